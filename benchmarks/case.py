@@ -1,0 +1,60 @@
+"""What a benchmark is: some work, done by paceline and by another, and a goal for the ratio of their times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .lab import Lab
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measurement."""
+
+    seconds: float
+    cpu: float | None = None  # seconds of user and system time, of every process that took part
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two that do the work; `measure` does it once."""
+
+    label: str
+    measure: Callable[[Lab], Sample]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The most that the median ratio, or paceline's own median time, may be."""
+
+    ratio: float | None = None
+    seconds: float | None = None
+
+    def __str__(self) -> str:
+        parts = [f"≤ {self.ratio:.2f}"] if self.ratio is not None else []
+        if self.seconds is not None:
+            parts.append(f"≤ {self.seconds:g} s")
+        return ", ".join(parts)
+
+    def is_met(self, ratio: float | None, seconds: float | None) -> bool:
+        """Whether what was measured is good enough; what was not measured is not."""
+        pairs = ((ratio, self.ratio), (seconds, self.seconds))
+        return all(limit is None or (measured is not None and measured <= limit) for measured, limit in pairs)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of the table. Without `paceline` it is a reference time, which has no ratio."""
+
+    name: str
+    work: str
+    paceline: Side | None
+    other: Side | None
+    goal: Goal | None = None
+
+
+class Failed(Exception):
+    """A measurement came to nothing; the message says why and ends with what the program last said."""

@@ -1,0 +1,39 @@
+"""From the command to its end: start the ranks, one all-reduce, exit."""
+
+from __future__ import annotations
+
+import sys
+
+from ..case import Case, Goal, Sample, Side
+from ..lab import SCRIPTS, Lab, free_port, installed, timed
+
+SCRIPT = str(SCRIPTS / "allreduce.py")
+
+
+def _torchrun(lab: Lab, ranks: int) -> Sample:
+    # Only the port differs from plain torchrun, whose 29500 somebody else on this machine may have.
+    port = str(free_port())
+    return lab.timed([installed("torchrun"), "--nproc-per-node", str(ranks), "--master-port", port, SCRIPT])
+
+
+def _case(ranks: int, goal: float) -> Case:
+    return Case(
+        f"start-{ranks}",
+        f"start {ranks} ranks, one all-reduce, exit",
+        Side("paceline run", timed(installed("paceline"), "run", "-n", str(ranks), SCRIPT)),
+        Side("torchrun", lambda lab: _torchrun(lab, ranks)),
+        Goal(goal),
+    )
+
+
+CASES = [
+    Case(
+        "import",
+        "one framework import: the limit of a start",
+        None,
+        Side("import torch", timed(sys.executable, "-c", "import torch")),
+    ),
+    _case(2, 0.45),
+    _case(4, 0.38),
+    _case(8, 0.28),
+]

@@ -1,0 +1,171 @@
+"""Runs commands for the benchmarks, measures them, and leaves nothing of them behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import socket
+import subprocess
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.node import processes
+
+from .case import Failed, Sample
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+SCRIPTS = Path(__file__).parent / "scripts"
+TIMEOUT = 180.0  # seconds that one command may take
+TAIL_LINES = 12  # of a failed command's output, kept for the report
+# Variables of launchers: one set around the benchmarks would change what is measured.
+FOREIGN = ("PACELINE_", "PET_", "TORCHELASTIC_", "TORCHX", "SLURM_")
+FOREIGN_NAMES = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"})
+
+
+class Lab:
+    """A temporary folder that is the commands' home and working directory; a context manager."""
+
+    def __init__(self) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="paceline-bench-")
+        self.folder = Path(self._temporary.name)
+        self.env = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(FOREIGN) and name not in FOREIGN_NAMES
+        }
+        for name in ("PACELINE_HOME", "XDG_CONFIG_HOME", "TMPDIR"):
+            folder = self.folder / name.lower()
+            folder.mkdir()
+            self.env[name] = str(folder)
+
+    def __enter__(self) -> Lab:
+        processes.adopt_orphans()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        end_all()
+        self._temporary.cleanup()
+
+    @contextlib.contextmanager
+    def started(self, command: Sequence[str], **env: str) -> Iterator[Job]:
+        """A command while it runs; at the end of the block it and all that it started are ended."""
+        out, err = self.folder / "out", self.folder / "err"
+        with open(out, "wb") as stdout, open(err, "wb") as stderr:
+            began = time.monotonic()
+            try:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env={**self.env, **env},
+                    cwd=self.folder, start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:
+                raise Failed(f"cannot start {command[0]}: {error.strerror}") from None
+        try:
+            job = Job(process, began, out, err)
+            with contextlib.closing(job):
+                yield job
+        finally:
+            end_all()
+
+    def timed(self, command: Sequence[str]) -> Sample:
+        """Run a command to its end."""
+        cpu_before = _cpu_of_children()
+        with self.started(command) as job:
+            seconds = job.finish()
+        return Sample(seconds, _cpu_of_children() - cpu_before)
+
+
+class Job:
+    """A command that was started."""
+
+    def __init__(self, process: subprocess.Popen[bytes], began: float, out: Path, err: Path) -> None:
+        self._process = process
+        self._began = began
+        self._out = out
+        self._err = err
+        self._exit = os.pidfd_open(process.pid)  # readable once the process has ended
+
+    def close(self) -> None:
+        """Forget the process."""
+        os.close(self._exit)
+
+    def finish(self) -> float:
+        """Wait until the command has ended well; returns the seconds it took."""
+        self._wait(self._exit)
+        seconds = time.monotonic() - self._began
+        code = self._process.wait()
+        if code:
+            raise Failed(f"exit code {code}: {self._tail()}")
+        return seconds
+
+    def receive(self, messages: socket.socket) -> bytes:
+        """The next message; fails if the command ends instead of sending one."""
+        self._wait(self._exit, messages.fileno())
+        try:
+            return messages.recv(4096, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            code = self._process.wait()
+            raise Failed(f"ended with exit code {code} before the work was done: {self._tail()}") from None
+
+    def _wait(self, *descriptors: int) -> None:
+        left = self._began + TIMEOUT - time.monotonic()
+        poll = select.poll()
+        for descriptor in descriptors:
+            poll.register(descriptor, select.POLLIN)
+        if left <= 0 or not poll.poll(left * 1000):
+            raise Failed(f"took longer than {TIMEOUT:g} s: {self._tail()}")
+
+    def _tail(self) -> str:
+        """The last lines of stderr, or of stdout if there are none."""
+        for path in (self._err, self._out):
+            lines = path.read_text(errors="replace").strip().splitlines()
+            if lines:
+                return "\n".join(lines[-TAIL_LINES:])
+        return "it said nothing"
+
+
+def timed(*command: str) -> Callable[[Lab], Sample]:
+    """A measure: the time of one command, from start to end."""
+    return lambda lab: lab.timed(command)
+
+
+def installed(name: str) -> str:
+    """The path of a command beside this Python."""
+    return str(Path(sysconfig.get_path("scripts")) / name)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def end_all() -> None:
+    """Kill every descendant of this process, orphans included, and reap them so that their CPU time is known."""
+    while processes.kill_descendants(os.getpid()):
+        _reap(0)
+    while _reap(os.WNOHANG):
+        pass
+
+
+def _reap(options: int) -> int:
+    try:
+        return os.waitpid(-1, options)[0]
+    except ChildProcessError:
+        return 0
+
+
+def _cpu_of_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime

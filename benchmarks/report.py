@@ -1,0 +1,98 @@
+"""What is shown: the machine, the table, and the same as JSON."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+from .case import Sample
+from .row import Row, Spread
+
+COLUMNS = ("name", "work", "paceline", "against", "ratio (min-max)", "goal", "pairs")
+PACKAGES = ("torch", "torchx", "paceline")
+NONE = "-"
+
+
+def machine() -> dict[str, Any]:
+    """What the times depend on."""
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 1),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def headline(facts: dict[str, Any]) -> str:
+    """The machine in one line."""
+    versions = ", ".join(f"{name} {facts[name]}" for name in PACKAGES)
+    return f"{facts['cores']} cores, load {facts['load']} at the start, Python {facts['python']}, {versions}"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A table that is readable as text and as Markdown, and below it what went wrong."""
+    cells = [COLUMNS, *(_cells(row) for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(COLUMNS))]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in cells
+    ]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    errors = [f"{row.case.name}: {row.error}" for row in rows if row.error]
+    return "\n\n".join(["\n".join(lines), *errors])
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    case = row.case
+    goal = NONE
+    if case.goal is not None:
+        goal = str(case.goal) + ("" if row.error else ", met" if row.is_goal_met else ", missed")
+    if row.error:
+        return case.name, case.work, NONE, case.other.label if case.other else NONE, "error", goal, str(row.pairs)
+    against = f"{case.other.label}: {_time(row.other)}" if case.other else NONE
+    ratio = _ratio(row.ratios)
+    return case.name, case.work, _time(row.paceline), against, ratio, goal, str(row.pairs)
+
+
+def _ratio(ratios: Sequence[float]) -> str:
+    spread = Spread.of(ratios)
+    return f"{spread.median:.3f} ({spread.low:.3f}-{spread.high:.3f})" if spread else NONE
+
+
+def _time(samples: Sequence[Sample]) -> str:
+    """The median wall time, and the median CPU time where it is known."""
+    wall = Spread.of([sample.seconds for sample in samples])
+    cpu = Spread.of([sample.cpu for sample in samples if sample.cpu is not None])
+    if wall is None:
+        return NONE
+    return f"{wall.median:.3f} s" + (f" (CPU {cpu.median:.2f} s)" if cpu else "")
+
+
+def as_json(facts: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """Everything that was measured, sample by sample."""
+    return {"machine": facts, "rows": [_row_as_json(row) for row in rows]}
+
+
+def _row_as_json(row: Row) -> dict[str, Any]:
+    case, spread = row.case, Spread.of(row.ratios)
+    return {
+        "name": case.name,
+        "work": case.work,
+        "against": case.other.label if case.other else None,
+        "paceline": [vars(sample) for sample in row.paceline],
+        "other": [vars(sample) for sample in row.other],
+        "ratios": row.ratios,
+        "ratio": vars(spread) if spread else None,
+        "goal": vars(case.goal) if case.goal else None,
+        "goal_met": None if row.error else row.is_goal_met,
+        "error": row.error or None,
+    }

@@ -1,0 +1,24 @@
+"""paceline: one command trains a script on one machine, SSH hosts, Slurm or Kubernetes.
+
+The names below are imported when they are used, so `import paceline` needs nothing but the standard library.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["Run", "Strategy", "__version__", "init", "launch"]
+
+if TYPE_CHECKING:
+    from .train.launch import launch
+    from .train.run import Run, init
+    from .train.strategy import Strategy
+
+_HOMES = {"init": "run", "Run": "run", "Strategy": "strategy", "launch": "launch"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"paceline.train.{_HOMES[name]}"), name)

@@ -1,0 +1,85 @@
+"""The `paceline` command: its verbs, each loaded when it is used."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from paceline import __version__
+
+# verb → (module, what `paceline --help` says of it)
+VERBS = {
+    "run": ("run", "Train a script here, on as many ranks as you like."),
+    "check": ("check", "Say what this machine has, and what would go wrong."),
+}
+
+
+class _Verbs(click.Group):
+    """Loads a verb's module when the verb is used, so that `--help` stays fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        module = importlib.import_module(f"paceline.cli.{VERBS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            from paceline.job.errors import UserError, nearest
+
+            raise UserError(f"paceline has no verb {args[0]!r}; {nearest(args[0], VERBS)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="paceline")
+def cli() -> None:
+    """Train a script on one machine or many.
+
+    \b
+    paceline run train.py            one rank here
+    paceline run -n 4 train.py       four ranks here
+    paceline check                   what this machine has
+    """
+
+
+def main() -> None:
+    """Run the command line; bad input is one line on stderr and exit code 2."""
+    from paceline.job.errors import UserError
+
+    for descriptor in (0, 1, 2):  # one that is closed would be taken by the next file that is opened
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    try:
+        code = cli.main(standalone_mode=False)
+    except UserError as error:
+        with contextlib.suppress(OSError):
+            click.echo(f"paceline: {error}", err=True)
+        code = 2
+    except click.ClickException as error:
+        click.echo(f"paceline: {_one_line(error)}", err=True)
+        code = 2
+    except click.Abort:
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _one_line(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    text = " ".join(error.format_message().split()).rstrip(".")
+    return f"{text}; see {context.command_path} --help" if context is not None else text

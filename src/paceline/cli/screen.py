@@ -1,0 +1,181 @@
+"""What the user of a running job sees."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+from paceline.backends.local import Event, Output
+
+from .options import BOTH, ERR, OUT
+
+if TYPE_CHECKING:
+    from paceline.backends.local import LocalRun
+
+_STREAM_BITS = {"out": OUT, "err": ERR, "both": BOTH}
+
+
+class Screen:
+    """Shows local rank 0 as it writes, other ranks line by line behind `[rank N]`, and at the end who failed.
+
+    The ranks' output goes to stdout (to stderr what they wrote there, where the two are kept apart); what paceline
+    itself says goes to stderr, behind `paceline: `.
+    """
+
+    def __init__(self, shown: dict[int, int], job: LocalRun) -> None:
+        self._shown = shown
+        self._job = job
+        self._terminal = sys.stdout.isatty()
+        self._rest: dict[tuple[int, str], list[bytes]] = {}  # (rank, stream) → the line it has not finished
+        self._first = b""  # what local rank 0 wrote since its last line end: often a progress bar
+        self._prefix_all = sum(1 for streams in shown.values() if streams) > 1
+        self._code: int | None = None
+        self._say(f"job {job.spec.job}: {_count(job.spec.nproc, 'rank')} here, logs in {job.directory.path}")
+
+    def show(self, update: Output | Event) -> None:
+        """Show what a rank wrote, or say what happened."""
+        if isinstance(update, Output):
+            self._output(update)
+        else:
+            self._event(update)
+
+    def _output(self, update: Output) -> None:
+        """Show bytes of a rank, if they are to be shown."""
+        if not self._shown.get(update.local_rank, 0) & _STREAM_BITS[update.stream]:
+            return
+        target = 2 if update.stream == "err" else 1
+        if update.local_rank == 0 and (self._terminal or not self._prefix_all):
+            _write(target, update.data)
+            if target == 1 or self._terminal:
+                self._first = (self._first + update.data).rpartition(b"\n")[2][-4096:]
+            return
+        key = (update.rank, update.stream)
+        lines, newline, rest = update.data.rpartition(b"\n")
+        before = self._rest.setdefault(key, [])
+        if newline:
+            self._show_lines(target, update, b"".join([*before, lines]))
+            before.clear()
+        before.append(rest)
+
+    def _event(self, event: Event) -> None:
+        """Say what happened to the job."""
+        details = event.details
+        if event.name == "stopping":
+            name = signal.Signals(details["signal"]).name
+            self._say(f"stopping ({name}); ranks have {details['grace']:g} s, Ctrl-C again ends them at once")
+        elif event.name == "restarting":
+            self._finish_lines()
+            self._tell_failure(details)
+            self._say(f"starting again: attempt {details['attempt']} of {self._job.spec.max_restarts}")
+        elif event.name == "finished":
+            self._finish_lines()
+            self._code = details["exit_code"]
+            if details["state"] == "FAILED":
+                self._tell_failure(details)
+            else:
+                status = self._job.status()
+                took = status["finished"] - status["created"]
+                self._say(f"job {self._job.spec.job} {details['state'].lower()} after {took:.1f} s")
+
+    def close(self) -> int:
+        """Say the last word once the agent is gone; returns the job's exit code."""
+        if self._code is not None:
+            return self._code
+        self._finish_lines()
+        code = self._job.process.returncode
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        self._say(
+            f"the job's agent (pid {self._job.process.pid}) ended without a word ({how}); its ranks were ended too"
+        )
+        if self._job.is_disk_full():
+            self._say(f"no space is left in {self._job.directory.path}; free some, or choose another --log-dir")
+        else:
+            self._say(f"what it printed is in {self._job.directory.agent_log}")
+        return 128 - code if code < 0 else code or 1
+
+    # -- lines ---------------------------------------------------------------------------------------------------------
+
+    def _show_lines(self, target: int, update: Output, lines: bytes) -> None:
+        if update.local_rank == 0:
+            _write(target, lines + b"\n")
+            return
+        prefix = b"[rank %d] " % update.rank
+        text = prefix + lines.replace(b"\n", b"\n" + prefix) + b"\n"
+        if self._terminal and self._first:  # take rank 0's progress bar away and put it back below
+            text = b"\r\x1b[K" + text + self._first.rpartition(b"\r")[2]
+        _write(target, text)
+
+    def _finish_lines(self) -> None:
+        """End the lines that the ranks left open."""
+        for (rank, stream), parts in self._rest.items():
+            rest = b"".join(parts)
+            if rest:
+                first = rank == min(key[0] for key in self._rest) and self._shown.get(0)
+                _write(2 if stream == "err" else 1, rest + b"\n" if first else b"[rank %d] %s\n" % (rank, rest))
+        self._rest.clear()
+        if self._first and self._terminal:
+            _write(1, b"\n")
+        self._first = b""
+
+    def _say(self, text: str) -> None:
+        if self._first and self._terminal:
+            _write(1, b"\n")
+            self._first = b""
+        _write(2, _encode(f"paceline: {text}\n"))
+
+    # -- failures ------------------------------------------------------------------------------------------------------
+
+    def _tell_failure(self, details: dict[str, Any]) -> None:
+        """The culprit last: its traceback or last lines, then one line that says which rank it was and where."""
+        failure, others = details["failure"], details["others"]
+        if failure is None:
+            self._say("the job failed")
+            return
+        if failure["rank"] is None:
+            self._say(failure["message"])
+            return
+        rank = failure["rank"]
+        if others:
+            self._say(f"{_names(others)} failed after it: {others[0]['message'][:200]}")
+        if failure["has_traceback"]:
+            _write(2, _encode(failure["traceback"].rstrip("\n") + "\n"))
+        elif failure["traceback"] and not self._shown.get(self._local_rank(rank), 0):
+            self._say(f"the last lines of rank {rank}:")
+            _write(2, _encode(failure["traceback"] + "\n"))
+        self._say(
+            f"rank {rank} failed first: {failure['message'][:200]} (node {failure['node']} on {failure['host']}, "
+            f"pid {failure['pid']}, exit code {failure['exit_code']}); log {failure['log']}"
+        )
+
+    def _local_rank(self, rank: int) -> int:
+        return next((r["local_rank"] for r in self._job.status().get("ranks", ()) if r["rank"] == rank), -1)
+
+
+def _write(target: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(target, view) :]
+        except BlockingIOError:  # whoever started us made it non-blocking
+            select.select([], [target], [])
+
+
+def _encode(text: str) -> bytes:
+    return text.encode(errors="backslashreplace")
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def _names(others: list[dict[str, Any]]) -> str:
+    """`rank 0` or `ranks 0, 2 and 5`, and nodes where no rank is to blame."""
+    ranks = [str(o["rank"]) for o in others if o["rank"] is not None]
+    nodes = [f"node {o['node']}" for o in others if o["rank"] is None]
+    if ranks:
+        listed = ranks[0] if len(ranks) == 1 else f"{', '.join(ranks[:-1])} and {ranks[-1]}"
+        nodes.insert(0, f"rank{'s' if len(ranks) > 1 else ''} {listed}")
+    return ", ".join(nodes)

@@ -1,0 +1,48 @@
+"""Who am I: the environment variables of every launcher and framework, written and read in one place.
+
+`CONTRACTS` maps the name that `--framework` takes to the class that knows that framework's variables; `OWN_CONTRACT`
+knows paceline's own variables, which every rank gets besides. `recognise` tells who started the calling process.
+"""
+
+from __future__ import annotations
+
+from .base import Contract, Variables
+from .horovod import HorovodContract
+from .indexed import IndexedContract
+from .jax import JaxContract
+from .mpi import MpiContract
+from .paceline import PacelineContract
+from .paddle import PaddleContract
+from .placement import ContractError, Placement
+from .recognise import Recognised, recognise
+from .slurm import SlurmContract
+from .tensorflow import TensorflowContract
+from .threads import thread_count
+from .torch import TorchContract
+
+CONTRACTS: dict[str, Contract] = {
+    contract.name: contract
+    for contract in (
+        TorchContract(),
+        HorovodContract(),
+        PaddleContract(),
+        TensorflowContract(),
+        JaxContract(),
+        MpiContract(),
+        SlurmContract(),
+        IndexedContract(),
+    )
+}
+OWN_CONTRACT: Contract = PacelineContract()
+
+__all__ = [
+    "CONTRACTS",
+    "OWN_CONTRACT",
+    "Contract",
+    "ContractError",
+    "Placement",
+    "Recognised",
+    "Variables",
+    "recognise",
+    "thread_count",
+]

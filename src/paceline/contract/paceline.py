@@ -1,0 +1,59 @@
+"""The variables that every rank of a paceline job gets, whatever its framework."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from .base import Contract, Variables
+from .placement import PLACEMENT_FIELDS, Placement
+from .values import place, words
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class PacelineContract(Contract):
+    """PACELINE_RANK, PACELINE_WORLD_SIZE, …: one variable a field of `Placement`."""
+
+    name: ClassVar[str] = "paceline"
+    carries: ClassVar[frozenset[str]] = PLACEMENT_FIELDS
+
+    def write(self, placement: Placement) -> Variables:
+        """The whole placement."""
+        p = placement
+        return {
+            "PACELINE_JOB": p.job,
+            "PACELINE_RANK": str(p.rank),
+            "PACELINE_WORLD_SIZE": str(p.world_size),
+            "PACELINE_LOCAL_RANK": str(p.local_rank),
+            "PACELINE_LOCAL_WORLD_SIZE": str(p.local_world_size),
+            "PACELINE_NODE_RANK": str(p.node_rank),
+            "PACELINE_NODE_COUNT": str(p.node_count),
+            "PACELINE_MAIN_ADDRESS": p.main_address,
+            "PACELINE_MAIN_PORT": str(p.main_port),
+            "PACELINE_DEVICES": ",".join(p.devices),
+            "PACELINE_ATTEMPT": str(p.attempt),
+            "PACELINE_ENDPOINTS": ",".join(p.endpoints),
+        }
+
+    def read(self, env: Mapping[str, str]) -> Placement | None:
+        """The placement of a rank that paceline started."""
+        if "PACELINE_RANK" not in env:
+            return None
+        return place(
+            env,
+            {
+                "rank": "PACELINE_RANK",
+                "world_size": "PACELINE_WORLD_SIZE",
+                "local_rank": "PACELINE_LOCAL_RANK",
+                "local_world_size": "PACELINE_LOCAL_WORLD_SIZE",
+                "node_rank": "PACELINE_NODE_RANK",
+                "node_count": "PACELINE_NODE_COUNT",
+                "main_port": "PACELINE_MAIN_PORT",
+                "attempt": "PACELINE_ATTEMPT",
+            },
+            main_address=env.get("PACELINE_MAIN_ADDRESS", "127.0.0.1"),
+            devices=words(env.get("PACELINE_DEVICES", "")),
+            job=env.get("PACELINE_JOB", "none"),
+            endpoints=words(env.get("PACELINE_ENDPOINTS", "")),
+        )

@@ -1,0 +1,70 @@
+"""Where one process stands in a job, independent of who started it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+class ContractError(ValueError):
+    """The launcher's variables contradict each other or cannot be read; the message names them."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One process of a distributed job.
+
+    Ranks are numbered node by node: rank = sum of the ranks on earlier nodes + local rank.
+
+    Attributes:
+        rank: position among all processes, 0 … world_size - 1.
+        world_size: number of processes in the job.
+        local_rank: position among the processes of this node, 0 … local_world_size - 1.
+        local_world_size: number of processes on this node.
+        node_rank: position of this node, 0 … node_count - 1.
+        node_count: number of nodes.
+        main_address: host name or IP address at which rank 0 listens.
+        main_port: TCP port at which rank 0 listens.
+        devices: accelerators this process may use, as the vendor's visibility variable names them; empty for none.
+        attempt: how many times the job was restarted before this start.
+        job: identifier of the job, the same on every rank.
+        endpoints: `host:port` of every rank in rank order, each port free for that rank; empty where a framework
+            needs none.
+
+    Raises:
+        ContractError: a rank lies outside its range.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node_rank: int = 0
+    node_count: int = 1
+    main_address: str = "127.0.0.1"
+    main_port: int = 29500
+    devices: tuple[str, ...] = ()
+    attempt: int = 0
+    job: str = "none"
+    endpoints: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for position, size in (
+            ("rank", "world_size"),
+            ("local_rank", "local_world_size"),
+            ("node_rank", "node_count"),
+        ):
+            if not 0 <= getattr(self, position) < getattr(self, size):
+                raise ContractError(
+                    f"{position} {getattr(self, position)} is not in 0…{size} - 1 "
+                    f"with {size} {getattr(self, size)}; check the launcher's variables"
+                )
+        if self.local_world_size > self.world_size or self.node_count > self.world_size:
+            raise ContractError(
+                f"{self.local_world_size} ranks on this node and {self.node_count} nodes do not fit a world size of "
+                f"{self.world_size}; check the launcher's variables"
+            )
+        if self.endpoints and len(self.endpoints) != self.world_size:
+            raise ContractError(f"{len(self.endpoints)} endpoints for a world size of {self.world_size}")
+
+
+PLACEMENT_FIELDS = frozenset(field.name for field in fields(Placement))

@@ -1,0 +1,1 @@
+"""What a job is: its specification, its name, and the folder that holds what is known of it."""

@@ -1,0 +1,20 @@
+"""Errors that a person can mend."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Bad input: one line that says what is wrong, where, and what to do. The command line exits with code 2."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint that names the known word closest to a misspelt one, or all of them when none is close."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"choose one of {', '.join(names)}"

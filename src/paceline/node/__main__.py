@@ -1,0 +1,39 @@
+"""Entry of every process on a node: `python <this file> agent|forkserver|rank …`."""
+
+import os
+import sys
+
+# Python put this file's folder first on sys.path; its modules must not shadow the user's or the standard library's.
+_here = os.path.dirname(os.path.abspath(__file__))
+if sys.path and os.path.abspath(sys.path[0]) == _here:
+    del sys.path[0]
+_root = os.path.dirname(os.path.dirname(_here))
+if _root not in sys.path:
+    sys.path.append(_root)
+
+
+def main() -> None:
+    """Be what the first argument says."""
+    role = sys.argv[1]
+    if role == "agent":
+        from paceline.node.agent import main as agent
+
+        sys.exit(agent(sys.argv[2], int(sys.argv[3])))
+    elif role == "forkserver":
+        from paceline.node.forkserver import main as forkserver
+
+        forkserver(int(sys.argv[2]), sys.argv[3])
+    elif role == "rank":
+        from pathlib import Path
+
+        from paceline.node.rank import run_program, script_folder
+        from paceline.node.spec import Program
+
+        error, kind, target, *args = sys.argv[2:]
+        if not getattr(sys.flags, "safe_path", False):
+            sys.path.insert(0, script_folder(target) if kind == "script" else os.getcwd())
+        run_program(Program(kind, target, tuple(args)), Path(error))
+
+
+if __name__ == "__main__":
+    main()

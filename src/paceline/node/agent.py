@@ -1,0 +1,381 @@
+"""The agent: one process a node that starts the ranks, watches them, and says what became of them.
+
+It works in one thread. What happens (signals, news of ranks, messages of the coordinator) goes to the inbox, and
+`Agent.run` acts on it.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from paceline import __version__
+from paceline.contract import CONTRACTS, OWN_CONTRACT, Placement
+
+from . import devices, processes
+from .channel import ChannelClosed, Message
+from .coordinator import Coordinator
+from .failure import node_failure
+from .loop import Loop
+from .meeting import Guest, Host
+from .ports import Reservation
+from .ranks import Rank, Ranks
+from .run_directory import RunDirectory
+from .spec import NodeSpec
+
+FAILURE_GRACE = 5.0  # seconds between SIGTERM and SIGKILL for the peers of a failed rank
+SYMPTOM_WAIT = 1.0  # seconds to wait for the cause when all that is known is that a peer went away
+ANSWER_SECONDS = 10.0  # how long the coordinator may take to answer a node that was told to stop
+CONNECT_PAUSE = 0.3  # seconds between two tries to reach the coordinator
+
+
+class Agent:
+    """Runs one node's part of a job, from the first process to the last."""
+
+    def __init__(self, run: RunDirectory, spec: NodeSpec, lifeline: socket.socket | None) -> None:
+        self.dir = run
+        self.spec = spec
+        self.host = socket.gethostname()
+        self.contract = CONTRACTS[spec.framework]
+        self.loop = Loop()
+        self.ports = Reservation()
+        self.inbox: collections.deque[Message] = collections.deque()
+        self.ranks = Ranks(self.loop, spec, run, lambda: self.inbox.append({"do": "look"}))
+        self.coordinator = Coordinator(spec.nodes, spec.max_restarts)
+        self.meeting: Host | Guest | None = None
+        self.lifeline = lifeline
+        self.status: dict[str, Any] = {
+            "job": spec.job, "job_id": spec.job_id, "state": "STARTING", "framework": spec.framework,
+            "agent": {"pid": os.getpid(), "start_time": processes.start_time(os.getpid()), "host": self.host},
+            "nodes": spec.nodes, "node_rank": spec.node_rank, "world_size": None,
+            "attempt": 0, "max_restarts": spec.max_restarts, "exit_code": None,
+            "created": time.time(), "started": None, "finished": None, "ranks": [], "failure": None, "others": [],
+        }  # fmt: skip
+        self.asked_to_stop = 0  # how often
+        self.stop_signal = 0  # the first signal that asked
+        self.reported = False  # whether the coordinator knows how this attempt went here
+        self.halted = False  # whether the ranks of this attempt were stopped
+        self.join_by = time.monotonic() + spec.join_timeout
+        self.finish: Message | None = None
+
+    # -- the way of a job ----------------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Take part in the job until it ends; returns its exit code."""
+        self.loop.catch((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2), self._on_signal)
+        if self.lifeline is not None:
+            self.loop.watch(self.lifeline, self._on_client_gone)
+        processes.adopt_orphans()
+        self._tell_status()
+        try:
+            self.ranks.start_server()
+            self._meet()
+            while self.finish is None:
+                if not self.loop.run_until(lambda: bool(self.inbox) or self.finish is not None, self._patience()):
+                    self._give_up_waiting()
+                elif self.finish is None:
+                    self._act(self.inbox.popleft())
+            self._end(self.finish)
+        finally:
+            self.ranks.close()
+            self.ports.release()
+        return int(self.finish["exit_code"])
+
+    def _act(self, message: Message) -> None:
+        what = message["do"]
+        if what == "start":
+            self._start_attempt(message)
+        elif what == "look":
+            self._look_after_ranks()
+        elif what == "halt":
+            self._halt(message["signal"])
+        elif what == "restart":
+            self._tell_status(state="RESTARTING", attempt=message["attempt"])
+            self._tell_event("restarting", message)
+        elif what == "refuse":
+            self._fail(f"node 0 refused this node: {message['why']}", exit_code=2)
+        elif what == "finish":
+            self.finish = message
+
+    def _end(self, finish: Message) -> None:
+        """Leave nothing running, and say how the job ended."""
+        if not self.halted:
+            self.ranks.stop(0.0, lambda: self.asked_to_stop > 1)
+        if isinstance(self.meeting, Host):
+            self.meeting.flush(ANSWER_SECONDS)
+        if self.meeting is not None:
+            self.meeting.close()
+        self.ranks.close()
+        self._tell_status(
+            finished=time.time(), state=finish["state"], exit_code=finish["exit_code"],
+            failure=finish["failure"], others=finish["others"],
+        )  # fmt: skip
+        self._tell_event("finished", finish)
+
+    def _patience(self) -> float | None:
+        """How long the next message may take: for ever, but for nodes to come and for an answer after a stop."""
+        if self.halted and self.stop_signal:
+            return ANSWER_SECONDS
+        if self.spec.nodes > 1 and self.status["state"] == "STARTING":
+            return max(0.0, self.join_by - time.monotonic())
+        return None
+
+    def _give_up_waiting(self) -> None:
+        if self.stop_signal:
+            self._stop_alone()
+            return
+        missing = f"{self.coordinator.missing}" if isinstance(self.meeting, Host) else "some"
+        self._fail(
+            f"{missing} of {self.spec.nodes} nodes did not come within {self.spec.join_timeout:g} s; start "
+            "`paceline run` on each with the same --nnodes, --master-addr and --master-port"
+        )
+
+    def _stop_alone(self) -> None:
+        """End the job here without asking the coordinator."""
+        self.finish = {"state": "STOPPED", "exit_code": 128 + self.stop_signal, "failure": None, "others": []}
+
+    def _fail(self, message: str, exit_code: int = 1) -> None:
+        """End the job here for a reason that no rank is to blame for."""
+        failure = node_failure(self.spec.node_rank or 0, self.host, message, exit_code)
+        self.finish = {"state": "FAILED", "exit_code": exit_code, "failure": failure.to_dict(), "others": []}
+
+    # -- meeting the other nodes ---------------------------------------------------------------------------------------
+
+    def _meet(self) -> None:
+        """Join the coordinator: here if this is node 0, else over the network."""
+        spec = self.spec
+        token = os.environ.get("PACELINE_TOKEN", spec.run_id or "none").encode()
+        address = spec.local_address or spec.main_address or "127.0.0.1"
+        meeting = self.meeting = self._host(token) or self._guest(token)
+        if meeting is None:
+            return
+        if isinstance(meeting, Guest):
+            address = spec.local_address or meeting.local_address
+        meeting.send(
+            {"do": "join", "node_rank": spec.node_rank, "nodes": spec.nodes, "slots": spec.nproc, "host": self.host,
+             "address": address, "job": spec.run_id or spec.job, "version": __version__, **self._offer(first=True)}
+        )  # fmt: skip
+
+    def _host(self, token: bytes) -> Host | None:
+        """The coordinator here, unless the main address is another node's."""
+        spec = self.spec
+        host = Host(self.loop, self.coordinator, self.inbox.append)
+        if spec.nodes == 1:
+            return host
+        assert spec.main_address is not None
+        assert spec.main_port is not None
+        if spec.node_rank or (spec.node_rank is None and not _is_here(spec.main_address)):
+            return None
+        try:
+            host.listen(spec.main_port, token)
+        except OSError as error:
+            if spec.node_rank is None:
+                return None  # another agent of the job on this machine was first
+            self._fail(f"cannot listen on port {spec.main_port}: {error.strerror}; choose another --master-port", 2)
+        return host
+
+    def _guest(self, token: bytes) -> Guest | None:
+        """A connection to node 0's coordinator, tried until the join timeout."""
+        spec = self.spec
+        assert spec.main_address is not None
+        assert spec.main_port is not None
+        guest = Guest(self.loop, self.inbox.append, lambda: self._fail("node 0, which coordinates the job, is gone"))
+        while self.finish is None:
+            left = self.join_by - time.monotonic()
+            try:
+                guest.connect(spec.main_address, spec.main_port, token, max(0.1, min(2.0, left)))
+                return guest
+            except PermissionError as error:
+                self._fail(f"{error}; start all nodes with the same --rdzv-id and PACELINE_TOKEN", 2)
+            except (OSError, ChannelClosed) as error:
+                if left <= 0:
+                    self._fail(
+                        f"cannot reach node 0 at {spec.main_address}:{spec.main_port} within {spec.join_timeout:g} s "
+                        f"({error}); is `paceline run` started there, and the port open?"
+                    )
+                self.loop.run_until(lambda: self.finish is not None, CONNECT_PAUSE)
+        return None
+
+    def _offer(self, first: bool = False) -> dict[str, Any]:
+        """Fresh ports of this node for the next attempt; the user's --master-port serves the first one."""
+        self.ports.release()
+        main_port = self.spec.main_port if first and self.spec.nodes == 1 else None
+        endpoints = self.spec.nproc if "endpoints" in self.contract.carries else 0
+        return {
+            "main_port": self.ports.take(main_port or 0),
+            "ports": [self.ports.take() for _ in range(endpoints)],
+        }
+
+    def _send(self, message: Message) -> None:
+        if self.meeting is not None:
+            self.meeting.send(message)
+
+    # -- an attempt ----------------------------------------------------------------------------------------------------
+
+    def _start_attempt(self, start: Message) -> None:
+        self.reported = self.halted = False
+        slots = [node["slots"] for node in start["nodes"]]
+        attempt, world_size = start["attempt"], sum(slots)
+        self.dir.prepare_attempt(attempt)
+        ranks = [
+            self._place(start, slots, local_rank)
+            for local_rank in range(self.spec.nproc)
+            if not self._is_through(local_rank)
+        ]
+        logs = [
+            {"rank": r.placement.rank, "local_rank": r.placement.local_rank, "out": str(r.out), "err": str(r.err),
+             "error": str(r.error)} for r in ranks
+        ]  # fmt: skip
+        self.dir.append_event("started", attempt=attempt, world_size=world_size, logs=logs)
+        self.status.update(attempt=attempt, node_rank=start["node_rank"], world_size=world_size)
+        self.ranks.launch(ranks)
+
+    def _is_through(self, local_rank: int) -> bool:
+        """Independent processes that have succeeded stay so when others start again."""
+        rank = self.ranks.current.get(local_rank)
+        return self.spec.framework == "indexed" and rank is not None and rank.status == 0
+
+    def _place(self, start: Message, slots: list[int], local_rank: int) -> Rank:
+        """Where a rank stands, what it sees, and where it writes."""
+        spec, node_rank, attempt = self.spec, start["node_rank"], start["attempt"]
+        rank = sum(slots[:node_rank]) + local_rank
+        mine = (spec.devices[local_rank % len(spec.devices)],) if spec.devices else ()
+        # Paddle numbers the devices that it sees, and independent processes choose none: these see theirs alone.
+        alone = mine[0] if mine and spec.framework in ("paddle", "indexed") else None
+        placement = Placement(
+            rank=rank,
+            world_size=sum(slots),
+            local_rank=local_rank,
+            local_world_size=spec.nproc,
+            node_rank=node_rank,
+            node_count=len(slots),
+            main_address=start["main_address"],
+            main_port=start["main_port"],
+            devices=("0",) if alone is not None and spec.framework == "paddle" else mine,
+            attempt=attempt,
+            job=start["job"],
+            endpoints=tuple(f"{node['address']}:{port}" for node in start["nodes"] for port in node["ports"]),
+        )
+        out = self.dir.log(attempt, rank)
+        err = self.dir.log(attempt, rank, "err") if local_rank in spec.split_streams else out
+        for path in (out, err):
+            path.touch(0o600)
+        error = self.dir.error(attempt, rank)
+        env = {
+            **self._torch_too(placement),
+            **self.contract.write(placement),
+            **OWN_CONTRACT.write(placement),
+            "PACELINE_RUN_DIR": str(self.dir.path),
+        }
+        if spec.framework == "torch":
+            env["ROLE_NAME"] = spec.role
+            env["TORCHELASTIC_MAX_RESTARTS"] = str(spec.max_restarts)
+            env["TORCHELASTIC_ERROR_FILE"] = str(error.with_suffix(".torch.json"))
+        elif alone is not None:
+            env.update(devices.visibility((alone,)))
+        return Rank(placement, env, out, err, error)
+
+    def _torch_too(self, placement: Placement) -> dict[str, str]:
+        """Torch's variables also for those frameworks beside which a script may use it, say to load data."""
+        return CONTRACTS["torch"].write(placement) if self.spec.framework in ("jax", "tensorflow", "paddle") else {}
+
+    def _look_after_ranks(self) -> None:
+        """After news of a rank: tell the coordinator what decides something."""
+        ranks = self.ranks
+        if self.status["state"] != "RUNNING" and ranks.left and all(r.pid for r in ranks.current.values()):
+            self._tell_status(state="RUNNING", started=self.status["started"] or time.time())
+        if self.reported or self.halted or not ranks.current:
+            if ranks.server_failure and not ranks.current:
+                self._fail(ranks.server_failure)
+            return
+        if not ranks.left:
+            self.reported = True
+            self._send({"do": "failed" if ranks.failures() or ranks.server_failure else "done"})
+        elif ranks.failures() and self.spec.framework != "indexed":
+            self.reported = True
+            self.loop.run_until(
+                lambda: not ranks.left or not all(f.symptom for f in ranks.failures()) or self._is_told_to_halt(),
+                SYMPTOM_WAIT,
+            )
+            self._send({"do": "failed"})
+
+    def _is_told_to_halt(self) -> bool:
+        return any(message["do"] == "halt" for message in self.inbox)
+
+    def _halt(self, number: int) -> None:
+        """Stop the ranks of this attempt, and tell the coordinator once none is left."""
+        if self.halted:
+            return
+        self.halted = True
+        asked = self.asked_to_stop
+        if number:
+            self.dir.append_event("stopping", signal=number, grace=self.spec.grace)
+        grace = self.spec.grace if number else min(FAILURE_GRACE, self.spec.grace)
+        self.ranks.stop(grace, lambda: self.asked_to_stop > max(asked, 1))
+        failures = [f.to_dict() for f in self.ranks.failures()]
+        if self.ranks.server_failure:
+            failure = node_failure(self.status["node_rank"] or 0, self.host, self.ranks.server_failure)
+            failures = [failure.to_dict()]
+        self._tell_status()
+        self._send({"do": "stopped", "failures": failures, **self._offer()})
+
+    # -- what comes from outside ---------------------------------------------------------------------------------------
+
+    def _on_signal(self, number: int) -> None:
+        if number in (signal.SIGUSR1, signal.SIGUSR2):
+            self.ranks.signal(number)
+        elif number != signal.SIGHUP or not self.spec.detached:
+            self._ask_to_stop(number)
+
+    def _on_client_gone(self) -> None:
+        assert self.lifeline is not None
+        self.loop.forget(self.lifeline)
+        self._ask_to_stop(signal.SIGHUP)
+
+    def _ask_to_stop(self, number: int) -> None:
+        self.asked_to_stop += 1
+        if self.asked_to_stop > 1:
+            return
+        self.stop_signal = number
+        if self.meeting is None:  # nobody else knows of this node yet
+            self._stop_alone()
+        else:
+            self.meeting.send({"do": "stop", "signal": number})
+            self.inbox.append({"do": "halt", "signal": number})
+
+    # -- what is told --------------------------------------------------------------------------------------------------
+
+    def _tell_status(self, **changes: Any) -> None:
+        self.status.update(changes, ranks=[rank.describe(self.spec.job) for rank in self.ranks.current.values()])
+        self.dir.write_status(self.status)
+
+    def _tell_event(self, event: str, message: Message) -> None:
+        self.dir.append_event(event, **{key: value for key, value in message.items() if key != "do"})
+
+
+def _is_here(address: str) -> bool:
+    """Whether an address belongs to this machine: only then can it be bound."""
+    try:
+        candidates = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, where in candidates:
+        with socket.socket(family, kind, protocol) as sock:
+            try:
+                sock.bind(where)
+            except OSError:
+                continue
+            return True
+    return False
+
+
+def main(run_directory: str, lifeline_fd: int) -> int:
+    """Run the job of a run directory to its end; `lifeline_fd` -1 means that nobody waits for it."""
+    run = RunDirectory(Path(run_directory))
+    lifeline = socket.socket(fileno=lifeline_fd) if lifeline_fd >= 0 else None
+    return Agent(run, NodeSpec.load(run.spec), lifeline).run()

@@ -1,0 +1,98 @@
+"""JSON objects, one a line, over a stream socket that never blocks its owner."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+Message = dict[str, Any]
+
+MAX_LINE = 16 * 1024 * 1024
+
+
+class ChannelClosed(ConnectionError):
+    """The other side is gone, or sent what is no message."""
+
+
+class Channel:
+    """Buffers both directions of a socket; the owner calls `receive` when it is readable and `flush` when writable."""
+
+    def __init__(self, sock: socket.socket, limit: int = MAX_LINE) -> None:
+        sock.setblocking(False)
+        self.socket = sock
+        self.limit = limit
+        self._incoming = bytearray()
+        self._outgoing = bytearray()
+
+    def fileno(self) -> int:
+        """The descriptor, so that a selector takes a channel as it is."""
+        return self.socket.fileno()
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether bytes wait to be sent."""
+        return bool(self._outgoing)
+
+    def send(self, message: Message) -> None:
+        """Queue a message and send what the socket takes.
+
+        Raises:
+            ChannelClosed: the other side is gone.
+        """
+        self._outgoing += json.dumps(message).encode() + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the socket takes now.
+
+        Raises:
+            ChannelClosed: the other side is gone.
+        """
+        while self._outgoing:
+            try:
+                sent = self.socket.send(self._outgoing)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise ChannelClosed(str(error)) from error
+            del self._outgoing[:sent]
+
+    def receive(self) -> list[Message]:
+        """The messages that have arrived whole.
+
+        Raises:
+            ChannelClosed: the other side is gone and nothing whole is left, or it sent what is no message.
+        """
+        closed = False
+        try:
+            while True:
+                data = self.socket.recv(65536)
+                if not data:
+                    closed = True
+                    break
+                self._incoming += data
+                if len(self._incoming) > self.limit:
+                    raise ChannelClosed(f"a message of more than {self.limit} bytes")
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+        messages: list[Message] = []
+        while (end := self._incoming.find(b"\n")) >= 0:
+            line = bytes(self._incoming[:end])
+            del self._incoming[: end + 1]
+            try:
+                message = json.loads(line)
+            except ValueError as error:
+                raise ChannelClosed(f"not a message: {line[:40]!r}") from error
+            if not isinstance(message, dict):
+                raise ChannelClosed(f"not a message: {line[:40]!r}")
+            messages.append(message)
+        if closed and not messages:
+            raise ChannelClosed("the other side closed the connection")
+        return messages
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close()

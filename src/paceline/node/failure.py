@@ -1,0 +1,208 @@
+"""Who failed first, and of what."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .run_directory import read_json
+
+# What a rank says when a peer went away: such a failure follows from another one.
+_SYMPTOM = re.compile(
+    r"Connection (closed|reset|refused|aborted)|closed by peer|Broken pipe|Socket closed|socket has likely|"
+    r"remote (peer|process|error)|DistBackendError|DistNetworkError|ncclRemoteError|ncclSystemError|"
+    r"heartbeat|Timed out waiting|Timed out after|coordination service|UNAVAILABLE:|Network error|"
+    r"DistStoreError|Gloo \w+ failed|preconditions? .*gloo",
+    re.IGNORECASE,
+)
+# Signals that no peer's departure causes. SIGABRT is not among them: that is how watchdogs end a rank.
+_OWN_DEATH = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS}
+_TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One rank that ended badly.
+
+    Attributes:
+        rank: its rank, or None when a node or paceline's own process failed.
+        node: node rank.
+        host: name of the machine.
+        pid: process id there.
+        exit_code: 0 … 255; 128 + N for signal N.
+        signal: name of the signal that killed it, or "".
+        oom: the kernel killed it because memory ran out.
+        message: the exception's last line, or what else is known, in one line.
+        traceback: what it printed last: the traceback, or the end of its log when there is none.
+        has_traceback: whether `traceback` is one.
+        log: its log file.
+        age: seconds since it failed, when this record was made; clocks of nodes differ, ages hardly.
+        symptom: whether it looks like the consequence of another rank's end.
+    """
+
+    rank: int | None
+    node: int
+    host: str
+    pid: int
+    exit_code: int
+    signal: str
+    oom: bool
+    message: str
+    traceback: str
+    has_traceback: bool
+    log: str
+    age: float
+    symptom: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """For status.json and the coordinator."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> Failure:
+        """Undo `to_dict`."""
+        return cls(**stored)
+
+
+def culprit(failures: list[Failure]) -> Failure:
+    """The failure that came first; one that merely followed from another's end counts only if there is no other."""
+    return min(failures, key=lambda f: (f.symptom, -f.age))
+
+
+def rank_failure(
+    *,
+    rank: int,
+    node: int,
+    host: str,
+    pid: int,
+    status: int,
+    ended: float,
+    now: float,
+    log: Path,
+    error: Path,
+    oom: bool,
+) -> Failure:
+    """What is known about a rank that ended with wait status `status` at monotonic time `ended`."""
+    record = read_json(error)
+    code, name = exit_code(status), ""
+    text, is_traceback = _tail(log), False
+    if record is not None:  # an exception ended it, whatever happened on its way out
+        ended = min(ended, record["time"])
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGTERM, signal.SIGKILL):
+            code = 1  # it was stopped on its way out
+        is_traceback = record["log_start"] is not None
+        text = (_printed(log, record) or record["traceback"]) if is_traceback else text
+        message = _first_line(f"{record['type']}: {record['message']}" if is_traceback else record["message"])
+        symptom = bool(_SYMPTOM.search(record["type"] + record["message"] + record["traceback"]))
+    elif os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+        message = "killed: out of memory" if oom else f"killed by {name}"
+        symptom = number not in _OWN_DEATH and bool(_SYMPTOM.search(text))
+    else:
+        message, symptom = f"exit code {code}", bool(_SYMPTOM.search(text))
+    return Failure(
+        rank=rank, node=node, host=host, pid=pid, exit_code=code, signal=name, oom=oom, message=message,
+        traceback=text, has_traceback=is_traceback, log=str(log), age=now - ended, symptom=symptom,
+    )  # fmt: skip
+
+
+def node_failure(node: int, host: str, message: str, exit_code: int = 1) -> Failure:
+    """A node, or paceline's own process there, failed; no rank is to blame."""
+    return Failure(
+        rank=None, node=node, host=host, pid=0, exit_code=exit_code, signal="", oom=False, message=message,
+        traceback="", has_traceback=False, log="", age=0.0, symptom=False,
+    )  # fmt: skip
+
+
+def exit_code(status: int) -> int:
+    """The exit code for a wait status, as a shell gives it: 128 + N for signal N."""
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def _printed(log: Path, record: dict[str, Any]) -> str:
+    """The traceback as the rank printed it, which a user's own sys.excepthook may have made prettier."""
+    if record["log_end"] is None:
+        return ""
+    try:
+        with open(log, "rb") as file:
+            file.seek(record["log_start"])
+            return file.read(record["log_end"] - record["log_start"]).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _tail(log: Path, lines: int = 12) -> str:
+    """The last lines of a log file."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
+
+
+class OomWatch:
+    """Asks the kernel whether it killed a process because memory ran out."""
+
+    def __init__(self) -> None:
+        self._seen = _oom_kills()
+
+    def killed(self, pid: int) -> bool:
+        """Whether the kernel says so of `pid`: its log names the process, or the control group's count went up."""
+        if f"Killed process {pid} (" in _kernel_log():
+            return True
+        now = _oom_kills()
+        grew, self._seen = now > self._seen, now
+        return grew
+
+
+def _oom_kills() -> int:
+    """How many processes of this control group the kernel has killed for want of memory."""
+    total = 0
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            files = [Path("/sys/fs/cgroup") / path.lstrip("/") / "memory.events", Path("/sys/fs/cgroup/memory.events")]
+        elif "memory" in controllers.split(","):
+            root = Path("/sys/fs/cgroup/memory")
+            files = [root / path.lstrip("/") / "memory.oom_control", root / "memory.oom_control"]
+        else:
+            continue
+        for file in files:  # the second is the same group as seen from inside a container
+            try:
+                text = file.read_text()
+            except OSError:
+                continue
+            total += sum(int(row.split()[1]) for row in text.splitlines() if row.startswith("oom_kill "))
+            break
+    return total
+
+
+def _kernel_log() -> str:
+    """The kernel's messages, where this user may read them."""
+    try:
+        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    chunks = []
+    try:
+        while True:
+            try:
+                chunks.append(os.read(log, 8192))
+            except BrokenPipeError:
+                continue  # messages were overwritten while reading
+            except OSError:
+                break
+    finally:
+        os.close(log)
+    return b"".join(chunks).decode(errors="replace")

@@ -1,0 +1,70 @@
+"""The agent's event loop: sockets, signals and deadlines, in one thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from .channel import Channel, ChannelClosed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+class Loop:
+    """Calls back when something happens. `run_until` is the only place where the agent waits."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._signals_read, self._signals_write = os.pipe()
+        os.set_blocking(self._signals_read, False)
+        os.set_blocking(self._signals_write, False)
+        self._on_signal: Callable[[int], None] = lambda _: None
+        self.watch(self._signals_read, self._read_signals)
+
+    def watch(self, source: Any, callback: Callable[[], None]) -> None:
+        """Call `callback` whenever `source` (a descriptor, socket or `Channel`) is readable."""
+        self._selector.register(source, selectors.EVENT_READ, callback)
+
+    def forget(self, source: Any) -> None:
+        """Stop watching `source`; one that is not watched is no error."""
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(source)
+
+    def catch(self, signals: Iterable[int], callback: Callable[[int], None]) -> None:
+        """Call `callback` with the number of each of these signals that arrives, outside of any signal handler."""
+        self._on_signal = callback
+        for number in signals:
+            signal.signal(number, lambda *_: None)
+        signal.set_wakeup_fd(self._signals_write, warn_on_full_buffer=False)
+
+    def run_until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Handle events until `condition()` holds or `timeout` seconds are over; returns whether it holds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not condition():
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            for key, events in self._wait(left):
+                if events & selectors.EVENT_WRITE:
+                    with contextlib.suppress(ChannelClosed):  # reading tells the owner
+                        key.fileobj.flush()
+                if events & selectors.EVENT_READ and key.fd in self._selector.get_map():
+                    key.data()
+        return True
+
+    def _wait(self, timeout: float | None) -> list[tuple[Any, int]]:
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, Channel):
+                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if key.fileobj.wants_write else 0)
+                if key.events != wanted:
+                    self._selector.modify(key.fileobj, wanted, key.data)
+        return self._selector.select(timeout)
+
+    def _read_signals(self) -> None:
+        for number in os.read(self._signals_read, 256):
+            self._on_signal(number)

@@ -1,0 +1,93 @@
+"""Linux processes: who descends from whom, who dies with whom."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel SIGKILL this process when its parent ends; end at once if `parent` is gone already.
+
+    The kernel watches the thread that started this process, so that thread must be the parent's main one.
+    """
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def outlive_parent() -> None:
+    """Undo `die_with`."""
+    _prctl(PR_SET_PDEATHSIG, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends, so that none gets away (a subreaper)."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/<pid>/stat from the state on (`man 5 proc`: field 3 is index 0), or None if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            text = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return text[text.rindex(")") + 2 :].split()
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; with the pid it names a process for good. None if gone."""
+    fields = _stat(pid)
+    return None if fields is None or fields[0] == "Z" else int(fields[19])
+
+
+def descendants(root: int) -> list[int]:
+    """All living descendants of a process, in sessions of their own included; zombies are left out."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            fields = _stat(int(entry))
+            if fields is not None:
+                children.setdefault(int(fields[1]), []).append(int(entry))
+                if fields[0] == "Z":
+                    children.setdefault(-1, []).append(int(entry))
+    zombies = set(children.get(-1, ()))
+    found: list[int] = []
+    queue = [root]
+    while queue:
+        for child in children.get(queue.pop(), ()):
+            queue.append(child)
+            if child not in zombies:
+                found.append(child)
+    return found
+
+
+def signal_process(pid: int, number: int, group: bool = False) -> None:
+    """Send a signal to a process, or to its whole process group; one that is gone already is no error."""
+    if group:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, number)
+            return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def kill_descendants(root: int) -> int:
+    """SIGKILL every descendant of a process, once; how many there were. Repeat until 0: a process may have forked."""
+    pids = descendants(root)
+    for pid in pids:
+        signal_process(pid, signal.SIGKILL)
+    return len(pids)

@@ -1,0 +1,89 @@
+"""The folder in which a node keeps what is true about its part of a job.
+
+```
+spec.json                      what the agent was told
+status.json                    state now, replaced atomically
+events.jsonl                   what happened, one JSON object a line
+agent.log                      what the agent and the fork server themselves print
+logs/<attempt>/rank-<r>.log    what rank r wrote (and rank-<r>.err.log where stderr is kept apart)
+errors/<attempt>/rank-<r>.json the exception that ended rank r
+```
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+
+class RunDirectory:
+    """Paths and atomic writes of one run directory; it is created with mode 0700."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.spec = path / "spec.json"
+        self.status = path / "status.json"
+        self.events = path / "events.jsonl"
+        self.agent_log = path / "agent.log"
+
+    def create(self) -> None:
+        """Make the folder.
+
+        Raises:
+            OSError: it exists already or cannot be written.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(mode=0o700)
+        self.events.touch()
+
+    def log(self, attempt: int, rank: int, stream: str = "out") -> Path:
+        """The log file of a rank; `stream` "err" names the one that holds stderr where it is kept apart."""
+        return self.path / "logs" / str(attempt) / (f"rank-{rank}.log" if stream == "out" else f"rank-{rank}.err.log")
+
+    def error(self, attempt: int, rank: int) -> Path:
+        """The error record of a rank."""
+        return self.path / "errors" / str(attempt) / f"rank-{rank}.json"
+
+    def prepare_attempt(self, attempt: int) -> None:
+        """Make the folders that the ranks of an attempt write to."""
+        self.log(attempt, 0).parent.mkdir(parents=True, exist_ok=True)
+        self.error(attempt, 0).parent.mkdir(parents=True, exist_ok=True)
+
+    def write_status(self, status: dict[str, Any]) -> None:
+        """Replace status.json in one step: a reader sees the old or the new one, whole. A full disk ends no job."""
+        with contextlib.suppress(OSError):
+            write_json(self.status, status)
+
+    def read_status(self) -> dict[str, Any] | None:
+        """The last status, or None before the agent wrote one."""
+        return read_json(self.status)
+
+    def append_event(self, event: str, **details: Any) -> None:
+        """Add a line to events.jsonl, whole even if another process appends at once. A full disk ends no job."""
+        line = json.dumps({"time": time.time(), "event": event, **details}) + "\n"
+        fd = os.open(self.events, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            with contextlib.suppress(OSError):
+                os.write(fd, line.encode())
+        finally:
+            os.close(fd)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` to `path` in one step."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(value))
+    os.replace(temporary, path)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in `path`, or None when there is none."""
+    try:
+        value: dict[str, Any] = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return value

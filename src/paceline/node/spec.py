@@ -1,0 +1,92 @@
+"""What one agent is told: the part of a job that runs on one node, stored as `spec.json` in the run directory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Program:
+    """What each rank runs.
+
+    Attributes:
+        kind: "script" (a Python file run as `python file`), "module" (`python -m name`) or "command" (any executable).
+        target: the file, module or executable.
+        args: its arguments.
+    """
+
+    kind: str
+    target: str
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """One node's part of a job.
+
+    Attributes:
+        job: name of the job.
+        job_id: identifier no other job has; every process of the job carries it as PACELINE_JOB_ID.
+        program: what each rank runs.
+        framework: name of the contract whose variables the ranks get.
+        nproc: ranks on this node.
+        python: interpreter with its options, as an argument vector.
+        working_dir: where the ranks start.
+        env: variables added to the agent's environment.
+        preload: modules the fork server imports before it forks the first rank.
+        start_method: "fork" from the warm fork server or "exec" of a fresh process.
+        devices: accelerators of this node that the job may use; None leaves the visibility variables alone.
+        node_rank: this node's number, or None to let the coordinator number the nodes as they come.
+        nodes: how many nodes the job has.
+        main_address: where the agents meet; None on a single node.
+        main_port: port of the meeting; on a single node the main port of the ranks; None picks a free one.
+        local_address: name under which the other nodes reach this one; None finds out.
+        join_timeout: seconds to wait for the other nodes.
+        max_restarts: how often all ranks may start again after a failure.
+        grace: seconds between SIGTERM and SIGKILL when the job is stopped.
+        split_streams: local ranks whose stderr goes to a file of its own.
+        pass_index: append `--process_index I --process_num N` to the arguments.
+        role: torchrun's role name.
+        run_id: torchrun's --rdzv-id: the nodes of a job have it in common, and other jobs do not.
+        detached: the job outlives the process that started it and its terminal.
+    """
+
+    job: str
+    job_id: str
+    program: Program
+    framework: str
+    nproc: int
+    python: tuple[str, ...]
+    working_dir: str
+    env: dict[str, str] = field(default_factory=dict)
+    preload: tuple[str, ...] = ()
+    start_method: str = "fork"
+    devices: tuple[str, ...] | None = None
+    node_rank: int | None = 0
+    nodes: int = 1
+    main_address: str | None = None
+    main_port: int | None = None
+    local_address: str | None = None
+    join_timeout: float = 600.0
+    max_restarts: int = 0
+    grace: float = 30.0
+    split_streams: tuple[int, ...] = ()
+    pass_index: bool = False
+    role: str = "default"
+    run_id: str | None = None
+    detached: bool = False
+
+    def to_json(self) -> str:
+        """The spec as `spec.json` holds it."""
+        return json.dumps(asdict(self), indent=2)
+
+    @classmethod
+    def load(cls, path: Path) -> NodeSpec:
+        """Read `spec.json`."""
+        stored: dict[str, Any] = json.loads(path.read_text())
+        stored = {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
+        program = stored.pop("program")
+        return cls(program=Program(program["kind"], program["target"], tuple(program["args"])), **stored)

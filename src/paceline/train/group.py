@@ -1,0 +1,159 @@
+"""Joining the other ranks: who am I, which device is mine, and do we agree?"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import struct
+import sys
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+
+from paceline import __version__
+from paceline.contract import Placement, recognise
+
+_SIOCGIFADDR = 0x8915
+_stores: dict[str, Store] = {}  # one connection an address, as long as the process lives
+_joined = 0  # how often this process has joined: each time under keys of its own
+
+
+class Disagreement(RuntimeError):
+    """This rank was started otherwise than rank 0: another world size, another version."""
+
+
+@dataclass(frozen=True)
+class Membership:
+    """This process among the ranks.
+
+    Attributes:
+        placement: where it stands.
+        device: the device that is its own.
+        owns_group: whether the process group was made here, and so is to be destroyed here.
+    """
+
+    placement: Placement
+    device: torch.device
+    owns_group: bool
+
+
+def join(
+    *,
+    init_method: str = "env://",
+    rank: int | None = None,
+    world_size: int | None = None,
+    device: torch.device | str | None = None,
+    backend: str | None = None,
+    timeout: float = 1800.0,
+) -> Membership:
+    """Join the process group; one process alone makes none.
+
+    Args:
+        init_method: `env://` (whatever launcher there was), `tcp://host:port` or `file:///shared/path`, the latter two
+            with `rank` and `world_size`.
+        device: the default is this rank's GPU, or the CPU where there is none.
+        backend: the default is nccl for tensors on GPUs and gloo for those on the CPU.
+        timeout: seconds after which a collective that others do not enter is an error.
+
+    Raises:
+        Disagreement: this rank and rank 0 were started differently.
+        ValueError: the init method is unknown or lacks rank or world size.
+        paceline.contract.ContractError: the launcher's variables contradict each other.
+    """
+    global _joined  # noqa: PLW0603 - counts the groups of this process, so that their keys differ
+    placement = _place(init_method, rank, world_size)
+    mine = torch.device(device) if device is not None else _own_device(placement)
+    if mine.type == "cuda":
+        torch.cuda.set_device(mine)
+    if dist.is_initialized():
+        return Membership(replace(placement, rank=dist.get_rank(), world_size=dist.get_world_size()), mine, False)
+    if placement.world_size == 1:
+        return Membership(placement, mine, False)
+    _choose_interface(placement)
+    limit = timedelta(seconds=timeout)
+    store = PrefixStore(f"paceline/{placement.attempt}/{_joined}", _store(init_method, placement, limit))
+    _joined += 1
+    _agree(store, placement)
+    chosen = backend or ("cpu:gloo,cuda:nccl" if mine.type == "cuda" else "gloo")
+    dist.init_process_group(chosen, store=store, rank=placement.rank, world_size=placement.world_size, timeout=limit)
+    return Membership(placement, mine, True)
+
+
+def _place(init_method: str, rank: int | None, world_size: int | None) -> Placement:
+    if init_method == "env://":
+        return recognise(os.environ, sys.argv).placement
+    scheme = urlsplit(init_method).scheme
+    if scheme not in ("tcp", "file"):
+        raise ValueError(f"init_method {init_method!r} is none of env://, tcp://host:port, file:///path")
+    if rank is None or world_size is None:
+        raise ValueError(f"init_method {init_method!r} needs rank= and world_size=")
+    url = urlsplit(init_method)
+    where = {"main_address": url.hostname, "main_port": url.port} if scheme == "tcp" else {}
+    if scheme == "tcp" and None in where.values():
+        raise ValueError(f"init_method {init_method!r} is not tcp://host:port")
+    return Placement(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size, **where)  # type: ignore[arg-type]  # None is refused above
+
+
+def _own_device(placement: Placement) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", placement.local_rank % torch.cuda.device_count())
+
+
+def _store(init_method: str, placement: Placement, timeout: timedelta) -> Store:
+    """The store through which the ranks find each other; rank 0 serves it, or torchrun's agent does."""
+    if init_method.startswith("file:"):
+        return FileStore(urlsplit(init_method).path, placement.world_size)
+    key = f"{placement.main_address}:{placement.main_port}"
+    if key not in _stores:
+        agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        _stores[key] = TCPStore(
+            placement.main_address,
+            placement.main_port,
+            is_master=placement.rank == 0 and not agent_serves,
+            timeout=timeout,
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    return _stores[key]
+
+
+def _agree(store: Store, placement: Placement) -> None:
+    """Compare with rank 0 before any collective, which would hang if we differed."""
+    mine = {"world size": placement.world_size, "paceline": __version__, "torch": torch.__version__}
+    if placement.rank == 0:
+        store.set("rank-0", json.dumps(mine))
+    theirs = json.loads(store.get("rank-0"))
+    for what, value in mine.items():
+        if theirs[what] != value:
+            raise Disagreement(
+                f"rank {placement.rank} has {what} {value}, rank 0 has {theirs[what]}; start all ranks alike"
+            )
+
+
+def _choose_interface(placement: Placement) -> None:
+    """Tell gloo the interface that leads to rank 0; by itself it takes the one the host name resolves to."""
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    try:
+        address = socket.getaddrinfo(placement.main_address, placement.main_port, socket.AF_INET)[0][4]
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # sends nothing: the kernel picks the route
+            mine = probe.getsockname()[0]
+            for _, name in socket.if_nameindex():
+                request = struct.pack("256s", name.encode()[:15])
+                try:
+                    answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+                except OSError:
+                    continue  # an interface without an IPv4 address
+                if socket.inet_ntoa(answer[20:24]) == mine:
+                    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if mine.startswith("127.") else name
+                    return
+    except OSError:
+        return  # no IPv4 route: gloo finds its own way

@@ -1,0 +1,133 @@
+"""`paceline.launch(fn, …)`: start ranks from inside a Python program, and get back what they return."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing as mp
+import os
+import pickle
+import signal
+import socket
+import traceback
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from paceline.contract import CONTRACTS, OWN_CONTRACT, Placement, thread_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from multiprocessing.process import BaseProcess
+
+T = TypeVar("T")
+_GRACE = 5.0  # seconds between SIGTERM and SIGKILL for the peers of a failed rank
+_PR_SET_PDEATHSIG = 1
+
+
+class RankFailed(RuntimeError):
+    """A rank ended without an exception that could be passed on: it was killed, or left by itself."""
+
+
+class _RemoteTraceback(Exception):
+    """Shows, as the cause of a rank's exception, where in the rank it was raised."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n{self.text}"
+
+
+def launch(
+    fn: Callable[..., T], args: Sequence[Any] = (), nproc: int = 1, method: Literal["spawn", "fork"] = "spawn"
+) -> list[T]:
+    """Call `fn(*args)` on `nproc` ranks of this machine; each finds the others with `paceline.init()`.
+
+    Args:
+        fn: with "spawn", a function that can be pickled: defined at the top of a module.
+        method: "spawn" starts fresh interpreters; "fork" copies this process, which must have neither threads nor an
+            initialised GPU.
+
+    Returns:
+        What each rank returned, in rank order.
+
+    Raises:
+        Exception: the one that the first failing rank raised, with its own traceback as the cause; the other ranks
+            are ended first.
+        RankFailed: the first failing rank was killed or exited.
+        ValueError: `nproc` is less than 1.
+    """
+    if nproc < 1:
+        raise ValueError(f"nproc={nproc} starts no rank; take 1 or more")
+    context: Any = mp.get_context(method)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    processes: list[BaseProcess] = []
+    results: dict[Connection, int] = {}
+    try:
+        for rank in range(nproc):
+            placement = Placement(
+                rank=rank, world_size=nproc, local_rank=rank, local_world_size=nproc, main_port=port, job="launch"
+            )
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=_rank, args=(fn, tuple(args), placement, sender, os.getpid()))
+            process.start()
+            sender.close()  # so that the receiver sees the end when the rank is gone
+            processes.append(process)
+            results[receiver] = rank
+        return _collect(processes, results)
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join(_GRACE)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _collect(processes: list[BaseProcess], results: dict[Connection, int]) -> list[Any]:
+    """Take results as they come; the first failure ends the waiting."""
+    returned: dict[int, Any] = {}
+    waiting = dict(results)
+    while waiting:
+        for connection in wait(list(waiting)):
+            assert isinstance(connection, Connection)
+            rank = waiting.pop(connection)
+            try:
+                good, value, text = connection.recv()
+            except EOFError:
+                processes[rank].join()
+                code = processes[rank].exitcode or 0
+                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
+                raise RankFailed(f"rank {rank} {how}") from None
+            if not good:
+                raise value from _RemoteTraceback(f"rank {rank}:\n{text}")
+            returned[rank] = value
+    return [returned[rank] for rank in range(len(processes))]
+
+
+def _rank(fn: Callable[..., Any], args: tuple[Any, ...], placement: Placement, sender: Connection, parent: int) -> None:
+    """What each process does."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # ranks end with whoever launched them
+    if os.getppid() != parent:
+        os._exit(1)
+    threads = thread_count(len(os.sched_getaffinity(0)), placement.local_world_size)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    os.environ.update(CONTRACTS["torch"].write(placement))
+    os.environ.update(OWN_CONTRACT.write(placement))
+    try:
+        answer = (True, fn(*args), "")
+    except Exception as error:
+        text = traceback.format_exc()
+        answer = (False, _portable(error), text)
+    sender.send(answer)
+
+
+def _portable(error: Exception) -> Exception:
+    """The exception, or what can be said of it where it cannot be pickled."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RankFailed(f"{type(error).__name__}: {error}")
+    return error

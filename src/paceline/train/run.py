@@ -1,0 +1,361 @@
+"""`paceline.init()` and what it returns: the ranks of a job, seen from one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+import torch
+import torch.distributed as dist
+
+from . import group, wrap
+from .loader import make_loader
+from .steps import Feed, Interval, Steps, run_folder
+from .strategy import Strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+T = TypeVar("T")
+Reduction = Literal["sum", "mean", "max", "min"]
+
+
+def init(
+    *,
+    seed: int | None = None,
+    init_method: str = "env://",
+    rank: int | None = None,
+    world_size: int | None = None,
+    device: torch.device | str | None = None,
+    backend: str | None = None,
+    timeout: float = 1800.0,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    checkpoint_every: int | str | None = None,
+    keep: int = 3,
+) -> Run:
+    """Join the other ranks, whoever started them; without a launcher this is a job of one process.
+
+    Args:
+        seed: seeds Python, numpy (if it is imported) and torch, each rank differently; None leaves them alone.
+        init_method: `env://` (whatever launcher there was), `tcp://host:port` or `file:///shared/path`, the latter two
+            with `rank` and `world_size`.
+        device: the default is this rank's GPU, or the CPU where there is none.
+        backend: the default is nccl for tensors on GPUs and gloo for those on the CPU.
+        timeout: seconds after which a collective that others do not enter is an error.
+        checkpoint_dir: where checkpoints go, a folder that all ranks share; the default is `checkpoints` in the job's
+            folder, and none where no job has one.
+        checkpoint_every: steps (`500`) or time (`"90s"`, `"10m"`) between two checkpoints; None takes them only when
+            `Run.save` is called.
+        keep: how many checkpoints are kept.
+
+    Raises:
+        paceline.train.group.Disagreement: this rank and rank 0 were started differently.
+        paceline.train.checkpoint.CheckpointError: the folder for checkpoints cannot be written.
+        ValueError: the init method is unknown or lacks rank or world size, or `checkpoint_every` is no interval.
+        paceline.contract.ContractError: the launcher's variables contradict each other.
+    """
+    every = None if checkpoint_every is None else Interval(checkpoint_every)
+    membership = group.join(
+        init_method=init_method, rank=rank, world_size=world_size, device=device, backend=backend, timeout=timeout
+    )
+    if seed is not None:
+        _seed(seed + membership.placement.rank)
+    job = run_folder()
+    folder = Path(checkpoint_dir) if checkpoint_dir is not None else job / "checkpoints" if job else None
+    return Run(
+        membership, seed or 0, folder=folder, every=every, keep=keep, log_file=job / "metrics.jsonl" if job else None
+    )
+
+
+class Run:
+    """The job as one rank sees it: who it is, what it shares with the others, and the steps of training."""
+
+    def __init__(
+        self,
+        membership: group.Membership,
+        seed: int,
+        *,
+        folder: Path | None = None,
+        every: Interval | None = None,
+        keep: int = 3,
+        log_file: Path | None = None,
+    ) -> None:
+        self._membership = membership
+        self._models: list[wrap.Model] = []
+        self.seed = seed
+        self.strategy = Strategy()
+        self._backwards = 0
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._registered: dict[str, Any] = {}
+        self._steps = Steps(self, folder, every, keep, log_file)
+
+    # -- who am I ------------------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """Position among all ranks, 0 … world_size - 1."""
+        return self._membership.placement.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self._membership.placement.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """Position among the ranks of this machine."""
+        return self._membership.placement.local_rank
+
+    @property
+    def attempt(self) -> int:
+        """How many times the job was restarted before this start."""
+        return self._membership.placement.attempt
+
+    @property
+    def device(self) -> torch.device:
+        """The device that is this rank's own."""
+        return self._membership.device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which prints and writes what is the same on all."""
+        return self.rank == 0
+
+    # -- collectives ---------------------------------------------------------------------------------------------------
+
+    @overload
+    def all_reduce(self, value: Tensor, op: Reduction = "sum") -> Tensor: ...
+    @overload
+    def all_reduce(self, value: float, op: Reduction = "sum") -> float: ...
+    def all_reduce(self, value: Tensor | float, op: Reduction = "sum") -> Tensor | float:
+        """The sum, mean, maximum or minimum over all ranks; the argument is left as it is.
+
+        Args:
+            value: a tensor of the same shape and type on every rank, or a number.
+            op: "mean" of integers is a floating-point tensor.
+        """
+        if not isinstance(value, torch.Tensor):
+            return float(self.all_reduce(torch.tensor(value, dtype=torch.float64), op))
+        if op not in ("sum", "mean", "max", "min"):
+            raise ValueError(f"op {op!r} is none of 'sum', 'mean', 'max', 'min'")
+        result = value.detach().clone()
+        if op == "mean" and not (result.is_floating_point() or result.is_complex()):
+            result = result.to(torch.float64)
+        if self.world_size > 1:
+            reduction = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}.get(op, dist.ReduceOp.SUM)
+            dist.all_reduce(result, reduction)
+        return result / self.world_size if op == "mean" else result
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Every rank's tensor, in rank order; shapes may differ in the first dimension, but nowhere else."""
+        if self.world_size == 1:
+            return [tensor.detach().clone()]
+        sizes: list[int] = self.gather_objects(tensor.shape[0] if tensor.dim() else -1)
+        if len(set(sizes)) == 1:
+            parts = [torch.empty_like(tensor) for _ in sizes]
+            dist.all_gather(parts, tensor.detach().contiguous())
+            return parts
+        padded = tensor.new_zeros((max(sizes), *tensor.shape[1:]))
+        padded[: tensor.shape[0]] = tensor.detach()
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded)
+        return [part[:size] for part, size in zip(parts, sizes, strict=True)]
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+        """The tensor of rank `source`; the argument gives shape and type, and is left as it is."""
+        result = tensor.detach().clone()
+        if self.world_size > 1:
+            dist.broadcast(result, source)
+        return result
+
+    def broadcast_object(self, value: T, source: int = 0) -> T:
+        """What rank `source` passes, whatever it is; it is pickled."""
+        if self.world_size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, source)
+        return box[0]
+
+    def gather_objects(self, value: T) -> list[T]:
+        """What every rank passes, in rank order; it is pickled."""
+        if self.world_size == 1:
+            return [value]
+        box: list[Any] = [None] * self.world_size
+        dist.all_gather_object(box, value)
+        return box
+
+    def barrier(self) -> None:
+        """Wait until every rank has come here."""
+        if self.world_size > 1:
+            dist.barrier()
+
+    def mean(self, total: Tensor | float, count: Tensor | float) -> float:
+        """Sum of `total` over all ranks divided by the sum of `count`: exact also when shards are uneven.
+
+        Raises:
+            ZeroDivisionError: the counts sum to nothing.
+        """
+        both = self.all_reduce(torch.tensor([float(total), float(count)], dtype=torch.float64))
+        return float(both[0]) / float(both[1])
+
+    # -- training ------------------------------------------------------------------------------------------------------
+
+    def setup(self, *things: Any, strategy: Strategy | None = None) -> Any:
+        """Prepare models and optimizers for training together; returns them in the order given, one alone unpacked.
+
+        Models move to this rank's device, start as rank 0's, and exchange gradients (DistributedDataParallel).
+        Optimizers start with rank 0's state. In a job of one process models come back as they are, on the device.
+
+        Raises:
+            paceline.train.wrap.ModelMismatch: this rank's model is not like rank 0's; names the first difference.
+            TypeError: something is neither a module nor an optimizer.
+        """
+        self.strategy = strategy or self.strategy
+        prepared: list[Any] = []
+        for thing in things:
+            if isinstance(thing, torch.nn.Module):
+                wrap.check_alike(self, thing)
+                model = wrap.Model(thing, self)
+                self._models.append(model)
+                prepared.append(model.wrapped)
+            elif isinstance(thing, torch.optim.Optimizer):
+                self._optimizers.append(wrap.prepare_optimizer(thing, self))
+                prepared.append(thing)
+            else:
+                raise TypeError(f"setup takes modules and optimizers, not {type(thing).__name__}")
+        return prepared[0] if len(prepared) == 1 else tuple(prepared)
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradients of a step, and exchange them in the last step of an accumulation.
+
+        Args:
+            loss: the mean loss over this rank's batch. It is weighted so that the gradients are those of the mean over
+                all ranks' samples, also in the last, uneven batch of an epoch, where a rank may have none that counts.
+        """
+        every = self.strategy.accumulate
+        torch.autograd.backward(loss * (self._steps.weight / every))
+        self._backwards += 1
+        for model in self._models:
+            model.exchange((self._backwards + 1) % every == 0)
+
+    @property
+    def accumulating(self) -> bool:
+        """Whether the last `backward` only added to the gradients, so that the optimizer does not step yet."""
+        return self._backwards % self.strategy.accumulate != 0
+
+    def clip_grad_norm(self, max_norm: float) -> Tensor:
+        """Scale all gradients down to a total norm of `max_norm` if they exceed it; returns the norm before."""
+        parameters = [p for model in self._models for p in model.module.parameters() if p.grad is not None]
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    def dataloader(self, dataset: Any, *, evaluation: bool = False, **options: Any) -> Any:
+        """A loader of this rank's share of a data set, batches already on the device; see `loader.make_loader`.
+
+        Every sample of an epoch is used once, over all ranks together, also after a resume with another number of
+        ranks. With `evaluation=True` every iteration is a whole pass, and nothing is counted as training.
+        """
+        loader = make_loader(
+            dataset,
+            rank=self.rank,
+            world_size=self.world_size,
+            device=self.device,
+            evaluation=evaluation,
+            **{"seed": self.seed, **options},
+        )
+        if evaluation:
+            return loader
+        self._steps.loaders.append(loader)
+        return Feed(loader, self._steps)
+
+    def register(self, **objects: Any) -> None:
+        """Put further objects into the checkpoints, under these names.
+
+        Raises:
+            TypeError: one lacks `state_dict` or `load_state_dict`.
+            ValueError: a name is taken.
+        """
+        for name, thing in objects.items():
+            if not callable(getattr(thing, "state_dict", None)) or not callable(
+                getattr(thing, "load_state_dict", None)
+            ):
+                raise TypeError(f"{name} has no state_dict and load_state_dict, so it cannot be saved")
+            if name in self.stateful() or name == "progress":
+                raise ValueError(f"the name {name} is taken; register {type(thing).__name__} under another one")
+            self._registered[name] = thing
+
+    def stateful(self) -> dict[str, Any]:
+        """What a checkpoint holds: `model`, `optimizer` (numbered from the second on), and what was registered."""
+        named: dict[str, Any] = {}
+        for kind, things in (("model", [m.module for m in self._models]), ("optimizer", self._optimizers)):
+            for number, thing in enumerate(things):
+                named[kind if number == 0 else f"{kind}-{number}"] = thing
+        return {**named, **self._registered}
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs 0 … count - 1, from where the newest checkpoint was taken; the last state is saved at the end."""
+        self.resume()
+        while self._steps.epoch < count:
+            yield self._steps.epoch
+            self._steps.epoch += 1
+        if self._steps.saves:
+            self._steps.save(block=True)
+
+    def resume(self) -> bool:
+        """Load the newest checkpoint into everything that was set up and registered; returns whether there is one.
+
+        `epochs` does it by itself.
+
+        Raises:
+            RuntimeError: the checkpoint is another script's.
+            paceline.train.checkpoint.CheckpointError: it is whole, but cannot be read.
+        """
+        return self._steps.resume()
+
+    def save(self, block: bool = False) -> None:
+        """Take a checkpoint: all ranks in the same step. It is written in the background unless `block`.
+
+        Raises:
+            RuntimeError: the run has no folder for checkpoints.
+            paceline.train.checkpoint.CheckpointError: this one, or the one before, could not be written.
+        """
+        self._steps.save(block)
+
+    @property
+    def step(self) -> int:
+        """Batches trained on, over all attempts."""
+        return self._steps.done
+
+    def log(self, **values: Tensor | float) -> None:
+        """Note values of this step: their mean over ranks and ten steps becomes a line of metrics.jsonl.
+
+        All ranks must log the same names in the same steps. Tensors are not waited for.
+        """
+        self._steps.metrics.log(values)
+
+    def close(self) -> None:
+        """Leave the other ranks; another `init` may follow."""
+        self._steps.close()
+        self._models.clear()
+        if self._membership.owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the peers are gone; what ended the block is what matters
+            self.close()
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed(seed % 2**32)

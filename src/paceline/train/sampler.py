@@ -1,0 +1,378 @@
+"""Which samples of an epoch a rank trains on, for any number of ranks and from any position.
+
+Where training is, is two numbers: the epoch, and the position, which counts the samples of the epoch that all ranks
+together have consumed. A global batch is the samples from a position on, split over the ranks; nothing else depends on
+the number of ranks. So another number of ranks can go on from any position, and every sample of the epoch is still used
+exactly once.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DistributedSampler
+
+from .permutation import Order, Permutation, Sequential, WeightedDraws, WeightedPermutation
+from .random_state import RandomStream, derive_seed
+
+LOOKAHEAD = 4096  # positions that are mapped to indices in one call
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One rank's part of one global batch.
+
+    Attributes:
+        indices: what to read; that of rank 0 where this rank has no sample of its own.
+        samples: how many of them count, 0 where this rank has no sample of its own.
+        total: samples of the global batch, over all ranks.
+        epoch: the epoch.
+        first: position of the shard's first sample in the epoch's order.
+        end: position after the global batch.
+        stream: state of an iterable data set after the global batch, where it has one.
+    """
+
+    indices: list[Any]
+    samples: int
+    total: int
+    epoch: int
+    first: int
+    end: int
+    stream: Any = field(default=None, repr=False)
+
+
+def share(start: int, stop: int, rank: int, world_size: int) -> tuple[int, int, int]:
+    """The part of the global batch at positions start to stop - 1 that is `rank`'s, and how many of its samples count.
+
+    Shares are contiguous and in rank order, their sizes differ by at most one. A rank whose share is empty gets that of
+    rank 0, as a stand-in of which no sample counts.
+
+    Returns:
+        First position, position after the last, number of samples that count.
+    """
+    size, extra = divmod(stop - start, world_size)
+    low = start + rank * size + min(rank, extra)
+    samples = size + (rank < extra)
+    return (low, low + samples, samples) if samples else (start, start + 1, 0)
+
+
+class EpochPosition:
+    """Where training is: the epoch, and how many of its samples all ranks together have consumed.
+
+    Args:
+        order: how samples are ordered, as the error of a mismatch names it.
+        seed: seed of the order.
+        size: length of the data set, or None where it has none.
+    """
+
+    def __init__(self, *, order: str, seed: int, size: int | None) -> None:
+        self.epoch = 0
+        self.position = 0
+        self.stream: Any = None  # state of an iterable data set at this position, where it has one
+        self._order_name = order
+        self._seed = seed
+        self._size = size
+
+    def advance(self, shard: Shard) -> None:
+        """Count the global batch of `shard` as consumed."""
+        self.epoch, self.position, self.stream = shard.epoch, shard.end, shard.stream
+
+    def rewind(self) -> None:
+        """Go back to the start of the epoch."""
+        self.position, self.stream = 0, None
+
+    def end_epoch(self) -> None:
+        """Go to the start of the next epoch."""
+        self.epoch += 1
+        self.rewind()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch and the position, and what they mean nothing without; the same on every rank, O(1)."""
+        return {
+            "epoch": self.epoch,
+            "position": self.position,
+            "stream": self.stream,
+            "order": self._order_name,
+            "seed": self._seed,
+            "dataset_size": self._size,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to where `state` was taken, in O(1).
+
+        Raises:
+            ValueError: the order of samples is not that of `state`, so that some would be used twice, others never.
+        """
+        for key, now in self.state_dict().items():
+            if key in ("order", "seed", "dataset_size") and state[key] != now:
+                raise ValueError(
+                    f"cannot resume: the checkpoint was made with {key}={state[key]!r}, now it is {now!r}; "
+                    f"go back to {state[key]!r}, or start anew without the checkpoint"
+                )
+        self.epoch, self.position, self.stream = state["epoch"], state["position"], state["stream"]
+
+
+class ShardedSampler(EpochPosition, ABC):
+    """Deals each epoch's samples to the ranks.
+
+    Iterating yields this rank's shards from the current position to the end of the epoch, and counts each as consumed
+    when it is yielded; the next iteration is the next epoch, with nothing to call in between. All ranks get the same
+    number of shards.
+    """
+
+    def __init__(self, *, order: str, seed: int, size: int | None, rank: int, world_size: int) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} is not in a world of {world_size}: ranks are 0 to world_size - 1")
+        super().__init__(order=order, seed=seed, size=size)
+        self._rank = rank
+        self._world_size = world_size
+
+    def __iter__(self) -> Iterator[Shard]:
+        for shard in self._shards():
+            self.advance(shard)
+            yield shard
+        self.end_epoch()
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Global batches of a whole epoch."""
+
+    @abstractmethod
+    def _shards(self) -> Iterator[Shard]:
+        """This rank's shards, from the current position to the end of the epoch."""
+
+    def ahead(self) -> ShardedSampler:
+        """A copy that starts from the same position, for reading ahead of training."""
+        return copy.copy(self)
+
+
+class ElasticSampler(ShardedSampler):
+    """Splits global batches of a map-style data set over ranks; each sample of an epoch is used exactly once.
+
+    The k-th global batch of an epoch is the samples at positions k * G to (k + 1) * G - 1 of its order, whatever the
+    number of ranks; the last one may be smaller, and then some ranks may have no sample. Nothing is padded. Memory and
+    the time to the first index, also after `load_state_dict`, do not grow with the data set, except with `weights`.
+
+    Args:
+        size: samples of the data set.
+        global_batch_size: G, samples of a step over all ranks together; at best not below `world_size`.
+        shuffle: a new order every epoch, instead of the data set's own.
+        seed: seed of the order, the same on every rank.
+        rank: this rank.
+        world_size: number of ranks.
+        drop_last: leave out the last global batch of an epoch where it is smaller than G.
+        weights: one non-negative number a sample, of any scale; an epoch is then `num_samples` weighted draws.
+        replacement: weighted draws may repeat a sample within an epoch.
+        num_samples: weighted draws an epoch; `size` if None.
+
+    Raises:
+        ValueError: a number is out of range, or the weights do not fit the data set.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        global_batch_size: int,
+        shuffle: bool = True,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = False,
+        weights: Tensor | Iterable[float] | None = None,
+        replacement: bool = True,
+        num_samples: int | None = None,
+    ) -> None:
+        name = "weighted" if weights is not None else "shuffled" if shuffle else "sequential"
+        super().__init__(order=name, seed=seed, size=size, rank=rank, world_size=world_size)
+        if size < 1:
+            raise ValueError("the data set is empty: there is nothing to sample")
+        self._global_batch_size = check_positive("global_batch_size", global_batch_size)
+        self._drop_last = drop_last
+        self._epoch_size = size
+        self._weights: Tensor | None = None
+        self._replacement = replacement
+        if weights is not None:
+            self._epoch_size = size if num_samples is None else check_positive("num_samples", num_samples)
+            self._weights = _check_weights(weights, size, None if replacement else self._epoch_size)
+            if replacement:
+                self._weights = self._weights.cumsum(0)
+        elif num_samples is not None:
+            raise ValueError("num_samples counts weighted draws: pass weights as well, or leave it out")
+
+    def __len__(self) -> int:
+        rest = 0 if self._drop_last else self._global_batch_size - 1
+        return (self._epoch_size + rest) // self._global_batch_size
+
+    def _order(self) -> Order:
+        if self._weights is not None:
+            weighted = WeightedDraws if self._replacement else WeightedPermutation
+            return weighted(self._weights, self._seed, self.epoch)
+        if self._order_name == "sequential":
+            return Sequential()
+        return Permutation(self._size or 0, self._seed, self.epoch)
+
+    def _shards(self) -> Iterator[Shard]:
+        epoch, order, size = self.epoch, self._order(), self._global_batch_size
+        ahead = max(1, LOOKAHEAD * self._world_size // size)
+        starts = range(self.position, self._epoch_size - (size - 1 if self._drop_last else 0), size)
+        for block in range(0, len(starts), ahead):
+            bounds = [(start, min(start + size, self._epoch_size)) for start in starts[block : block + ahead]]
+            shares = [share(*bound, self._rank, self._world_size) for bound in bounds]
+            positions = torch.cat([torch.arange(low, high) for low, high, _ in shares])
+            indices = iter(order.at(positions).tolist())
+            for (start, stop), (low, high, samples) in zip(bounds, shares, strict=True):
+                taken = list(itertools.islice(indices, high - low))
+                yield Shard(taken, samples, stop - start, epoch, first=low, end=stop)
+
+
+class UserSampler(ShardedSampler):
+    """Splits the indices of a user's own sampler over ranks, by their position; each is used exactly once.
+
+    Every rank walks through the whole sampler, so all must find the same order. While the sampler runs, the global
+    random generators of Python, torch and numpy are seeded with (seed, epoch), and so is its `generator` attribute if
+    it has one; its `set_epoch`, if it has one, is called. Only a sampler that finds its order in another way has to see
+    to it itself. Resuming skips indices, which takes time but reads no data.
+
+    Args:
+        sampler: yields indices, anew each time it is iterated.
+        size: length of the data set, or None where it has none.
+        global_batch_size: indices of a step over all ranks together.
+        seed: any integer, the same on every rank.
+        rank: this rank.
+        world_size: number of ranks.
+        drop_last: leave out the last global batch of an epoch where it is smaller.
+
+    Raises:
+        TypeError: the sampler can be iterated only once.
+        ValueError: a number is out of range, or the sampler is itself sharded over ranks.
+    """
+
+    order = "sampler"
+
+    def __init__(
+        self,
+        sampler: Iterable[Any],
+        *,
+        size: int | None,
+        global_batch_size: int,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__(order=self.order, seed=seed, size=size, rank=rank, world_size=world_size)
+        if isinstance(sampler, DistributedSampler):
+            raise ValueError(
+                "a DistributedSampler shards over ranks, which happens here anyway: leave it out, and pass shuffle=True"
+            )
+        if isinstance(sampler, Iterator):
+            raise TypeError(
+                f"the {self.order} can be iterated only once, but each epoch needs an order: pass an object with "
+                "__iter__, not a generator"
+            )
+        self._sampler = sampler
+        self._group_size = check_positive("global_batch_size", global_batch_size)
+        self._drop_last = drop_last
+
+    def __len__(self) -> int:
+        if not isinstance(self._sampler, Sized):
+            raise TypeError(f"the {self.order} has no length: the number of steps is not known")
+        rest = 0 if self._drop_last else self._group_size - 1
+        return (len(self._sampler) + rest) // self._group_size
+
+    def _groups(self) -> Iterator[list[Any]]:
+        """What all ranks together take of the sampler in each step, from the current position on."""
+        epoch_seed = derive_seed(self._seed, self.epoch)
+        stream = RandomStream()
+        if callable(set_epoch := getattr(self._sampler, "set_epoch", None)):
+            set_epoch(self.epoch)
+        if isinstance(generator := getattr(self._sampler, "generator", None), torch.Generator):
+            generator.manual_seed(epoch_seed)
+        with stream.active(epoch_seed):
+            indices = iter(self._sampler)
+            next(itertools.islice(indices, self.position, self.position), None)
+        while True:
+            with stream.active():
+                group = list(itertools.islice(indices, self._group_size))
+            if not group or (self._drop_last and len(group) < self._group_size):
+                return
+            yield group
+
+    def _shards(self) -> Iterator[Shard]:
+        epoch, start = self.epoch, self.position
+        for group in self._groups():
+            low, high, samples = share(0, len(group), self._rank, self._world_size)
+            end = start + len(group)
+            yield Shard(group[low:high], samples, len(group), epoch, first=start + low, end=end)
+            start = end
+
+
+class UserBatchSampler(UserSampler):
+    """Deals the batches of a user's own batch sampler to the ranks, one each a step; each is used exactly once.
+
+    The position counts batches instead of samples. All else is as in `UserSampler`.
+
+    Args:
+        batch_sampler: yields lists of indices, anew each time it is iterated.
+        size: length of the data set, or None where it has none.
+        seed: any integer, the same on every rank.
+        rank: this rank.
+        world_size: number of ranks, and batches a step.
+
+    Raises:
+        TypeError: the batch sampler can be iterated only once.
+    """
+
+    order = "batch_sampler"
+
+    def __init__(
+        self, batch_sampler: Iterable[list[Any]], *, size: int | None, seed: int = 0, rank: int = 0, world_size: int = 1
+    ) -> None:
+        super().__init__(
+            batch_sampler, size=size, global_batch_size=world_size, seed=seed, rank=rank, world_size=world_size
+        )
+
+    def _shards(self) -> Iterator[Shard]:
+        epoch, start = self.epoch, self.position
+        for batches in self._groups():
+            low, _, own = share(0, len(batches), self._rank, self._world_size)
+            batch = list(batches[low])
+            total = sum(len(other) for other in batches)
+            end = start + len(batches)
+            yield Shard(batch, len(batch) if own else 0, total, epoch, first=start + low, end=end)
+            start = end
+
+
+def check_positive(name: str, value: int) -> int:
+    """`value`, if it is a whole number of at least 1.
+
+    Raises:
+        ValueError: it is not; the message calls it `name`.
+    """
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+    return value
+
+
+def _check_weights(weights: Tensor | Iterable[float], size: int, distinct: int | None) -> Tensor:
+    """The weights as float64 of shape (size,); `distinct` of them must be positive, one if None."""
+    tensor = torch.as_tensor(weights if isinstance(weights, Tensor) else list(weights), dtype=torch.float64).cpu()
+    if tensor.shape != (size,):
+        raise ValueError(f"weights must be one number a sample, {size} in all; their shape is {tuple(tensor.shape)}")
+    if not (tensor.isfinite() & (tensor >= 0)).all():
+        raise ValueError("weights must be finite and not negative")
+    positive = int((tensor > 0).sum())
+    if positive < (distinct or 1):
+        raise ValueError(
+            f"only {positive} samples have a positive weight, {distinct or 1} are needed: pass a smaller num_samples, "
+            "or replacement=True"
+        )
+    return tensor

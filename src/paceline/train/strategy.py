@@ -1,0 +1,47 @@
+"""How the ranks train together: every choice in one place."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """The choices of `Run.setup`.
+
+    Attributes:
+        precision: "fp32", or "bf16" to run forward passes under autocast (weights and gradients stay fp32).
+        accumulate: steps of the loop that make one step of the optimizer; gradients are exchanged in the last only.
+        sync_batchnorm: normalise over the batches of all ranks (torch.nn.SyncBatchNorm; CUDA only).
+        compile: pass the model through torch.compile.
+        lr_scaling: "none" leaves learning rates alone; "linear" multiplies them by the world size and "sqrt" by its
+            root, for scripts that keep the batch of each rank the same when ranks are added (Goyal et al. 2017,
+            arXiv:1706.02677).
+        find_unused_parameters: let parameters stay without a gradient, at the price of a search in every step.
+        bucket_cap_mb: megabytes of gradients that are exchanged at once.
+
+    Raises:
+        ValueError: a choice is none of those named.
+    """
+
+    precision: Literal["fp32", "bf16"] = "fp32"
+    accumulate: int = 1
+    sync_batchnorm: bool = False
+    compile: bool = False
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    find_unused_parameters: bool = False
+    bucket_cap_mb: int = 25
+
+    def __post_init__(self) -> None:
+        if self.precision not in ("fp32", "bf16"):
+            raise ValueError(f"precision {self.precision!r} is neither 'fp32' nor 'bf16'")
+        if self.lr_scaling not in ("none", "linear", "sqrt"):
+            raise ValueError(f"lr_scaling {self.lr_scaling!r} is none of 'none', 'linear', 'sqrt'")
+        if self.accumulate < 1:
+            raise ValueError(f"accumulate {self.accumulate} is less than one step")
+
+    def learning_rate_factor(self, world_size: int) -> float:
+        """What learning rates are multiplied by."""
+        return {"none": 1.0, "linear": float(world_size), "sqrt": math.sqrt(world_size)}[self.lr_scaling]

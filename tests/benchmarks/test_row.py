@@ -1,0 +1,98 @@
+"""The arithmetic of ratios, interleaving and failures; nothing is timed."""
+
+import pytest
+from benchmarks.case import Case, Failed, Goal, Sample, Side
+from benchmarks.report import as_json, table
+from benchmarks.row import Row, Spread, measure, ratios
+
+
+def samples(*seconds):
+    return [Sample(s) for s in seconds]
+
+
+def a_case(ours, other, goal=None):
+    return Case("row", "some work", Side("ours", ours), Side("other", other), goal)
+
+
+def test_a_pair_gives_one_ratio():
+    assert ratios(samples(1, 3), samples(4, 6)) == [0.25, 0.5]
+    with pytest.raises(ValueError):
+        ratios(samples(1), samples(1, 2))
+
+
+def test_spread():
+    assert Spread.of([0.5, 0.1, 0.4]) == Spread(0.4, 0.1, 0.5)
+    assert Spread.of([0.2, 0.4]) == Spread(pytest.approx(0.3), 0.2, 0.4)
+    assert Spread.of([]) is None
+
+
+def test_the_ratio_is_of_pairs_not_of_medians():
+    # The machine was half as fast from the second pair on: each ratio is still 0.5.
+    row = Row(a_case(None, None), samples(1, 2, 2), samples(2, 4, 4))
+    assert Spread.of(row.ratios) == Spread(0.5, 0.5, 0.5)
+    assert row.pairs == 3
+
+
+@pytest.mark.parametrize(
+    ("goal", "ratio", "seconds", "met"),
+    [
+        (Goal(0.5), 0.5, 9.0, True),
+        (Goal(0.5), 0.51, 0.0, False),
+        (Goal(seconds=0.2), None, 0.2, True),
+        (Goal(seconds=0.2), None, 0.3, False),
+        (Goal(0.5, 0.2), 0.4, 0.3, False),
+        (Goal(0.5), None, None, False),
+    ],
+)
+def test_goal(goal, ratio, seconds, met):
+    assert goal.is_met(ratio, seconds) is met
+
+
+def test_both_sides_are_warmed_up_and_then_take_turns():
+    calls = []
+
+    def side(name, first):
+        durations = iter((first, 1.0, 2.0, 3.0))
+        return lambda _lab: calls.append(name) or Sample(next(durations))
+
+    row = measure(a_case(side("A", 50.0), side("B", 70.0)), 3, None, lambda _: None)
+    assert "".join(calls) == "ABABABAB"
+    assert [s.seconds for s in row.paceline] == [1, 2, 3], "the warm-up is not counted"
+    assert row.ratios == [1, 1, 1]
+
+
+def test_a_failure_is_an_error_and_no_number():
+    answers = iter((Sample(1.0), Sample(1.0), Failed("exit code 3: boom")))
+
+    def flaky(_lab):
+        answer = next(answers)
+        if isinstance(answer, Failed):
+            raise answer
+        return answer
+
+    row = measure(a_case(lambda _: Sample(1.0), flaky, Goal(2.0)), 3, None, lambda _: None)
+    assert row.error == "other: exit code 3: boom"
+    assert row.pairs == 1, "the pair whose one side failed is left out"
+    text = table([row])
+    assert "| error " in text
+    assert "met" not in text
+    assert text.endswith("row: other: exit code 3: boom")
+    assert as_json({}, [row])["rows"][0]["goal_met"] is None
+
+
+def test_table_and_json():
+    case = Case("row", "some work", Side("ours", None), Side("other", None), Goal(0.7))
+    row = Row(case, [Sample(1.0, 2.0), Sample(1.5, 3.0)], [Sample(2.0), Sample(2.0)])
+    cells = [cell.strip() for cell in table([row]).splitlines()[-1].strip("|").split("|")]
+    assert cells == [
+        "row", "some work", "1.250 s (CPU 2.50 s)", "other: 2.000 s", "0.625 (0.500-0.750)", "≤ 0.70, met", "2",
+    ]  # fmt: skip
+    [written] = as_json({}, [row])["rows"]
+    assert written["ratio"] == {"median": 0.625, "low": 0.5, "high": 0.75}
+    assert written["goal_met"] is True
+
+
+def test_a_reference_time_has_no_ratio():
+    row = measure(Case("ref", "a limit", None, Side("it", lambda _: Sample(1.0))), 2, None, lambda _: None)
+    assert (row.ratios, row.pairs, row.is_goal_met) == ([], 2, None)
+    assert "it: 1.000 s" in table([row])

@@ -1,0 +1,136 @@
+"""Bad input: one line that says what, where and what to do; exit code 2; nothing started, nothing left behind."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.conftest import Paceline
+
+CASES = {
+    "missing script": (["missing.py"], "no script missing.py in ", "check the name"),
+    "program without --no-python": (["ls"], "no script ls in ", "--no-python"),
+    "folder": (["folder"], "folder is a folder, not a script", "-m"),
+    "shell script that is not executable": (
+        ["script.sh"],
+        "script.sh is no Python script and not executable",
+        "chmod +x",
+    ),
+    "no module": (["-m", "no_such_module"], "no module no_such_module in ", "check the name"),
+    "no module in package": (["-m", "no_such.module"], "no module no_such.module in ", "check the name"),
+    "no program": (["--no-python", "no-such-program"], "no program no-such-program on PATH", "check the name"),
+    "module and no python": (["-m", "--no-python", "json"], "--module and --no-python contradict", "give one"),
+    "no ranks": (["-n", "0", "ok.py"], "-n 0 starts no rank", "take 1 or more"),
+    "negative ranks": (["-n", "-3", "ok.py"], "-n -3 starts no rank", "take 1 or more"),
+    "ranks that are no number": (["-n", "many", "ok.py"], "-n many is neither a number nor auto, gpu or cpu", ""),
+    "gpus where there are none": (["-n", "gpu", "ok.py"], "no GPU that a process may use", "-n cpu"),
+    "devices that are not there": (
+        ["-n", "gpu", "--devices", "0,1", "ok.py"],
+        "device 0, 1 does not exist",
+        "--devices",
+    ),
+    "empty device": (["--devices", "0,,1", "ok.py"], "--devices '0,,1' is no list", "--devices 0,1"),
+    "total and per node": (["-np", "4", "-n", "2", "ok.py"], "-np counts the ranks of all nodes", "give one"),
+    "total that cannot be shared": (
+        ["-np", "3", "--nnodes", "2", "--master-addr", "h", "ok.py"],
+        "-np 3 cannot be shared by 2",
+        "multiple of 2",
+    ),
+    "env without value": (["--env", "LR", "ok.py"], "--env 'LR' is not NAME=VALUE", "--env LR=0.1"),
+    "env without name": (["--env", "=1", "ok.py"], "--env '=1' is not NAME=VALUE", "--env LR=0.1"),
+    "env with a bad name": (["--env", "A B=1", "ok.py"], "--env 'A B=1' is not NAME=VALUE", ""),
+    "unknown framework": (["--framework", "pytroch", "ok.py"], "unknown framework 'pytroch'", "did you mean torch?"),
+    "unknown framework like none": (
+        ["--framework", "zzz", "ok.py"],
+        "unknown framework 'zzz'",
+        "choose one of horovod, ",
+    ),
+    "framework not installed": (["--framework", "paddle", "ok.py"], "paddle is not installed for ", "install it"),
+    "imported framework not installed": (["paddled.py"], "paddle is not installed for ", "install it"),
+    "several nodes without an address": (["--nnodes", "2", "ok.py"], "--nnodes 2 needs to know where", "--master-addr"),
+    "no nodes": (["--nnodes", "0", "ok.py"], "--nnodes '0' is no number of machines", "--nnodes 2"),
+    "nodes that change": (["--nnodes", "1:4", "ok.py"], "--nnodes 1:4: a changing number", "one number"),
+    "node rank too high": (
+        ["--nnodes", "2", "--node-rank", "2", "--master-addr", "h", "ok.py"],
+        "--node-rank 2 with --nnodes 2",
+        "0 … 1",
+    ),
+    "standalone on several nodes": (["--standalone", "--nnodes", "2", "ok.py"], "--standalone is one machine", "leave"),
+    "foreign rendezvous": (["--rdzv-backend", "etcd", "ok.py"], "--rdzv-backend etcd", "c10d"),
+    "bad endpoint": (
+        ["--nnodes", "2", "--rdzv-endpoint", "a:b:c", "ok.py"],
+        "--rdzv-endpoint 'a:b:c' is not HOST",
+        "node0:29400",
+    ),
+    "port that is none": (["--master-port", "70000", "ok.py"], "70000", "--help"),
+    "bad name": (["--name", "a/b", "ok.py"], "--name 'a/b': a job name has", "letters"),
+    "tee of a rank that is not there": (["-n", "2", "--tee", "5:3", "ok.py"], "--tee names local rank 5", "numbered"),
+    "tee that is none": (["--tee", "everything", "ok.py"], "--tee 'everything' is not all", "--tee 0:3"),
+    "index without independent processes": (["--pass-index", "ok.py"], "--pass-index needs independent", "indexed"),
+    "unknown flag": (["--nproc-per-nod", "2", "ok.py"], "--nproc-per-nod", "--nproc-per-node"),
+    "no script at all": ([], "SCRIPT", "--help"),
+    "log folder that is a file": (["--log-dir", "ok.py", "ok.py"], "cannot write to ", "--log-dir"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_line_and_nothing_left(paceline: Paceline, case: str) -> None:
+    args, what, remedy = CASES[case]
+    paceline.script("open('ran', 'w')", "ok.py")
+    paceline.script("import paddle\nopen('ran', 'w')", "paddled.py")
+    paceline.script("#!/bin/sh\ntouch ran\n", "script.sh")
+    (paceline.folder / "folder").mkdir()
+    before = sorted(p.name for p in paceline.folder.iterdir())
+    done = paceline.run(*args)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("paceline: ")
+    assert what in line
+    assert remedy in line
+    assert sorted(p.name for p in paceline.folder.iterdir()) == before
+    assert paceline.processes() == []
+
+
+def test_port_in_use(paceline: Paceline) -> None:
+    paceline.script("open('ran', 'w')")
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        for more in ((), ("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1")):
+            done = paceline.run("--master-port", str(port), *more, "script.py")
+            assert done.returncode == 2
+            assert done.stderr == (
+                f"paceline: port {port} is in use on this machine; choose another --master-port, or none\n"
+            )
+    assert not paceline.home.exists()
+
+
+def test_name_that_is_taken(paceline: Paceline) -> None:
+    paceline.script("print('ran')")
+    assert paceline.run("--name", "mine", "script.py").returncode == 0
+    done = paceline.run("--name", "mine", "script.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "a job named mine has its files in" in done.stderr
+
+
+def test_log_folder_that_cannot_be_written(paceline: Paceline) -> None:
+    paceline.script("open('ran', 'w')")
+    done = paceline.run("--log-dir", "/proc/paceline", "script.py")  # not even root may write there
+    assert done.returncode == 2
+    assert done.stderr.startswith("paceline: cannot write to /proc/paceline: ")
+
+
+def test_more_ranks_than_devices(paceline: Paceline) -> None:
+    paceline.script("open('ran', 'w')")
+    paceline.env["CUDA_VISIBLE_DEVICES"] = "0,1"
+    done = paceline.run("-n", "3", "--devices", "0,1", "script.py")
+    assert done.returncode == 2
+    assert "-n 3 is more than the 2 devices of --devices 0,1" in done.stderr
+
+
+def test_unknown_verb_names_the_nearest(paceline: Paceline) -> None:
+    done = paceline("rum", "script.py")
+    assert (done.returncode, done.stderr) == (2, "paceline: paceline has no verb 'rum'; did you mean run?\n")

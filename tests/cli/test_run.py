@@ -1,0 +1,336 @@
+"""`paceline run` as its users type it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.conftest import Paceline
+
+SHOW = """
+    import json, os, sys
+    names = sys.argv[1:]
+    print(json.dumps({n: os.environ.get(n) for n in names}))
+"""
+
+
+def variables(paceline: Paceline, flags: list[str], *names: str) -> dict[str, str | None]:
+    paceline.script(SHOW)
+    done = paceline.run(*flags, "script.py", *names)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str | None] = json.loads(done.stdout)
+    return found
+
+
+def test_ranks_get_torchruns_variables(paceline: Paceline) -> None:
+    names = (
+        "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+        "ROLE_WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
+        "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE",
+    )  # fmt: skip
+    found = variables(paceline, ["-n", "2", "--role", "trainer", "--max-restarts", "3", "--rdzv-id", "j7"], *names)
+    assert list(found.values()) == ["0", "0", "2", "2", "0", "1", "0", "2", "trainer", "0", "3", "j7", "False"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["-n", "2"], ["-n2"], ["--nproc-per-node", "2"], ["--nproc_per_node", "2"], ["--nproc-per-node=2"],
+        ["-np", "2"],
+        ["--standalone", "--nnodes=1", "--nproc_per_node=2"], ["--nnodes", "1:1", "-n", "2"],
+        ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", "--nproc-per-node", "2"],
+        ["--monitor-interval", "5", "--start_method", "spawn", "-n", "2", "--run-path"],
+        ["--rdzv-conf", "join_timeout=60,read_timeout=5", "-n", "2", "--node_rank", "0"],
+    ],
+)  # fmt: skip
+def test_both_spellings_and_all_forms_of_a_flag(paceline: Paceline, flags: list[str]) -> None:
+    assert variables(paceline, flags, "WORLD_SIZE") == {"WORLD_SIZE": "2"}
+
+
+def test_flags_from_pet_variables(paceline: Paceline) -> None:
+    paceline.env.update(PET_NPROC_PER_NODE="2", PET_MAX_RESTARTS="4")
+    found = variables(paceline, [], "WORLD_SIZE", "TORCHELASTIC_MAX_RESTARTS")
+    assert found == {"WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "4"}
+
+
+def test_cpu_counts_cores_and_threads_share_them(paceline: Paceline) -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert variables(paceline, ["-n", "cpu"], "WORLD_SIZE", "OMP_NUM_THREADS") == {
+        "WORLD_SIZE": str(cores),
+        "OMP_NUM_THREADS": "1",
+    }
+    assert variables(paceline, ["-n", "1"], "OMP_NUM_THREADS") == {"OMP_NUM_THREADS": str(cores)}
+    assert variables(paceline, ["--env", "OMP_NUM_THREADS=7"], "OMP_NUM_THREADS") == {"OMP_NUM_THREADS": "7"}
+
+
+def test_devices_become_visible(paceline: Paceline) -> None:
+    paceline.env["CUDA_VISIBLE_DEVICES"] = "4,5,6"
+    flags = ["--devices", "4,6", "-n", "gpu"]
+    assert variables(paceline, flags, "CUDA_VISIBLE_DEVICES", "WORLD_SIZE") == {
+        "CUDA_VISIBLE_DEVICES": "4,6",
+        "WORLD_SIZE": "2",
+    }
+
+
+def test_master_port_is_the_users(paceline: Paceline) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    assert variables(paceline, ["--master-port", port], "MASTER_PORT") == {"MASTER_PORT": port}
+
+
+def test_env_with_equals_signs_and_spaces(paceline: Paceline) -> None:
+    value = "a=b c; $HOME 'quoted' ü"
+    assert variables(paceline, ["--env", f"X={value}"], "X") == {"X": value}
+
+
+def test_ranks_of_another_framework(paceline: Paceline) -> None:
+    found = variables(paceline, ["--framework", "indexed", "-n", "2"], "PACELINE_PROCESS_INDEX", "PACELINE_PROCESS_NUM")
+    assert found == {"PACELINE_PROCESS_INDEX": "0", "PACELINE_PROCESS_NUM": "2"}
+
+
+def test_arguments_after_the_script_are_the_scripts(paceline: Paceline) -> None:
+    paceline.script("import sys; print(sys.argv[1:])")
+    args = ["-n", "3", "--name", "x", "--", "--help", "a b", ""]
+    assert paceline.run("script.py", *args).stdout == f"{args}\n"
+
+
+def test_indexed_processes_share_devices_and_do_not_stop_each_other(paceline: Paceline) -> None:
+    paceline.script("""
+        import os, sys
+        if os.environ["PACELINE_PROCESS_INDEX"] == "1" and os.environ["PACELINE_ATTEMPT"] == "0":
+            sys.exit(5)
+        print(sys.argv[1:], os.environ["CUDA_VISIBLE_DEVICES"])
+    """)
+    paceline.env["CUDA_VISIBLE_DEVICES"] = "0,1"
+    flags = ["--framework", "indexed", "--pass-index", "-n", "3", "--devices", "0,1", "--tee", "all"]
+    done = paceline.run(*flags, "script.py", "--x")
+    assert done.returncode == 5
+    assert sorted(done.stdout.splitlines()) == [
+        "['--x', '--process_index', '0', '--process_num', '3'] 0",
+        "[rank 2] ['--x', '--process_index', '2', '--process_num', '3'] 0",
+    ]
+    done = paceline.run(*flags, "--max-restarts", "1", "script.py")
+    assert done.returncode == 0, done.stderr
+    assert sum("'1', '--process_num'" in line for line in done.stdout.splitlines()) == 1
+    assert len(done.stdout.splitlines()) == 3  # those that were through did not run again
+
+
+def test_programs_that_are_not_python(paceline: Paceline) -> None:
+    paceline.script("#!/bin/sh\necho shell $RANK of $WORLD_SIZE: $1\n", "script.sh")
+    (paceline.folder / "script.sh").chmod(0o755)
+    expected = "shell 0 of 2: a b\n[rank 1] shell 1 of 2: a b\n"
+    for command in (["script.sh"], ["--no-python", "./script.sh"], ["--no-python", "sh", "script.sh"]):
+        done = paceline.run("-n", "2", "--tee", "all", *command, "a b")
+        assert sorted(done.stdout.splitlines()) == sorted(expected.splitlines()), done.stderr
+
+
+def test_program_that_cannot_be_started(paceline: Paceline) -> None:
+    paceline.script("#!/no/such/interpreter\n", "script.sh")
+    (paceline.folder / "script.sh").chmod(0o755)
+    done = paceline.run("script.sh")
+    assert done.returncode == 127
+    assert "cannot start" in done.stderr
+
+
+def test_stop_reaches_what_a_shell_started(paceline: Paceline) -> None:
+    paceline.script("#!/bin/sh\ntouch ready\nsleep 1000\n", "script.sh")
+    (paceline.folder / "script.sh").chmod(0o755)
+    process = paceline.start("run", "script.sh")
+    from tests.conftest import GENEROUS, eventually
+
+    eventually((paceline.folder / "ready").exists, "the shell runs")
+    process.terminate()
+    process.communicate(timeout=GENEROUS)
+    assert process.returncode == 143
+
+
+def test_only_rank_0_is_shown_unless_others_are_asked_for(paceline: Paceline) -> None:
+    paceline.script(
+        "import os, sys; print('out', os.environ['RANK']); print('err', os.environ['RANK'], file=sys.stderr)"
+    )
+
+    def shown(*flags: str) -> tuple[list[str], list[str]]:
+        done = paceline.run("-n", "3", *flags, "script.py")
+        err = [line for line in done.stderr.splitlines() if not line.startswith("paceline: ")]
+        return sorted(done.stdout.splitlines()), sorted(err)
+
+    assert shown() == (["out 0"], ["err 0"])
+    assert shown("--tee", "all") == (
+        ["[rank 1] out 1", "[rank 2] out 2", "out 0"],
+        ["[rank 1] err 1", "[rank 2] err 2", "err 0"],
+    )
+    assert shown("-t", "1:1,2:2") == (["[rank 1] out 1", "out 0"], ["[rank 2] err 2", "err 0"])
+    assert shown("--redirects", "3") == ([], [])
+    assert shown("-r", "0:1") == ([], ["err 0"])
+    assert shown("--local-ranks-filter", "2") == (["[rank 2] out 2"], ["[rank 2] err 2"])
+    assert shown("--tee", "3", "--local_ranks_filter", "0,1") == (
+        ["[rank 1] out 1", "out 0"],
+        ["[rank 1] err 1", "err 0"],
+    )
+
+
+def test_no_line_is_lost_or_torn(paceline: Paceline) -> None:
+    paceline.script("""
+        import os, sys
+        rank = os.environ["RANK"]
+        for i in range(20000):
+            sys.stdout.write(f"{rank} {i} {'x' * (i % 90)}\\n")
+        sys.stdout.write(f"{rank} last without an end")
+    """)
+    done = paceline.run("-n", "4", "--tee", "all", "script.py")
+    lines = done.stdout.splitlines()
+    for rank in range(4):
+        prefix = f"[rank {rank}] " if rank else ""
+        mine = [
+            line.removeprefix(f"[rank {rank}] ").split(" ") for line in lines if line.startswith(f"{prefix}{rank} ")
+        ]
+        assert [int(line[1]) for line in mine[:-1]] == list(range(20000))
+        assert all(line[2] == "x" * (i % 90) for i, line in enumerate(mine[:-1]))
+        assert mine[-1][1] == "last"
+    assert len(lines) == 4 * 20001
+
+
+def test_lines_come_while_the_rank_still_runs(paceline: Paceline) -> None:
+    paceline.script("""
+        import os, time
+        print("first")
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+        print("second")
+    """)
+    process = paceline.start("run", "script.py")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "first\n"
+    (paceline.folder / "go").touch()
+    assert process.stdout.readline() == "second\n"
+    process.communicate()
+
+
+def test_progress_bar_lives_on_a_terminal(paceline: Paceline) -> None:
+    paceline.script("""
+        import os, sys, time
+        rank = os.environ["RANK"]
+        if rank == "0":
+            print(os.environ["COLUMNS"])
+            sys.stderr.write("\\r 10%|#    |"); sys.stderr.flush()
+            open("bar", "w").close()
+            while not os.path.exists("told"):
+                time.sleep(0.01)
+            time.sleep(0.3)
+            sys.stderr.write("\\r100%|#####|\\n")
+        else:
+            while not os.path.exists("bar"):
+                time.sleep(0.01)
+            time.sleep(0.3)
+            print("a line")
+            open("told", "w").close()
+    """)
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 30, 77, 0, 0))
+    process = paceline.start("run", "-n", "2", "--tee", "all", "script.py", stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            data = os.read(ours, 4096)
+        except OSError:
+            break
+        if not data:
+            break
+        seen += data
+    os.close(ours)
+    process.wait()
+    assert b"77\r\n" in seen
+    # The bar comes without a line end, gives way to the other rank's line, and is there again below it.
+    assert b"\r 10%|#    |\r\x1b[K[rank 1] a line\r\n 10%|#    |" in seen
+    assert b"\r100%|#####|\r\n" in seen
+
+
+def test_dry_run_shows_everything_and_starts_nothing(paceline: Paceline) -> None:
+    paceline.script("open('ran', 'w')")
+    done = paceline.run("--dry-run", "-n", "2", "--name", "mine", "--env", "A=1", "script.py", "--lr", "1")
+    shown = json.loads(done.stdout)
+    assert shown["job"]["name"] == "mine"
+    assert shown["job"]["args"] == ["--lr", "1"]
+    assert shown["job"]["env"] == {"A": "1"}
+    assert [rank["RANK"] for rank in shown["ranks"]] == ["0", "1"]
+    assert not (paceline.folder / "ran").exists()
+    assert not paceline.home.exists()
+
+
+def test_run_directory(paceline: Paceline) -> None:
+    paceline.script("print('hello')")
+    done = paceline.run("-n", "2", "--name", "mine", "--log-dir", "logs here", "script.py", stderr=subprocess.STDOUT)
+    assert done.stdout.splitlines()[0] == f"paceline: job mine: 2 ranks here, logs in {paceline.folder}/logs here/mine"
+    job = paceline.folder / "logs here" / "mine"
+    assert job.stat().st_mode & 0o777 == 0o700
+    assert (job / "logs/0/rank-1.log").read_text() == "hello\n"
+    status = json.loads((job / "status.json").read_text())
+    assert status["state"] == "SUCCEEDED"
+    assert [r["name"] for r in status["ranks"]] == ["mine-master-0", "mine-worker-0"]
+    events = [json.loads(line)["event"] for line in (job / "events.jsonl").read_text().splitlines()]
+    assert events == ["started", "finished"]
+
+
+def test_framework_is_found_in_what_the_script_imports(paceline: Paceline) -> None:
+    paceline.script("import helper", "script.py")
+    paceline.script("def late():\n    import jax\n", "helper.py")
+    shown = json.loads(paceline.run("--dry-run", "script.py").stdout)
+    assert (shown["job"]["framework"], shown["job"]["preload"]) == ("jax", ["jax"])
+    paceline.script("from torch import nn", "helper.py")
+    shown = json.loads(paceline.run("--dry-run", "script.py").stdout)
+    assert (shown["job"]["framework"], shown["job"]["preload"]) == ("torch", ["torch", "torch.distributed"])
+
+
+def test_help_imports_nothing_heavy() -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "paceline", "--help"], capture_output=True, text=True, check=True
+    )
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert not imported & {"torch", "asyncio", "pydantic", "numpy", "rich"}
+    assert "paceline.cli.main" in imported
+    assert done.stdout.startswith("Usage: ")
+
+
+def test_help_of_run_names_every_flag_of_torchrun(paceline: Paceline) -> None:
+    text = paceline.run("--help").stdout
+    for flag in (
+        "--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--rdzv-backend",
+        "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--standalone", "--max-restarts", "--monitor-interval",
+        "--start-method", "--role", "--module", "--no-python", "--run-path", "--log-dir", "--redirects", "--tee",
+        "--local-ranks-filter", "--local-addr",
+    ):  # fmt: skip
+        assert flag in text
+
+
+def test_bars_that_ask_for_a_terminal_are_drawn_on_one(paceline: Paceline) -> None:
+    pytest.importorskip("rich")
+    paceline.script("""
+        import time
+        from rich.progress import track
+        for _ in track(range(20)):
+            time.sleep(0.03)
+    """)
+    ours, theirs = pty.openpty()  # one that does not know its size, as some do not
+    process = paceline.start("run", "script.py", stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # what reading a terminal ends with once nobody writes to it
+        while data := os.read(ours, 4096):
+            seen += data
+    os.close(ours)
+    assert process.wait() == 0
+    assert seen.count(b"%") > 2

@@ -1,0 +1,100 @@
+"""Running paceline as a user does, and seeing to it that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+GENEROUS = 120.0  # seconds until a test gives up waiting; machines are noisy
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+OTHERS = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")  # of whoever runs the tests; users do not set them
+
+
+def eventually(condition: Callable[[], object], what: str) -> None:
+    """Wait until something outside of our reach has happened."""
+    deadline = time.monotonic() + GENEROUS
+    while not condition():
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.01)
+
+
+class Paceline:
+    """`paceline` with a home of its own, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.home = folder / "home"
+        self.env = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES + OTHERS}
+        self.env = {k: v for k, v in self.env.items() if not k.startswith("PET_")}
+        self.env.update(PACELINE_HOME=str(self.home))
+
+    def script(self, text: str, name: str = "script.py") -> str:
+        """Write a script; returns its name."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        return name
+
+    def start(self, *args: str, python: tuple[str, ...] = (sys.executable,), **kwargs: object) -> subprocess.Popen[str]:
+        """Start a command line and go on."""
+        options: dict[str, object] = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "stdin": subprocess.DEVNULL,
+            "text": True,
+            "cwd": self.folder,
+            "env": self.env,
+            **kwargs,
+        }
+        return subprocess.Popen([*python, "-m", "paceline", *args], **options)  # type: ignore[call-overload]
+
+    def __call__(self, *args: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
+        """Run a command line to its end."""
+        process = self.start(*args, **kwargs)  # type: ignore[arg-type]
+        out, err = process.communicate(timeout=GENEROUS)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def run(self, *args: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
+        """`paceline run …`."""
+        return self("run", *args, **kwargs)
+
+    def job(self) -> Path:
+        """The run directory of the only job."""
+        (path,) = (self.home / "jobs").iterdir()
+        return path
+
+    def processes(self) -> list[int]:
+        """Everything that lives and was started, however indirectly, by this paceline."""
+        marker = f"PACELINE_HOME={self.home}\0".encode()
+        found = []
+        for path in Path("/proc").iterdir():
+            if path.name.isdigit():
+                try:
+                    if marker in (path / "environ").read_bytes() + b"\0":
+                        found.append(int(path.name))
+                except OSError:
+                    continue
+        return found
+
+
+@pytest.fixture
+def paceline(tmp_path: Path) -> Iterator[Paceline]:
+    """paceline in an empty folder; after the test none of its processes may be left."""
+    it = Paceline(tmp_path)
+    yield it
+    try:
+        eventually(lambda: not it.processes(), "all processes of the job have ended")
+    finally:
+        for pid in it.processes():
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,152 @@
+"""The coordinator's promises hold in whatever order messages come and nodes vanish."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from paceline.node.coordinator import FINISHED, GATHERING, HALTING, RUNNING, Coordinator
+from paceline.node.failure import Failure, culprit
+
+Message = dict[str, Any]
+
+
+def join(nodes: int, **changes: Any) -> Message:
+    return {
+        "do": "join", "node_rank": None, "nodes": nodes, "slots": 2, "host": "h", "address": "10.0.0.1", "job": "j",
+        "main_port": 1234, "ports": [], "version": "1", **changes,
+    }  # fmt: skip
+
+
+def failed(rank: int, age: float, symptom: bool = False) -> Failure:
+    return Failure(
+        rank=rank, node=0, host="h", pid=1, exit_code=rank + 1, signal="", oom=False, message=f"rank {rank}",
+        traceback="", has_traceback=False, log="", age=age, symptom=symptom,
+    )  # fmt: skip
+
+
+class Job(RuleBasedStateMachine):
+    """Plays the nodes of a job against the coordinator, and checks what each of them is told."""
+
+    @initialize(nodes=st.integers(1, 4), restarts=st.integers(0, 2))
+    def begin(self, nodes: int, restarts: int) -> None:
+        self.coordinator = Coordinator(nodes, restarts)
+        self.nodes = nodes
+        self.told: dict[int, list[Message]] = {peer: [] for peer in range(nodes)}
+        self.joined: set[int] = set()
+        self.running: set[int] = set()  # peers whose ranks run
+        self.halting: set[int] = set()  # peers that were told to halt and have not answered
+
+    def deliver(self, outbox: list[tuple[int, Message]]) -> None:
+        for peer, message in outbox:
+            self.told[peer].append(message)
+            if message["do"] == "start":
+                self.running.add(peer)
+            elif message["do"] == "halt":
+                self.halting.add(peer)
+
+    @precondition(lambda self: len(self.joined) < self.nodes and self.coordinator.phase == GATHERING)
+    @rule()
+    def another_joins(self) -> None:
+        peer = min(set(range(self.nodes)) - self.joined)
+        self.joined.add(peer)
+        self.deliver(self.coordinator.receive(peer, join(self.nodes)))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), what=st.sampled_from(["failed", "done"]))
+    def ranks_end(self, data: st.DataObject, what: str) -> None:
+        peer = data.draw(st.sampled_from(sorted(self.running)))
+        self.deliver(self.coordinator.receive(peer, {"do": what}))
+
+    @precondition(lambda self: self.halting)
+    @rule(data=st.data())
+    def ranks_are_stopped(self, data: st.DataObject) -> None:
+        peer = data.draw(st.sampled_from(sorted(self.halting)))
+        self.halting.discard(peer)
+        self.running.discard(peer)
+        failures = [failed(peer, 1.0).to_dict()]
+        self.deliver(
+            self.coordinator.receive(peer, {"do": "stopped", "failures": failures, "main_port": 4321, "ports": []})
+        )
+
+    @precondition(lambda self: self.joined)
+    @rule(data=st.data())
+    def somebody_stops(self, data: st.DataObject) -> None:
+        peer = data.draw(st.sampled_from(sorted(self.joined)))
+        self.deliver(self.coordinator.receive(peer, {"do": "stop", "signal": 15}))
+
+    @precondition(lambda self: len(self.joined) > 1)
+    @rule(data=st.data())
+    def a_node_vanishes(self, data: st.DataObject) -> None:
+        peer = data.draw(st.sampled_from(sorted(self.joined - {0})))
+        self.joined.discard(peer)
+        self.running.discard(peer)
+        self.halting.discard(peer)
+        self.told[peer] = []
+        self.deliver(self.coordinator.lost(peer))
+
+    @invariant()
+    def no_attempt_starts_while_ranks_of_another_run(self) -> None:
+        for messages in self.told.values():
+            starts = [m["attempt"] for m in messages if m["do"] == "start"]
+            assert starts == list(range(starts[0], starts[0] + len(starts))) if starts else True
+            assert len(starts) <= self.coordinator.max_restarts + 1
+
+    @invariant()
+    def everybody_hears_the_same_end_once(self) -> None:
+        ends = [[m for m in self.told[peer] if m["do"] == "finish"] for peer in self.joined]
+        assert all(len(end) <= 1 for end in ends)
+        if self.coordinator.phase == FINISHED and self.joined:
+            assert all(len(end) == 1 for end in ends)
+            assert len({(end[0]["state"], end[0]["exit_code"]) for end in ends}) == 1
+
+    @invariant()
+    def it_never_waits_for_nobody(self) -> None:
+        if self.coordinator.phase == HALTING:
+            assert self.halting, "nobody is left who could answer"
+        if self.coordinator.phase == RUNNING:
+            assert self.running
+
+    @invariant()
+    def node_ranks_are_given_once_each(self) -> None:
+        starts = [m for peer in self.joined for m in self.told[peer] if m["do"] == "start"]
+        for attempt in {m["attempt"] for m in starts}:
+            ranks = [m["node_rank"] for m in starts if m["attempt"] == attempt]
+            assert len(ranks) == len(set(ranks))
+
+
+TestJob = Job.TestCase
+TestJob.settings = settings(max_examples=200, stateful_step_count=25, deadline=None)
+
+
+@given(asked=st.permutations(range(4)), silent=st.sets(st.integers(0, 3)))
+def test_nodes_get_the_ranks_they_ask_for(asked: list[int], silent: set[int]) -> None:
+    coordinator = Coordinator(4, 0)
+    outbox = []
+    for peer in range(4):
+        wanted = None if peer in silent else asked[peer]
+        outbox = coordinator.receive(peer, join(4, node_rank=wanted))
+    given_ranks = {peer: message["node_rank"] for peer, message in outbox}
+    assert sorted(given_ranks.values()) == [0, 1, 2, 3]
+    assert all(given_ranks[peer] == asked[peer] for peer in range(4) if peer not in silent)
+
+
+def test_those_who_do_not_fit_are_refused() -> None:
+    coordinator = Coordinator(3, 0)
+    assert coordinator.receive(0, join(3, node_rank=0)) == []
+    for peer, changes, why in (
+        (1, {"node_rank": 0}, "node rank 0 is taken by h"),
+        (2, {"version": "2"}, "this node has paceline 2, h has 1"),
+        (3, {"nodes": 4}, "this node was started with --nnodes 4, node 0 with --nnodes 3"),
+    ):
+        ((to, message),) = coordinator.receive(peer, join(**{"nodes": 3, **changes}))
+        assert (to, message["do"]) == (peer, "refuse")
+        assert why in message["why"]
+
+
+def test_culprit_is_the_first_that_is_no_mere_symptom() -> None:
+    assert culprit([failed(0, 9.0, symptom=True), failed(1, 1.0), failed(2, 2.0)]).rank == 2
+    assert culprit([failed(0, 1.0, symptom=True), failed(1, 2.0, symptom=True)]).rank == 1

@@ -1,0 +1,322 @@
+"""What happens when ranks, their children, the agent or the terminal die."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.conftest import GENEROUS, eventually
+
+if TYPE_CHECKING:
+    from tests.conftest import Paceline
+
+# Starts a child in a session of its own, ignoring SIGTERM, and waits for ever.
+STUBBORN_FAMILY = """
+    import os, signal, subprocess, sys, time
+    child = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(1000)"
+    kid = subprocess.Popen([sys.executable, "-c", child], start_new_session=True, stdout=subprocess.PIPE)
+    kid.stdout.readline()
+    open(f"ready-{os.environ['RANK']}", "w").close()
+    THEN
+    time.sleep(1000)
+"""
+
+
+def stubborn(then: str = "") -> str:
+    """A rank with a stubborn child, which does `then` once the child runs."""
+    return STUBBORN_FAMILY.replace("THEN", then)
+
+
+def ready(paceline: Paceline, ranks: int) -> None:
+    eventually(lambda: all((paceline.folder / f"ready-{r}").exists() for r in range(ranks)), "all ranks are ready")
+
+
+def status(paceline: Paceline) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((paceline.job() / "status.json").read_text())
+    return found
+
+
+def rank_pid(paceline: Paceline, rank: int) -> int:
+    eventually(lambda: status(paceline)["state"] == "RUNNING", "the job runs")
+    return int(status(paceline)["ranks"][rank]["pid"])
+
+
+@pytest.mark.parametrize("start_method", ["fork", "exec"])
+def test_the_first_to_fail_is_named_last_and_once(paceline: Paceline, start_method: str) -> None:
+    paceline.script("""
+        import os, time
+        rank = int(os.environ["RANK"])
+        print("hello from", rank, flush=True)
+        open(f"ready-{rank}", "w").close()
+        if rank == 1:
+            while not all(os.path.exists(f"ready-{r}") for r in range(3)):
+                time.sleep(0.01)
+            raise ValueError("bad batch")
+        time.sleep(1000)
+    """)
+    done = paceline.run("-n", "3", "--start-method", start_method, "script.py")
+    assert done.returncode == 1
+    assert done.stdout == "hello from 0\n"
+    *_, trace, last = done.stderr.splitlines()
+    assert trace == "ValueError: bad batch"
+    assert last.startswith("paceline: rank 1 failed first: ValueError: bad batch (node 0 on ")
+    facts = status(paceline)
+    assert f"pid {facts['ranks'][1]['pid']}, exit code 1); log {facts['ranks'][1]['log'].replace('.log', '')}" in last
+    assert done.stderr.count("Traceback") == 1
+    assert [r["state"] for r in facts["ranks"]] == ["STOPPED", "FAILED", "STOPPED"]
+    assert facts["state"] == "FAILED"
+    assert facts["exit_code"] == 1
+    assert facts["failure"]["rank"] == 1
+
+
+def test_a_rank_on_the_screen_shows_its_traceback_once(paceline: Paceline) -> None:
+    paceline.script("print('before'); raise ValueError('bad batch')")
+    for args in ((), ("-n", "1", "--tee", "all")):
+        done = paceline.run(*args, "script.py", stderr=subprocess.STDOUT)
+        lines = done.stdout.splitlines()
+        assert lines[1] == "before"
+        assert done.stdout.count("ValueError: bad batch\n") == 1
+        assert lines[-1].startswith("paceline: rank 0 failed first")
+
+
+def test_ranks_that_fail_for_want_of_the_first_are_one_line(paceline: Paceline) -> None:
+    paceline.script("""
+        import os, time
+        rank = int(os.environ["RANK"])
+        if rank == 2:
+            time.sleep(0.3)
+            raise ValueError("the cause")
+        raise ConnectionResetError("Connection closed by peer")
+    """)
+    done = paceline.run("-n", "3", "script.py")
+    *_, others, first_line, _, _, _, last = done.stderr.splitlines()
+    assert others == ("paceline: ranks 0 and 1 failed after it: ConnectionResetError: Connection closed by peer"), (
+        done.stderr
+    )
+    assert first_line.startswith("Traceback")
+    assert "rank 2 failed first: ValueError: the cause" in last
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGSEGV, "SIGSEGV"), (signal.SIGABRT, "SIGABRT")]
+)
+def test_killed_rank_ends_the_job_with_128_and_the_signal(paceline: Paceline, number: int, name: str) -> None:
+    paceline.script(stubborn())
+    process = paceline.start("run", "-n", "2", "script.py")
+    ready(paceline, 2)
+    os.kill(rank_pid(paceline, 1), number)
+    _, err = process.communicate(timeout=GENEROUS)
+    assert process.returncode == 128 + number
+    assert f"rank 1 failed first: killed by {name}" in err.splitlines()[-1]
+
+
+def test_exit_code_is_the_culprits(paceline: Paceline) -> None:
+    paceline.script("import os, sys, time; sys.exit(7) if os.environ['RANK'] == '1' else time.sleep(1000)")
+    done = paceline.run("-n", "2", "script.py")
+    assert done.returncode == 7
+    assert "rank 1 failed first: exit code 7" in done.stderr
+
+
+@pytest.mark.parametrize("start_method", ["fork", "exec"])
+def test_restart_counts_attempts_and_takes_a_fresh_port(paceline: Paceline, start_method: str) -> None:
+    paceline.script("""
+        import os, sys
+        attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        print(attempt, os.environ["PACELINE_ATTEMPT"], os.environ["MASTER_PORT"], os.getppid(), flush=True)
+        sys.exit(3 if attempt != "2" else 0)
+    """)
+    done = paceline.run("-n", "1", "--max-restarts", "3", "--start-method", start_method, "script.py")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert [row[:2] for row in rows] == [["0", "0"], ["1", "1"], ["2", "2"]]
+    assert len({row[2] for row in rows}) == 3
+    assert len({row[3] for row in rows}) == 1  # the same warm server
+    assert done.stderr.count("starting again") == 2
+    assert sorted(p.name for p in (paceline.job() / "logs").iterdir()) == ["0", "1", "2"]
+
+
+def test_restarts_are_used_up(paceline: Paceline) -> None:
+    paceline.script("1/0")
+    done = paceline.run("--max-restarts", "2", "script.py")
+    assert done.returncode == 1
+    assert done.stderr.count("starting again") == 2
+    assert done.stderr.count("ZeroDivisionError: division by zero\n") == 3
+
+
+def test_ctrl_c_once_stops_cleanly(paceline: Paceline) -> None:
+    paceline.script("""
+        import os, signal, sys, time
+        def save(*_):
+            print("saved", flush=True)
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        open("ready-0", "w").close()
+        time.sleep(1000)
+    """)
+    process = paceline.start("run", "script.py")
+    ready(paceline, 1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=GENEROUS)
+    assert process.returncode == 130
+    assert out == "saved\n"
+    assert "stopping (SIGINT)" in err
+    assert status(paceline)["state"] == "STOPPED"
+
+
+def test_ctrl_c_twice_stops_at_once(paceline: Paceline) -> None:
+    paceline.script("""
+        import os, signal, time
+        signal.signal(signal.SIGTERM, lambda *_: open("asked", "w").close())
+        open("ready-0", "w").close()
+        while True:
+            time.sleep(1000)
+    """)
+    process = paceline.start("run", "--grace", "1000", "script.py")
+    ready(paceline, 1)
+    process.send_signal(signal.SIGINT)
+    eventually((paceline.folder / "asked").exists, "the rank was asked to stop")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=GENEROUS)
+    assert process.returncode == 130
+
+
+def test_ctrl_c_while_the_framework_is_imported(paceline: Paceline) -> None:
+    paceline.script("import time\nopen('ready-0', 'w').close()\ntime.sleep(1000)\n", "framework.py")
+    paceline.script("print('never')")
+    process = paceline.start("run", "--preload", "framework", "script.py")
+    ready(paceline, 1)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=GENEROUS)
+    assert (process.returncode, out) == (130, "")
+
+
+def test_sigterm_to_the_client_stops_the_job(paceline: Paceline) -> None:
+    paceline.script(stubborn())
+    process = paceline.start("run", "-n", "2", "script.py")
+    ready(paceline, 2)
+    process.terminate()
+    process.communicate(timeout=GENEROUS)
+    assert process.returncode == 143
+
+
+def test_grace_ends_with_sigkill_to_grandchildren_too(paceline: Paceline) -> None:
+    paceline.script(stubborn("signal.signal(15, signal.SIG_IGN)"))
+    process = paceline.start("run", "-n", "2", "--grace", "0.2", "script.py")
+    ready(paceline, 2)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=GENEROUS)
+    assert process.returncode == 130
+    assert paceline.processes() == []
+
+
+def test_children_that_outlive_a_good_rank_are_ended(paceline: Paceline) -> None:
+    paceline.script(stubborn("sys.exit()"))
+    assert paceline.run("-n", "2", "script.py").returncode == 0
+    assert paceline.processes() == []
+
+
+@pytest.mark.parametrize("start_method", ["fork", "exec"])
+def test_kill_9_of_the_agent_takes_everything_with_it(paceline: Paceline, start_method: str) -> None:
+    paceline.script(stubborn())
+    process = paceline.start("run", "-n", "2", "--start-method", start_method, "script.py")
+    ready(paceline, 2)
+    os.kill(status(paceline)["agent"]["pid"], signal.SIGKILL)
+    _, err = process.communicate(timeout=GENEROUS)
+    assert process.returncode == 137
+    assert "the job's agent" in err
+    eventually(lambda: paceline.processes() == [], "everything has ended")
+
+
+def test_kill_9_of_the_client_takes_everything_with_it(paceline: Paceline) -> None:
+    paceline.script(stubborn())
+    process = paceline.start("run", "-n", "2", "script.py")
+    ready(paceline, 2)
+    process.kill()
+    process.communicate(timeout=GENEROUS)
+    eventually(lambda: paceline.processes() == [], "everything has ended")
+    assert status(paceline)["state"] == "STOPPED"
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_kill_9_of_the_fork_server(paceline: Paceline, restarts: int) -> None:
+    paceline.script(stubborn("sys.exit() if os.environ['PACELINE_ATTEMPT'] == '1' else None"))
+    process = paceline.start("run", "-n", "2", "--max-restarts", str(restarts), "script.py")
+    ready(paceline, 2)
+    server = int(Path(f"/proc/{rank_pid(paceline, 0)}/stat").read_text().split(")")[1].split()[1])
+    os.kill(server, signal.SIGKILL)
+    _, err = process.communicate(timeout=GENEROUS)
+    assert process.returncode == (0 if restarts else 1), err
+    assert "the process that the ranks are forked from ended" in err
+
+
+def test_detached_job_outlives_its_client(paceline: Paceline) -> None:
+    paceline.script("""
+        import os, time
+        open("ready-0", "w").close()
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+        print("done")
+    """)
+    done = paceline.run("--detach", "script.py", start_new_session=True)
+    assert done.returncode == 0
+    ready(paceline, 1)
+    os.kill(status(paceline)["agent"]["pid"], signal.SIGHUP)
+    (paceline.folder / "go").touch()
+    eventually(lambda: status(paceline)["state"] == "SUCCEEDED", "the job has ended well")
+    assert (paceline.job() / "logs" / "0" / "rank-0.log").read_text() == "done\n"
+
+
+def test_reader_that_goes_away_stops_the_job(paceline: Paceline) -> None:
+    paceline.script("while True: print('line')")
+    process = paceline.start("run", "script.py")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "line\n"
+    process.stdout.close()
+    assert process.wait(GENEROUS) == 128 + signal.SIGPIPE
+
+
+def test_out_of_memory_is_called_by_its_name(paceline: Paceline) -> None:
+    group = Path("/sys/fs/cgroup/memory") / f"paceline-test-{os.getpid()}"
+    if not Path("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists() or os.geteuid() != 0:
+        pytest.skip("needs root and the memory controller of cgroup v1 to set a limit")
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(150 << 20))
+        paceline.script("""
+            import os, time
+            if os.environ["RANK"] == "1":
+                hog = [bytearray(8 << 20) for _ in range(1000)]
+            time.sleep(1000)
+        """)
+        inside = ("/bin/sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$0" "$@"', sys.executable)
+        done = paceline.run("-n", "2", "script.py", python=inside)
+        assert done.returncode == 137
+        assert "rank 1 failed first: killed: out of memory" in done.stderr.splitlines()[-1]
+    finally:
+        eventually(lambda: (group / "cgroup.procs").read_text() == "", "the group is empty")
+        group.rmdir()
+
+
+@pytest.mark.torch
+def test_peers_of_a_killed_rank_step_again_after_a_restart(paceline: Paceline) -> None:
+    paceline.script("""
+        import os, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        for step in range(5):
+            total = torch.ones(1)
+            if step == 3 and dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+                os.kill(os.getpid(), 9)
+            dist.all_reduce(total)
+        print("total", total.item())
+        dist.destroy_process_group()
+    """)
+    done = paceline.run("-n", "3", "--max-restarts", "1", "script.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "total 3.0\n"
+    assert "rank 1 failed first: killed by SIGKILL" in done.stderr

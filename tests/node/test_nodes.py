@@ -1,0 +1,220 @@
+"""Several machines by hand: agents that meet over TCP, here all on the loopback interface."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.conftest import GENEROUS, Paceline, eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+class Cluster:
+    """The same command on several machines, each with a home of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.nodes: list[Paceline] = []
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(
+        self, *args: str, nodes: int, rank: int | None = None, meet: tuple[str, ...] = ()
+    ) -> subprocess.Popen[str]:
+        node = Paceline(self.folder / f"node-{len(self.nodes)}")
+        node.folder.mkdir()
+        self.nodes.append(node)
+        where = meet or ("--master-addr", "127.0.0.1", "--master-port", str(self.port))
+        number = () if rank is None else ("--node-rank", str(rank))
+        process = node.start("run", "--nnodes", str(nodes), *number, *where, *args, cwd=self.folder)
+        self.started.append(process)
+        return process
+
+    def finish(self) -> list[tuple[int, str, str]]:
+        ends = [(process, *process.communicate(timeout=GENEROUS)) for process in self.started]
+        return [(process.returncode, out, err) for process, out, err in ends]
+
+
+@pytest.fixture
+def cluster(paceline: Paceline) -> object:
+    it = Cluster(paceline.folder)
+    yield it
+    for node in it.nodes:
+        with contextlib.suppress(AssertionError):
+            eventually(lambda node=node: not node.processes(), "all processes have ended")
+        assert not node.processes()
+
+
+SHOW = """
+    import os
+    names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR"
+    print(*(os.environ[name] for name in names))
+"""
+
+
+def test_numbers_over_uneven_nodes(cluster: Cluster, paceline: Paceline) -> None:
+    paceline.script(SHOW)
+    for rank, ranks in ((1, 1), (0, 2), (2, 3)):
+        cluster.start("-n", str(ranks), "--tee", "all", "script.py", nodes=3, rank=rank)
+    ends = cluster.finish()
+    assert [code for code, _, _ in ends] == [0, 0, 0], ends
+    lines = sorted(line.rpartition("] ")[2] for _, out, _ in ends for line in out.splitlines())
+    assert lines == [
+        "0 6 0 0 3 127.0.0.1",
+        "1 6 1 0 3 127.0.0.1",
+        "2 6 0 1 3 127.0.0.1",
+        "3 6 0 2 3 127.0.0.1",
+        "4 6 1 2 3 127.0.0.1",
+        "5 6 2 2 3 127.0.0.1",
+    ]
+
+
+def test_same_command_on_every_node_as_with_c10d(cluster: Cluster, paceline: Paceline) -> None:
+    paceline.script(SHOW)
+    meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{cluster.port}", "--rdzv-id", "job7")
+    for _ in range(3):
+        cluster.start("script.py", nodes=3, meet=meet)
+    ends = cluster.finish()
+    assert [code for code, _, _ in ends] == [0, 0, 0], ends
+    assert sorted(out.split()[0] for _, out, _ in ends) == ["0", "1", "2"]
+
+
+@pytest.mark.torch
+def test_all_reduce_over_nodes_with_a_restart(cluster: Cluster, paceline: Paceline) -> None:
+    paceline.script("""
+        import os, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        total = torch.tensor([float(dist.get_rank())])
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 3:
+            raise ValueError("first try")
+        dist.all_reduce(total)
+        print(total.item(), os.environ["TORCHELASTIC_RESTART_COUNT"])
+        dist.destroy_process_group()
+    """)
+    for rank in (0, 1):
+        cluster.start("-n", "2", "--max-restarts", "1", "script.py", nodes=2, rank=rank)
+    for code, out, err in cluster.finish():
+        assert (code, out) == (0, "6.0 1\n"), err
+        assert "rank 3 failed first: ValueError: first try (node 1 on " in err
+
+
+def test_failure_on_one_node_is_told_on_all(cluster: Cluster, paceline: Paceline) -> None:
+    paceline.script("""
+        import os, time
+        if os.environ["RANK"] == "2":
+            raise ValueError("bad batch")
+        time.sleep(1000)
+    """)
+    for rank in (0, 1):
+        cluster.start("-n", "2", "script.py", nodes=2, rank=rank)
+    for code, _, err in cluster.finish():
+        assert code == 1
+        assert "ValueError: bad batch" in err
+        assert "rank 2 failed first" in err.splitlines()[-1]
+
+
+def test_stop_on_one_node_stops_all(cluster: Cluster, paceline: Paceline) -> None:
+    paceline.script("""
+        import os, time
+        open("ready-" + os.environ["RANK"], "w").close()
+        time.sleep(1000)
+    """)
+    for rank in (0, 1):
+        cluster.start("script.py", nodes=2, rank=rank)
+    eventually(lambda: all((paceline.folder / f"ready-{r}").exists() for r in (0, 1)), "ranks run")
+    cluster.started[1].send_signal(signal.SIGINT)
+    assert [code for code, _, _ in cluster.finish()] == [130, 130]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_agent_that_is_killed_ends_the_job_everywhere(cluster: Cluster, paceline: Paceline, victim: int) -> None:
+    import json
+
+    paceline.script("""
+        import os, time
+        open("ready-" + os.environ["RANK"], "w").close()
+        time.sleep(1000)
+    """)
+    for rank in (0, 1):
+        cluster.start("script.py", nodes=2, rank=rank)
+    eventually(lambda: all((paceline.folder / f"ready-{r}").exists() for r in (0, 1)), "ranks run")
+    status = json.loads((cluster.nodes[victim].job() / "status.json").read_text())
+    os.kill(status["agent"]["pid"], signal.SIGKILL)
+    ends = cluster.finish()
+    assert ends[victim][0] == 137
+    assert ends[1 - victim][0] == 1
+    assert "is gone" in ends[1 - victim][2].splitlines()[-1]
+
+
+def test_nodes_that_do_not_come_are_counted(cluster: Cluster, paceline: Paceline) -> None:
+    paceline.script(SHOW)
+    cluster.start("--rdzv-conf", "join_timeout=4", "script.py", nodes=3, rank=0)
+    cluster.start("script.py", nodes=3, rank=1)
+    ends = cluster.finish()
+    assert [code for code, _, _ in ends] == [1, 1]
+    assert "1 of 3 nodes did not come within 4 s" in ends[0][2]
+    assert "node 0, which coordinates the job, is gone" in ends[1][2]
+
+
+def test_node_that_nobody_answers(cluster: Cluster, paceline: Paceline) -> None:
+    paceline.script(SHOW)
+    cluster.start("--rdzv-conf", "join_timeout=1", "script.py", nodes=2, rank=1)
+    ((code, _, err),) = cluster.finish()
+    assert code == 1
+    assert f"cannot reach node 0 at 127.0.0.1:{cluster.port} within 1 s" in err
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ctrl_c_while_others_are_waited_for(cluster: Cluster, paceline: Paceline, rank: int) -> None:
+    paceline.script("import torch")
+    process = cluster.start("script.py", nodes=2, rank=rank)
+    eventually(lambda: cluster.nodes[0].home.exists() and (cluster.nodes[0].job() / "status.json").exists(), "it waits")
+    process.send_signal(signal.SIGINT)
+    assert [code for code, _, _ in cluster.finish()] == [130]
+
+
+def test_node_with_another_token_is_kept_out(cluster: Cluster, paceline: Paceline) -> None:
+    paceline.script(SHOW)
+    first = cluster.start("--rdzv-id", "a", "--rdzv-conf", "join_timeout=8", "script.py", nodes=2, rank=0)
+    eventually(lambda: _listens(cluster.port), "node 0 listens")
+    second = cluster.start("--rdzv-id", "b", "script.py", nodes=2, rank=1)
+    _, err = second.communicate(timeout=GENEROUS)
+    assert second.returncode == 2
+    assert "does not accept this job's token" in err
+    first.communicate(timeout=GENEROUS)
+
+
+def test_strangers_do_not_hold_up_a_job(cluster: Cluster, paceline: Paceline) -> None:
+    paceline.script(SHOW)
+    cluster.start("script.py", nodes=2, rank=0)
+    eventually(lambda: _listens(cluster.port), "node 0 listens")
+    strangers = []
+    for number in range(100):
+        stranger = socket.create_connection(("127.0.0.1", cluster.port))
+        with contextlib.suppress(OSError):  # some are dropped already
+            stranger.send((b"GET / HTTP/1.1\r\n\r\n", b"", b'{"proof": 1}\n', b"x" * 10000)[number % 4])
+        strangers.append(stranger)
+    cluster.start("script.py", nodes=2, rank=1)
+    assert [code for code, _, _ in cluster.finish()] == [0, 0]
+    for stranger in strangers:
+        stranger.close()
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True

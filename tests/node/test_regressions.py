@@ -1,0 +1,124 @@
+"""Scripts that once ended otherwise under paceline than under python or torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.conftest import Paceline
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_what_is_still_buffered_is_written(paceline: Paceline, method: str) -> None:
+    paceline.script("import sys, torch; print('line'); sys.stdout.buffer.write(b'more'); print('no end', end='')")
+    assert paceline.run("--start-method", method, "script.py").stdout in ("line\nmoreno end", "line\nno endmore")
+
+
+def test_classes_of_the_script_come_back_from_a_spawned_child(paceline: Paceline) -> None:
+    paceline.script("""
+        import dataclasses, multiprocessing as mp
+        @dataclasses.dataclass
+        class Config:
+            n: int = 8
+        def work(q):
+            q.put(Config(3))
+        if __name__ == "__main__":
+            context = mp.get_context("spawn")
+            q = context.Queue()
+            p = context.Process(target=work, args=(q,))
+            p.start()
+            print(q.get())
+            p.join()
+    """)
+    assert paceline.run("--preload", "multiprocessing", "script.py").stdout == "Config(n=3)\n"
+
+
+def test_a_lazy_import_beside_the_script_does_not_decide_the_framework(paceline: Paceline) -> None:
+    paceline.script("import torch\nimport helpers")
+    paceline.script("def f():\n    import tensorflow", "helpers.py")
+    assert json.loads(paceline.run("--dry-run", "script.py").stdout)["job"]["framework"] == "torch"
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("how", ['os.environ["OMP_NUM_THREADS"] = "1"', "os.environ.update(OMP_NUM_THREADS=str(1))"])
+def test_variables_that_the_script_sets_before_the_import(paceline: Paceline, how: str) -> None:
+    paceline.script(f"import os\n{how}\nimport torch\nprint(torch.get_num_threads())")
+    assert paceline.run("script.py").stdout == "1\n"
+
+
+def test_exception_in_a_child_of_the_rank_is_the_childs(paceline: Paceline) -> None:
+    paceline.script("""
+        import os
+        pid = os.fork()
+        if pid == 0:
+            raise ValueError("in the child")
+        os.waitpid(pid, 0)
+        print("parent fine")
+    """)
+    done = paceline.run("script.py")
+    assert (done.returncode, done.stdout) == (0, "parent fine\n")
+    assert "ValueError: in the child" in done.stderr
+    assert "failed first" not in done.stderr
+
+
+def test_an_error_that_wraps_a_lost_connection_is_a_symptom(paceline: Paceline) -> None:
+    paceline.script("""
+        import os, time
+        if os.environ["RANK"] == "1":
+            raise ConnectionRefusedError("Connection refused")
+        while not os.path.exists(os.environ["PACELINE_RUN_DIR"] + "/errors/0/rank-1.json"):
+            time.sleep(0.01)
+        try:
+            raise ConnectionResetError("Connection closed by peer")
+        except OSError as error:
+            raise RuntimeError("step 0 failed") from error
+    """)
+    done = paceline.run("-n", "2", "script.py")
+    assert "rank 1 failed first: ConnectionRefusedError" in done.stderr
+
+
+def test_messages_that_cannot_be_encoded(paceline: Paceline) -> None:
+    paceline.script("raise ValueError('bad \\udcff name')")
+    done = paceline.run("script.py")
+    assert done.returncode == 1
+    assert "rank 0 failed first: ValueError: bad \\udcff name" in done.stderr
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_streams_that_the_script_has_closed(paceline: Paceline, stream: str) -> None:
+    paceline.script(f"import sys; sys.{stream}.close(); raise ValueError('x')")
+    done = paceline.run("script.py")
+    assert "rank 0 failed first: ValueError: x" in done.stderr
+    assert "forkserver" not in done.stderr
+
+
+def test_zip_applications_run(paceline: Paceline) -> None:
+    paceline.script("print('zipped')", "app/__main__.py")
+    subprocess.run(["python3", "-m", "zipapp", "app"], cwd=paceline.folder, check=True)
+    assert paceline.run("app.pyz").stdout == "zipped\n"
+
+
+def test_output_that_cannot_be_written(paceline: Paceline) -> None:
+    paceline.script("while True: print('line')")
+    with open("/dev/full", "w") as full:
+        done = paceline.run("script.py", stdout=full)
+    assert done.returncode == 2
+    assert "cannot write what the ranks print: No space left on device; the job was stopped" in done.stderr
+
+
+def test_pipe_that_does_not_block(paceline: Paceline) -> None:
+    paceline.script("for i in range(100000): print(i)")
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    process = paceline.start("run", "script.py", stdout=theirs)
+    os.close(theirs)
+    with open(ours) as lines:
+        assert [int(line) for line in lines] == list(range(100000))
+    assert process.wait() == 0
+    process.communicate()

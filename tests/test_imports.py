@@ -1,0 +1,47 @@
+"""What is imported when, and that a node needs Python 3.9 and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline
+
+PACKAGE = Path(paceline.__file__).parent
+NODE_FILES = [PACKAGE / "__init__.py", *(PACKAGE / "contract").glob("*.py"), *(PACKAGE / "node").glob("*.py")]
+
+
+def modules_after(code: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport json, sys\nprint(json.dumps(list(sys.modules)))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {name.partition(".")[0] for name in json.loads(done.stdout)}
+
+
+@pytest.mark.parametrize("module", ["paceline", "paceline.contract", "paceline.node.agent", "paceline.node.forkserver"])
+def test_node_side_is_standard_library_only(module: str) -> None:
+    new = modules_after(f"import {module}") - modules_after("pass")
+    assert {name for name in new if name not in sys.stdlib_module_names} <= {"paceline"}
+    assert "asyncio" not in new
+
+
+@pytest.mark.parametrize("path", NODE_FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_node_side_parses_as_python_3_9(path: Path) -> None:
+    ast.parse(path.read_text(), feature_version=(3, 9))
+
+
+def test_node_side_runs_on_python_3_9(tmp_path: Path) -> None:
+    python = shutil.which("python3.9")
+    if python is None or subprocess.run([python, "--version"], capture_output=True, check=False).returncode:
+        pytest.skip("no python3.9 on PATH; that its syntax is understood there is tested above")
+    code = "import paceline.node.agent, paceline.node.forkserver, paceline.node.machine, paceline.contract"
+    subprocess.run([python, "-c", code], env={"PYTHONPATH": str(PACKAGE.parent)}, check=True)

@@ -1,0 +1,126 @@
+"""Ranks and whole jobs are killed at random moments; the samples of committed steps are each epoch's, once each."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.conftest import GENEROUS, eventually
+
+torch = pytest.importorskip("torch")
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from tests.conftest import Paceline
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(7200)]
+SAMPLES = 199
+KILLS = int(os.environ.get("PACELINE_SOAK_KILLS", "6"))
+
+
+class Training:
+    """The same training, started and killed again and again."""
+
+    def __init__(self, paceline: Paceline, workers: int) -> None:
+        self.paceline = paceline
+        self.epochs = 3 + KILLS
+        self.workers = workers
+        self.records = paceline.folder / "records"
+        self.records.mkdir()
+        shutil.copy(Path(__file__).with_name("exactly_once_script.py"), paceline.folder / "train.py")
+
+    def start(self, ranks: int) -> subprocess.Popen[str]:
+        args = ("train.py", str(self.paceline.folder), str(self.epochs), str(self.workers))
+        return self.paceline.start("run", "-n", str(ranks), "--max-restarts", "100000", *args)
+
+    def steps(self) -> int:
+        """Lines that any rank of any attempt has recorded."""
+        return sum(path.read_bytes().count(b"\n") for path in self.records.iterdir())
+
+    def used(self) -> dict[int, Counter[int]]:
+        """Samples of committed steps by epoch: of each attempt, the steps before the next one's start."""
+        attempts: dict[int, list[list[str]]] = {}
+        for path in sorted(self.records.iterdir()):
+            lines = [line.split() for line in path.read_text().split("\n")[:-1]]
+            attempts.setdefault(int(path.name.partition("-")[0]), []).extend(lines)
+        starts = {key: {int(line[1]) for line in lines if line[0] == "start"} for key, lines in attempts.items()}
+        began = [key for key in sorted(attempts) if starts[key]]
+        counts: dict[int, Counter[int]] = {}
+        for key, following in zip(began, [*began[1:], None], strict=True):
+            (first,) = starts[key]
+            end = min(starts[following]) if following is not None else float("inf")
+            for _, step, epoch, *indices in (line for line in attempts[key] if line[0] == "step"):
+                if first < int(step) <= end:
+                    counts.setdefault(int(epoch), Counter()).update(map(int, indices))
+        return counts
+
+    def check(self) -> None:
+        used = self.used()
+        assert sorted(used) == list(range(self.epochs))
+        for epoch, counts in used.items():
+            assert counts == Counter(range(SAMPLES)), f"epoch {epoch}"
+
+
+def status(paceline: Paceline) -> dict[str, object]:
+    newest = max((paceline.home / "jobs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    found: dict[str, object] = json.loads((newest / "status.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_and_weights_survive_kills_of_ranks(paceline: Paceline, workers: int) -> None:
+    training = Training(paceline, workers)
+    quiet = training.start(2)
+    quiet.communicate(timeout=GENEROUS + 10 * KILLS)
+    training.check()
+    expected = torch.load(paceline.folder / "weights.pt")
+    for path in ("records", "checkpoints"):
+        shutil.rmtree(paceline.folder / path)
+    training.records.mkdir()
+    dice = random.Random(workers)
+    process = training.start(2)
+    for _ in range(KILLS):
+        goal = training.steps() + dice.randint(1, 25)
+        eventually(lambda goal=goal: training.steps() >= goal or process.poll() is not None, "steps are made")
+        ranks = status(paceline)["ranks"]
+        assert isinstance(ranks, list)
+        victim = dice.choice(ranks)["pid"]
+        if victim:
+            try:
+                os.kill(victim, signal.SIGKILL)
+            except ProcessLookupError:
+                continue  # it was just being restarted
+    _, err = process.communicate(timeout=GENEROUS + 10 * KILLS)
+    assert process.returncode == 0, err
+    assert err.count("starting again") >= KILLS // 3
+    training.check()
+    weights = torch.load(paceline.folder / "weights.pt")
+    assert all(torch.equal(a, b) for a, b in zip(expected, weights, strict=True)), "not the same to the bit"
+
+
+def test_samples_survive_kills_of_the_job_and_other_numbers_of_ranks(paceline: Paceline) -> None:
+    training = Training(paceline, 0)
+    dice = random.Random(1)
+    kills = 0
+    while True:
+        process = training.start(dice.randint(1, 3))
+        goal = training.steps() + dice.randint(1, 25)
+        eventually(lambda p=process, g=goal: training.steps() >= g or p.poll() is not None, "steps are made")
+        if kills < KILLS and process.poll() is None:
+            os.kill(status(paceline)["agent"]["pid"], signal.SIGKILL)  # type: ignore[index]
+            kills += 1
+        _, err = process.communicate(timeout=GENEROUS + 10 * KILLS)
+        if process.returncode == 0:
+            break
+        assert process.returncode == 137, err
+        eventually(lambda: not paceline.processes(), "the killed job is gone")
+    assert kills >= KILLS // 2
+    training.check()

@@ -1,0 +1,204 @@
+"""What a training script does with `paceline.init()`, on several real ranks and on one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import paceline  # noqa: E402 - after torch is known to be there
+from paceline.train.group import Disagreement  # noqa: E402
+from paceline.train.launch import RankFailed  # noqa: E402
+from paceline.train.wrap import ModelMismatch  # noqa: E402
+
+if TYPE_CHECKING:
+    from tests.conftest import Paceline
+
+pytestmark = pytest.mark.torch
+
+
+def collectives() -> dict[str, Any]:
+    with paceline.init() as run:
+        rank = run.rank
+        return {
+            "who": (rank, run.world_size, run.local_rank, run.attempt, run.is_main),
+            "sum": run.all_reduce(torch.tensor([rank, 1])).tolist(),
+            "mean of integers": run.all_reduce(torch.tensor(rank), "mean").item(),
+            "max": run.all_reduce(rank, "max"),
+            "min": run.all_reduce(float(rank), "min"),
+            "gather": [t.tolist() for t in run.all_gather(torch.full((rank + 1,), rank))],
+            "gather scalars": [t.item() for t in run.all_gather(torch.tensor(rank))],
+            "broadcast": run.broadcast(torch.tensor([rank + 5]), source=1 % run.world_size).item(),
+            "object": run.broadcast_object({"rank": rank}),
+            "objects": run.gather_objects(str(rank)),
+            "weighted mean": run.mean(10 * rank, rank + 1),
+        }
+
+
+def test_collectives_on_three_ranks() -> None:
+    for rank, seen in enumerate(paceline.launch(collectives, nproc=3)):
+        assert seen == {
+            "who": (rank, 3, rank, 0, rank == 0),
+            "sum": [3, 3],
+            "mean of integers": 1.0,
+            "max": 2.0,
+            "min": 0.0,
+            "gather": [[0], [1, 1], [2, 2, 2]],
+            "gather scalars": [0, 1, 2],
+            "broadcast": 6,
+            "object": {"rank": 0},
+            "objects": ["0", "1", "2"],
+            "weighted mean": 5.0,
+        }
+
+
+def test_collectives_in_one_process_need_no_group() -> None:
+    assert collectives()["sum"] == [0, 1]
+    assert not torch.distributed.is_initialized()
+
+
+def init_again() -> list[float]:
+    sums = []
+    for _ in range(3):
+        run = paceline.init()
+        sums.append(run.all_reduce(1.0))
+        run.close()
+    return sums
+
+
+def test_init_after_close() -> None:
+    assert paceline.launch(init_again, nproc=2) == [[2.0, 2.0, 2.0]] * 2
+
+
+def init_by(method: str, rank: int) -> float:
+    with paceline.init(init_method=method, rank=rank, world_size=2) as run:
+        return run.all_reduce(run.rank + 1.0)
+
+
+def by_method(method: str) -> float:
+    rank = int(os.environ.pop("PACELINE_RANK"))
+    return init_by(method.replace("PORT", os.environ["MASTER_PORT"]), rank)
+
+
+@pytest.mark.parametrize("method", ["tcp://127.0.0.1:PORT", "file://{folder}/meeting"])
+def test_init_methods(method: str, tmp_path: object) -> None:
+    assert paceline.launch(by_method, (method.format(folder=tmp_path),), nproc=2) == [3.0, 3.0]
+
+
+def test_init_methods_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="needs rank= and world_size="):
+        paceline.init(init_method="tcp://127.0.0.1:1")
+    with pytest.raises(ValueError, match="is none of env://"):
+        paceline.init(init_method="mpi://", rank=0, world_size=1)
+
+
+def disagree() -> None:
+    if os.environ["PACELINE_RANK"] == "1":
+        os.environ.update(WORLD_SIZE="3", PACELINE_WORLD_SIZE="3")
+    paceline.init(timeout=60)
+
+
+def test_ranks_that_disagree_on_the_world_size() -> None:
+    with pytest.raises(Disagreement, match="rank 1 has world size 3, rank 0 has 2; start all ranks alike"):
+        paceline.launch(disagree, nproc=2)
+
+
+def train(ranks_batch: int, accumulate: int, precision: str) -> list[float]:
+    with paceline.init() as run:
+        torch.manual_seed(run.rank)  # models differ at first: setup makes them rank 0's
+        model = torch.nn.Linear(4, 1)
+        if run.is_main:
+            torch.manual_seed(7)
+            torch.nn.init.normal_(model.weight)
+            torch.nn.init.zeros_(model.bias)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = run.setup(
+            model, optimizer, strategy=paceline.Strategy(accumulate=accumulate, precision=precision)
+        )
+        data = torch.arange(96.0).reshape(24, 4) / 96
+        share = data[run.rank :: run.world_size].split(ranks_batch)
+        for batch in share:
+            run.backward((model(batch) - 1).pow(2).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        return [p for parameter in model.parameters() for p in parameter.flatten().tolist()]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_ranks_and_accumulation_train_what_one_process_trains(precision: str) -> None:
+    (alone,) = paceline.launch(train, (12, 1, precision))
+    tolerance = 1e-6 if precision == "fp32" else 2e-2
+    for nproc, batch, accumulate in ((2, 6, 1), (2, 3, 2), (1, 4, 3)):
+        for weights in paceline.launch(train, (batch, accumulate, precision), nproc):
+            assert weights == pytest.approx(alone, abs=tolerance)
+
+
+def mismatch() -> None:
+    run = paceline.init(timeout=60)
+    run.setup(torch.nn.Linear(4, 1 + (run.rank == 1)))
+
+
+def test_models_that_differ() -> None:
+    with pytest.raises(ModelMismatch, match=r"rank 1 has the parameter weight|model of rank 1 is not like"):
+        paceline.launch(mismatch, nproc=2)
+
+
+def scaled() -> list[float]:
+    with paceline.init() as run:
+        rates = []
+        for scaling in ("none", "linear", "sqrt"):
+            optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+            run.setup(optimizer, strategy=paceline.Strategy(lr_scaling=scaling))
+            rates.append(optimizer.param_groups[0]["lr"])
+        return rates
+
+
+def test_learning_rates_scale_only_when_asked() -> None:
+    assert paceline.launch(scaled, nproc=2)[1] == pytest.approx([0.1, 0.2, 0.1 * 2**0.5])
+
+
+@pytest.mark.parametrize("wrong", [{"precision": "fp8"}, {"accumulate": 0}, {"lr_scaling": "cubic"}])
+def test_strategies_that_cannot_be(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        paceline.Strategy(**wrong)
+
+
+def fails(how: str) -> int:
+    run = paceline.init(timeout=600)
+    if run.rank == 1:
+        if how == "raise":
+            raise KeyError("bad batch")
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(7)
+    run.barrier()
+    return run.rank
+
+
+def test_launch_raises_what_the_first_failing_rank_raised() -> None:
+    with pytest.raises(KeyError, match="bad batch") as caught:
+        paceline.launch(fails, ("raise",), nproc=3)
+    assert 'raise KeyError("bad batch")' in str(caught.value.__cause__)
+    with pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"):
+        paceline.launch(fails, ("kill",), nproc=2)
+    with pytest.raises(RankFailed, match="rank 1 left with exit code 7"):
+        paceline.launch(fails, ("exit",), nproc=2)
+
+
+def test_launch_of_nobody() -> None:
+    with pytest.raises(ValueError, match="nproc=0 starts no rank"):
+        paceline.launch(fails, nproc=0)
+
+
+def test_library_needs_no_installation_in_the_ranks(paceline: Paceline) -> None:
+    paceline.script("""
+        import paceline
+        with paceline.init(seed=1) as run:
+            print(run.all_reduce(run.rank + 1.0))
+    """)
+    done = paceline.run("-n", "2", "script.py")
+    assert (done.returncode, done.stdout) == (0, "3.0\n"), done.stderr
