@@ -24,7 +24,7 @@ def join(nodes: int, **changes: Any) -> Message:
 def failed(rank: int, age: float, symptom: bool = False) -> Failure:
     return Failure(
         rank=rank, node=0, host="h", pid=1, exit_code=rank + 1, signal="", oom=False, message=f"rank {rank}",
-        traceback="", has_traceback=False, log="", age=age, symptom=symptom,
+        traceback="", has_traceback=False, log="", symptom=symptom, age=age,
     )  # fmt: skip
 
 

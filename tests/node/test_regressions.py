@@ -83,6 +83,32 @@ def test_an_error_that_wraps_a_lost_connection_is_a_symptom(paceline: Paceline) 
     assert "rank 1 failed first: ConnectionRefusedError" in done.stderr
 
 
+@pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.parametrize("hook", ["sys.excepthook = lambda *_: linger()", "atexit.register(linger)"])
+def test_who_failed_first_does_not_depend_on_who_left_first(paceline: Paceline, slow: int, hook: str) -> None:
+    paceline.script(f"""
+        import atexit, os, sys, time
+        rank = os.environ["RANK"]
+        errors = os.environ["PACELINE_RUN_DIR"] + "/errors/0/"
+
+        def wait_for(path):
+            while not os.path.exists(path):
+                time.sleep(0.01)
+
+        def linger():
+            if rank == "{slow}":
+                wait_for(errors + f"rank-{{1 - int(rank)}}.json")
+                time.sleep(0.2)
+
+        {hook}
+        if rank == "0":
+            wait_for(errors + "rank-1.json")
+        raise ConnectionResetError(f"Connection closed by peer of {{rank}}")
+    """)
+    done = paceline.run("-n", "2", "script.py")
+    assert "rank 1 failed first: ConnectionResetError: Connection closed by peer of 1" in done.stderr
+
+
 def test_messages_that_cannot_be_encoded(paceline: Paceline) -> None:
     paceline.script("raise ValueError('bad \\udcff name')")
     done = paceline.run("script.py")

@@ -40,8 +40,9 @@ class Failure:
         traceback: what it printed last: the traceback, or the end of its log when there is none.
         has_traceback: whether `traceback` is one.
         log: its log file.
-        age: seconds since it failed, when this record was made; clocks of nodes differ, ages hardly.
         symptom: whether it looks like the consequence of another rank's end.
+        ended: when it failed, by the monotonic clock of its machine.
+        age: seconds since then when it was reported; clocks of nodes differ, ages hardly.
     """
 
     rank: int | None
@@ -55,8 +56,9 @@ class Failure:
     traceback: str
     has_traceback: bool
     log: str
-    age: float
     symptom: bool
+    ended: float = 0.0
+    age: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """For status.json and the coordinator."""
@@ -81,7 +83,6 @@ def rank_failure(
     pid: int,
     status: int,
     ended: float,
-    now: float,
     log: Path,
     error: Path,
     oom: bool,
@@ -107,7 +108,7 @@ def rank_failure(
         message, symptom = f"exit code {code}", bool(_SYMPTOM.search(text))
     return Failure(
         rank=rank, node=node, host=host, pid=pid, exit_code=code, signal=name, oom=oom, message=message,
-        traceback=text, has_traceback=is_traceback, log=str(log), age=now - ended, symptom=symptom,
+        traceback=text, has_traceback=is_traceback, log=str(log), symptom=symptom, ended=ended,
     )  # fmt: skip
 
 
@@ -115,7 +116,7 @@ def node_failure(node: int, host: str, message: str, exit_code: int = 1) -> Fail
     """A node, or paceline's own process there, failed; no rank is to blame."""
     return Failure(
         rank=None, node=node, host=host, pid=0, exit_code=exit_code, signal="", oom=False, message=message,
-        traceback="", has_traceback=False, log="", age=0.0, symptom=False,
+        traceback="", has_traceback=False, log="", symptom=False,
     )  # fmt: skip
 
 

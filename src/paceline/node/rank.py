@@ -48,7 +48,7 @@ def run_program(program: Program, error_path: Path) -> None:
             _run_script(program.target)
     except SystemExit as error:
         if error.code is not None and not isinstance(error.code, int):
-            _record(error_path, error, [str(error.code)], None, None)
+            _record(error_path, error, [str(error.code)], time.monotonic())
         _leave(error.code)
         raise
     except BaseException as error:
@@ -129,6 +129,7 @@ def _run_script(script: str) -> None:
 
 def _report(error: BaseException, error_path: Path) -> None:
     """Print an uncaught exception through `sys.excepthook`, and record where in the log it stands."""
+    when = time.monotonic()
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
@@ -138,14 +139,14 @@ def _report(error: BaseException, error_path: Path) -> None:
             stream.flush()
     lines = traceback.format_exception(type(error), error, trace)
     start = _log_size()
-    _record(error_path, error, lines, start, None)
+    _record(error_path, error, lines, when, (start, None))
     try:
         sys.excepthook(type(error), error, trace)
     except BaseException:
         sys.__excepthook__(type(error), error, trace)
     with contextlib.suppress(Exception):
         sys.stderr.flush()
-    _record(error_path, error, lines, start, _log_size())
+    _record(error_path, error, lines, when, (start, _log_size()))
 
 
 def _log_size() -> int:
@@ -155,7 +156,14 @@ def _log_size() -> int:
         return 0
 
 
-def _record(path: Path, error: BaseException, lines: list[str], start: int | None, end: int | None) -> None:
+def _record(
+    path: Path,
+    error: BaseException,
+    lines: list[str],
+    when: float,
+    span: tuple[int | None, int | None] = (None, None),
+) -> None:
+    """Say in a file what ended this rank and when; `span` is where in the log its traceback stands."""
     if os.getpid() != _rank_pid:
         return
     try:
@@ -166,10 +174,10 @@ def _record(path: Path, error: BaseException, lines: list[str], start: int | Non
         "type": type(error).__name__,
         "message": message,
         "traceback": "".join(lines),
-        "time": time.monotonic(),
+        "time": when,
         "pid": os.getpid(),
-        "log_start": start,
-        "log_end": end,
+        "log_start": span[0],
+        "log_end": span[1],
     }
     try:
         write_json(path, record)

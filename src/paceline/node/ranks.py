@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import socket
@@ -96,8 +97,10 @@ class Ranks:
         return any(rank.status is None for rank in self.current.values())
 
     def failures(self) -> list[Failure]:
-        """The ranks that failed, in no order."""
-        return [rank.failure for rank in self.current.values() if rank.failure]
+        """The ranks that failed, in no order; their ages are of one moment, so they can be compared."""
+        now = time.monotonic()
+        failures = [rank.failure for rank in self.current.values() if rank.failure]
+        return [dataclasses.replace(failure, age=now - failure.ended) for failure in failures]
 
     def start_server(self) -> None:
         """Start the fork server; it imports the framework while the agent goes on."""
@@ -185,7 +188,7 @@ class Ranks:
         if rank.error.exists() or (status != 0 and not self._stopping):
             rank.failure = rank_failure(
                 rank=rank.placement.rank, node=rank.placement.node_rank, host=socket.gethostname(), pid=rank.pid,
-                status=status, ended=ended, now=time.monotonic(), log=rank.err, error=rank.error,
+                status=status, ended=ended, log=rank.err, error=rank.error,
                 oom=status == signal.SIGKILL and self._oom.killed(rank.pid),
             )  # fmt: skip
 
