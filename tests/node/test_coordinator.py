@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from paceline.contract import RESUME_CODE
 from paceline.node.coordinator import FINISHED, GATHERING, HALTING, RUNNING, Coordinator
 from paceline.node.failure import Failure, culprit
 
@@ -38,6 +40,7 @@ class Job(RuleBasedStateMachine):
         self.told: dict[int, list[Message]] = {peer: [] for peer in range(nodes)}
         self.joined: set[int] = set()
         self.running: set[int] = set()  # peers whose ranks run
+        self.preempted: set[int] = set()  # peers whose ranks have saved their state and ended
         self.halting: set[int] = set()  # peers that were told to halt and have not answered
 
     def deliver(self, outbox: list[tuple[int, Message]]) -> None:
@@ -45,6 +48,7 @@ class Job(RuleBasedStateMachine):
             self.told[peer].append(message)
             if message["do"] == "start":
                 self.running.add(peer)
+                self.preempted.discard(peer)
             elif message["do"] == "halt":
                 self.halting.add(peer)
 
@@ -61,13 +65,20 @@ class Job(RuleBasedStateMachine):
         peer = data.draw(st.sampled_from(sorted(self.running)))
         self.deliver(self.coordinator.receive(peer, {"do": what}))
 
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), final=st.booleans())
+    def ranks_have_saved_their_state(self, data: st.DataObject, final: bool) -> None:
+        peer = data.draw(st.sampled_from(sorted(self.running)))
+        self.preempted.add(peer)
+        self.deliver(self.coordinator.receive(peer, {"do": "preempted", "final": final}))
+
     @precondition(lambda self: self.halting)
     @rule(data=st.data())
     def ranks_are_stopped(self, data: st.DataObject) -> None:
         peer = data.draw(st.sampled_from(sorted(self.halting)))
         self.halting.discard(peer)
         self.running.discard(peer)
-        failures = [failed(peer, 1.0).to_dict()]
+        failures = [] if peer in self.preempted else [failed(peer, 1.0).to_dict()]
         self.deliver(
             self.coordinator.receive(peer, {"do": "stopped", "failures": failures, "main_port": 4321, "ports": []})
         )
@@ -93,7 +104,8 @@ class Job(RuleBasedStateMachine):
         for messages in self.told.values():
             starts = [m["attempt"] for m in messages if m["do"] == "start"]
             assert starts == list(range(starts[0], starts[0] + len(starts))) if starts else True
-            assert len(starts) <= self.coordinator.max_restarts + 1
+            failures = [m for m in messages if m["do"] == "restart" and m["failure"] is not None]
+            assert len(failures) <= self.coordinator.max_restarts
 
     @invariant()
     def everybody_hears_the_same_end_once(self) -> None:
@@ -145,6 +157,27 @@ def test_those_who_do_not_fit_are_refused() -> None:
         ((to, message),) = coordinator.receive(peer, join(**{"nodes": 3, **changes}))
         assert (to, message["do"]) == (peer, "refuse")
         assert why in message["why"]
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_ranks_that_saved_their_state_go_on_without_using_up_restarts(final: bool) -> None:
+    coordinator = Coordinator(2, 0)
+    coordinator.receive(0, join(2))
+    coordinator.receive(1, join(2))
+    coordinator.receive(0, {"do": "preempted", "final": False})
+    coordinator.receive(1, {"do": "preempted", "final": final})
+    stopped = {"do": "stopped", "failures": [], "main_port": 1, "ports": []}
+    assert coordinator.receive(0, stopped) == []
+    told = coordinator.receive(1, stopped)
+    if final:
+        assert [(m["do"], m["state"], m["exit_code"]) for _, m in told] == [("finish", "STOPPED", RESUME_CODE)] * 2
+    else:
+        assert [(m["do"], m["attempt"]) for _, m in told] == [
+            ("restart", 1),
+            ("restart", 1),
+            ("start", 1),
+            ("start", 1),
+        ]
 
 
 def test_culprit_is_the_first_that_is_no_mere_symptom() -> None:

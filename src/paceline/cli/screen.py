@@ -68,8 +68,11 @@ class Screen:
             self._say(f"stopping ({name}); ranks have {details['grace']:g} s, Ctrl-C again ends them at once")
         elif event.name == "restarting":
             self._finish_lines()
-            self._tell_failure(details)
-            self._say(f"starting again: attempt {details['attempt']} of {self._job.spec.max_restarts}")
+            if details["failure"] is None:
+                self._say("the ranks were told to stop, and have saved their state; starting again from there")
+            else:
+                self._tell_failure(details)
+                self._say(f"starting again: attempt {details['restarts']} of {self._job.spec.max_restarts}")
         elif event.name == "finished":
             self._finish_lines()
             self._code = details["exit_code"]

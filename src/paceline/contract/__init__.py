@@ -11,7 +11,7 @@ from .horovod import HorovodContract
 from .indexed import IndexedContract
 from .jax import JaxContract
 from .mpi import MpiContract
-from .paceline import PacelineContract
+from .paceline import ERROR_FILE, RESUME_CODE, PacelineContract
 from .paddle import PaddleContract
 from .placement import ContractError, Placement
 from .recognise import Recognised, recognise
@@ -37,7 +37,9 @@ OWN_CONTRACT: Contract = PacelineContract()
 
 __all__ = [
     "CONTRACTS",
+    "ERROR_FILE",
     "OWN_CONTRACT",
+    "RESUME_CODE",
     "Contract",
     "ContractError",
     "Placement",

@@ -11,6 +11,12 @@ from .values import place, words
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# Where a rank tells how it ends: a JSON object with type, message, traceback, time (of the monotonic clock), pid,
+# log_start and log_end (where in the log the traceback stands, or null).
+ERROR_FILE = "PACELINE_ERROR_FILE"
+# The exit code of a rank that was told to stop and has saved its state (EX_TEMPFAIL of sysexits.h: try again).
+RESUME_CODE = 75
+
 
 class PacelineContract(Contract):
     """PACELINE_RANK, PACELINE_WORLD_SIZE, …: one variable a field of `Placement`."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import __version__
-from paceline.contract import CONTRACTS, OWN_CONTRACT, Placement
+from paceline.contract import CONTRACTS, ERROR_FILE, OWN_CONTRACT, Placement
 
 from . import devices, processes
 from .channel import ChannelClosed, Message
@@ -58,6 +58,7 @@ class Agent:
         }  # fmt: skip
         self.asked_to_stop = 0  # how often
         self.stop_signal = 0  # the first signal that asked
+        self.preempted = False  # whether somebody wants the ranks to save their state and end
         self.reported = False  # whether the coordinator knows how this attempt went here
         self.halted = False  # whether the ranks of this attempt were stopped
         self.join_by = time.monotonic() + spec.join_timeout
@@ -271,6 +272,7 @@ class Agent:
             **self.contract.write(placement),
             **OWN_CONTRACT.write(placement),
             "PACELINE_RUN_DIR": str(self.dir.path),
+            ERROR_FILE: str(error),
         }
         if spec.framework == "torch":
             env["ROLE_NAME"] = spec.role
@@ -293,7 +295,12 @@ class Agent:
             if ranks.server_failure and not ranks.current:
                 self._fail(ranks.server_failure)
             return
-        if not ranks.left:
+        if ranks.resumes and ranks.left and not ranks.failures():  # the others do the same just now
+            self.loop.run_until(lambda: not ranks.left or self._is_told_to_halt(), self.spec.grace)
+        if ranks.resumes and not ranks.failures():
+            self.reported = True
+            self._send({"do": "preempted", "final": self.preempted})
+        elif not ranks.left:
             self.reported = True
             self._send({"do": "failed" if ranks.failures() or ranks.server_failure else "done"})
         elif ranks.failures() and self.spec.framework != "indexed":
@@ -328,6 +335,7 @@ class Agent:
 
     def _on_signal(self, number: int) -> None:
         if number in (signal.SIGUSR1, signal.SIGUSR2):
+            self.preempted = self.preempted or number == signal.SIGUSR2
             self.ranks.signal(number)
         elif number != signal.SIGHUP or not self.spec.detached:
             self._ask_to_stop(number)

@@ -6,13 +6,15 @@ Pure state: messages in, messages out. `meeting` carries them.
                           "version"}
                          {"do": "failed"}                            a rank failed here
                          {"do": "done"}                              all ranks here ended well
+                         {"do": "preempted", "final"}                the ranks here have saved their state, to go on
+                                                                     later; "final": not in this job
                          {"do": "stop", "signal"}                    somebody stops the job here
                          {"do": "stopped", "failures", "main_port", "ports"}   no rank of this attempt is left here
     coordinator → node   {"do": "refuse", "why"}
                          {"do": "start", "attempt", "node_rank", "nodes": [{"host", "address", "slots", "ports"}],
                           "main_address", "main_port", "job"}
                          {"do": "halt", "signal"}                    stop your ranks; signal 0 after a failure
-                         {"do": "restart", "attempt", "failure", "others"}     told before the next "start"
+                         {"do": "restart", "attempt", "restarts", "failure", "others"}    told before the next "start"
                          {"do": "finish", "state", "exit_code", "failure", "others"}
 """
 
@@ -20,6 +22,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+
+from paceline.contract import RESUME_CODE
 
 from .channel import Message
 from .failure import Failure, culprit, node_failure
@@ -47,7 +51,10 @@ class Coordinator:
         self.max_restarts = max_restarts
         self.phase = GATHERING
         self.attempt = 0
+        self.restarts = 0  # after failures
         self.stop_signal = 0
+        self.preempted = False
+        self.final = False
         self.members: dict[int, _Member] = {}
         self._gone: list[Failure] = []
 
@@ -69,6 +76,9 @@ class Coordinator:
             if self.phase == RUNNING and all(m.done for m in self.members.values()):
                 return self._finish("SUCCEEDED", 0, [])
         elif what == "failed":
+            return self._halt(0)
+        elif what == "preempted":
+            self.preempted, self.final = True, self.final or message["final"]
             return self._halt(0)
         elif what == "stop":
             self.stop_signal = message["signal"]
@@ -150,10 +160,19 @@ class Coordinator:
         failures = self._gone + [f for m in self.members.values() for f in m.failures]
         if self.stop_signal:
             return self._finish("STOPPED", 128 + self.stop_signal, [])
-        if self._gone or self.attempt >= self.max_restarts:
+        if self.preempted and not failures:
+            if self.final:
+                return self._finish("STOPPED", RESUME_CODE, [])
+        elif self._gone or self.restarts >= self.max_restarts:
             return self._finish("FAILED", culprit(failures).exit_code if failures else 1, failures)
+        else:
+            self.restarts += 1
+        self.preempted = self.final = False
         self.attempt += 1
-        return self._to_all({"do": "restart", "attempt": self.attempt, **_told(failures)}) + self._start()
+        return (
+            self._to_all({"do": "restart", "attempt": self.attempt, "restarts": self.restarts, **_told(failures)})
+            + self._start()
+        )
 
     def _finish(self, state: str, exit_code: int, failures: list[Failure]) -> Outbox:
         self.phase = FINISHED

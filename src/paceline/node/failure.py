@@ -15,7 +15,7 @@ from .run_directory import read_json
 _SYMPTOM = re.compile(
     r"Connection (closed|reset|refused|aborted)|closed by peer|Broken pipe|Socket closed|socket has likely|"
     r"remote (peer|process|error)|DistBackendError|DistNetworkError|ncclRemoteError|ncclSystemError|"
-    r"heartbeat|Timed out waiting|Timed out after|coordination service|UNAVAILABLE:|Network error|"
+    r"PeerLost|heartbeat|Timed out waiting|Timed out after|coordination service|UNAVAILABLE:|Network error|"
     r"DistStoreError|Gloo \w+ failed|preconditions? .*gloo",
     re.IGNORECASE,
 )

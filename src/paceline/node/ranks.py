@@ -12,11 +12,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.contract import CONTRACTS
+from paceline.contract import CONTRACTS, RESUME_CODE
 
 from . import ENTRY, processes
 from .channel import Channel, ChannelClosed, Message
 from .failure import Failure, OomWatch, exit_code, rank_failure
+from .run_directory import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +44,7 @@ class Rank:
     error: Path
     pid: int = 0
     status: int | None = None  # wait status once it has ended
+    resumes: bool = False  # it was told to stop, has saved its state, and asks to be started again
     failure: Failure | None = None
 
     @property
@@ -95,6 +97,11 @@ class Ranks:
     def left(self) -> bool:
         """Whether a rank has not ended."""
         return any(rank.status is None for rank in self.current.values())
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a rank has saved its state and asks to be started again."""
+        return any(rank.resumes for rank in self.current.values())
 
     def failures(self) -> list[Failure]:
         """The ranks that failed, in no order; their ages are of one moment, so they can be compared."""
@@ -184,8 +191,12 @@ class Ranks:
 
     def _rank_ended(self, rank: Rank, status: int, ended: float) -> None:
         rank.status = status
+        record = read_json(rank.error)
+        if exit_code(status) == RESUME_CODE and record is not None and record["type"] == "Preempted":
+            rank.resumes = True
+            return
         # A rank that we stop is no failure, unless an exception had ended it before.
-        if rank.error.exists() or (status != 0 and not self._stopping):
+        if record is not None or (status != 0 and not self._stopping):
             rank.failure = rank_failure(
                 rank=rank.placement.rank, node=rank.placement.node_rank, host=socket.gethostname(), pid=rank.pid,
                 status=status, ended=ended, log=rank.err, error=rank.error,

@@ -9,9 +9,7 @@ instant: one kill in 130 left rank 0 waiting for the timeout of the group (torch
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
-import secrets
 import selectors
 import socket
 import struct
@@ -22,7 +20,10 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch.distributed as dist
 
+from paceline.train import star
 from paceline.train.checkpoint_files import CheckpointError
+from paceline.train.group import share_object
+from paceline.train.star import read
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _OK, _FAILED, _LOST = b"+", b"-", b"!"
 _SIZE = struct.Struct("!Q")
-_HELLO = struct.Struct("!32sI")  # the token, and the rank that connects
-_CONNECT = 5.0  # seconds to try one address, and for a stranger to say hello
-_MEET = 300.0  # seconds until all ranks must have connected
 
 
 class ExchangeError(CheckpointError):
@@ -108,15 +106,13 @@ class SocketExchange:
             peer.close()
 
     def _meet(self) -> None:
-        if self._rank == 0:
-            with _listen() as server:
-                token = secrets.token_hex(16)
-                dist.broadcast_object_list([(server.getsockname()[1], _addresses(), token)], src=0)
-                self._accept(server, token.encode())
-        else:
-            offer = [None]
-            dist.broadcast_object_list(offer, src=0)
-            self._connect(*offer[0])  # type: ignore[misc]  # the list is filled now
+        try:
+            self._peers = star.connect(self._rank, self._world_size, share_object)
+        except star.NotConnected as error:
+            raise ExchangeError(str(error)) from error
+        for peer in self._peers.values():
+            # The others wait longer than rank 0, so that it is rank 0 who says which rank did not come.
+            peer.settimeout(self._timeout if self._rank == 0 else 2 * self._timeout)
 
     def _lead(self, data: bytes, rule: Callable[[list[bytes]], bytes]) -> bytes:
         received, lost = self._collect()
@@ -161,46 +157,6 @@ class SocketExchange:
             lost = "rank 0 ended"
         return _LOST + f"{lost} while the ranks agreed on a checkpoint".encode()
 
-    def _accept(self, server: socket.socket, token: bytes) -> None:
-        deadline = time.monotonic() + _MEET
-        while len(self._peers) < self._world_size - 1:
-            server.settimeout(max(0.001, deadline - time.monotonic()))
-            try:
-                peer, _ = server.accept()
-            except TimeoutError:
-                missing = sorted({*range(1, self._world_size)} - self._peers.keys())
-                raise ExchangeError(f"ranks {missing} did not connect to rank 0 within {_MEET:.0f} s") from None
-            try:
-                peer.settimeout(_CONNECT)
-                said, rank = _HELLO.unpack(_read(peer, _HELLO.size))
-                if not hmac.compare_digest(said, token):
-                    raise ConnectionError("a stranger")
-                peer.sendall(token)
-            except OSError:
-                peer.close()
-            else:
-                self._peers[rank] = _prepared(peer, self._timeout)
-
-    def _connect(self, port: int, addresses: list[str], token: str) -> None:
-        for address in addresses:
-            try:
-                peer = socket.create_connection((address, port), _CONNECT)
-            except OSError:
-                continue
-            try:
-                peer.sendall(_HELLO.pack(token.encode(), self._rank))
-                if hmac.compare_digest(_read(peer, len(token)), token.encode()):
-                    # Waits longer than rank 0, so that it is rank 0 who says which rank did not come.
-                    self._peers[0] = _prepared(peer, 2 * self._timeout)
-                    return
-            except OSError:
-                pass
-            peer.close()
-        raise ExchangeError(
-            f"rank {self._rank} on {socket.gethostname()} cannot connect to rank 0, "
-            f"port {port} at {', '.join(addresses)}"
-        )
-
 
 _exchanges: weakref.WeakSet[SocketExchange] = weakref.WeakSet()
 
@@ -212,32 +168,6 @@ def _close_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_in_child)
-
-
-def _listen() -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
-    return socket.create_server(("", 0), backlog=1024)
-
-
-def _addresses() -> list[str]:
-    """Where this machine may be reached, the likeliest first; who connects sees by the token whether it is."""
-    found = [os.environ.get("MASTER_ADDR", ""), socket.gethostname()]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route, contextlib.suppress(OSError):
-        route.connect(("192.0.2.1", 9))  # sends nothing; tells which address of ours leads outside
-        found.append(route.getsockname()[0])
-    return list(dict.fromkeys(address for address in [*found, "127.0.0.1", "::1"] if address))
-
-
-def _prepared(peer: socket.socket, timeout: float) -> socket.socket:
-    """A connection that notices within half a minute when the other machine is gone."""
-    peer.settimeout(timeout)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 25_000)):
-        if hasattr(socket, option):
-            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    return peer
 
 
 def _send(peer: socket.socket, data: bytes) -> None:
@@ -260,19 +190,8 @@ def _ask(peer: socket.socket, data: bytes) -> bytes:
 
 
 def _receive(peer: socket.socket) -> bytes:
-    (size,) = _SIZE.unpack(_read(peer, _SIZE.size))
-    return _read(peer, size)
-
-
-def _read(peer: socket.socket, size: int) -> bytes:
-    data = bytearray(size)
-    view = memoryview(data)
-    while view:
-        count = peer.recv_into(view)
-        if not count:
-            raise ConnectionError("the other side ended")
-        view = view[count:]
-    return bytes(data)
+    (size,) = _SIZE.unpack(read(peer, _SIZE.size))
+    return read(peer, size)
 
 
 class Agreement:

@@ -64,7 +64,6 @@ class StreamFetch(IterableDataset[Any]):
         dataset: the user's data set.
         collate_fn: makes a batch from a list of samples.
         seed: seed of whatever the data set draws from the global random generators.
-        global_batch_size: elements of a step over all ranks together.
         rank: this rank.
         world_size: number of ranks.
         drop_last: leave out a last global batch that is smaller.
@@ -77,7 +76,6 @@ class StreamFetch(IterableDataset[Any]):
         collate_fn: Collate,
         *,
         seed: int,
-        global_batch_size: int,
         rank: int,
         world_size: int,
         drop_last: bool,
@@ -86,7 +84,7 @@ class StreamFetch(IterableDataset[Any]):
         self._dataset = dataset
         self._collate_fn = collate_fn
         self._seed = seed
-        self._global_batch_size = global_batch_size
+        self._global_batch_size = 0  # elements of a step over all ranks together, from `begin` on
         self._rank = rank
         self._world_size = world_size
         self._drop_last = drop_last
@@ -96,7 +94,8 @@ class StreamFetch(IterableDataset[Any]):
 
     def begin(self, start: EpochPosition) -> None:
         """Let the next iteration begin at `start`; the one after it is the next epoch, in workers that live on too."""
-        self._start = (start.epoch, start.position, start.stream)
+        self._start = start.mark()
+        self._global_batch_size = start.global_batch_size
 
     def __iter__(self) -> Iterator[tuple[Any, Shard]]:
         worker = get_worker_info()

@@ -10,6 +10,7 @@ import struct
 import sys
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import TypeVar, cast
 from urllib.parse import urlsplit
 
 import torch
@@ -19,6 +20,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from paceline import __version__
 from paceline.contract import Placement, recognise
 
+T = TypeVar("T")
 _SIOCGIFADDR = 0x8915
 _stores: dict[str, Store] = {}  # one connection an address, as long as the process lives
 _joined = 0  # how often this process has joined: each time under keys of its own
@@ -83,6 +85,13 @@ def join(
     chosen = backend or ("cpu:gloo,cuda:nccl" if mine.type == "cuda" else "gloo")
     dist.init_process_group(chosen, store=store, rank=placement.rank, world_size=placement.world_size, timeout=limit)
     return Membership(placement, mine, True)
+
+
+def share_object(value: T | None) -> T:
+    """What rank 0 passes; a collective of all ranks."""
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return cast("T", box[0])
 
 
 def _place(init_method: str, rank: int | None, world_size: int | None) -> Placement:

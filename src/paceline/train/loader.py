@@ -7,6 +7,7 @@ nobody has received yet is read again after a resume.
 from __future__ import annotations
 
 import functools
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ from .sampler import (
 )
 
 T = TypeVar("T")
+log = logging.getLogger("paceline")
 
 
 class Loader:
@@ -51,6 +53,7 @@ class Loader:
         position: EpochPosition,
         build: Callable[[], DataLoader[Any]],
         *,
+        keeps_batch: bool,
         steps: Callable[[], int],
         world_size: int,
         device: torch.device,
@@ -60,6 +63,7 @@ class Loader:
         self.shard: Shard | None = None
         self._position = position
         self._build = build
+        self._keeps_batch = keeps_batch
         self._steps = steps
         self._world_size = world_size
         self._device = device
@@ -68,6 +72,7 @@ class Loader:
         self._dataloader = build()
         self._workers_follow = False  # living workers of an iterable data set are about to begin where training is
         self._iterations = 0
+        self._before = position.mark()  # where training was before the batch yielded last
 
     def __len__(self) -> int:
         """Batches of a whole epoch.
@@ -88,6 +93,7 @@ class Loader:
                     "this iteration of the loader is over, since a later one has begun or a state was loaded: "
                     "iterate the loader once at a time"
                 )
+            self._before = self._position.mark()
             self._position.advance(shard)
             self.shard = shard
             yield to_device(batch, self._device, non_blocking=self._dataloader.pin_memory)
@@ -127,17 +133,39 @@ class Loader:
         """What to multiply this rank's mean loss by, to make the mean over ranks the mean over the step's samples."""
         return self.samples * self._world_size / self.total if self.total else 0.0
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where training is: small, the same on every rank, of any use to another number of ranks."""
-        return self._position.state_dict()
+    @property
+    def left(self) -> int | None:
+        """Samples of all ranks together that the epoch has left after this step; None where that is not known."""
+        return self._position.left(self.shard) if self.shard else None
+
+    def put_back(self) -> None:
+        """Let the batch yielded last count as not yielded: the next iteration begins with it."""
+        self._position.go_back(self._before)
+
+    def state_dict(self, *, before: bool = False) -> dict[str, Any]:
+        """Where training is: small, the same on every rank, of any use to another number of ranks.
+
+        Args:
+            before: where it was before the batch yielded last.
+        """
+        state = self._position.state_dict()
+        if before:
+            state |= dict(zip(("epoch", "position", "stream"), self._before, strict=True))
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to where `state` was taken; reads no data, and ends an iteration that is under way.
+
+        The global batch size becomes that of `state` where the loader was made with `batch_size`.
 
         Raises:
             ValueError: the data set's length, the kind of order or the seed are not those of `state`.
         """
         self._position.load_state_dict(state)
+        size, now = state["global_batch_size"], self._position.global_batch_size
+        if self._keeps_batch and size and size != now:
+            log.info("going on with the global batch size %d of the checkpoint instead of %d", size, now)
+            self._position.global_batch_size = size
         self._iterations += 1
         self._workers_follow = False
 
@@ -174,7 +202,8 @@ def make_loader(
 
     Args:
         dataset: with `__getitem__` and `__len__`, or with `__iter__`; see `StreamFetch` for what the latter must do.
-        batch_size: samples a step and rank; the global batch size then grows with the number of ranks.
+        batch_size: samples a step and rank, so that the global batch size is this times the number of ranks of the
+            first start; it stays that when a checkpoint is resumed with another number of ranks.
         global_batch_size: samples a step, over all ranks together; give one of the two.
         shuffle: a new order every epoch, see `ElasticSampler`.
         seed: seed of the order and of random augmentation, the same on every rank.
@@ -210,22 +239,27 @@ def make_loader(
         prefetch_factor=prefetch_factor,
         persistent_workers=persistent_workers,
     )
-    loader = functools.partial(Loader, world_size=world_size, device=target, evaluation=evaluation)
+    loader = functools.partial(
+        Loader, world_size=world_size, device=target, evaluation=evaluation, keeps_batch=batch_size is not None
+    )
     sharding: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size}
     collate = collate_fn or default_collate
+    size = 0
     if batch_sampler is None:
         size = _global_batch_size(batch_size, global_batch_size, world_size)
-        sharding |= {"global_batch_size": size, "drop_last": drop_last}
+        sharding |= {"drop_last": drop_last}
     else:
         cuts = {"batch_size": batch_size, "global_batch_size": global_batch_size, "drop_last": drop_last or None}
         _at_most_one(batch_sampler=batch_sampler, **cuts)
     if _is_iterable(dataset):
         _at_most_one(iterable_dataset=dataset, **orders)
         stream = StreamFetch(dataset, collate, stand_in=not evaluation, **sharding)
-        position = EpochPosition(order="iterable", seed=seed, size=_length(dataset))
-        steps = functools.partial(_steps, dataset, size, drop_last)
+        position = EpochPosition(order="iterable", seed=seed, size=_length(dataset), global_batch_size=size)
+        steps = functools.partial(_steps, dataset, position, drop_last)
         return loader(position, lambda: build(stream, batch_size=None), steps=steps, stream=stream)
     draws = {"weights": weights, "replacement": replacement, "num_samples": num_samples}
+    if batch_sampler is None:
+        sharding |= {"global_batch_size": size}
     shards = _sampler(dataset, sampler, batch_sampler, {"shuffle": shuffle, **draws}, sharding)
     fetch, plan = MapFetch(dataset, collate, seed), _Plan(shards, stand_in=not evaluation)
     # The DataLoader passes on whatever its batch sampler yields.
@@ -286,11 +320,12 @@ def _length(dataset: Any) -> int | None:
     return len(dataset) if isinstance(dataset, Sized) else None
 
 
-def _steps(dataset: Any, global_batch_size: int, drop_last: bool) -> int:
+def _steps(dataset: Any, position: EpochPosition, drop_last: bool) -> int:
     """Global batches of an iterable data set."""
     if not isinstance(dataset, Sized):
         raise TypeError(f"{type(dataset).__name__} has no __len__: the number of steps is not known")
-    return (len(dataset) + (0 if drop_last else global_batch_size - 1)) // global_batch_size
+    size = position.global_batch_size
+    return (len(dataset) + (0 if drop_last else size - 1)) // size
 
 
 def _global_batch_size(batch_size: int | None, global_batch_size: int | None, world_size: int) -> int:

@@ -1,4 +1,4 @@
-"""Random numbers of their own for a piece of work, in place of the process's global ones."""
+"""Random numbers: streams of their own for a piece of work, and the states of the process's global generators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 
 def derive_seed(*parts: int) -> int:
@@ -68,3 +68,25 @@ class RandomStream:
             yield
         finally:
             numpy_random.set_bit_generator(outside)
+
+
+def random_states() -> dict[str, Any]:
+    """The states of this process's generators."""
+    states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        states["numpy"] = numpy_random.get_state()
+    return states
+
+
+def set_random_states(states: Mapping[str, Any]) -> None:
+    """Give this process's generators the states that `random_states` has returned."""
+    random.setstate(states["python"])
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None and "numpy" in states:
+        numpy_random.set_state(states["numpy"])

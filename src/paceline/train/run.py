@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import sys
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from . import group, wrap
 from .loader import make_loader
+from .outcome import Preempted
 from .steps import Feed, Interval, Steps, run_folder
 from .strategy import Strategy
 
@@ -88,6 +90,7 @@ class Run:
     ) -> None:
         self._membership = membership
         self._models: list[wrap.Model] = []
+        self._is_closed = False
         self.seed = seed
         self.strategy = Strategy()
         self._backwards = 0
@@ -148,6 +151,7 @@ class Run:
         if op == "mean" and not (result.is_floating_point() or result.is_complex()):
             result = result.to(torch.float64)
         if self.world_size > 1:
+            self._steps.enter()
             reduction = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}.get(op, dist.ReduceOp.SUM)
             dist.all_reduce(result, reduction)
         return result / self.world_size if op == "mean" else result
@@ -171,6 +175,7 @@ class Run:
         """The tensor of rank `source`; the argument gives shape and type, and is left as it is."""
         result = tensor.detach().clone()
         if self.world_size > 1:
+            self._steps.enter()
             dist.broadcast(result, source)
         return result
 
@@ -178,6 +183,7 @@ class Run:
         """What rank `source` passes, whatever it is; it is pickled."""
         if self.world_size == 1:
             return value
+        self._steps.enter()
         box = [value]
         dist.broadcast_object_list(box, source)
         return box[0]
@@ -186,6 +192,7 @@ class Run:
         """What every rank passes, in rank order; it is pickled."""
         if self.world_size == 1:
             return [value]
+        self._steps.enter()
         box: list[Any] = [None] * self.world_size
         dist.all_gather_object(box, value)
         return box
@@ -193,6 +200,7 @@ class Run:
     def barrier(self) -> None:
         """Wait until every rank has come here."""
         if self.world_size > 1:
+            self._steps.enter()
             dist.barrier()
 
     def mean(self, total: Tensor | float, count: Tensor | float) -> float:
@@ -238,21 +246,44 @@ class Run:
             loss: the mean loss over this rank's batch. It is weighted so that the gradients are those of the mean over
                 all ranks' samples, also in the last, uneven batch of an epoch, where a rank may have none that counts.
         """
-        every = self.strategy.accumulate
-        torch.autograd.backward(loss * (self._steps.weight / every))
-        self._backwards += 1
+        steps, every = self._steps, self.strategy.accumulate
+        steps.enter()
+        torch.autograd.backward(loss * (steps.weight if steps.within else 1 / every))
+        self.has_trained()
+        if not steps.within:  # the batches are not of our loader: each `backward` is one
+            self._backwards += 1
+            self.exchange_gradients((self._backwards + 1) % every == 0)
+        if not self.accumulating:
+            for model in self._models:
+                model.check_gradients()
+
+    def has_trained(self) -> None:
+        """Say that the batch of this step was trained on; `backward` does, and a step of an optimizer."""
+        self._steps.trained = True
+
+    def exchange_gradients(self, last: bool) -> None:
+        """Say whether the coming `backward` is the last one of its accumulation, and so exchanges gradients."""
         for model in self._models:
-            model.exchange((self._backwards + 1) % every == 0)
+            model.exchange(last)
 
     @property
     def accumulating(self) -> bool:
-        """Whether the last `backward` only added to the gradients, so that the optimizer does not step yet."""
+        """Whether the last `backward` only added to the gradients, so that the optimizer does not step yet.
+
+        `Strategy.accumulate` batches of a loader of this run make a step of the optimizer, or fewer where the epoch
+        ends; of batches from elsewhere, so many calls of `backward`.
+        """
+        if self._steps.within:
+            return not self._steps.completes_window
         return self._backwards % self.strategy.accumulate != 0
 
     def clip_grad_norm(self, max_norm: float) -> Tensor:
-        """Scale all gradients down to a total norm of `max_norm` if they exceed it; returns the norm before."""
+        """Scale all gradients down to a total norm of `max_norm` if they exceed it; returns the norm before.
+
+        In the middle of an accumulation they are left as they are.
+        """
         parameters = [p for model in self._models for p in model.module.parameters() if p.grad is not None]
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        return torch.nn.utils.clip_grad_norm_(parameters, math.inf if self.accumulating else max_norm)
 
     def dataloader(self, dataset: Any, *, evaluation: bool = False, **options: Any) -> Any:
         """A loader of this rank's share of a data set, batches already on the device; see `loader.make_loader`.
@@ -270,8 +301,9 @@ class Run:
         )
         if evaluation:
             return loader
-        self._steps.loaders.append(loader)
-        return Feed(loader, self._steps)
+        feed = Feed(loader, self._steps)
+        self._steps.feeds.append(feed)
+        return feed
 
     def register(self, **objects: Any) -> None:
         """Put further objects into the checkpoints, under these names.
@@ -299,7 +331,7 @@ class Run:
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs 0 … count - 1, from where the newest checkpoint was taken; the last state is saved at the end."""
-        self.resume()
+        self._steps.resume(by_epochs=True)
         while self._steps.epoch < count:
             yield self._steps.epoch
             self._steps.epoch += 1
@@ -339,7 +371,10 @@ class Run:
         self._steps.metrics.log(values)
 
     def close(self) -> None:
-        """Leave the other ranks; another `init` may follow."""
+        """Leave the other ranks; another `init` may follow. Closing again does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._steps.close()
         self._models.clear()
         if self._membership.owns_group and dist.is_initialized():
@@ -348,9 +383,12 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the peers are gone; what ended the block is what matters
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
             self.close()
+        elif not isinstance(error, Preempted):
+            with contextlib.suppress(RuntimeError):  # what ended the block is what matters
+                self._steps.abandon(error)
 
 
 def _seed(seed: int) -> None:

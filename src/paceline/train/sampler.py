@@ -70,9 +70,11 @@ class EpochPosition:
         order: how samples are ordered, as the error of a mismatch names it.
         seed: seed of the order.
         size: length of the data set, or None where it has none.
+        global_batch_size: samples of a step over all ranks together, or 0 where the user makes the batches.
     """
 
-    def __init__(self, *, order: str, seed: int, size: int | None) -> None:
+    def __init__(self, *, order: str, seed: int, size: int | None, global_batch_size: int = 0) -> None:
+        self.global_batch_size = global_batch_size
         self.epoch = 0
         self.position = 0
         self.stream: Any = None  # state of an iterable data set at this position, where it has one
@@ -93,6 +95,18 @@ class EpochPosition:
         self.epoch += 1
         self.rewind()
 
+    def left(self, shard: Shard) -> int | None:
+        """Samples of the epoch that come after the global batch of `shard`; None where that is not known."""
+        return None
+
+    def mark(self) -> tuple[int, int, Any]:
+        """Where training is, for `go_back`."""
+        return self.epoch, self.position, self.stream
+
+    def go_back(self, mark: tuple[int, int, Any]) -> None:
+        """Go to where `mark` was taken."""
+        self.epoch, self.position, self.stream = mark
+
     def state_dict(self) -> dict[str, Any]:
         """The epoch and the position, and what they mean nothing without; the same on every rank, O(1)."""
         return {
@@ -102,6 +116,7 @@ class EpochPosition:
             "order": self._order_name,
             "seed": self._seed,
             "dataset_size": self._size,
+            "global_batch_size": self.global_batch_size,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -127,10 +142,12 @@ class ShardedSampler(EpochPosition, ABC):
     number of shards.
     """
 
-    def __init__(self, *, order: str, seed: int, size: int | None, rank: int, world_size: int) -> None:
+    def __init__(
+        self, *, order: str, seed: int, size: int | None, global_batch_size: int, rank: int, world_size: int
+    ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not in a world of {world_size}: ranks are 0 to world_size - 1")
-        super().__init__(order=order, seed=seed, size=size)
+        super().__init__(order=order, seed=seed, size=size, global_batch_size=global_batch_size)
         self._rank = rank
         self._world_size = world_size
 
@@ -191,10 +208,12 @@ class ElasticSampler(ShardedSampler):
         num_samples: int | None = None,
     ) -> None:
         name = "weighted" if weights is not None else "shuffled" if shuffle else "sequential"
-        super().__init__(order=name, seed=seed, size=size, rank=rank, world_size=world_size)
+        check_positive("global_batch_size", global_batch_size)
+        super().__init__(
+            order=name, seed=seed, size=size, global_batch_size=global_batch_size, rank=rank, world_size=world_size
+        )
         if size < 1:
             raise ValueError("the data set is empty: there is nothing to sample")
-        self._global_batch_size = check_positive("global_batch_size", global_batch_size)
         self._drop_last = drop_last
         self._epoch_size = size
         self._weights: Tensor | None = None
@@ -208,8 +227,13 @@ class ElasticSampler(ShardedSampler):
             raise ValueError("num_samples counts weighted draws: pass weights as well, or leave it out")
 
     def __len__(self) -> int:
-        rest = 0 if self._drop_last else self._global_batch_size - 1
-        return (self._epoch_size + rest) // self._global_batch_size
+        rest = 0 if self._drop_last else self.global_batch_size - 1
+        return (self._epoch_size + rest) // self.global_batch_size
+
+    def left(self, shard: Shard) -> int | None:
+        """See `EpochPosition.left`."""
+        rest = self._epoch_size - shard.end
+        return rest - rest % self.global_batch_size if self._drop_last else rest
 
     def _order(self) -> Order:
         if self._weights is not None:
@@ -220,7 +244,7 @@ class ElasticSampler(ShardedSampler):
         return Permutation(self._size or 0, self._seed, self.epoch)
 
     def _shards(self) -> Iterator[Shard]:
-        epoch, order, size = self.epoch, self._order(), self._global_batch_size
+        epoch, order, size = self.epoch, self._order(), self.global_batch_size
         ahead = max(1, LOOKAHEAD * self._world_size // size)
         starts = range(self.position, self._epoch_size - (size - 1 if self._drop_last else 0), size)
         for block in range(0, len(starts), ahead):
@@ -268,7 +292,14 @@ class UserSampler(ShardedSampler):
         world_size: int = 1,
         drop_last: bool = False,
     ) -> None:
-        super().__init__(order=self.order, seed=seed, size=size, rank=rank, world_size=world_size)
+        super().__init__(
+            order=self.order,
+            seed=seed,
+            size=size,
+            global_batch_size=global_batch_size,
+            rank=rank,
+            world_size=world_size,
+        )
         if isinstance(sampler, DistributedSampler):
             raise ValueError(
                 "a DistributedSampler shards over ranks, which happens here anyway: leave it out, and pass shuffle=True"
@@ -279,14 +310,25 @@ class UserSampler(ShardedSampler):
                 "__iter__, not a generator"
             )
         self._sampler = sampler
-        self._group_size = check_positive("global_batch_size", global_batch_size)
         self._drop_last = drop_last
+
+    @property
+    def _group_size(self) -> int:
+        """What all ranks together take of the sampler in a step."""
+        return self.global_batch_size
 
     def __len__(self) -> int:
         if not isinstance(self._sampler, Sized):
             raise TypeError(f"the {self.order} has no length: the number of steps is not known")
         rest = 0 if self._drop_last else self._group_size - 1
         return (len(self._sampler) + rest) // self._group_size
+
+    def left(self, shard: Shard) -> int | None:
+        """See `EpochPosition.left`."""
+        if not isinstance(self._sampler, Sized):
+            return None
+        rest = len(self._sampler) - shard.end
+        return rest - rest % self._group_size if self._drop_last else rest
 
     def _groups(self) -> Iterator[list[Any]]:
         """What all ranks together take of the sampler in each step, from the current position on."""
@@ -336,9 +378,16 @@ class UserBatchSampler(UserSampler):
     def __init__(
         self, batch_sampler: Iterable[list[Any]], *, size: int | None, seed: int = 0, rank: int = 0, world_size: int = 1
     ) -> None:
-        super().__init__(
-            batch_sampler, size=size, global_batch_size=world_size, seed=seed, rank=rank, world_size=world_size
-        )
+        super().__init__(batch_sampler, size=size, global_batch_size=0, seed=seed, rank=rank, world_size=world_size)
+
+    @property
+    def _group_size(self) -> int:
+        """A batch for every rank."""
+        return self._world_size
+
+    def left(self, shard: Shard) -> int | None:
+        """See `EpochPosition.left`; batches may differ in size."""
+        return None
 
     def _shards(self) -> Iterator[Shard]:
         epoch, start = self.epoch, self.position

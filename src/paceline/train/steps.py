@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import random
 import re
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from .checkpoint import CheckpointStore, SingleExchange, SocketExchange
+from .group import share_object
+from .outcome import Preempted, record
+from .random_state import random_states, set_random_states
+from .watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,16 +35,57 @@ class Feed:
 
     def __init__(self, loader: Loader, steps: Steps) -> None:
         self.loader = loader
+        self.finished_in: int | None = None  # the epoch of `Run.epochs` in which the last iteration came to its end
+        self._is_through = False  # a resumed run has done this epoch's training already
         self._steps = steps
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self.loader:
-            self._steps.begin(self.loader)
-            yield batch
-            self._steps.end()
+        if self._is_through and self.finished_in == self._steps.epoch:
+            self._is_through = False
+            return
+        self.finished_in = None
+        with self._steps.loop():
+            for batch in self.loader:
+                self._steps.begin(self.loader)
+                yield batch
+                self._steps.end()
+        self.finished_in = self._steps.epoch
+
+    def resumed(self, finished_in: int | None) -> None:
+        """The last iteration of a resumed run came to its end in that epoch, or did not."""
+        self.finished_in = finished_in
+        self._is_through = finished_in is not None
+
+
+@dataclass(frozen=True)
+class Window:
+    """The batches that make one step of the optimizer: one, or those of an accumulation.
+
+    Attributes:
+        batches: how many; fewer than usual where the epoch ends.
+        samples: of all ranks together in all of them, or None where that is not known before.
+    """
+
+    batches: int
+    samples: int | None
+
+    @classmethod
+    def ahead(cls, loader: Loader, batches: int) -> Window:
+        """The window that begins with the batch that `loader` has yielded last."""
+        total, left = loader.total, loader.left
+        if left is None or not total:
+            return cls(batches, None)
+        samples = min(batches * total, total + left)
+        return cls(-(-samples // total), samples)
+
+    def weight(self, loader: Loader, world_size: int) -> float:
+        """What to multiply the mean loss of this rank's batch by, so that gradients are the mean over all samples."""
+        if self.samples is None:
+            return loader.weight / self.batches
+        return loader.samples * world_size / self.samples
 
 
 class Interval:
@@ -68,16 +114,22 @@ class Steps:
     Attributes:
         epoch: the epoch that goes on, counted by `Run.epochs`.
         done: batches trained on, over all attempts.
+        trained: whether the batch handed out last has been trained on.
     """
 
     def __init__(self, run: Run, folder: Path | None, every: Interval | None, keep: int, log_file: Path | None) -> None:
         self.epoch = 0
         self.done = 0
-        self.weight = 1.0  # of the loss of the step that goes on
-        self.loaders: list[Loader] = []
+        self.trained = False
+        self.feeds: list[Feed] = []
         self._run = run
         self._every = every
         self._due = time.monotonic() + every.seconds if every else 0.0
+        self._is_late = False  # a checkpoint was due in the middle of an accumulation
+        self._loops = 0
+        self._loader: Loader | None = None  # whose batch is being trained on
+        self._window = Window(1, None)
+        self._batch = 0  # which one of the window
         self._exchange: SocketExchange | SingleExchange | None = None
         self._store: CheckpointStore | None = None
         if folder is not None:
@@ -85,6 +137,9 @@ class Steps:
             self._store = CheckpointStore(
                 folder, rank=run.rank, world_size=run.world_size, exchange=self._exchange, keep=keep
             )
+        self._watch: Watch | None = None
+        if run.world_size > 1 or self._store is not None:
+            self._watch = Watch(run.rank, run.world_size, share_object, stops=self._store is not None)
         self.metrics = Metrics(run, log_file)
 
     @property
@@ -92,18 +147,77 @@ class Steps:
         """Whether checkpoints are taken without being asked for."""
         return self._every is not None and self._store is not None
 
+    # -- a loop over batches -------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def loop(self) -> Iterator[None]:
+        """One loop over batches; it may end by a `break`, and in the middle of a step."""
+        self._loops += 1
+        try:
+            yield
+        finally:
+            if self._loader is not None:  # the loop was left within a step
+                if self.trained:
+                    self._count()
+                else:
+                    self._loader.put_back()
+                    self._batch -= 1
+                self._loader = None
+            if self._watch is not None:
+                self._watch.loop_ended(self._loops, self.done)
+
     def begin(self, loader: Loader) -> None:
-        """A batch of `loader` was handed out."""
-        self.weight = loader.weight
+        """A batch of `loader` is there: the step begins, unless the run is to stop before it."""
+        if self._watch is not None and not self._watch.begin(self._loops, self.done + 1, may_stop=self._batch == 0):
+            loader.put_back()
+            self._stop()
+        self._loader = loader
+        self.trained = False
+        if self._batch == 0:
+            self._window = Window.ahead(loader, self._run.strategy.accumulate)
+        self._batch += 1
+        self._run.exchange_gradients(self.completes_window)
         self.metrics.data_came()
 
     def end(self) -> None:
         """The step is done: the optimizer has stepped, and the next batch is asked for."""
-        self.done += 1
-        self.weight = 1.0
+        self._count()
+        self._loader = None
         self.metrics.step_done(self.epoch, self.done)
-        if self._is_due():
+        is_due = self._is_due() or self._is_late
+        self._is_late = is_due and self._batch != 0
+        if is_due and not self._is_late:
             self.save()
+        if self._watch is not None and self._batch == 0 and self._watch.is_to_stop(self.done):
+            self._stop()
+
+    def _count(self) -> None:
+        self.done += 1
+        if self.completes_window:
+            self._batch = 0
+
+    @property
+    def within(self) -> bool:
+        """Whether a step goes on."""
+        return self._loader is not None
+
+    @property
+    def completes_window(self) -> bool:
+        """Whether the batch that is being trained on is the last one of its accumulation."""
+        return self._batch >= self._window.batches
+
+    @property
+    def weight(self) -> float:
+        """What to multiply the mean loss of this rank's batch by."""
+        assert self._loader is not None
+        return self._window.weight(self._loader, self._run.world_size)
+
+    def enter(self) -> None:
+        """A collective begins; see `Watch.enter`."""
+        if self._watch is not None:
+            self._watch.enter()
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def _is_due(self) -> bool:
         if self._every is None or not self.saves:
@@ -120,45 +234,86 @@ class Steps:
     def save(self, block: bool = False) -> None:
         """Take a checkpoint of everything the run knows of.
 
+        Within a step, the batch counts as trained on if gradients of it were computed.
+
         Raises:
-            RuntimeError: the run has no folder for checkpoints.
+            RuntimeError: the run has no folder for checkpoints, or an accumulation of gradients has begun.
             paceline.train.checkpoint.CheckpointError: this one or the one before could not be written.
         """
         if self._store is None:
             raise RuntimeError("there is no folder for checkpoints; pass checkpoint_dir= to paceline.init")
+        begun = self._batch - (self.within and not self.trained)  # batches whose gradients wait for others
+        if begun and not self.completes_window:
+            raise RuntimeError(
+                f"the gradients of {begun} of {self._window.batches} accumulated batches are in no checkpoint; "
+                "save when run.accumulating is False"
+            )
+        self.enter()
         began = time.monotonic()
-        progress = {
-            "epoch": self.epoch,
-            "step": self.done,
-            "loaders": [loader.state_dict() for loader in self.loaders],
-        }
+        done = self.done + (self.within and self.trained)
+        progress = {"epoch": self.epoch, "step": done, "loaders": [self._position(feed) for feed in self.feeds]}
         shared = {name: thing.state_dict() for name, thing in self._run.stateful().items()}
-        self._store.save(self.done, {**shared, "progress": progress}, _random_states(), block=block)
+        self._store.save(done, {**shared, "progress": progress}, random_states(), block=block)
         self.metrics.add_time("checkpoint", time.monotonic() - began)
 
-    def resume(self) -> bool:
-        """Go to where the newest checkpoint was taken; returns whether there is one."""
+    def _position(self, feed: Feed) -> dict[str, Any]:
+        before = feed.loader is self._loader and not self.trained
+        return {"finished_in": feed.finished_in, **feed.loader.state_dict(before=before)}
+
+    def resume(self, *, by_epochs: bool = False) -> bool:
+        """Go to where the newest checkpoint was taken; returns whether there is one.
+
+        Args:
+            by_epochs: the epoch that went on there begins again, but what it has trained on by then is left out.
+        """
         saved = self._store.load(self._run.device) if self._store is not None else None
         if saved is None:
             return False
         progress = saved.shared_state["progress"]
-        _check_parts(self._run.stateful(), saved.shared_state, len(self.loaders), len(progress["loaders"]))
+        _check_parts(self._run.stateful(), saved.shared_state, len(self.feeds), len(progress["loaders"]))
         for name, thing in self._run.stateful().items():
             thing.load_state_dict(saved.shared_state[name])
-        for loader, state in zip(self.loaders, progress["loaders"], strict=True):
-            loader.load_state_dict(state)
+        for feed, state in zip(self.feeds, progress["loaders"], strict=True):
+            feed.loader.load_state_dict(state)
+            feed.resumed(state["finished_in"] if by_epochs else None)
         self.epoch, self.done = progress["epoch"], progress["step"]
         if saved.rank_state is not None and saved.world_size == self._run.world_size:
-            _set_random_states(saved.rank_state)
+            set_random_states(saved.rank_state)
         return True
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _stop(self) -> NoReturn:
+        """Save the state, and leave with the code that asks for a resume."""
+        assert self._watch is not None
+        why, here = self._watch.stop_signal, self._run.is_main
+        self.save(block=True)
+        if here:
+            print(f"paceline: {why}: stopped after step {self.done}, which is saved", file=sys.stderr, flush=True)
+        record("Preempted", f"stopped by {why} after step {self.done}")
+        self._run.close()
+        raise Preempted
 
     def close(self) -> None:
         """Write what is left, wait for a checkpoint under way."""
-        self.metrics.close()
-        if self._store is not None:
-            self._store.close()
+        try:
+            self.metrics.close()
+            if self._store is not None:
+                self._store.close()
+        finally:
+            self._part()
+
+    def abandon(self, error: BaseException) -> None:
+        """End without the other ranks, and tell them why."""
+        if self._watch is not None:
+            self._watch.failed(error)
+        self._part()
+
+    def _part(self) -> None:
         if isinstance(self._exchange, SocketExchange):
             self._exchange.close()
+        if self._watch is not None:
+            self._watch.close()
 
 
 class Metrics:
@@ -237,27 +392,6 @@ def _check_parts(here: Mapping[str, Any], saved: Mapping[str, Any], loaders: int
             f"the checkpoint does not fit this script: it lacks {missing or 'nothing'}, has {surplus or 'nothing'} "
             f"more, and {saved_loaders} loaders instead of {loaders}; take another checkpoint_dir for another script"
         )
-
-
-def _random_states() -> dict[str, Any]:
-    """The states of this rank's generators."""
-    states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        states["numpy"] = numpy_random.get_state()
-    return states
-
-
-def _set_random_states(states: Mapping[str, Any]) -> None:
-    random.setstate(states["python"])
-    torch.set_rng_state(states["torch"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None and "numpy" in states:
-        numpy_random.set_state(states["numpy"])
 
 
 def run_folder() -> Path | None:

@@ -15,7 +15,7 @@ class Strategy:
         precision: "fp32", or "bf16" to run forward passes under autocast (weights and gradients stay fp32).
         accumulate: steps of the loop that make one step of the optimizer; gradients are exchanged in the last only.
         sync_batchnorm: normalise over the batches of all ranks (torch.nn.SyncBatchNorm; CUDA only).
-        compile: pass the model through torch.compile.
+        compile: pass the model through torch.compile; a string names the backend to compile with.
         lr_scaling: "none" leaves learning rates alone; "linear" multiplies them by the world size and "sqrt" by its
             root, for scripts that keep the batch of each rank the same when ranks are added (Goyal et al. 2017,
             arXiv:1706.02677).
@@ -29,7 +29,7 @@ class Strategy:
     precision: Literal["fp32", "bf16"] = "fp32"
     accumulate: int = 1
     sync_batchnorm: bool = False
-    compile: bool = False
+    compile: bool | str = False
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     find_unused_parameters: bool = False
     bucket_cap_mb: int = 25

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,57 @@ if TYPE_CHECKING:
 
 class ModelMismatch(RuntimeError):
     """This rank's model differs from rank 0's, or another rank's does."""
+
+
+class UnusedParameters(RuntimeError):
+    """Parameters that got no gradient, so that ranks would train with different weights."""
+
+
+class WrongDevice(ValueError):
+    """A batch is not where the model is."""
+
+
+class DataParallel(DistributedDataParallel):
+    """Torch's own, with the manners of the module that it wraps.
+
+    Its state_dict has the module's names and its other attributes are the module's, so that a script written for the
+    module works. Without gradients ranks are independent: what they evaluate may be uneven. Errors name parameters.
+    """
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module, and get ready to exchange gradients if there will be some.
+
+        Raises:
+            UnusedParameters: in the step before, some parameters got no gradient.
+        """
+        if not torch.is_grad_enabled():
+            return self.module(*args, **kwargs)
+        self.require_forward_param_sync = self.training  # buffers change in training only
+        try:
+            return super().forward(*args, **kwargs)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if "Expected to have finished reduction in the prior iteration" not in str(error):
+                raise
+            found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+            names = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
+            unused = [names[int(index)] for index in found[1].split()] if found else []
+            raise UnusedParameters(_unused(unused)) from None
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load into the module."""
+        return self.module.load_state_dict(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":
+                raise
+            return getattr(self.module, name)
 
 
 class Model:
@@ -29,23 +81,64 @@ class Model:
             module.forward = _float_results(autocast(module.forward))  # names in state_dict stay
         self.module = module
         self.wrapped: torch.nn.Module = module
-        self._ddp: DistributedDataParallel | None = None
-        if run.world_size > 1 and any(p.requires_grad for p in module.parameters()):
-            self._ddp = self.wrapped = DistributedDataParallel(
+        self._ddp: DataParallel | None = None
+        self._trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self._may_be_unused = strategy.find_unused_parameters
+        if run.world_size > 1 and self._trained:
+            self._ddp = self.wrapped = DataParallel(
                 module,
                 device_ids=[run.device] if run.device.type == "cuda" else None,
                 bucket_cap_mb=strategy.bucket_cap_mb,
                 find_unused_parameters=strategy.find_unused_parameters,
                 gradient_as_bucket_view=True,
             )
+        self.wrapped.register_forward_pre_hook(_DeviceCheck(run), with_kwargs=True)
         if strategy.compile:
-            self.wrapped = torch.compile(self.wrapped)  # type: ignore[assignment]
+            backend = {} if strategy.compile is True else {"backend": strategy.compile}
+            self.wrapped = torch.compile(self.wrapped, **backend)  # type: ignore[call-overload]
         self.exchange(strategy.accumulate == 1)
 
     def exchange(self, last: bool) -> None:
         """Say whether the coming step is the last of its accumulation, and so exchanges gradients."""
         if self._ddp is not None:
             self._ddp.require_backward_grad_sync = last  # what DDP's `no_sync` sets
+
+    def check_gradients(self) -> None:
+        """See that this rank's backward has reached all parameters, if it has reached any.
+
+        Raises:
+            UnusedParameters: some have no gradient, and so the exchange of others is not complete either.
+        """
+        if self._ddp is None or self._may_be_unused:
+            return
+        if any(p.grad is None for _, p in self._trained):
+            unused = [name for name, p in self._trained if p.grad is None]
+            if len(unused) < len(self._trained):
+                raise UnusedParameters(_unused(unused))
+
+
+def _unused(names: list[str]) -> str:
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return (
+        f"no gradient for {shown or 'some parameters'}: the loss does not depend on them in this step; "
+        "use them, set requires_grad=False, or take Strategy(find_unused_parameters=True)"
+    )
+
+
+class _DeviceCheck:
+    """Sees that a model's inputs are where it is, before each of its forward passes."""
+
+    def __init__(self, run: Run) -> None:
+        self._device = run.device
+        self._rank = run.rank
+
+    def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for name, value in (*enumerate(args), *kwargs.items()):
+            if isinstance(value, torch.Tensor) and value.device != self._device and value.dim():
+                raise WrongDevice(
+                    f"rank {self._rank}: the model is on {self._device}, but its argument {name!r} on {value.device}; "
+                    "take batches from run.dataloader, or move them with .to(run.device)"
+                )
 
 
 def prepare_optimizer(optimizer: torch.optim.Optimizer, run: Run) -> torch.optim.Optimizer:
@@ -59,6 +152,7 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer, run: Run) -> torch.optim
         param_group["lr"] = param_group["lr"] * factor
         if "initial_lr" in param_group:  # a scheduler was made before
             param_group["initial_lr"] = param_group["initial_lr"] * factor
+    optimizer.register_step_post_hook(lambda *_: run.has_trained())
     if run.strategy.accumulate > 1:
         for name in ("step", "zero_grad"):
             setattr(optimizer, name, _once_an_accumulation(getattr(optimizer, name), run))

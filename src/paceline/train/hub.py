@@ -1,0 +1,62 @@
+"""What rank 0 passes on between the ranks, apart from the training; pure state.
+
+rank → hub   {"do": "failed", "why"}                   an exception ends this rank
+             {"do": "left", "count", "step"}           this rank leaves in good order
+             {"do": "loop", "loop", "step"}            it is through with a loop over training batches
+             {"do": "accuse", "rank", "why"}           that rank left a loop in which this one goes on
+             {"do": "stop", "signal"}                  it was told to stop
+             {"do": "at", "step"}                      answer to "hold": the step that it has begun last
+hub → rank   {"do": "lost", "rank", "why"}, {"do": "left", "rank", …}, {"do": "loop", "rank", …}
+             {"do": "accused", "why"}
+             {"do": "hold"}                            begin no other step until "stop" comes
+             {"do": "stop", "after", "signal", "rank"} stop after this step: the last that any rank has begun
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Message = dict[str, Any]
+EVERYBODY = -1
+
+
+class Hub:
+    """What rank 0 knows of all ranks; `hear` returns (rank or `EVERYBODY`, message) pairs to be sent."""
+
+    def __init__(self, world_size: int) -> None:
+        self._active = set(range(world_size))
+        self._stop: Message | None = None
+        self._steps: dict[int, int] = {}
+        self._decided = False
+
+    def hear(self, rank: int, message: Message) -> list[tuple[int, Message]]:
+        """Take what a rank says."""
+        what = message["do"]
+        if what == "accuse":
+            return [(message["rank"], {"do": "accused", "why": message["why"]})]
+        if what == "stop":
+            if self._stop is not None:
+                return []
+            self._stop = {**message, "rank": rank}
+            return [(EVERYBODY, {"do": "hold"})]
+        if what == "at":
+            self._steps[rank] = message["step"]
+            return self._decide()
+        told = [(EVERYBODY, {**message, "rank": rank})]
+        if what == "loop":
+            return told
+        self._active.discard(rank)  # it failed or left
+        if what == "failed":
+            told = [(EVERYBODY, {"do": "lost", "rank": rank, "why": message["why"]})]
+        return told + self._decide()
+
+    def gone(self, rank: int) -> list[tuple[int, Message]]:
+        """A rank's connection broke; it is lost unless it has taken its leave."""
+        return self.hear(rank, {"do": "failed", "why": "it is gone"}) if rank in self._active else []
+
+    def _decide(self) -> list[tuple[int, Message]]:
+        """Once every rank has said where it is: the step to stop after."""
+        if self._stop is None or self._decided or not self._active or not self._active <= self._steps.keys():
+            return []
+        self._decided = True
+        return [(EVERYBODY, {**self._stop, "after": max(self._steps[rank] for rank in self._active)})]

@@ -1,0 +1,372 @@
+"""Hears what happens to the other ranks, and tells them what happens to this one.
+
+A thread of every rank listens, while the main thread may be stuck in a collective that somebody will never enter. What
+it hears is raised in the main thread at the next step or collective; a main thread that does not come there within
+seconds is ended with the process. Rank 0 passes on what a rank says (`hub`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from . import star
+from .hub import EVERYBODY, Hub, Message
+from .outcome import last_words
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
+_PEER_GRACE = 3.0  # seconds for the main thread to notice by itself that a rank is lost
+_OWN_GRACE = 1.0  # seconds for the main thread of the rank that is to blame
+_SEND = 5.0  # seconds to hand a message to the kernel
+
+
+class PeerLost(RuntimeError):
+    """Another rank failed or is gone, so this one cannot go on."""
+
+
+class LeftEarly(RuntimeError):
+    """A rank left a training loop, or the job, while another one went on."""
+
+
+class Watch:
+    """This rank's ear and voice. All ranks make one at the same place.
+
+    Args:
+        rank: this rank.
+        world_size: number of ranks.
+        share: hands what rank 0 passes to every rank; not used by a single process.
+        stops: whether SIGTERM and SIGUSR2 let the step finish, see `begin`; where a script has handlers of its own for
+            them, those stay.
+    """
+
+    def __init__(self, rank: int, world_size: int, share: star.Share, *, stops: bool) -> None:
+        self._rank = rank
+        self._links = star.connect(rank, world_size, share) if world_size > 1 else {}
+        self._hub = Hub(world_size) if rank == 0 else None
+        self._condition = threading.Condition(threading.RLock())
+        self._count = 0  # steps begun and collectives entered, the same on all ranks of a sound script
+        self._step = 0  # the step begun last
+        self._loop = 0  # the loop over training batches that it belongs to
+        self._held = False
+        self._stop: Message | None = None
+        self._told: int | None = None  # the signal that told this rank to stop
+        self._left: dict[int, Message] = {}
+        self._loops: dict[int, Message] = {}
+        self._error: Exception | None = None
+        self._deadline: float | None = None
+        self._closed = False
+        self._ear, self._wakeup = socket.socketpair()
+        self._handlers: dict[int, Any] = {}
+        for sock in (self._ear, self._wakeup):
+            sock.setblocking(False)
+        for link in self._links.values():
+            link.settimeout(_SEND)
+        self._old_wakeup: int | None = None
+        if stops and threading.current_thread() is threading.main_thread():
+            self._catch()
+        self._old_hook = sys.excepthook
+        sys.excepthook = self._hook
+        _watches.add(self)
+        self._thread = threading.Thread(target=self._listen, name="paceline-watch", daemon=True)
+        self._thread.start()
+
+    # -- called by the main thread -------------------------------------------------------------------------------------
+
+    def begin(self, loop: int, step: int, *, may_stop: bool) -> bool:
+        """Begin a step, unless the run is to stop before it: then return False.
+
+        Args:
+            loop: number of the loop over training batches.
+            step: number of the step, counted from 1 over all attempts.
+            may_stop: whether the state is one that can be resumed, not in the middle of an accumulation.
+
+        Raises:
+            PeerLost: a rank is gone.
+            LeftEarly: this rank or another one left the loop.
+        """
+        if self.is_to_stop(step - 1) and may_stop:
+            return False
+        with self._condition:
+            self._loop, self._step = loop, step
+            self._enter()
+            for rank, left in self._loops.items():
+                if left["loop"] == loop and left["step"] < step:
+                    self._say({"do": "accuse", "rank": rank, "why": self._describe(rank, left["step"])})
+        return True
+
+    def is_to_stop(self, step: int) -> bool:
+        """Whether `step` is the last one; waits for the other ranks where they are about to agree on that."""
+        with self._condition:
+            self._condition.wait_for(lambda: not self._held or self._error is not None)
+            self._check()
+            return self._stop is not None and step >= self._stop["after"]
+
+    @property
+    def stop_signal(self) -> str:
+        """Name of the signal that some rank was told to stop with."""
+        return signal.Signals(self._stop["signal"]).name if self._stop else ""
+
+    def enter(self) -> None:
+        """Enter a collective.
+
+        Raises:
+            PeerLost: a rank is gone.
+            LeftEarly: a rank has left without it, or this one has left a loop too early.
+        """
+        with self._condition:
+            self._enter()
+
+    def loop_ended(self, loop: int, step: int) -> None:
+        """Tell that this rank is through with a loop over training batches, `step` being its last."""
+        with self._condition:
+            self._say({"do": "loop", "loop": loop, "step": step})
+
+    def failed(self, error: BaseException) -> None:
+        """Tell the others what ends this rank."""
+        why = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        with self._condition:
+            if not self._closed and not isinstance(error, PeerLost):
+                self._say({"do": "failed", "why": why})
+
+    def close(self) -> None:
+        """Take leave of the others.
+
+        Raises:
+            LeftEarly: this rank has left a loop too early.
+        """
+        with self._condition:
+            if self._closed:
+                return
+            self._closed = True
+            self._say({"do": "left", "count": self._count, "step": self._step})
+            error = self._error
+        self._wake()
+        self._thread.join()
+        self._release()
+        if sys.excepthook == self._hook:
+            sys.excepthook = self._old_hook
+        if isinstance(error, LeftEarly):
+            raise error
+
+    # -- what follows is called with the lock --------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        self._count += 1
+        self._check()
+        for rank, left in self._left.items():
+            if self._count > left["count"]:
+                raise LeftEarly(self._describe(rank, left["step"]))
+
+    def _check(self) -> None:
+        if self._error is not None and not self._closed:
+            self._deadline = None  # the main thread is not stuck
+            raise self._error
+
+    def _describe(self, rank: int, step: int) -> str:
+        return (
+            f"rank {rank} left after step {step}, while rank {self._rank} went on with step {self._step}; "
+            "all ranks must take the same number of steps and call the same collectives"
+        )
+
+    def _say(self, message: Message) -> None:
+        if self._hub is not None:
+            self._pass_on(self._hub.hear(0, message))
+        else:
+            self._send(0, message)
+
+    def _pass_on(self, outbox: list[tuple[int, Message]]) -> None:
+        for to, message in outbox:
+            for rank in [0, *self._links] if to == EVERYBODY else [to]:
+                if rank:
+                    self._send(rank, message)
+                else:
+                    self._heed(message)
+
+    def _send(self, rank: int, message: Message) -> None:
+        link = self._links.get(rank)
+        if link is not None:
+            with contextlib.suppress(OSError):  # it is gone: reading tells
+                link.sendall(json.dumps(message).encode() + b"\n")
+
+    def _heed(self, message: Message) -> None:
+        """Take what the hub says."""
+        what, rank = message["do"], message.get("rank")
+        if what == "hold":
+            self._held = True
+            self._say({"do": "at", "step": self._step})
+        elif what == "stop":
+            self._held, self._stop = False, message
+        elif rank == self._rank:
+            return  # what this rank itself has said
+        elif what == "loop":
+            self._loops[message["rank"]] = message
+            if message["loop"] == self._loop and message["step"] < self._step:
+                why = self._describe(message["rank"], message["step"])
+                self._say({"do": "accuse", "rank": message["rank"], "why": why})
+        elif what == "left":
+            self._left[message["rank"]] = message
+            if self._count > message["count"]:
+                self._give_up(LeftEarly(self._describe(message["rank"], message["step"])), _PEER_GRACE)
+        elif what == "accused":
+            self._give_up(LeftEarly(message["why"]), _OWN_GRACE)
+        elif what == "lost":
+            self._lose(message["rank"], message["why"])
+        self._condition.notify_all()
+
+    def _lose(self, rank: int, why: str) -> None:
+        self._give_up(PeerLost(f"rank {rank} failed ({why}); rank {self._rank} cannot go on without it"), _PEER_GRACE)
+        if self._told is not None and not self._closed:
+            _die_by(self._told)  # whoever told it to stop has seen that
+
+    def _give_up(self, error: Exception, grace: float) -> None:
+        if self._error is None:
+            self._error = error
+            self._deadline = time.monotonic() + grace
+            self._condition.notify_all()
+
+    # -- the listening thread ------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        buffers = dict.fromkeys(self._links, b"")
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._ear, selectors.EVENT_READ, None)
+            for rank, link in self._links.items():
+                selector.register(link, selectors.EVENT_READ, rank)
+            while not self._closed:
+                left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+                ready = selector.select(left)
+                if not ready and self._deadline is not None and not self._closed:
+                    self._end_process()
+                for key, _ in ready:
+                    if key.data is None:
+                        self._hear_signals()
+                    elif not self._hear(key.data, buffers):
+                        selector.unregister(key.fileobj)
+
+    def _hear(self, rank: int, buffers: dict[int, bytes]) -> bool:
+        """Read what came from a rank; returns whether more may come."""
+        try:
+            data = self._links[rank].recv(65536)
+        except OSError:
+            data = b""
+        *lines, buffers[rank] = (buffers[rank] + data).split(b"\n")
+        with self._condition:
+            for line in lines:
+                message = json.loads(line)
+                if self._hub is not None:
+                    self._pass_on(self._hub.hear(rank, message))
+                else:
+                    self._heed(message)
+            if not data:
+                if self._hub is not None:
+                    self._pass_on(self._hub.gone(rank))
+                elif 0 not in self._left:
+                    self._lose(0, "it is gone")
+        return bool(data)
+
+    def _hear_signals(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            for number in self._ear.recv(4096):
+                if number in self._handlers and signal.getsignal(number) == self._on_signal:
+                    self._was_told(number)
+
+    def _was_told(self, number: int) -> None:
+        with self._condition:
+            first, self._told = self._told is None, number
+            if self._closed:
+                return
+            if self._step == 0 or self._error is not None:
+                _die_by(number)  # there is nothing to save yet, or no way to
+            elif first:
+                self._say({"do": "stop", "signal": number})
+
+    def _end_process(self) -> None:
+        """The main thread is stuck: say why, and where it stood."""
+        error = self._error
+        assert error is not None
+        text = f"{type(error).__module__}.{type(error).__qualname__}: {error}\n"
+        if isinstance(error, LeftEarly):
+            frame = sys._current_frames().get(threading.main_thread().ident or 0)
+            stack = "".join(traceback.format_stack(frame)) if frame else ""
+            text = f"Traceback (most recent call last):\n{stack}{text}"
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+        last_words(type(error).__name__, str(error), text)
+        os._exit(1)
+
+    # -- signals and exceptions ----------------------------------------------------------------------------------------
+
+    def _catch(self) -> None:
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) == signal.SIG_DFL:
+                self._handlers[number] = signal.signal(number, self._on_signal)
+        if self._handlers:
+            self._old_wakeup = signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
+
+    def _on_signal(self, number: int, _: object) -> None:
+        """Python's own handler; where another library has taken the wakeup descriptor, it tells the thread."""
+        with contextlib.suppress(OSError):
+            self._wakeup.send(bytes([number]))
+
+    def _release(self) -> None:
+        """Give back signals and connections."""
+        for number, old in self._handlers.items():
+            if signal.getsignal(number) == self._on_signal:
+                signal.signal(number, old)
+        self._handlers.clear()
+        if self._old_wakeup is not None:
+            current = signal.set_wakeup_fd(-1)
+            if current != self._wakeup.fileno():
+                signal.set_wakeup_fd(current)
+            elif self._old_wakeup != -1:
+                signal.set_wakeup_fd(self._old_wakeup)
+        for sock in (self._ear, self._wakeup, *self._links.values()):
+            sock.close()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wakeup.send(b"\0")
+
+    def _hook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        self.failed(error)
+        self._old_hook(kind, error, trace)
+
+    def forget(self) -> None:
+        """In a forked child: it is no rank, and must neither keep connections alive nor swallow signals."""
+        self._closed = True
+        self._condition = threading.Condition(threading.RLock())
+        self._release()
+
+
+_watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for watch in _watches:
+        if not watch._closed:
+            watch.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def _die_by(number: int) -> None:
+    """End this process by a signal, whatever handler Python has for it."""
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    libc.signal(number, None)  # SIG_DFL
+    os.kill(os.getpid(), number)
