@@ -16,7 +16,6 @@ TWO = Placement(rank=1, world_size=2, local_rank=1, local_world_size=2, endpoint
         ("torch", {"RANK": "2"}, r"rank 2 is not in 0…world_size - 1 .*RANK=2, WORLD_SIZE=2"),
         ("torch", {"RANK": "-1"}, "RANK=-1"),
         ("torch", {"LOCAL_RANK": None}, "LOCAL_RANK is not set"),
-        ("torch", {"LOCAL_WORLD_SIZE": None}, "LOCAL_WORLD_SIZE is not set"),
         ("torch", {"LOCAL_WORLD_SIZE": "0", "GROUP_RANK": None, "GROUP_WORLD_SIZE": None}, "LOCAL_WORLD_SIZE=0"),
         ("torch", {"GROUP_RANK": "7"}, "GROUP_RANK=7"),
         ("torch", {"MASTER_PORT": "http"}, "MASTER_PORT='http'"),

@@ -123,7 +123,6 @@ def test_recognise(env: dict[str, str], argv: list[str], launcher: str, placemen
         ({**HYDRA, **MEETING, "RANK": "0"}, [], "RANK=0 contradicts PMI_RANK=5"),
         (OPEN_MPI, [], "set MASTER_ADDR"),
         ({**POD, "PET_NPROC_PER_NODE": "4"}, [], "PET_NPROC_PER_NODE=4.*start the script with `paceline run`"),
-        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, [], "LOCAL_WORLD_SIZE is not set"),
         ({"RANK": "1"}, [], "RANK=1 is set, but WORLD_SIZE is not"),
         ({"WORLD_SIZE": "8", **BATCH}, [], "WORLD_SIZE=8 is set, but RANK is not"),
         ({}, ["--local-rank=1"], "LOCAL_RANK=1 is set, but RANK is not"),
@@ -143,3 +142,16 @@ def test_mpirun_on_one_node_needs_no_address() -> None:
 
 def test_thread_count() -> None:
     assert [thread_count(cores, ranks) for cores, ranks in ((16, 4), (16, 3), (2, 4), (1, 1))] == [4, 5, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("rank", "local_rank", "here", "node"), [(1, 1, 8, (0, 1)), (5, 1, 4, (1, 2)), (7, 3, 4, (1, 2)), (3, 0, 3, (1, 3))]
+)
+def test_local_rank_by_hand(rank: int, local_rank: int, here: int, node: tuple[int, int]) -> None:
+    """Scripts for Slurm and MPI export RANK, WORLD_SIZE and LOCAL_RANK, and think that this is enough."""
+    env = {"RANK": str(rank), "WORLD_SIZE": "8", "LOCAL_RANK": str(local_rank), "MASTER_ADDR": "h"}
+    found = recognise(env, [])
+    assert found.launcher == "environment"
+    p = found.placement
+    assert (p.rank, p.local_rank, p.local_world_size) == (rank, local_rank, here)
+    assert (p.node_rank, p.node_count) == node

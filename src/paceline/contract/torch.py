@@ -44,10 +44,14 @@ class TorchContract(Contract):
     def read(self, env: Mapping[str, str]) -> Placement | None:
         """The placement of a torchrun worker; a process with RANK and WORLD_SIZE alone counts as one rank a node.
 
-        Where nobody set GROUP_RANK, all nodes are taken to have as many ranks as this one.
+        Where nobody set GROUP_RANK, all nodes are taken to have as many ranks as this one; where there is LOCAL_RANK
+        without LOCAL_WORLD_SIZE, as scripts for Slurm and MPI like to set it, as many as the other numbers allow.
         """
         if "RANK" not in env or "WORLD_SIZE" not in env:
             return None
+        if "LOCAL_RANK" in env and "LOCAL_WORLD_SIZE" not in env:
+            before = integer(env, "RANK") - integer(env, "LOCAL_RANK")  # ranks on the nodes before this one
+            env = {**env, "LOCAL_WORLD_SIZE": str(before) if before > 0 else env["WORLD_SIZE"]}
         numbers = {"rank": "RANK", "world_size": "WORLD_SIZE"}
         nodes = {}
         if "LOCAL_RANK" in env or "LOCAL_WORLD_SIZE" in env:

@@ -11,6 +11,7 @@ How a checkpoint looks on disk, and how plain torch reads it: docs/checkpoints.m
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import logging
@@ -162,7 +163,8 @@ class CheckpointStore:
         Newest is what was committed last. A damaged one is skipped with one warning from the logger `paceline`.
 
         Raises:
-            CheckpointError: a rank does not see what rank 0 sees, or a checkpoint has an unknown format.
+            CheckpointError: all checkpoints are damaged, a rank does not see what rank 0 sees, or a checkpoint has an
+                unknown format.
         """
         self.wait()
         found, unreadable = self._agreement.together("cannot look for checkpoints", lambda: files.scan(self.folder))
@@ -174,6 +176,7 @@ class CheckpointStore:
                 newer = found[: found.index(mine)] if mine else found
                 self._warn({saved.path: saved.damage for saved in newer if saved.damage})
             if not chosen:
+                self._agreement.together("cannot resume", functools.partial(self._expect_none, found, unreadable))
                 return None
             damage = self._agreement.decide(json.dumps(self._verify(mine)).encode(), _first_damage).decode()
             if not damage:
@@ -379,6 +382,17 @@ class CheckpointStore:
         except DamagedCheckpoint as error:
             return ["damaged", f"{saved.path}: {error}"]
         return ["", ""]
+
+    def _expect_none(self, found: list[SavedCheckpoint], unreadable: Mapping[Path, str]) -> None:
+        """See that there is no checkpoint because none was ever made."""
+        damaged = len(unreadable) + sum(1 for saved in found if saved.damage or saved.manifest.id in self._damaged)
+        if damaged:
+            which = (
+                f"all {damaged} checkpoints in {self.folder} are damaged"
+                if damaged > 1
+                else (f"the only checkpoint in {self.folder} is damaged")
+            )
+            raise CheckpointError(f"{which}; move the folder away to start from the beginning")
 
     def _warn(self, damaged: Mapping[Path, str]) -> None:
         """Tell once of each checkpoint that does not count."""

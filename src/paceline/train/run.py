@@ -151,9 +151,9 @@ class Run:
         if op == "mean" and not (result.is_floating_point() or result.is_complex()):
             result = result.to(torch.float64)
         if self.world_size > 1:
-            self._steps.enter()
             reduction = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}.get(op, dist.ReduceOp.SUM)
-            dist.all_reduce(result, reduction)
+            with self._steps.collective():
+                dist.all_reduce(result, reduction)
         return result / self.world_size if op == "mean" else result
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
@@ -163,45 +163,47 @@ class Run:
         sizes: list[int] = self.gather_objects(tensor.shape[0] if tensor.dim() else -1)
         if len(set(sizes)) == 1:
             parts = [torch.empty_like(tensor) for _ in sizes]
-            dist.all_gather(parts, tensor.detach().contiguous())
+            with self._steps.collective():
+                dist.all_gather(parts, tensor.detach().contiguous())
             return parts
         padded = tensor.new_zeros((max(sizes), *tensor.shape[1:]))
         padded[: tensor.shape[0]] = tensor.detach()
         parts = [torch.empty_like(padded) for _ in sizes]
-        dist.all_gather(parts, padded)
+        with self._steps.collective():
+            dist.all_gather(parts, padded)
         return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
         """The tensor of rank `source`; the argument gives shape and type, and is left as it is."""
         result = tensor.detach().clone()
         if self.world_size > 1:
-            self._steps.enter()
-            dist.broadcast(result, source)
+            with self._steps.collective():
+                dist.broadcast(result, source)
         return result
 
     def broadcast_object(self, value: T, source: int = 0) -> T:
         """What rank `source` passes, whatever it is; it is pickled."""
         if self.world_size == 1:
             return value
-        self._steps.enter()
         box = [value]
-        dist.broadcast_object_list(box, source)
+        with self._steps.collective():
+            dist.broadcast_object_list(box, source)
         return box[0]
 
     def gather_objects(self, value: T) -> list[T]:
         """What every rank passes, in rank order; it is pickled."""
         if self.world_size == 1:
             return [value]
-        self._steps.enter()
         box: list[Any] = [None] * self.world_size
-        dist.all_gather_object(box, value)
+        with self._steps.collective():
+            dist.all_gather_object(box, value)
         return box
 
     def barrier(self) -> None:
         """Wait until every rank has come here."""
         if self.world_size > 1:
-            self._steps.enter()
-            dist.barrier()
+            with self._steps.collective():
+                dist.barrier()
 
     def mean(self, total: Tensor | float, count: Tensor | float) -> float:
         """Sum of `total` over all ranks divided by the sum of `count`: exact also when shards are uneven.
@@ -247,8 +249,8 @@ class Run:
                 all ranks' samples, also in the last, uneven batch of an epoch, where a rank may have none that counts.
         """
         steps, every = self._steps, self.strategy.accumulate
-        steps.enter()
-        torch.autograd.backward(loss * (steps.weight if steps.within else 1 / every))
+        with steps.collective():
+            torch.autograd.backward(loss * (steps.weight if steps.within else 1 / every))
         self.has_trained()
         if not steps.within:  # the batches are not of our loader: each `backward` is one
             self._backwards += 1

@@ -164,7 +164,7 @@ class Steps:
                     self._batch -= 1
                 self._loader = None
             if self._watch is not None:
-                self._watch.loop_ended(self._loops, self.done)
+                self._watch.loop_ended(self._loops)
 
     def begin(self, loader: Loader) -> None:
         """A batch of `loader` is there: the step begins, unless the run is to stop before it."""
@@ -212,10 +212,23 @@ class Steps:
         assert self._loader is not None
         return self._window.weight(self._loader, self._run.world_size)
 
-    def enter(self) -> None:
-        """A collective begins; see `Watch.enter`."""
-        if self._watch is not None:
-            self._watch.enter()
+    @contextlib.contextmanager
+    def collective(self) -> Iterator[None]:
+        """Something that all ranks do together.
+
+        Raises:
+            paceline.train.watch.PeerLost: a rank is gone.
+            paceline.train.watch.LeftEarly: a rank has left a loop or the job too early.
+        """
+        if self._watch is None:
+            yield
+            return
+        self._watch.enter()
+        try:
+            yield
+        except RuntimeError as error:
+            self._watch.explain(error)
+            raise
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
@@ -248,12 +261,12 @@ class Steps:
                 f"the gradients of {begun} of {self._window.batches} accumulated batches are in no checkpoint; "
                 "save when run.accumulating is False"
             )
-        self.enter()
         began = time.monotonic()
         done = self.done + (self.within and self.trained)
         progress = {"epoch": self.epoch, "step": done, "loaders": [self._position(feed) for feed in self.feeds]}
         shared = {name: thing.state_dict() for name, thing in self._run.stateful().items()}
-        self._store.save(done, {**shared, "progress": progress}, random_states(), block=block)
+        with self.collective():
+            self._store.save(done, {**shared, "progress": progress}, random_states(), block=block)
         self.metrics.add_time("checkpoint", time.monotonic() - began)
 
     def _position(self, feed: Feed) -> dict[str, Any]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 _PEER_GRACE = 3.0  # seconds for the main thread to notice by itself that a rank is lost
 _OWN_GRACE = 1.0  # seconds for the main thread of the rank that is to blame
+_NEWS = 1.0  # seconds to learn why a collective has failed
 _SEND = 5.0  # seconds to hand a message to the kernel
 
 
@@ -130,10 +131,24 @@ class Watch:
         with self._condition:
             self._enter()
 
-    def loop_ended(self, loop: int, step: int) -> None:
-        """Tell that this rank is through with a loop over training batches, `step` being its last."""
+    def explain(self, error: RuntimeError) -> None:
+        """Raise what is known of the other ranks where that is why a collective has failed.
+
+        Raises:
+            PeerLost: a rank is gone.
+            LeftEarly: a rank left the loop, or has left without this collective.
+        """
         with self._condition:
-            self._say({"do": "loop", "loop": loop, "step": step})
+            self._condition.wait_for(lambda: self._error is not None or self._who_left() is not None, _NEWS)
+            cause = self._error or self._who_left()
+            if cause is not None:
+                self._deadline = None
+                raise cause from error
+
+    def loop_ended(self, loop: int) -> None:
+        """Tell that this rank is through with a loop over training batches."""
+        with self._condition:
+            self._say({"do": "loop", "loop": loop, "step": self._step})
 
     def failed(self, error: BaseException) -> None:
         """Tell the others what ends this rank."""
@@ -167,9 +182,15 @@ class Watch:
     def _enter(self) -> None:
         self._count += 1
         self._check()
+        if (error := self._who_left()) is not None:
+            raise error
+
+    def _who_left(self) -> LeftEarly | None:
+        """A rank that has left without what this one has entered last."""
         for rank, left in self._left.items():
             if self._count > left["count"]:
-                raise LeftEarly(self._describe(rank, left["step"]))
+                return LeftEarly(self._describe(rank, left["step"]))
+        return None
 
     def _check(self) -> None:
         if self._error is not None and not self._closed:
@@ -219,8 +240,8 @@ class Watch:
                 self._say({"do": "accuse", "rank": message["rank"], "why": why})
         elif what == "left":
             self._left[message["rank"]] = message
-            if self._count > message["count"]:
-                self._give_up(LeftEarly(self._describe(message["rank"], message["step"])), _PEER_GRACE)
+            if (error := self._who_left()) is not None:
+                self._give_up(error, _PEER_GRACE)
         elif what == "accused":
             self._give_up(LeftEarly(message["why"]), _OWN_GRACE)
         elif what == "lost":
@@ -353,15 +374,26 @@ class Watch:
 
 
 _watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+_mask = threading.local()  # the signals that a thread had blocked before it forked
+
+
+def _before_fork() -> None:
+    """Keep signals away until the child has its own handlers: those of the rank would answer for the rank."""
+    _mask.old = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _mask.old)
 
 
 def _forget_all() -> None:
     for watch in _watches:
         if not watch._closed:
             watch.forget()
+    _after_fork()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forget_all)
 
 
 def _die_by(number: int) -> None:
