@@ -1,50 +1,86 @@
-"""The digits of `digits.py` with the library: one script for one process and for many, which resumes where it stopped.
+"""Train a small convnet on 1,797 real handwritten digits."""
 
-python examples/digits_library.py
-paceline run -n 2 --max-restarts 3 examples/digits_library.py
-"""
+import argparse
+import logging
 
+import paceline
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils import data
 
-import paceline
+log = logging.getLogger("digits")
 
 
-def load_data() -> tuple[TensorDataset, TensorDataset]:
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def load_data() -> tuple[data.TensorDataset, data.TensorDataset]:
     digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16  # (1797, 1, 8, 8), in [0, 1]
     labels = torch.tensor(digits.target)
     train, test = train_test_split(range(len(labels)), test_size=0.2, random_state=0, stratify=digits.target)
-    return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
+    return data.TensorDataset(images[train], labels[train]), data.TensorDataset(images[test], labels[test])
 
 
-run = paceline.init(seed=0, checkpoint_every=100)
-model = nn.Sequential(
-    nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-    nn.Flatten(), nn.Linear(64 * 4 * 4, 128), nn.ReLU(), nn.Linear(128, 10),
-)  # fmt: skip
-optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-model, optimizer = run.setup(model, optimizer)
-train_set, test_set = load_data()
-train = run.dataloader(train_set, global_batch_size=64, shuffle=True)
-test = run.dataloader(test_set, global_batch_size=256, evaluation=True)
+def build_model() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.25),
+        nn.Linear(64 * 4 * 4, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
 
-for epoch in run.epochs(10):
-    model.train()
-    for images, labels in train:
-        loss = F.cross_entropy(model(images), labels)
-        run.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        run.log(loss=loss)
-    model.eval()
-    with torch.no_grad():
-        right = sum((model(images).argmax(1) == labels).sum().item() for images, labels in test)
-    accuracy = run.all_reduce(right) / len(test_set)
-    if run.is_main:
-        print(f"epoch {epoch + 1} test accuracy {accuracy:.4f}, {run.world_size} ranks")
-run.close()
+
+def main() -> None:
+    args = parse_args()
+    run = paceline.init(seed=args.seed, checkpoint_every=100)
+    logging.basicConfig(format="%(message)s", level=logging.INFO if run.is_main else logging.WARNING)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    train_set, test_set = load_data()
+    train = run.dataloader(train_set, global_batch_size=args.batch_size, shuffle=True)
+    test = run.dataloader(test_set, batch_size=256, evaluation=True)
+    model = build_model().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    model, optimizer = run.setup(model, optimizer)
+
+    for epoch in run.epochs(args.epochs):
+        model.train()
+        loss_sum, samples = 0.0, 0
+        for images, labels in train:
+            images, labels = images.to(device), labels.to(device)
+            loss = F.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            run.backward(loss)
+            optimizer.step()
+            loss_sum += loss.item() * len(labels)
+            samples += len(labels)
+
+        model.eval()
+        correct, total = 0, 0
+        with torch.no_grad():
+            for images, labels in test:
+                images, labels = images.to(device), labels.to(device)
+                correct += (model(images).argmax(dim=1) == labels).sum().item()
+                total += len(labels)
+        loss, accuracy = run.mean(loss_sum, samples), run.mean(correct, total)
+        log.info(f"epoch {epoch + 1}/{args.epochs} loss {loss:.4f} test accuracy {accuracy:.4f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,45 +1,12 @@
 """The examples run unchanged as one process, under torchrun and under paceline, and learn."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.torch
 
 pytest.importorskip("torch")
-
-ROOT = Path(__file__).resolve().parents[2]
-LAUNCHERS = {
-    "python": (1, [sys.executable]),
-    "torchrun": (2, [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]),
-    "paceline": (2, [sys.executable, "-m", "paceline", "run", "-n", "2"]),
-}
-
-
-@pytest.fixture(params=LAUNCHERS)
-def launcher(request, tmp_path):
-    """Return the number of ranks, and a function that runs an example with them and returns what it printed."""
-    ranks, command = LAUNCHERS[request.param]
-
-    def launch(script, *args):
-        done = subprocess.run(
-            [*command, str(ROOT / "examples" / script), *args],
-            cwd=ROOT,
-            env={**os.environ, "PACELINE_HOME": str(tmp_path)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert done.returncode == 0, f"{request.param} exited with {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
-
-    return ranks, launch
 
 
 def test_digits_are_read(launcher):
@@ -70,12 +37,3 @@ def test_python_source_is_learnt(launcher):
     assert float(loss) < float(entropy) - 0.4, "knows more than how frequent each character is"
     assert int(world_size) == ranks
     assert output.count("def ") >= 1, "a sample is written at the end"
-
-
-def test_library_reads_digits(launcher):
-    pytest.importorskip("sklearn")
-    ranks, launch = launcher
-    lines = re.findall(r"epoch (\d+) test accuracy ([\d.]+), (\d+) ranks", launch("digits_library.py"))
-    assert [int(epoch) for epoch, _, _ in lines] == list(range(1, 11))
-    assert float(lines[-1][1]) >= 0.95
-    assert {int(world_size) for _, _, world_size in lines} == {ranks}
