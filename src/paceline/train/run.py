@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import math
 import os
@@ -97,6 +98,8 @@ class Run:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._registered: dict[str, Any] = {}
         self._steps = Steps(self, folder, every, keep, log_file)
+        self._pid = os.getpid()
+        atexit.register(self._at_exit)
 
     # -- who am I ------------------------------------------------------------------------------------------------------
 
@@ -208,11 +211,16 @@ class Run:
     def mean(self, total: Tensor | float, count: Tensor | float) -> float:
         """Sum of `total` over all ranks divided by the sum of `count`: exact also when shards are uneven.
 
-        Raises:
-            ZeroDivisionError: the counts sum to nothing.
+        Both are what this rank has seen, so pass the number of its own samples and not that of the data set. The mean
+        of nothing is nan.
         """
         both = self.all_reduce(torch.tensor([float(total), float(count)], dtype=torch.float64))
-        return float(both[0]) / float(both[1])
+        return float(both[0] / both[1])
+
+    def print(self, *values: object) -> None:
+        """Print on rank 0 alone; the arguments are computed on all ranks, so they may contain collectives."""
+        if self.is_main:
+            print(*values, flush=True)
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -377,10 +385,16 @@ class Run:
         if self._is_closed:
             return
         self._is_closed = True
+        atexit.unregister(self._at_exit)
         self._steps.close()
         self._models.clear()
         if self._membership.owns_group and dist.is_initialized():
             dist.destroy_process_group()
+
+    def _at_exit(self) -> None:
+        """The script has not closed the run: finish what can be finished without the other ranks."""
+        if os.getpid() == self._pid:  # and not a child that the script has forked
+            self._steps.leave()
 
     def __enter__(self) -> Run:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import sys
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from .checkpoint import CheckpointStore, SingleExchange, SocketExchange
+from .checkpoint import CheckpointError, CheckpointStore, SingleExchange, SocketExchange
 from .group import share_object
 from .outcome import Preempted, record
 from .random_state import random_states, set_random_states
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .loader import Loader
     from .run import Run
 
+log = logging.getLogger("paceline")
 _AGREE_EVERY = 10  # steps between two looks at rank 0's clock, which decides for all
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -132,6 +134,8 @@ class Steps:
         self._batch = 0  # which one of the window
         self._exchange: SocketExchange | SingleExchange | None = None
         self._store: CheckpointStore | None = None
+        if folder is None and every is not None and run.is_main:
+            log.warning("no checkpoints are taken: without `paceline run`, pass checkpoint_dir= to paceline.init")
         if folder is not None:
             self._exchange = SocketExchange() if run.world_size > 1 else SingleExchange()
             self._store = CheckpointStore(
@@ -315,6 +319,15 @@ class Steps:
                 self._store.close()
         finally:
             self._part()
+
+    def leave(self) -> None:
+        """End without a word from the other ranks, and without what takes all of them."""
+        try:
+            if self._store is not None:
+                self._store.close()
+        except CheckpointError as error:
+            log.error("%s", error)
+        self._part()
 
     def abandon(self, error: BaseException) -> None:
         """End without the other ranks, and tell them why."""

@@ -250,8 +250,8 @@ class Watch:
 
     def _lose(self, rank: int, why: str) -> None:
         self._give_up(PeerLost(f"rank {rank} failed ({why}); rank {self._rank} cannot go on without it"), _PEER_GRACE)
-        if self._told is not None and not self._closed:
-            _die_by(self._told)  # whoever told it to stop has seen that
+        if self._told == signal.SIGTERM and not self._closed:
+            _die_by(self._told)  # it cannot finish its step, and whoever stops the job need not wait
 
     def _give_up(self, error: Exception, grace: float) -> None:
         if self._error is None:

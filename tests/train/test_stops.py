@@ -1,0 +1,227 @@
+"""A run that is told to stop finishes its step, saves its state, and goes on from there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.conftest import GENEROUS, eventually
+
+pytest.importorskip("torch")
+
+if TYPE_CHECKING:
+    from tests.conftest import Paceline
+
+pytestmark = pytest.mark.torch
+
+TRAIN = """
+    import os, sys, time, torch, paceline
+    from torch.utils.data import TensorDataset
+
+    run = paceline.init(seed=0, checkpoint_dir="checkpoints")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model, optimizer = run.setup(model, optimizer, strategy=paceline.Strategy(accumulate={accumulate}))
+    train = run.dataloader(
+        TensorDataset(torch.arange(200.0).reshape(50, 4) / 200),
+        global_batch_size=8, shuffle=True, num_workers={workers},
+    )
+    for epoch in run.epochs({epochs}):
+        for (x,) in train:
+            run.backward((model(x) - 1).pow(2).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            print(f"epoch {{epoch}} step {{run.step + 1}} attempt {{run.attempt}}", flush=True)
+            while run.attempt == 0 and run.step + 1 == {wait_at} and not os.path.exists("go"):
+                time.sleep(0.01)  # whoever stops the run is quicker than the steps
+    if run.is_main:
+        torch.save([p.detach() for p in model.parameters()], "weights.pt")
+    run.close()
+"""
+
+
+def training(paceline: Paceline, wait_at: int = 0, accumulate: int = 1, workers: int = 0, epochs: int = 3) -> None:
+    paceline.script(TRAIN.format(wait_at=wait_at, accumulate=accumulate, workers=workers, epochs=epochs))
+
+
+def status(paceline: Paceline) -> dict[str, Any]:
+    newest = max((paceline.home / "jobs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    found: dict[str, Any] = json.loads((newest / "status.json").read_text())
+    return found
+
+
+def weights(paceline: Paceline) -> bytes:
+    import torch
+
+    path = paceline.folder / "weights.pt"
+    values = torch.cat([p.flatten() for p in torch.load(path)])
+    path.unlink()
+    return bytes(values.numpy().tobytes())
+
+
+def lines_until(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if text in line:
+            return
+    raise AssertionError(f"{text!r} was never printed: {process.stderr.read() if process.stderr else ''}")
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=GENEROUS)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_stopped_by_the_user_and_started_again(paceline: Paceline, workers: int) -> None:
+    training(paceline, workers=workers)
+    assert paceline.run("-n", "2", "script.py").returncode == 0
+    undisturbed = weights(paceline)
+    subprocess.run(["rm", "-r", "checkpoints"], cwd=paceline.folder, check=True)
+
+    training(paceline, wait_at=9, workers=workers)
+    process = paceline.start("run", "-n", "2", "script.py")
+    lines_until(process, "step 9 ")
+    process.send_signal(signal.SIGINT)
+    eventually(lambda: "stopping" in [e["event"] for e in events(paceline)], "the job is being stopped")
+    (paceline.folder / "go").touch()
+    code, out, err = finish(process)
+    assert code == 130
+    assert "step 10 " not in out
+    assert "paceline: SIGTERM: stopped after step 9, which is saved" in err.splitlines()
+    assert status(paceline)["state"] == "STOPPED"
+
+    done = paceline.run("-n", "2", "script.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "epoch 1 step 10 attempt 0"
+    assert len(done.stdout.splitlines()) == 21 - 9
+    assert weights(paceline) == undisturbed
+
+
+def events(paceline: Paceline) -> list[dict[str, Any]]:
+    newest = max((paceline.home / "jobs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    return [json.loads(line) for line in (newest / "events.jsonl").read_text().splitlines()]
+
+
+def test_a_rank_that_is_preempted_takes_the_others_along_and_all_resume(paceline: Paceline) -> None:
+    training(paceline, wait_at=4)
+    process = paceline.start("run", "-n", "3", "script.py")
+    lines_until(process, "step 4 ")
+    os.kill(status(paceline)["ranks"][2]["pid"], signal.SIGUSR2)
+    (paceline.folder / "go").touch()
+    code, out, err = finish(process)
+    assert code == 0, err
+    steps = [int(line.split()[3]) for line in out.splitlines()]
+    assert sorted([*steps, 1, 2, 3, 4]) == list(range(1, 22)), "each step once"
+    assert "the ranks were told to stop, and have saved their state; starting again from there" in err
+    assert status(paceline)["attempt"] == 1
+    assert [e["restarts"] for e in events(paceline) if e["event"] == "restarting"] == [0]
+
+
+def test_a_job_that_is_preempted_asks_to_be_resumed(paceline: Paceline) -> None:
+    """As Slurm's --signal=USR2@60 does before the time is up."""
+    training(paceline, wait_at=4)
+    process = paceline.start("run", "-n", "2", "script.py")
+    lines_until(process, "step 4 ")
+    os.kill(status(paceline)["agent"]["pid"], signal.SIGUSR2)
+    (paceline.folder / "go").touch()
+    code, _, err = finish(process)
+    assert code == 75, err
+    assert "paceline: SIGUSR2: stopped after step" in err
+    done = paceline.run("-n", "1", "script.py")  # and with another number of ranks
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "epoch 2 step 21 attempt 0"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_without_a_launcher(paceline: Paceline, number: int) -> None:
+    training(paceline, wait_at=4)
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "script.py"], cwd=paceline.folder, env=paceline.env, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    process = start()
+    lines_until(process, "step 4 ")
+    process.send_signal(number)
+    process.send_signal(number)  # schedulers may send it to the process and to its group
+    (paceline.folder / "go").touch()
+    code, _, err = finish(process)
+    assert (code, err) == (75, f"paceline: {signal.Signals(number).name}: stopped after step 4, which is saved\n")
+    code, out, err = finish(start())
+    assert code == 0, err
+    assert len(out.splitlines()) == 21 - 4
+
+
+def test_gradients_that_are_being_accumulated_are_used_first(paceline: Paceline) -> None:
+    training(paceline, wait_at=4, accumulate=3)  # an epoch is batches 1 to 3, 4 to 6, and 7
+    process = paceline.start("run", "-n", "2", "script.py")
+    lines_until(process, "step 4 ")
+    process.send_signal(signal.SIGTERM)
+    eventually(lambda: "stopping" in [e["event"] for e in events(paceline)], "the job is being stopped")
+    (paceline.folder / "go").touch()
+    _, _, err = finish(process)
+    assert "paceline: SIGTERM: stopped after step 6, which is saved" in err.splitlines()
+
+
+def test_before_the_first_step_there_is_nothing_to_save(paceline: Paceline) -> None:
+    paceline.script("""
+        import paceline, threading
+        run = paceline.init(checkpoint_dir="checkpoints")
+        print("ready", flush=True)
+        threading.Event().wait()
+    """)
+    process = paceline.start("run", "-n", "2", "script.py")
+    lines_until(process, "ready")
+    process.send_signal(signal.SIGTERM)
+    code, _, err = finish(process)
+    assert code == 143
+    assert "stopped after step" not in err
+    assert not list((paceline.folder / "checkpoints").iterdir())
+
+
+def test_a_handler_of_the_script_stays(paceline: Paceline) -> None:
+    paceline.script("""
+        import os, signal, paceline
+        signal.signal(signal.SIGTERM, lambda *_: print("mine", flush=True))
+        run = paceline.init(checkpoint_dir="checkpoints")
+        os.kill(os.getpid(), signal.SIGTERM)
+        run.close()
+        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+        print(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, flush=True)
+    """)
+    done = paceline.run("script.py")
+    assert (done.returncode, done.stdout) == (0, "mine\nTrue\n"), done.stderr
+
+
+def test_handlers_are_given_back(paceline: Paceline) -> None:
+    paceline.script("""
+        import signal, paceline
+        with paceline.init(checkpoint_dir="checkpoints"):
+            print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+        print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, signal.set_wakeup_fd(-1))
+    """)
+    done = paceline.run("script.py")
+    assert (done.returncode, done.stdout) == (0, "False\nTrue -1\n"), done.stderr
+
+
+def test_a_disk_that_is_full_when_the_run_is_stopped_is_an_error(paceline: Paceline) -> None:
+    training(paceline, wait_at=4)
+    process = paceline.start("run", "-n", "2", "script.py")
+    lines_until(process, "step 4 ")
+    subprocess.run(["rm", "-r", "checkpoints"], cwd=paceline.folder, check=True)
+    (paceline.folder / "checkpoints").touch()
+    os.kill(status(paceline)["ranks"][1]["pid"], signal.SIGUSR2)
+    (paceline.folder / "go").touch()
+    code, _, err = finish(process)
+    assert code == 1
+    assert "CheckpointError: rank 0 on" in err
+    assert "cannot save step" in err
