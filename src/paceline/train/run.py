@@ -263,9 +263,8 @@ class Run:
         if not steps.within:  # the batches are not of our loader: each `backward` is one
             self._backwards += 1
             self.exchange_gradients((self._backwards + 1) % every == 0)
-        if not self.accumulating:
-            for model in self._models:
-                model.check_gradients()
+        for model in self._models:
+            model.check_gradients(complete=not self.accumulating)
 
     def has_trained(self) -> None:
         """Say that the batch of this step was trained on; `backward` does, and a step of an optimizer."""

@@ -25,6 +25,10 @@ class WrongDevice(ValueError):
     """A batch is not where the model is."""
 
 
+class NotExchanged(RuntimeError):
+    """Gradients were computed that no rank exchanges."""
+
+
 class DataParallel(DistributedDataParallel):
     """Torch's own, with the manners of the module that it wraps.
 
@@ -40,6 +44,7 @@ class DataParallel(DistributedDataParallel):
         """
         if not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
+        self.was_called = True
         self.require_forward_param_sync = self.training  # buffers change in training only
         try:
             return super().forward(*args, **kwargs)  # type: ignore[no-untyped-call]
@@ -50,6 +55,8 @@ class DataParallel(DistributedDataParallel):
             names = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
             unused = [names[int(index)] for index in found[1].split()] if found else []
             raise UnusedParameters(_unused(unused)) from None
+
+    was_called = False  # since the last look
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own."""
@@ -84,6 +91,7 @@ class Model:
         self._ddp: DataParallel | None = None
         self._trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self._may_be_unused = strategy.find_unused_parameters
+        self._has_gradients = False  # new ones, since the last look
         if run.world_size > 1 and self._trained:
             self._ddp = self.wrapped = DataParallel(
                 module,
@@ -92,10 +100,11 @@ class Model:
                 find_unused_parameters=strategy.find_unused_parameters,
                 gradient_as_bucket_view=True,
             )
+            for _, parameter in (self._trained[0], self._trained[-1]):
+                parameter.register_post_accumulate_grad_hook(self._gradients_came)  # type: ignore[no-untyped-call]
         self.wrapped.register_forward_pre_hook(_DeviceCheck(run), with_kwargs=True)
         if strategy.compile:
-            backend = {} if strategy.compile is True else {"backend": strategy.compile}
-            self.wrapped = torch.compile(self.wrapped, **backend)  # type: ignore[call-overload]
+            self.wrapped.compile(**({} if strategy.compile is True else {"backend": strategy.compile}))
         self.exchange(strategy.accumulate == 1)
 
     def exchange(self, last: bool) -> None:
@@ -103,15 +112,28 @@ class Model:
         if self._ddp is not None:
             self._ddp.require_backward_grad_sync = last  # what DDP's `no_sync` sets
 
-    def check_gradients(self) -> None:
-        """See that this rank's backward has reached all parameters, if it has reached any.
+    def _gradients_came(self, _: torch.Tensor) -> None:
+        self._has_gradients = True
+
+    def check_gradients(self, complete: bool) -> None:
+        """See that the gradients of a backward are exchanged, if there are any.
+
+        Args:
+            complete: this was the last backward of its accumulation, in which all parameters take part.
 
         Raises:
+            NotExchanged: they were computed past the model that `Run.setup` returned.
             UnusedParameters: some have no gradient, and so the exchange of others is not complete either.
         """
-        if self._ddp is None or self._may_be_unused:
+        if self._ddp is None:
             return
-        if any(p.grad is None for _, p in self._trained):
+        if self._has_gradients and not self._ddp.was_called:
+            raise NotExchanged(
+                "these gradients stay on this rank: the loss was computed with the model as it was before run.setup, "
+                "or by one of its methods; call the model that run.setup returned, model(...)"
+            )
+        self._has_gradients = self._ddp.was_called = False
+        if complete and not self._may_be_unused and any(p.grad is None for _, p in self._trained):
             unused = [name for name, p in self._trained if p.grad is None]
             if len(unused) < len(self._trained):
                 raise UnusedParameters(_unused(unused))
