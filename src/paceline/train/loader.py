@@ -52,6 +52,7 @@ class Loader:
         build: Callable[[], DataLoader[Any]],
         *,
         steps: Callable[[], int],
+        step_size: int,
         world_size: int,
         device: torch.device,
         evaluation: bool,
@@ -61,6 +62,7 @@ class Loader:
         self._position = position
         self._build = build
         self._steps = steps
+        self._step_size = step_size  # in what `position` counts
         self._world_size = world_size
         self._device = device
         self._evaluation = evaluation
@@ -111,6 +113,11 @@ class Loader:
     def position(self) -> int:
         """Samples of the epoch that all ranks together have received; batches where there is a batch sampler."""
         return self._position.position
+
+    @property
+    def done(self) -> int:
+        """Batches of this size that bring the epoch to where it is."""
+        return self.position // self._step_size
 
     @property
     def samples(self) -> int:
@@ -213,6 +220,7 @@ def make_loader(
     loader = functools.partial(Loader, world_size=world_size, device=target, evaluation=evaluation)
     sharding: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size}
     collate = collate_fn or default_collate
+    size = world_size  # a batch of the user's for each rank
     if batch_sampler is None:
         size = _global_batch_size(batch_size, global_batch_size, world_size)
         sharding |= {"global_batch_size": size, "drop_last": drop_last}
@@ -224,12 +232,14 @@ def make_loader(
         stream = StreamFetch(dataset, collate, stand_in=not evaluation, **sharding)
         position = EpochPosition(order="iterable", seed=seed, size=_length(dataset))
         steps = functools.partial(_steps, dataset, size, drop_last)
-        return loader(position, lambda: build(stream, batch_size=None), steps=steps, stream=stream)
+        return loader(position, lambda: build(stream, batch_size=None), steps=steps, step_size=size, stream=stream)
     draws = {"weights": weights, "replacement": replacement, "num_samples": num_samples}
     shards = _sampler(dataset, sampler, batch_sampler, {"shuffle": shuffle, **draws}, sharding)
     fetch, plan = MapFetch(dataset, collate, seed), _Plan(shards, stand_in=not evaluation)
-    # The DataLoader passes on whatever its batch sampler yields.
-    return loader(shards, lambda: build(fetch, batch_sampler=plan), steps=shards.__len__, stream=None)  # type: ignore[arg-type]
+    batches: Any = plan  # the DataLoader passes on whatever its batch sampler yields
+    return loader(
+        shards, lambda: build(fetch, batch_sampler=batches), steps=shards.__len__, step_size=size, stream=None
+    )
 
 
 def _sampler(

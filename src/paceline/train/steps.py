@@ -1,8 +1,7 @@
-"""What happens between two batches: steps are counted and timed, checkpoints taken, metrics written."""
+"""What happens between two batches: steps are counted, checkpoints taken, metrics told."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .checkpoint import CheckpointStore, SingleExchange, SocketExchange
+from .metrics import Metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,10 +36,15 @@ class Feed:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self.loader:
-            self._steps.begin(self.loader)
-            yield batch
-            self._steps.end()
+        self._steps.epoch_begins(self.loader)
+        try:
+            for batch in self.loader:
+                self._steps.begin(self.loader)
+                yield batch
+                self._steps.end()
+            self._steps.epoch_ends(self.loader)
+        finally:
+            self._steps.left(self.loader)
 
 
 class Interval:
@@ -67,11 +72,13 @@ class Steps:
 
     Attributes:
         epoch: the epoch that goes on, counted by `Run.epochs`.
+        epochs: how many there will be; None where `Run.epochs` is not used.
         done: batches trained on, over all attempts.
     """
 
-    def __init__(self, run: Run, folder: Path | None, every: Interval | None, keep: int, log_file: Path | None) -> None:
+    def __init__(self, run: Run, folder: Path | None, every: Interval | None, keep: int, metrics: Metrics) -> None:
         self.epoch = 0
+        self.epochs: int | None = None
         self.done = 0
         self.weight = 1.0  # of the loss of the step that goes on
         self.loaders: list[Loader] = []
@@ -85,25 +92,42 @@ class Steps:
             self._store = CheckpointStore(
                 folder, rank=run.rank, world_size=run.world_size, exchange=self._exchange, keep=keep
             )
-        self.metrics = Metrics(run, log_file)
+        self.metrics = metrics
+        self._followed: Loader | None = None  # of loaders that are iterated together, the first
 
     @property
     def saves(self) -> bool:
         """Whether checkpoints are taken without being asked for."""
         return self._every is not None and self._store is not None
 
+    def epoch_begins(self, loader: Loader) -> None:
+        """An iteration of `loader` begins."""
+        if self._followed is None:
+            self._followed = loader
+            self.metrics.epoch_begins(self.epoch, self.epochs, _length(loader), loader.done)
+
+    def epoch_ends(self, loader: Loader) -> None:
+        """`loader` has come to the end of its epoch."""
+        if self._followed is loader:
+            self.metrics.epoch_ends()
+
+    def left(self, loader: Loader) -> None:
+        """The iteration of `loader` is over, at its end or before."""
+        if self._followed is loader:
+            self._followed = None
+
     def begin(self, loader: Loader) -> None:
         """A batch of `loader` was handed out."""
         self.weight = loader.weight
-        self.metrics.data_came()
+        self.metrics.data_came(loader.samples, loader.total)
 
     def end(self) -> None:
         """The step is done: the optimizer has stepped, and the next batch is asked for."""
         self.done += 1
         self.weight = 1.0
-        self.metrics.step_done(self.epoch, self.done)
         if self._is_due():
             self.save()
+        self.metrics.step_done(self.epoch, self.done)
 
     def _is_due(self) -> bool:
         if self._every is None or not self.saves:
@@ -126,15 +150,14 @@ class Steps:
         """
         if self._store is None:
             raise RuntimeError("there is no folder for checkpoints; pass checkpoint_dir= to paceline.init")
-        began = time.monotonic()
-        progress = {
-            "epoch": self.epoch,
-            "step": self.done,
-            "loaders": [loader.state_dict() for loader in self.loaders],
-        }
-        shared = {name: thing.state_dict() for name, thing in self._run.stateful().items()}
-        self._store.save(self.done, {**shared, "progress": progress}, _random_states(), block=block)
-        self.metrics.add_time("checkpoint", time.monotonic() - began)
+        with self.metrics.checkpointing():
+            progress = {
+                "epoch": self.epoch,
+                "step": self.done,
+                "loaders": [loader.state_dict() for loader in self.loaders],
+            }
+            shared = {name: thing.state_dict() for name, thing in self._run.stateful().items()}
+            self._store.save(self.done, {**shared, "progress": progress}, _random_states(), block=block)
 
     def resume(self) -> bool:
         """Go to where the newest checkpoint was taken; returns whether there is one."""
@@ -148,6 +171,7 @@ class Steps:
         for loader, state in zip(self.loaders, progress["loaders"], strict=True):
             loader.load_state_dict(state)
         self.epoch, self.done = progress["epoch"], progress["step"]
+        self.metrics.resumed(self.epoch, self.done)
         if saved.rank_state is not None and saved.world_size == self._run.world_size:
             _set_random_states(saved.rank_state)
         return True
@@ -161,74 +185,6 @@ class Steps:
             self._exchange.close()
 
 
-class Metrics:
-    """Means over ranks and steps of what `Run.log` is given, and the times of steps, as lines of metrics.jsonl.
-
-    Ranks talk once in `EVERY` steps, so all must log the same names in the same steps.
-    """
-
-    EVERY = 10
-
-    def __init__(self, run: Run, path: Path | None) -> None:
-        self._run = run
-        self._path = path if run.is_main else None
-        self._values: dict[str, list[Any]] = {}
-        self._times: dict[str, float] = {}
-        self._steps = 0
-        self._last = time.monotonic()
-        self._where = (0, 0)
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-
-    def log(self, values: Mapping[str, Any]) -> None:
-        """Remember values of this step; tensors are not waited for."""
-        for name, value in values.items():
-            kept = value.detach() if isinstance(value, torch.Tensor) else float(value)
-            self._values.setdefault(name, []).append(kept)
-
-    def data_came(self) -> None:
-        """The loop has got its batch: what passed since the step before was waiting for data."""
-        self.add_time("data", time.monotonic() - self._last)
-        self._last = time.monotonic()
-
-    def step_done(self, epoch: int, step: int) -> None:
-        """The loop has asked for another batch: what passed since it got the last was the step."""
-        now = time.monotonic()
-        self.add_time("step", now - self._last)
-        self._last = now
-        self._steps += 1
-        self._where = (epoch, step)
-        if self._steps == self.EVERY:
-            self.flush()
-
-    def add_time(self, what: str, seconds: float) -> None:
-        """Seconds that went into a part of the steps since the last line."""
-        self._times[what] = self._times.get(what, 0.0) + seconds
-
-    def flush(self) -> None:
-        """Reduce what was logged since the last line, and write the next."""
-        if not self._steps:
-            return
-        names = sorted(self._values)
-        sums = [sum(float(v) for v in self._values[n]) for n in names]
-        counts = [float(len(self._values[n])) for n in names]
-        reduced = self._run.all_reduce(torch.tensor([sums, counts], dtype=torch.float64)) if names else None
-        if self._path is not None:
-            epoch, step = self._where
-            times = {f"{what}_seconds": seconds / self._steps for what, seconds in self._times.items()}
-            means = {} if reduced is None else dict(zip(names, (reduced[0] / reduced[1]).tolist(), strict=True))
-            line = {"time": time.time(), "epoch": epoch, "step": step, **means, **times}
-            with open(self._path, "a") as file:
-                file.write(json.dumps(line) + "\n")
-        self._values.clear()
-        self._times.clear()
-        self._steps = 0
-
-    def close(self) -> None:
-        """Write the last line."""
-        self.flush()
-
-
 def _check_parts(here: Mapping[str, Any], saved: Mapping[str, Any], loaders: int, saved_loaders: int) -> None:
     missing = sorted(set(here) - set(saved))
     surplus = sorted(set(saved) - set(here) - {"progress"})
@@ -237,6 +193,13 @@ def _check_parts(here: Mapping[str, Any], saved: Mapping[str, Any], loaders: int
             f"the checkpoint does not fit this script: it lacks {missing or 'nothing'}, has {surplus or 'nothing'} "
             f"more, and {saved_loaders} loaders instead of {loaders}; take another checkpoint_dir for another script"
         )
+
+
+def _length(loader: Loader) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None
 
 
 def _random_states() -> dict[str, Any]:
