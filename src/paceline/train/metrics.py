@@ -41,11 +41,15 @@ class _Sum:
         if not isinstance(value, torch.Tensor):
             self._number += float(value) * weight
             return
-        scalar = value.detach().reshape(())
+        scalar = value.detach()
+        if scalar.dim():
+            scalar = scalar.reshape(())
         if self._tensor is None:
             self._tensor = scalar.to(torch.float64) * weight
-        else:
-            self._tensor = self._tensor.add(scalar.to(self._tensor.device), alpha=weight)
+            return
+        if scalar.device != self._tensor.device:
+            scalar = scalar.to(self._tensor.device)
+        self._tensor = self._tensor.add(scalar, alpha=weight)
 
     def tensor(self, device: torch.device) -> torch.Tensor:
         """The sum, on `device`."""
@@ -256,6 +260,19 @@ class Metrics:
         """Forget what the ranks have not reduced: after an error on this rank the others may be gone."""
         self._steps, self._sums = 0, {}
 
+    def _flush_after_the_last_step(self) -> None:
+        """As `flush`, where another rank may have nothing to flush, and so has left."""
+        names = _list(sorted(self._sums))
+        try:
+            self.flush()
+        except LogMismatch:
+            raise
+        except RuntimeError as error:
+            raise LogMismatch(
+                f"rank {self._run.rank} has logged {names} after the last step, and another rank has left without: "
+                "means are taken over all ranks, so call run.log with the same names on each"
+            ) from error
+
     def close(self) -> None:
         """Write what is left, all ranks at once; another `init` may follow.
 
@@ -263,8 +280,10 @@ class Metrics:
             LogMismatch: the ranks have logged different names.
         """
         try:
-            if self._steps or self._sums:
+            if self._steps:
                 self.flush()
+            elif self._sums:
+                self._flush_after_the_last_step()
         finally:
             for file in (self._lines, self._step_lines, self._board, self._progress):
                 if file is not None:

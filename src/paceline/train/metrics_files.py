@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-    from typing import TextIO
+    from typing import BinaryIO
 
+_FLUSH_SECONDS = 5  # after which values are in the event files
 _log = logging.getLogger("paceline")
 
 
@@ -24,7 +25,7 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: TextIO | None = None
+        self._file: BinaryIO | None = None
         self._failed = False
 
     def append(self, line: Mapping[str, Any]) -> None:
@@ -34,9 +35,8 @@ class JsonLines:
         try:
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = open(self._path, "a")  # noqa: SIM115 - stays open until close
-            self._file.write(json.dumps({key: _finite(value) for key, value in line.items()}) + "\n")
-            self._file.flush()
+                self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - stays open until close
+            self._file.write(json.dumps({key: _finite(value) for key, value in line.items()}).encode() + b"\n")
         except OSError as error:
             self._failed = True
             _log.warning("%s is not written any more: %s", self._path, error)
@@ -76,20 +76,22 @@ class TensorBoard:
         Args:
             when: seconds since 1970.
         """
-        if self._thread is not None:
-            self._thread.submit(self._add, dict(values), step, when)
+        thread = self._thread
+        if thread is not None:
+            thread.submit(self._add, values, step, when)
 
-    def _add(self, values: dict[str, float], step: int, when: float) -> None:
+    def _add(self, values: Mapping[str, float], step: int, when: float) -> None:
         if self._thread is None:
             return
         try:
             if self._writer is None:
                 from torch.utils.tensorboard import SummaryWriter
 
-                self._writer = SummaryWriter(str(self._folder), purge_step=self._first_step)
-            for name, value in values.items():
-                self._writer.add_scalar(name, value, step, when)
-            self._writer.flush()
+                self._writer = SummaryWriter(str(self._folder), purge_step=self._first_step, flush_secs=_FLUSH_SECONDS)
+            from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+
+            scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+            self._writer.file_writer.add_summary(Summary(value=scalars), step, when)  # one event: add_scalar makes many
         except ImportError as error:
             _log.info("no files for TensorBoard: %s; `pip install tensorboard` gives some", error)
             self._thread = None

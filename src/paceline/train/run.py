@@ -363,8 +363,10 @@ class Run:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:
-            self._metrics.discard()
+        if kind is None:
+            self.close()
+            return
+        self._metrics.discard()
         with contextlib.suppress(RuntimeError):  # the peers are gone; what ended the block is what matters
             self.close()
 

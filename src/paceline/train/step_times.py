@@ -73,7 +73,7 @@ class StepTimes:
         self._laps: list[str] = []  # the part that each mark but the first ends
         self._ends: list[int] = []  # how many laps there were at the end of each step
         self._in_step = False
-        self._computing = False  # since the batch came or an optimizer stepped, there was no backward
+        self._now = _OTHER  # the part that time goes to until something else begins
 
     def restart(self) -> None:
         """Time starts here: what came since the last step, and steps that were not read, are forgotten."""
@@ -86,8 +86,9 @@ class StepTimes:
         """The loop has got its batch."""
         if not self._marks:
             self.restart()
-        self._in_step = self._computing = True
+        self._in_step = True
         self._lap("data")
+        self._now = "forward_backward"
 
     def backward(self, loss: torch.Tensor) -> None:
         """Compute gradients; the end of computing and the end of their exchange are marked.
@@ -100,7 +101,7 @@ class StepTimes:
         torch.autograd.backward(loss)
         if self._in_step:
             self._lap("sync" if self._exchanges else "forward_backward")
-            self._computing = False
+            self._now = _OTHER
 
     def _queue_mark(self, _: torch.Tensor) -> None:
         torch.autograd.Variable._execution_engine.queue_callback(self._computed)
@@ -116,12 +117,13 @@ class StepTimes:
 
     def _optimizer_begins(self, *_: Any) -> None:
         if self._in_step:  # a loop that calls loss.backward() itself has computed, and exchanged, up to here
-            self._lap("forward_backward" if self._computing else _OTHER)
+            self._lap(self._now)
+            self._now = "optimizer"
 
     def _optimizer_ends(self, *_: Any) -> None:
         if self._in_step:
             self._lap("optimizer")
-            self._computing = True
+            self._now = "forward_backward"
 
     def checkpoint_begins(self) -> None:
         """The loop stops for a checkpoint."""
