@@ -124,6 +124,11 @@ class Metrics:
         if self._progress is not None:
             self._progress.end()
 
+    def loop_left(self) -> None:
+        """The loop is over, at its end or by a break or an error in mid-step; the ranks need not do it at once."""
+        self._in_step = False
+        self._times.leave()
+
     def data_came(self, samples: int, total: int) -> None:
         """The loop has got its batch: what passed since the step before was waiting for data.
 

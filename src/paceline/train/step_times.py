@@ -96,12 +96,16 @@ class StepTimes:
         The hook on the loss runs first in the backward pass, and so queues its callback before DDP queues the one that
         waits for the exchange. Both run when everything is computed, in this order.
         """
-        if self._exchanges and loss.requires_grad:
+        if self._exchanges and self._in_step and loss.requires_grad:
             loss.register_hook(self._queue_mark)  # type: ignore[no-untyped-call]
         torch.autograd.backward(loss)
         if self._in_step:
             self._lap("sync" if self._exchanges else "forward_backward")
             self._now = _OTHER
+
+    def leave(self) -> None:
+        """The loop was left: what comes now is no part of a step."""
+        self._in_step = False
 
     def _queue_mark(self, _: torch.Tensor) -> None:
         torch.autograd.Variable._execution_engine.queue_callback(self._computed)

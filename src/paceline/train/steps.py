@@ -115,6 +115,8 @@ class Steps:
         """The iteration of `loader` is over, at its end or before."""
         if self._followed is loader:
             self._followed = None
+            self.metrics.loop_left()
+            self.weight = 1.0
 
     def begin(self, loader: Loader) -> None:
         """A batch of `loader` was handed out."""
