@@ -42,3 +42,28 @@ def test_small_processes_share_a_gpu(paceline: Paceline) -> None:
     done = paceline.run(*flags, "script.py")
     assert done.returncode == 0, done.stderr
     assert sorted(line.rpartition("] ")[2] for line in done.stdout.splitlines()) == ["3.0 1"] * 3
+
+
+def test_step_times_are_those_of_the_gpu(paceline: Paceline) -> None:
+    paceline.script("""
+        import json, os, time, torch, paceline
+        with paceline.init(progress=False) as run:
+            model, optimizer = torch.nn.Linear(1, 1), None
+            model, optimizer = run.setup(model, torch.optim.SGD(model.parameters(), lr=1e-4))
+            data = torch.utils.data.TensorDataset(torch.arange(20.0)[:, None])
+            for _ in run.epochs(1):
+                for (batch,) in run.dataloader(data, global_batch_size=2):
+                    loss = model(batch).mean()
+                    if run.step == 5:
+                        began = time.monotonic()
+                        torch.cuda._sleep(400_000_000)  # cycles, which are queued and not waited for
+                        assert time.monotonic() - began < 0.05
+                    run.backward(loss)
+                    optimizer.step()
+                    run.log(loss=loss)
+        (line,) = map(json.loads, open(os.environ["PACELINE_RUN_DIR"] + "/steps/rank-0.jsonl"))
+        print(line["forward_backward"].index(max(line["forward_backward"][1:])), line["forward_backward"][5] > 0.1)
+    """)
+    done = paceline.run("-n", "1", "script.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "5 True\n"

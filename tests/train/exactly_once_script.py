@@ -35,7 +35,7 @@ for epoch in run.epochs(epochs):
         print("start", run.step, file=records, flush=True)
         resumed = True
     for indices, features in train:
-        real = indices[: train.loader.samples].tolist()
+        real = indices[: train.samples].tolist()
         print("step", run.step + 1, epoch, *real, file=records, flush=True)
         run.backward((model(features) - 1).pow(2).mean())
         optimizer.step()

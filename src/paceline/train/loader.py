@@ -119,6 +119,11 @@ class Loader:
         return self._position.position
 
     @property
+    def done(self) -> int:
+        """Batches of this size that bring the epoch to where it is."""
+        return self.position // (self._position.global_batch_size or self._world_size)
+
+    @property
     def samples(self) -> int:
         """This rank's samples in the batch yielded last, 0 for a stand-in."""
         return self.shard.samples if self.shard else 0
@@ -262,8 +267,8 @@ def make_loader(
         sharding |= {"global_batch_size": size}
     shards = _sampler(dataset, sampler, batch_sampler, {"shuffle": shuffle, **draws}, sharding)
     fetch, plan = MapFetch(dataset, collate, seed), _Plan(shards, stand_in=not evaluation)
-    # The DataLoader passes on whatever its batch sampler yields.
-    return loader(shards, lambda: build(fetch, batch_sampler=plan), steps=shards.__len__, stream=None)  # type: ignore[arg-type]
+    batches: Any = plan  # the DataLoader passes on whatever its batch sampler yields
+    return loader(shards, lambda: build(fetch, batch_sampler=batches), steps=shards.__len__, stream=None)
 
 
 def _sampler(

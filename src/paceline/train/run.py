@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from . import group, wrap
 from .loader import make_loader
-from .outcome import Preempted
+from .metrics import Metrics
 from .steps import Feed, Interval, Steps, run_folder
 from .strategy import Strategy
 
@@ -41,6 +41,8 @@ def init(
     checkpoint_dir: str | os.PathLike[str] | None = None,
     checkpoint_every: int | str | None = None,
     keep: int = 3,
+    log_dir: str | os.PathLike[str] | None = None,
+    progress: bool = True,
 ) -> Run:
     """Join the other ranks, whoever started them; without a launcher this is a job of one process.
 
@@ -56,6 +58,9 @@ def init(
         checkpoint_every: steps (`500`) or time (`"90s"`, `"10m"`) between two checkpoints; None takes them only when
             `Run.save` is called.
         keep: how many checkpoints are kept.
+        log_dir: where metrics, step times and event files for TensorBoard go; the default is the job's folder, and
+            nowhere where no job has one.
+        progress: rank 0 shows how far the epoch is: a bar on a terminal, else a line now and then.
 
     Raises:
         paceline.train.group.Disagreement: this rank and rank 0 were started differently.
@@ -71,9 +76,8 @@ def init(
         _seed(seed + membership.placement.rank)
     job = run_folder()
     folder = Path(checkpoint_dir) if checkpoint_dir is not None else job / "checkpoints" if job else None
-    return Run(
-        membership, seed or 0, folder=folder, every=every, keep=keep, log_file=job / "metrics.jsonl" if job else None
-    )
+    logs = Path(log_dir) if log_dir is not None else job
+    return Run(membership, seed or 0, folder=folder, every=every, keep=keep, log_dir=logs, progress=progress)
 
 
 class Run:
@@ -87,7 +91,8 @@ class Run:
         folder: Path | None = None,
         every: Interval | None = None,
         keep: int = 3,
-        log_file: Path | None = None,
+        log_dir: Path | None = None,
+        progress: bool = False,
     ) -> None:
         self._membership = membership
         self._models: list[wrap.Model] = []
@@ -97,7 +102,8 @@ class Run:
         self._backwards = 0
         self._optimizers: list[torch.optim.Optimizer] = []
         self._registered: dict[str, Any] = {}
-        self._steps = Steps(self, folder, every, keep, log_file)
+        self._metrics = Metrics(self, log_dir, progress=progress)
+        self._steps = Steps(self, folder, every, keep, self._metrics)
         self._pid = os.getpid()
         atexit.register(self._at_exit)
 
@@ -243,6 +249,7 @@ class Run:
                 self._models.append(model)
                 prepared.append(model.wrapped)
             elif isinstance(thing, torch.optim.Optimizer):
+                self._metrics.watch(thing)
                 self._optimizers.append(wrap.prepare_optimizer(thing, self))
                 prepared.append(thing)
             else:
@@ -258,7 +265,7 @@ class Run:
         """
         steps, every = self._steps, self.strategy.accumulate
         with steps.collective():
-            torch.autograd.backward(loss * (steps.weight if steps.within else 1 / every))
+            self._metrics.backward(loss * (steps.weight if steps.within else 1 / every))
         self.has_trained()
         if not steps.within:  # the batches are not of our loader: each `backward` is one
             self._backwards += 1
@@ -340,6 +347,7 @@ class Run:
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs 0 … count - 1, from where the newest checkpoint was taken; the last state is saved at the end."""
+        self._steps.epochs = count
         self._steps.resume(by_epochs=True)
         while self._steps.epoch < count:
             yield self._steps.epoch
@@ -373,11 +381,16 @@ class Run:
         return self._steps.done
 
     def log(self, **values: Tensor | float) -> None:
-        """Note values of this step: their mean over ranks and ten steps becomes a line of metrics.jsonl.
+        """Note values of this step, numbers or tensors of one; tensors are not waited for.
 
-        All ranks must log the same names in the same steps. Tensors are not waited for.
+        Every ten steps, and at the end of an epoch, their mean over ranks and steps, weighted by the samples of each
+        batch, becomes a line of metrics.jsonl and goes to TensorBoard. Outside of the loop every value weighs the same.
+
+        Raises:
+            paceline.train.metrics.LogMismatch: not now, but when the mean is taken: ranks have logged different names.
+            ValueError: a name is one of those that every line has, or a tensor holds more than one number.
         """
-        self._steps.metrics.log(values)
+        self._metrics.log(values)
 
     def close(self) -> None:
         """Leave the other ranks; another `init` may follow. Closing again does nothing."""
@@ -401,7 +414,9 @@ class Run:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
-        elif not isinstance(error, Preempted):
+        elif not self._is_closed:
+            self._is_closed = True
+            atexit.unregister(self._at_exit)
             with contextlib.suppress(RuntimeError):  # what ended the block is what matters
                 self._steps.abandon(error)
 

@@ -1,9 +1,8 @@
-"""What happens between two batches: steps are counted and timed, checkpoints taken, metrics written."""
+"""What happens between two batches: steps are counted, checkpoints taken, metrics told, stops heeded."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import re
@@ -13,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch
-
 from .checkpoint import CheckpointError, CheckpointStore, SingleExchange, SocketExchange
 from .group import share_object
+from .metrics import Metrics
 from .outcome import Preempted, record
 from .random_state import random_states, set_random_states
 from .watch import Watch
@@ -44,16 +42,27 @@ class Feed:
     def __len__(self) -> int:
         return len(self.loader)
 
+    @property
+    def samples(self) -> int:
+        """This rank's samples in the batch yielded last; 0 if it is a stand-in, which counts nothing."""
+        return self.loader.samples
+
     def __iter__(self) -> Iterator[Any]:
         if self._is_through and self.finished_in == self._steps.epoch:
             self._is_through = False
             return
         self.finished_in = None
-        with self._steps.loop():
+        if self._steps.in_loop:  # of loaders that are iterated together, the first one marks the steps
             for batch in self.loader:
-                self._steps.begin(self.loader)
+                self._steps.add(self.loader)
                 yield batch
-                self._steps.end()
+        else:
+            with self._steps.loop(self.loader):
+                for batch in self.loader:
+                    self._steps.begin(self.loader)
+                    yield batch
+                    self._steps.end()
+                self._steps.epoch_ends()
         self.finished_in = self._steps.epoch
 
     def resumed(self, finished_in: int | None) -> None:
@@ -115,12 +124,14 @@ class Steps:
 
     Attributes:
         epoch: the epoch that goes on, counted by `Run.epochs`.
+        epochs: how many there will be; None where `Run.epochs` is not used.
         done: batches trained on, over all attempts.
         trained: whether the batch handed out last has been trained on.
     """
 
-    def __init__(self, run: Run, folder: Path | None, every: Interval | None, keep: int, log_file: Path | None) -> None:
+    def __init__(self, run: Run, folder: Path | None, every: Interval | None, keep: int, metrics: Metrics) -> None:
         self.epoch = 0
+        self.epochs: int | None = None
         self.done = 0
         self.trained = False
         self.feeds: list[Feed] = []
@@ -129,7 +140,8 @@ class Steps:
         self._due = time.monotonic() + every.seconds if every else 0.0
         self._is_late = False  # a checkpoint was due in the middle of an accumulation
         self._loops = 0
-        self._loader: Loader | None = None  # whose batch is being trained on
+        self.in_loop = False
+        self._batches: list[Loader] = []  # whose batches are being trained on, the one that marks the steps first
         self._window = Window(1, None)
         self._batch = 0  # which one of the window
         self._exchange: SocketExchange | SingleExchange | None = None
@@ -144,7 +156,7 @@ class Steps:
         self._watch: Watch | None = None
         if run.world_size > 1 or self._store is not None:
             self._watch = Watch(run.rank, run.world_size, share_object, stops=self._store is not None)
-        self.metrics = Metrics(run, log_file)
+        self.metrics = metrics
 
     @property
     def saves(self) -> bool:
@@ -154,19 +166,18 @@ class Steps:
     # -- a loop over batches -------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def loop(self) -> Iterator[None]:
+    def loop(self, loader: Loader) -> Iterator[None]:
         """One loop over batches; it may end by a `break`, and in the middle of a step."""
         self._loops += 1
+        self.in_loop = True
+        self.metrics.epoch_begins(self.epoch, self.epochs, _length(loader), loader.done)
         try:
             yield
         finally:
-            if self._loader is not None:  # the loop was left within a step
-                if self.trained:
-                    self._count()
-                else:
-                    self._loader.put_back()
-                    self._batch -= 1
-                self._loader = None
+            self.in_loop = False
+            if self.within:
+                self._break_off()
+            self.metrics.loop_left()
             if self._watch is not None:
                 self._watch.loop_ended(self._loops)
 
@@ -175,35 +186,53 @@ class Steps:
         if self._watch is not None and not self._watch.begin(self._loops, self.done + 1, may_stop=self._batch == 0):
             loader.put_back()
             self._stop()
-        self._loader = loader
+        self._batches = [loader]
         self.trained = False
         if self._batch == 0:
             self._window = Window.ahead(loader, self._run.strategy.accumulate)
         self._batch += 1
         self._run.exchange_gradients(self.completes_window)
-        self.metrics.data_came()
+        self.metrics.data_came(loader.samples, loader.total)
+
+    def add(self, loader: Loader) -> None:
+        """Another loader's batch of the same step is there."""
+        self._batches.append(loader)
 
     def end(self) -> None:
         """The step is done: the optimizer has stepped, and the next batch is asked for."""
         self._count()
-        self._loader = None
-        self.metrics.step_done(self.epoch, self.done)
         is_due = self._is_due() or self._is_late
         self._is_late = is_due and self._batch != 0
         if is_due and not self._is_late:
             self.save()
+        self.metrics.step_done(self.epoch, self.done)
         if self._watch is not None and self._batch == 0 and self._watch.is_to_stop(self.done):
             self._stop()
 
+    def epoch_ends(self) -> None:
+        """The loader has come to the end of its epoch."""
+        self.metrics.epoch_ends()
+
     def _count(self) -> None:
         self.done += 1
+        self._batches = []
         if self.completes_window:
             self._batch = 0
+
+    def _break_off(self) -> None:
+        """The loop was left within a step: it counts if its batch was trained on, and else the batch comes again."""
+        if self.trained:
+            self._count()
+            return
+        for loader in self._batches:
+            loader.put_back()
+        self._batches = []
+        self._batch -= 1
 
     @property
     def within(self) -> bool:
         """Whether a step goes on."""
-        return self._loader is not None
+        return bool(self._batches)
 
     @property
     def completes_window(self) -> bool:
@@ -213,8 +242,7 @@ class Steps:
     @property
     def weight(self) -> float:
         """What to multiply the mean loss of this rank's batch by."""
-        assert self._loader is not None
-        return self._window.weight(self._loader, self._run.world_size)
+        return self._window.weight(self._batches[0], self._run.world_size)
 
     @contextlib.contextmanager
     def collective(self) -> Iterator[None]:
@@ -265,16 +293,14 @@ class Steps:
                 f"the gradients of {begun} of {self._window.batches} accumulated batches are in no checkpoint; "
                 "save when run.accumulating is False"
             )
-        began = time.monotonic()
         done = self.done + (self.within and self.trained)
         progress = {"epoch": self.epoch, "step": done, "loaders": [self._position(feed) for feed in self.feeds]}
-        shared = {name: thing.state_dict() for name, thing in self._run.stateful().items()}
-        with self.collective():
+        with self.metrics.checkpointing(), self.collective():
+            shared = {name: thing.state_dict() for name, thing in self._run.stateful().items()}
             self._store.save(done, {**shared, "progress": progress}, random_states(), block=block)
-        self.metrics.add_time("checkpoint", time.monotonic() - began)
 
     def _position(self, feed: Feed) -> dict[str, Any]:
-        before = feed.loader is self._loader and not self.trained
+        before = feed.loader in self._batches and not self.trained
         return {"finished_in": feed.finished_in, **feed.loader.state_dict(before=before)}
 
     def resume(self, *, by_epochs: bool = False) -> bool:
@@ -294,6 +320,7 @@ class Steps:
             feed.loader.load_state_dict(state)
             feed.resumed(state["finished_in"] if by_epochs else None)
         self.epoch, self.done = progress["epoch"], progress["step"]
+        self.metrics.resumed(self.epoch, self.done)
         if saved.rank_state is not None and saved.world_size == self._run.world_size:
             set_random_states(saved.rank_state)
         return True
@@ -317,8 +344,13 @@ class Steps:
             self.metrics.close()
             if self._store is not None:
                 self._store.close()
-        finally:
-            self._part()
+        except BaseException as error:
+            if self._watch is not None:
+                self._watch.failed(error)
+            with contextlib.suppress(RuntimeError):  # what came first is what matters
+                self._part()
+            raise
+        self._part()
 
     def leave(self) -> None:
         """End without a word from the other ranks, and without what takes all of them."""
@@ -327,10 +359,15 @@ class Steps:
                 self._store.close()
         except CheckpointError as error:
             log.error("%s", error)
+        self.metrics.discard()
+        self.metrics.close()
         self._part()
 
     def abandon(self, error: BaseException) -> None:
         """End without the other ranks, and tell them why."""
+        self.metrics.discard()
+        with contextlib.suppress(OSError):
+            self.metrics.close()
         if self._watch is not None:
             self._watch.failed(error)
         self._part()
@@ -342,74 +379,6 @@ class Steps:
             self._watch.close()
 
 
-class Metrics:
-    """Means over ranks and steps of what `Run.log` is given, and the times of steps, as lines of metrics.jsonl.
-
-    Ranks talk once in `EVERY` steps, so all must log the same names in the same steps.
-    """
-
-    EVERY = 10
-
-    def __init__(self, run: Run, path: Path | None) -> None:
-        self._run = run
-        self._path = path if run.is_main else None
-        self._values: dict[str, list[Any]] = {}
-        self._times: dict[str, float] = {}
-        self._steps = 0
-        self._last = time.monotonic()
-        self._where = (0, 0)
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-
-    def log(self, values: Mapping[str, Any]) -> None:
-        """Remember values of this step; tensors are not waited for."""
-        for name, value in values.items():
-            kept = value.detach() if isinstance(value, torch.Tensor) else float(value)
-            self._values.setdefault(name, []).append(kept)
-
-    def data_came(self) -> None:
-        """The loop has got its batch: what passed since the step before was waiting for data."""
-        self.add_time("data", time.monotonic() - self._last)
-        self._last = time.monotonic()
-
-    def step_done(self, epoch: int, step: int) -> None:
-        """The loop has asked for another batch: what passed since it got the last was the step."""
-        now = time.monotonic()
-        self.add_time("step", now - self._last)
-        self._last = now
-        self._steps += 1
-        self._where = (epoch, step)
-        if self._steps == self.EVERY:
-            self.flush()
-
-    def add_time(self, what: str, seconds: float) -> None:
-        """Seconds that went into a part of the steps since the last line."""
-        self._times[what] = self._times.get(what, 0.0) + seconds
-
-    def flush(self) -> None:
-        """Reduce what was logged since the last line, and write the next."""
-        if not self._steps:
-            return
-        names = sorted(self._values)
-        sums = [sum(float(v) for v in self._values[n]) for n in names]
-        counts = [float(len(self._values[n])) for n in names]
-        reduced = self._run.all_reduce(torch.tensor([sums, counts], dtype=torch.float64)) if names else None
-        if self._path is not None:
-            epoch, step = self._where
-            times = {f"{what}_seconds": seconds / self._steps for what, seconds in self._times.items()}
-            means = {} if reduced is None else dict(zip(names, (reduced[0] / reduced[1]).tolist(), strict=True))
-            line = {"time": time.time(), "epoch": epoch, "step": step, **means, **times}
-            with open(self._path, "a") as file:
-                file.write(json.dumps(line) + "\n")
-        self._values.clear()
-        self._times.clear()
-        self._steps = 0
-
-    def close(self) -> None:
-        """Write the last line."""
-        self.flush()
-
-
 def _check_parts(here: Mapping[str, Any], saved: Mapping[str, Any], loaders: int, saved_loaders: int) -> None:
     missing = sorted(set(here) - set(saved))
     surplus = sorted(set(saved) - set(here) - {"progress"})
@@ -418,6 +387,13 @@ def _check_parts(here: Mapping[str, Any], saved: Mapping[str, Any], loaders: int
             f"the checkpoint does not fit this script: it lacks {missing or 'nothing'}, has {surplus or 'nothing'} "
             f"more, and {saved_loaders} loaders instead of {loaders}; take another checkpoint_dir for another script"
         )
+
+
+def _length(loader: Loader) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None
 
 
 def run_folder() -> Path | None:

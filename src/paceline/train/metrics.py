@@ -1,0 +1,299 @@
+"""What `Run.log` is given, and how long steps take: means over ranks, in files and on the screen."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .metrics_files import JsonLines, TensorBoard
+from .progress import Progress
+from .step_times import PARTS, StepTimes, make_clock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from .run import Run
+
+_EVERY = 10  # steps between two times that the ranks reduce what they have logged
+_OWN_NAMES = {"time", "epoch", "step", "attempt", *(f"{part}_seconds" for part in PARTS)}
+
+
+class LogMismatch(RuntimeError):
+    """The ranks logged different names; raised on all of them."""
+
+
+class _Sum:
+    """The weighted sum of the values of one name; tensors are summed up where they are, and not waited for."""
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+        self._number = 0.0
+        self._tensor: torch.Tensor | None = None
+
+    def add(self, value: torch.Tensor | float, weight: float) -> None:
+        if not weight:
+            return  # not even NaN may count
+        self.weight += weight
+        if not isinstance(value, torch.Tensor):
+            self._number += float(value) * weight
+            return
+        scalar = value.detach()
+        if scalar.dim():
+            scalar = scalar.reshape(())
+        if self._tensor is None:
+            self._tensor = scalar.to(torch.float64) * weight
+            return
+        if scalar.device != self._tensor.device:
+            scalar = scalar.to(self._tensor.device)
+        self._tensor = self._tensor.add(scalar, alpha=weight)
+
+    def tensor(self, device: torch.device) -> torch.Tensor:
+        """The sum, on `device`."""
+        if self._tensor is None:
+            return torch.tensor(self._number, dtype=torch.float64, device=device)
+        return self._tensor.to(device) + self._number
+
+
+class Metrics:
+    """Means of what `Run.log` is given, and the times of steps, as files and as progress on the screen.
+
+    Every 10 steps, and at the end of an epoch, the ranks reduce once. Rank 0 then appends a line to `metrics.jsonl`
+    and values to the event files in `tensorboard/`; each rank appends its own times to `steps/rank-<rank>.jsonl`.
+    """
+
+    def __init__(self, run: Run, folder: Path | None, *, progress: bool = True) -> None:
+        """Nothing is written before the first steps are done.
+
+        Args:
+            folder: where the files go; None writes none.
+            progress: whether rank 0 shows how far the epoch is.
+        """
+        self._run = run
+        self._folder = folder
+        self._times = StepTimes(make_clock(run.device), exchanges=run.world_size > 1)
+        self._progress = Progress() if progress and run.is_main else None
+        self._sums: dict[str, _Sum] = {}
+        self._names: list[str] = []  # all that were ever logged: the same list on every rank
+        self._in_step = False
+        self._samples = self._total = 0  # in this step: of this rank, of all ranks
+        self._steps = 0  # since the ranks reduced
+        self._first = self._last = (0, 0)  # epoch and step of the first and the last of them
+        self._resumed_at = 0
+        self._lines = JsonLines(folder / "metrics.jsonl") if folder is not None and run.is_main else None
+        self._step_lines = JsonLines(folder / "steps" / f"rank-{run.rank}.jsonl") if folder is not None else None
+        self._board: TensorBoard | None = None
+
+    def resumed(self, epoch: int, step: int) -> None:
+        """Training goes on after `step` steps: TensorBoard forgets what an earlier attempt wrote of later ones."""
+        self._last = (epoch, step)
+        self._resumed_at = step
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Time the steps of an optimizer."""
+        self._times.watch(optimizer)
+
+    # -- where the loop is ---------------------------------------------------------------------------------------------
+
+    def epoch_begins(self, epoch: int, epochs: int | None, steps: int | None, done: int) -> None:
+        """An epoch begins, or what is left of it: all ranks at once.
+
+        Args:
+            epoch: counted from 0.
+            epochs: how many there will be; None where nobody knows.
+            steps: batches of the whole epoch; None where nobody knows.
+            done: batches of it that were trained on before.
+        """
+        if self._steps:  # the epoch before was left by a break
+            self.flush()
+        self._times.restart()
+        if self._progress is not None:
+            self._progress.begin(epoch, epochs, steps, done)
+
+    def epoch_ends(self) -> None:
+        """The epoch is over: all ranks at once.
+
+        Raises:
+            LogMismatch: the ranks have logged different names.
+        """
+        if self._steps:
+            self.flush()
+        if self._progress is not None:
+            self._progress.end()
+
+    def loop_left(self) -> None:
+        """The loop is over, at its end or by a break or an error in mid-step; the ranks need not do it at once."""
+        self._in_step = False
+        self._times.leave()
+
+    def data_came(self, samples: int, total: int) -> None:
+        """The loop has got its batch: what passed since the step before was waiting for data.
+
+        Args:
+            samples: in the batch of this rank, 0 for a stand-in.
+            total: in the batches of all ranks.
+        """
+        self._in_step, self._samples, self._total = True, samples, total
+        self._times.data_came()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """`torch.autograd.backward(loss)`, timed."""
+        self._times.backward(loss)
+
+    @contextlib.contextmanager
+    def checkpointing(self) -> Iterator[None]:
+        """What is inside of this block stops the step for a checkpoint."""
+        self._times.checkpoint_begins()
+        yield
+        self._times.checkpoint_ends()
+
+    def step_done(self, epoch: int, step: int) -> None:
+        """The loop has asked for another batch.
+
+        Args:
+            epoch: the epoch that goes on.
+            step: steps done, over all attempts.
+
+        Raises:
+            LogMismatch: the ranks have logged different names.
+        """
+        self._times.step_done()
+        self._in_step = False
+        self._last = (epoch, step)
+        if not self._steps:
+            self._first = self._last
+        self._steps += 1
+        if self._progress is not None:
+            self._progress.step_done(self._total)
+        if self._steps == _EVERY:
+            self.flush()
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Add values of this step, weighted by its samples; outside of a step their weight is 1.
+
+        Raises:
+            ValueError: a name is taken, or a value is no single number.
+        """
+        weight = float(self._samples) if self._in_step else 1.0
+        for name, value in values.items():
+            if name in _OWN_NAMES:
+                raise ValueError(f"every line of metrics.jsonl has its own {name}; log yours under another name")
+            if isinstance(value, torch.Tensor) and value.numel() != 1:
+                raise ValueError(f"{name} has the shape {list(value.shape)}; log a single number, such as its mean")
+            if name not in self._sums:
+                self._sums[name] = _Sum()
+            self._sums[name].add(value, weight)
+
+    # -- what the ranks have together ----------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Reduce what was logged since the last time, all ranks at once; write it and show it.
+
+        Raises:
+            LogMismatch: the ranks have logged different names.
+        """
+        times = self._times.read()
+        self._write_times(times)
+        steps, sums = self._steps, self._sums
+        self._steps, self._sums = 0, {}
+        seconds = [sum(times[part]) / max(steps, 1) for part in PARTS]
+        means, mean_seconds = self._reduce(sums, seconds)
+        if self._progress is not None:
+            self._progress.measured(means)
+        if self._lines is not None and (steps or means):
+            self._write(means, dict(zip(PARTS, mean_seconds, strict=True)) if steps else {})
+
+    def _reduce(self, sums: dict[str, _Sum], seconds: list[float]) -> tuple[dict[str, float], list[float]]:
+        """Means of what was logged, and of the seconds, over all ranks.
+
+        The names known to all give the reduced tensor its shape. Its first element counts the ranks that have logged
+        further ones; then, and where only some ranks have logged a name, all ranks compare what they have logged.
+        """
+        values = self._values(sums)
+        while True:
+            new = float(not sums.keys() <= set(self._names))
+            local = [new, *seconds, *(x for name in self._names for x in values.get(name, (0.0, 0.0, 0.0)))]
+            reduced: list[float] = self._run.all_reduce(torch.tensor(local, dtype=torch.float64)).tolist()
+            head = 1 + len(seconds)
+            total, weights, ranks = (reduced[head + i :: 3] for i in range(3))
+            if reduced[0] or any(count not in (0, self._run.world_size) for count in ranks):
+                self._compare_names(sorted(sums))
+                continue
+            means = {n: t / w for n, t, w in zip(self._names, total, weights, strict=True) if w}
+            return means, [x / self._run.world_size for x in reduced[1:head]]
+
+    def _values(self, sums: dict[str, _Sum]) -> dict[str, tuple[float, float, float]]:
+        """Of each name the weighted sum, the weight, and 1 for this rank; waits for the tensors, once."""
+        if not sums:
+            return {}
+        totals = torch.stack([s.tensor(self._run.device) for s in sums.values()]).tolist()
+        return {name: (total, s.weight, 1.0) for (name, s), total in zip(sums.items(), totals, strict=True)}
+
+    def _compare_names(self, mine: list[str]) -> None:
+        """Learn the names that are new, if they are new to all."""
+        everyone = self._run.gather_objects(mine)
+        for rank, names in enumerate(everyone):
+            if names != everyone[0]:
+                raise LogMismatch(
+                    f"since step {self._first[1]} rank 0 has logged {_list(everyone[0])}, and rank {rank} "
+                    f"{_list(names)}: means are taken over all ranks, so call run.log with the same names on each"
+                )
+        self._names = sorted({*self._names, *mine})
+
+    def _write_times(self, times: dict[str, list[float]]) -> None:
+        if self._step_lines is None or not self._steps:
+            return
+        epoch, step = self._first
+        rounded = {part: [round(seconds, 6) for seconds in row] for part, row in times.items()}
+        self._step_lines.append({"epoch": epoch, "step": step, "attempt": self._run.attempt, **rounded})
+
+    def _write(self, means: dict[str, float], seconds: dict[str, float]) -> None:
+        assert self._lines is not None
+        assert self._folder is not None
+        (epoch, step), now = self._last, time.time()
+        line = {"time": now, "epoch": epoch, "step": step, "attempt": self._run.attempt, **means}
+        self._lines.append({**line, **{f"{part}_seconds": round(value, 6) for part, value in seconds.items()}})
+        if self._board is None:
+            again = self._resumed_at > 0 or self._run.attempt > 0
+            self._board = TensorBoard(self._folder / "tensorboard", self._resumed_at + 1 if again else None)
+        self._board.add({**means, **{f"step_seconds/{part}": value for part, value in seconds.items()}}, step, now)
+
+    def discard(self) -> None:
+        """Forget what the ranks have not reduced: after an error on this rank the others may be gone."""
+        self._steps, self._sums = 0, {}
+
+    def _flush_after_the_last_step(self) -> None:
+        """As `flush`, where another rank may have nothing to flush, and so has left."""
+        names = _list(sorted(self._sums))
+        try:
+            self.flush()
+        except LogMismatch:
+            raise
+        except RuntimeError as error:
+            raise LogMismatch(
+                f"rank {self._run.rank} has logged {names} after the last step, and another rank has left without: "
+                "means are taken over all ranks, so call run.log with the same names on each"
+            ) from error
+
+    def close(self) -> None:
+        """Write what is left, all ranks at once; another `init` may follow.
+
+        Raises:
+            LogMismatch: the ranks have logged different names.
+        """
+        try:
+            if self._steps:
+                self.flush()
+            elif self._sums:
+                self._flush_after_the_last_step()
+        finally:
+            for file in (self._lines, self._step_lines, self._board, self._progress):
+                if file is not None:
+                    file.close()
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names) or "nothing"

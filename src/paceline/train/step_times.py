@@ -1,0 +1,171 @@
+"""Where the time of every step goes: waiting for data, computing, exchanging gradients, the optimizer, checkpoints."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PARTS = ("data", "forward_backward", "sync", "optimizer", "checkpoint", "total")
+_OTHER = "other"  # time of a step that belongs to no part: it is in the total alone
+
+
+class Clock(Protocol):
+    """Marks moments of training, and later says how far apart they were."""
+
+    def mark(self) -> Any:
+        """This moment; costs microseconds and waits for nothing."""
+        ...
+
+    def between(self, marks: Sequence[Any]) -> list[float]:
+        """Seconds from each mark to the next one; waits until the last has come, and takes back all but the last."""
+        ...
+
+
+class CpuClock:
+    """The clock of training on the CPU, where work is done when the call returns."""
+
+    mark = staticmethod(time.perf_counter)
+
+    def between(self, marks: Sequence[float]) -> list[float]:
+        """Seconds from each mark to the next one."""
+        return [later - earlier for earlier, later in itertools.pairwise(marks)]
+
+
+class CudaClock:
+    """The clock of training on a GPU: when the GPU came to a moment, not when Python did.
+
+    Time in which the GPU had nothing to do counts as part of what Python was busy with.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[torch.cuda.Event] = []
+
+    def mark(self) -> torch.cuda.Event:
+        """This moment in the current stream."""
+        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def between(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
+        """Seconds from each mark to the next one; waits until the GPU has come to the last."""
+        marks[-1].synchronize()
+        seconds = [earlier.elapsed_time(later) / 1000 for earlier, later in itertools.pairwise(marks)]
+        self._free.extend(marks[:-1])
+        return seconds
+
+
+class StepTimes:
+    """The steps since they were last read, each as a row of laps: a lap is the time from one mark to the next.
+
+    As laps follow each other without a gap, the parts of a step never overlap, and what belongs to none is left over.
+    """
+
+    def __init__(self, clock: Clock, exchanges: bool) -> None:
+        self._clock = clock
+        self._exchanges = exchanges  # whether gradients are exchanged with other ranks
+        self._marks: list[Any] = []
+        self._laps: list[str] = []  # the part that each mark but the first ends
+        self._ends: list[int] = []  # how many laps there were at the end of each step
+        self._in_step = False
+        self._now = _OTHER  # the part that time goes to until something else begins
+
+    def restart(self) -> None:
+        """Time starts here: what came since the last step, and steps that were not read, are forgotten."""
+        self._laps.clear()
+        self._ends.clear()
+        self._marks = [self._clock.mark()]
+        self._in_step = False
+
+    def data_came(self) -> None:
+        """The loop has got its batch."""
+        if not self._marks:
+            self.restart()
+        self._in_step = True
+        self._lap("data")
+        self._now = "forward_backward"
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Compute gradients; the end of computing and the end of their exchange are marked.
+
+        The hook on the loss runs first in the backward pass, and so queues its callback before DDP queues the one that
+        waits for the exchange. Both run when everything is computed, in this order.
+        """
+        if self._exchanges and self._in_step and loss.requires_grad:
+            loss.register_hook(self._queue_mark)  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
+        if self._in_step:
+            self._lap("sync" if self._exchanges else "forward_backward")
+            self._now = _OTHER
+
+    def leave(self) -> None:
+        """The loop was left: what comes now is no part of a step."""
+        self._in_step = False
+
+    def _queue_mark(self, _: torch.Tensor) -> None:
+        torch.autograd.Variable._execution_engine.queue_callback(self._computed)
+
+    def _computed(self) -> None:
+        if self._in_step:
+            self._lap("forward_backward")
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Time the steps of an optimizer."""
+        optimizer.register_step_pre_hook(self._optimizer_begins)
+        optimizer.register_step_post_hook(self._optimizer_ends)
+
+    def _optimizer_begins(self, *_: Any) -> None:
+        if self._in_step:  # a loop that calls loss.backward() itself has computed, and exchanged, up to here
+            self._lap(self._now)
+            self._now = "optimizer"
+
+    def _optimizer_ends(self, *_: Any) -> None:
+        if self._in_step:
+            self._lap("optimizer")
+            self._now = "forward_backward"
+
+    def checkpoint_begins(self) -> None:
+        """The loop stops for a checkpoint."""
+        if self._in_step:
+            self._lap(_OTHER)
+
+    def checkpoint_ends(self) -> None:
+        """The loop goes on."""
+        if self._in_step:
+            self._lap("checkpoint")
+
+    def step_done(self) -> None:
+        """The loop has asked for another batch."""
+        self._lap(_OTHER)
+        self._ends.append(len(self._laps))
+        self._in_step = False
+
+    def _lap(self, part: str) -> None:
+        self._marks.append(self._clock.mark())
+        self._laps.append(part)
+
+    def read(self) -> dict[str, list[float]]:
+        """Seconds of each part in each step since the last call; on a GPU, waits for the steps to be done."""
+        times: dict[str, list[float]] = {part: [0.0] * len(self._ends) for part in PARTS}
+        laps = self._ends[-1] if self._ends else 0
+        durations = self._clock.between(self._marks[: laps + 1]) if laps else []
+        first = 0
+        for step, end in enumerate(self._ends):
+            for part, seconds in zip(self._laps[first:end], durations[first:end], strict=True):
+                if part in times:
+                    times[part][step] += seconds
+                times["total"][step] += seconds
+            first = end
+        del self._laps[:laps], self._marks[:laps]
+        self._ends.clear()
+        return times
+
+
+def make_clock(device: torch.device) -> Clock:
+    """The clock for training on `device`."""
+    return CudaClock() if device.type == "cuda" else CpuClock()
