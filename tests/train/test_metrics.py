@@ -413,3 +413,23 @@ def test_a_full_disk_does_not_end_the_training(tmp_path: Path, caplog: pytest.Lo
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     log_batches(str(tmp_path), 8)
     assert caplog.text.count("metrics.jsonl is not written any more: ") == 1
+
+
+def test_a_script_that_does_not_close_the_run_ends_well(paceline: Paceline) -> None:
+    paceline.script("""
+        import torch, paceline
+        run = paceline.init(checkpoint_every=7)
+        model = run.setup(torch.nn.Linear(1, 1))
+        for epoch in run.epochs(2):
+            for (batch,) in run.dataloader(torch.utils.data.TensorDataset(torch.arange(48.0)), global_batch_size=4):
+                run.backward(model(batch[:, None]).mean())
+                run.log(loss=1)
+    """)
+    for command in (("run", "-n", "2"), ("run", "-n", "1", "--start-method", "exec")):
+        done = paceline(*command, "--log-dir", "jobs", "--name", command[-1], "script.py")
+        assert done.returncode == 0
+        assert "Traceback" not in done.stderr
+        folder = paceline.folder / "jobs" / command[-1]
+        assert [line["loss"] for line in read(folder / "metrics.jsonl")] == [1, 1, 1, 1]
+        assert list((folder / "tensorboard").iterdir())
+        assert (folder / "checkpoints" / "step-000024").exists()

@@ -69,6 +69,7 @@ class TensorBoard:
         self._first_step = first_step
         self._thread: ThreadPoolExecutor | None = ThreadPoolExecutor(1, "paceline-tensorboard")
         self._writer: Any = None
+        self._failed = False
 
     def add(self, values: Mapping[str, float], step: int, when: float) -> None:
         """Write the values of a step; returns at once.
@@ -81,7 +82,7 @@ class TensorBoard:
             thread.submit(self._add, values, step, when)
 
     def _add(self, values: Mapping[str, float], step: int, when: float) -> None:
-        if self._thread is None:
+        if self._failed:
             return
         try:
             if self._writer is None:
@@ -94,18 +95,15 @@ class TensorBoard:
             self._writer.file_writer.add_summary(Summary(value=scalars), step, when)  # one event: add_scalar makes many
         except ImportError as error:
             _log.info("no files for TensorBoard: %s; `pip install tensorboard` gives some", error)
-            self._thread = None
+            self._failed = True
         except Exception as error:  # whatever the package raises, training goes on
             _log.warning("files for TensorBoard are not written any more: %s", error)
-            self._thread = None
+            self._failed = True
 
     def close(self) -> None:
         """Wait until everything is written."""
-        thread = self._thread
+        thread, self._thread = self._thread, None
         if thread is not None:
-            thread.submit(self._close)
-            thread.shutdown()
-
-    def _close(self) -> None:
+            thread.shutdown()  # what was submitted is done first, at the end of the process too
         if self._writer is not None:
             self._writer.close()
