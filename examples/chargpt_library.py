@@ -1,7 +1,6 @@
 """Train a small character-level GPT on the source of Python's own standard library."""
 
 import argparse
-import logging
 import sysconfig
 from pathlib import Path
 
@@ -10,8 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils import data
-
-log = logging.getLogger("chargpt")
 
 
 def parse_args() -> argparse.Namespace:
@@ -86,7 +83,7 @@ class CharGPT(nn.Module):
 def main() -> None:
     args = parse_args()
     run = paceline.init(seed=args.seed, checkpoint_every=100)
-    logging.basicConfig(format="%(message)s", level=logging.INFO if run.is_main else logging.WARNING)
+    print = run.print  # on rank 0
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     train_text, validation_text = load_text(args.characters)
@@ -110,7 +107,7 @@ def main() -> None:
             scheduler.step()
             step = scheduler.last_epoch  # which counts the steps of all epochs
             if step % 50 == 0 or step == steps:
-                log.info(f"step {step}/{steps} loss {loss.item():.3f} learning rate {scheduler.get_last_lr()[0]:.1e}")
+                print(f"step {step}/{steps} loss {loss.item():.3f} learning rate {scheduler.get_last_lr()[0]:.1e}")
 
         model.eval()
         loss_sum, windows = 0.0, 0
@@ -121,7 +118,7 @@ def main() -> None:
                 loss_sum += loss.item() * len(text)
                 windows += len(text)
         loss = run.mean(loss_sum, windows)
-        log.info(f"epoch {epoch + 1}/{args.epochs} validation loss {loss:.3f}")
+        print(f"epoch {epoch + 1}/{args.epochs} validation loss {loss:.3f}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Train a small character-level GPT on the source of Python's own standard library."""
 
 import argparse
-import logging
 import sysconfig
 from pathlib import Path
 
@@ -9,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils import data
-
-log = logging.getLogger("chargpt")
 
 
 def parse_args() -> argparse.Namespace:
@@ -85,7 +82,6 @@ class CharGPT(nn.Module):
 def main() -> None:
     args = parse_args()
     torch.manual_seed(args.seed)
-    logging.basicConfig(format="%(message)s", level=logging.INFO)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     train_text, validation_text = load_text(args.characters)
@@ -107,7 +103,7 @@ def main() -> None:
             scheduler.step()
             step = scheduler.last_epoch  # which counts the steps of all epochs
             if step % 50 == 0 or step == steps:
-                log.info(f"step {step}/{steps} loss {loss.item():.3f} learning rate {scheduler.get_last_lr()[0]:.1e}")
+                print(f"step {step}/{steps} loss {loss.item():.3f} learning rate {scheduler.get_last_lr()[0]:.1e}")
 
         model.eval()
         loss_sum, windows = 0.0, 0
@@ -118,7 +114,7 @@ def main() -> None:
                 loss_sum += loss.item() * len(text)
                 windows += len(text)
         loss = loss_sum / windows
-        log.info(f"epoch {epoch + 1}/{args.epochs} validation loss {loss:.3f}")
+        print(f"epoch {epoch + 1}/{args.epochs} validation loss {loss:.3f}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Train a small convnet on 1,797 real handwritten digits."""
 
 import argparse
-import logging
 
 import paceline
 import torch
@@ -10,8 +9,6 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.utils import data
-
-log = logging.getLogger("digits")
 
 
 def parse_args() -> argparse.Namespace:
@@ -49,7 +46,7 @@ def build_model() -> nn.Module:
 def main() -> None:
     args = parse_args()
     run = paceline.init(seed=args.seed, checkpoint_every=100)
-    logging.basicConfig(format="%(message)s", level=logging.INFO if run.is_main else logging.WARNING)
+    print = run.print  # on rank 0
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     train_set, test_set = load_data()
@@ -68,6 +65,7 @@ def main() -> None:
             optimizer.zero_grad()
             run.backward(loss)
             optimizer.step()
+            run.log(loss=loss)
             loss_sum += loss.item() * len(labels)
             samples += len(labels)
 
@@ -79,7 +77,7 @@ def main() -> None:
                 correct += (model(images).argmax(dim=1) == labels).sum().item()
                 total += len(labels)
         loss, accuracy = run.mean(loss_sum, samples), run.mean(correct, total)
-        log.info(f"epoch {epoch + 1}/{args.epochs} loss {loss:.4f} test accuracy {accuracy:.4f}")
+        print(f"epoch {epoch + 1}/{args.epochs} loss {loss:.4f} test accuracy {accuracy:.4f}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Train a small convnet on 1,797 real handwritten digits."""
 
 import argparse
-import logging
 
 import torch
 import torch.nn.functional as F
@@ -9,8 +8,6 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.utils import data
-
-log = logging.getLogger("digits")
 
 
 def parse_args() -> argparse.Namespace:
@@ -48,7 +45,6 @@ def build_model() -> nn.Module:
 def main() -> None:
     args = parse_args()
     torch.manual_seed(args.seed)
-    logging.basicConfig(format="%(message)s", level=logging.INFO)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     train_set, test_set = load_data()
@@ -77,7 +73,7 @@ def main() -> None:
                 correct += (model(images).argmax(dim=1) == labels).sum().item()
                 total += len(labels)
         loss, accuracy = loss_sum / samples, correct / total
-        log.info(f"epoch {epoch + 1}/{args.epochs} loss {loss:.4f} test accuracy {accuracy:.4f}")
+        print(f"epoch {epoch + 1}/{args.epochs} loss {loss:.4f} test accuracy {accuracy:.4f}")
 
 
 if __name__ == "__main__":
