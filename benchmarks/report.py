@@ -69,12 +69,20 @@ def _ratio(ratios: Sequence[float]) -> str:
 
 
 def _time(samples: Sequence[Sample]) -> str:
-    """The median wall time, and the median CPU time where it is known."""
+    """The median wall time, and the median CPU time and memory where they are known."""
     wall = Spread.of([sample.seconds for sample in samples])
     cpu = Spread.of([sample.cpu for sample in samples if sample.cpu is not None])
+    memory = Spread.of([sample.megabytes for sample in samples if sample.megabytes is not None])
     if wall is None:
         return NONE
-    return f"{wall.median:.3f} s" + (f" (CPU {cpu.median:.2f} s)" if cpu else "")
+    more = [f"CPU {_duration(cpu.median)}"] if cpu else []
+    more += [f"{memory.median:.1f} MB"] if memory else []
+    return _duration(wall.median) + (f" ({', '.join(more)})" if more else "")
+
+
+def _duration(seconds: float) -> str:
+    """Seconds, or milliseconds where they are easier to read."""
+    return f"{seconds:.3f} s" if seconds >= 0.1 else f"{seconds * 1000:.2f} ms"
 
 
 def as_json(facts: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
