@@ -14,8 +14,8 @@ RANKS = 2
 def _pairs(lab: Lab, count: int, model: str, kind: str) -> Iterator[Pair]:
     """A pair a start of the ranks, since what a process gets where in memory may favour one side."""
     for _ in range(count):
-        seconds = lab.answer([installed("paceline"), "run", "-n", str(RANKS), SCRIPT, model, kind])
-        yield Sample(seconds["paceline"]), Sample(seconds["other"])
+        ours, other = lab.answer([installed("paceline"), "run", "-n", str(RANKS), SCRIPT, model, kind])
+        yield Sample(ours), Sample(other)
 
 
 def _case(model: str, parameters: str) -> Case:

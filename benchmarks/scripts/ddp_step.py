@@ -1,11 +1,11 @@
 """`ddp_step.py MODEL plain|log FILE`: the seconds of a step with the library and with hand-written DDP.
 
-Both train in the same ranks, in turns of a few steps, A B B A …, so that whatever slows the machine or these processes
-slows both. Rank 0 writes the median of each side's turns to FILE.
+Both train in the same ranks and take turns step by step, A B B A …, so that whatever slows the machine or these
+processes slows both. Times are added up over a window of steps of each; rank 0 writes those of the window that has the
+median of the ratios to FILE.
 """
 
 import json
-import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -16,33 +16,37 @@ from training import WORK, by_hand, with_library
 
 import paceline
 
-WARM_UP = 2  # turns
-TURNS = {"digits": (24, 23), "chargpt": (16, 5), "100mb": (10, 1)}  # how many, and steps in one; of digits an epoch
+WINDOWS = {"digits": 20, "chargpt": 8, "100mb": 3}
+STEPS = {"digits": 23, "chargpt": 10, "100mb": 5}  # in a window; the epoch of digits, so that each starts one
 
 
-def take_turn(run: paceline.Run, training: Iterator[Any], steps: int) -> float:
-    """Seconds a step."""
+def take_step(run: paceline.Run, training: Iterator[Any]) -> float:
+    """Seconds of one step, which all ranks begin together."""
     run.barrier()
     began = time.perf_counter()
-    for _ in range(steps):
-        next(training)
-    return (time.perf_counter() - began) / steps
+    next(training)
+    return time.perf_counter() - began
+
+
+def measure_window(run: paceline.Run, ours: Iterator[Any], other: Iterator[Any], steps: int) -> tuple[float, float]:
+    """Seconds a step of each."""
+    seconds = {ours: 0.0, other: 0.0}
+    for step in range(steps):
+        for training in (ours, other) if step % 2 else (other, ours):
+            seconds[training] += take_step(run, training)
+    return seconds[ours] / steps, seconds[other] / steps
 
 
 def main(name: str, kind: str, file: str) -> None:
     run = paceline.init(seed=0)
-    work = WORK[name]()
-    sides = {
-        "paceline": with_library(run, work, log=kind == "log"),
-        "other": by_hand(run.device, work, log=kind == "log"),
-    }
-    turns, steps = TURNS[name]
-    seconds: dict[str, list[float]] = {side: [] for side in sides}
-    for turn in range(WARM_UP + turns):
-        for side in sides if turn % 2 else reversed(sides):
-            seconds[side].append(take_turn(run, sides[side], steps))
+    work, log = WORK[name](), kind == "log"
+    ours, other = with_library(run, work, log=log), by_hand(run.device, work, log=log)
+    measure_window(run, ours, other, STEPS[name])  # warm-up
+    windows = sorted(
+        (measure_window(run, ours, other, STEPS[name]) for _ in range(WINDOWS[name])), key=lambda pair: pair[0] / pair[1]
+    )
     if run.is_main:
-        Path(file).write_text(json.dumps({side: statistics.median(each[WARM_UP:]) for side, each in seconds.items()}))
+        Path(file).write_text(json.dumps(windows[len(windows) // 2]))
     run.close()
 
 
