@@ -65,7 +65,10 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def _ratio(ratios: Sequence[float]) -> str:
     spread = Spread.of(ratios)
-    return f"{spread.median:.3f} ({spread.low:.3f}-{spread.high:.3f})" if spread else NONE
+    if spread is None:
+        return NONE
+    digits = 3 if spread.high >= 0.01 else 6
+    return f"{spread.median:.{digits}f} ({spread.low:.{digits}f}-{spread.high:.{digits}f})"
 
 
 def _time(samples: Sequence[Sample]) -> str:
