@@ -78,7 +78,7 @@ def _time(samples: Sequence[Sample]) -> str:
     memory = Spread.of([sample.megabytes for sample in samples if sample.megabytes is not None])
     if wall is None:
         return NONE
-    more = [f"CPU {_duration(cpu.median)}"] if cpu else []
+    more = [f"CPU {cpu.median:.2f} s"] if cpu else []
     more += [f"{memory.median:.1f} MB"] if memory else []
     return _duration(wall.median) + (f" ({', '.join(more)})" if more else "")
 

@@ -43,7 +43,8 @@ def main(name: str, kind: str, file: str) -> None:
     ours, other = with_library(run, work, log=log), by_hand(run.device, work, log=log)
     measure_window(run, ours, other, STEPS[name])  # warm-up
     windows = sorted(
-        (measure_window(run, ours, other, STEPS[name]) for _ in range(WINDOWS[name])), key=lambda pair: pair[0] / pair[1]
+        (measure_window(run, ours, other, STEPS[name]) for _ in range(WINDOWS[name])),
+        key=lambda pair: pair[0] / pair[1],
     )
     if run.is_main:
         Path(file).write_text(json.dumps(windows[len(windows) // 2]))

@@ -44,7 +44,9 @@ def digits() -> Work:
     import digits as example
 
     train, _ = example.load_data()
-    return Work(example.build_model, train, lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]), 64)
+    return Work(
+        example.build_model, train, lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]), 64
+    )
 
 
 def chargpt() -> Work:
