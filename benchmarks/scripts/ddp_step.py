@@ -16,8 +16,8 @@ from training import WORK, by_hand, with_library
 
 import paceline
 
-WINDOWS = {"digits": 20, "chargpt": 8, "100mb": 3}
-STEPS = {"digits": 23, "chargpt": 10, "100mb": 5}  # in a window; the epoch of digits, so that each starts one
+WINDOWS = {"digits": 15, "chargpt": 5, "100mb": 3}
+STEPS = {"digits": 23, "chargpt": 10, "100mb": 4}  # in a window; the epoch of digits, so that each starts one
 
 
 def take_step(run: paceline.Run, training: Iterator[Any]) -> float:
