@@ -23,7 +23,7 @@ from training import WORK, with_library
 import paceline
 
 WARM_UP = 2  # saves of each, in which memory is allocated
-STEPS = {"digits": 20, "chargpt": 5, "100mb": 2}  # at least, after a save and again after it is finished
+STEPS = {"digits": 10, "chargpt": 2, "100mb": 1}  # at least, after a save and again after it is finished
 TIMEOUT = 60.0  # seconds in which a save must be finished
 
 
