@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,44 +16,59 @@ class Sample:
 
     seconds: float
     cpu: float | None = None  # seconds of user and system time, of every process that took part
+    megabytes: float | None = None  # that the process grew by at most, in units of 10**6 bytes
+
+
+Pair = tuple[Sample, Sample]  # of paceline, of the other
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two that do the work; `measure` does it once."""
+    """One of the two that do the work; `measure` does it once, unless the case measures both together."""
 
     label: str
-    measure: Callable[[Lab], Sample]
+    measure: Callable[[Lab], Sample] | None = None
 
 
 @dataclass(frozen=True)
 class Goal:
-    """The most that the median ratio, or paceline's own median time, may be."""
+    """The most that the median ratio, or paceline's own median time or memory, may be."""
 
     ratio: float | None = None
     seconds: float | None = None
+    megabytes: float | None = None
 
     def __str__(self) -> str:
         parts = [f"≤ {self.ratio:.2f}"] if self.ratio is not None else []
         if self.seconds is not None:
-            parts.append(f"≤ {self.seconds:g} s")
+            parts.append(f"≤ {self.seconds * 1000:g} ms")
+        if self.megabytes is not None:
+            parts.append(f"≤ {self.megabytes:g} MB")
         return ", ".join(parts)
 
-    def is_met(self, ratio: float | None, seconds: float | None) -> bool:
+    def is_met(self, ratio: float | None, seconds: float | None, megabytes: float | None = None) -> bool:
         """Whether what was measured is good enough; what was not measured is not."""
-        pairs = ((ratio, self.ratio), (seconds, self.seconds))
+        pairs = ((ratio, self.ratio), (seconds, self.seconds), (megabytes, self.megabytes))
         return all(limit is None or (measured is not None and measured <= limit) for measured, limit in pairs)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A row of the table. Without `paceline` it is a reference time, which has no ratio."""
+    """A row of the table. Without `paceline` it is a reference time, which has no ratio.
+
+    Attributes:
+        together: measures so many pairs by itself, for work of which both sides take turns within one program; it
+            warms up by itself, too.
+        once: measured in one pair and without a warm-up, because the other side takes so long.
+    """
 
     name: str
     work: str
     paceline: Side | None
     other: Side | None
     goal: Goal | None = None
+    together: Callable[[Lab, int], Iterable[Pair]] | None = None
+    once: bool = False
 
 
 class Failed(Exception):

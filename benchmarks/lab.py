@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import select
@@ -13,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.node import processes
 
@@ -82,6 +83,14 @@ class Lab:
         with self.started(command) as job:
             seconds = job.finish()
         return Sample(seconds, _cpu_of_children() - cpu_before)
+
+    def answer(self, command: Sequence[str]) -> Any:
+        """Run a command to its end, with the name of a file as its last argument; returns the JSON that it wrote."""
+        path = self.folder / "answer.json"
+        path.unlink(missing_ok=True)
+        with self.started([*command, str(path)]) as job:
+            job.finish()
+        return json.loads(path.read_text())
 
 
 class Job:

@@ -65,16 +65,27 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def _ratio(ratios: Sequence[float]) -> str:
     spread = Spread.of(ratios)
-    return f"{spread.median:.3f} ({spread.low:.3f}-{spread.high:.3f})" if spread else NONE
+    if spread is None:
+        return NONE
+    digits = 3 if spread.high >= 0.01 else 6
+    return f"{spread.median:.{digits}f} ({spread.low:.{digits}f}-{spread.high:.{digits}f})"
 
 
 def _time(samples: Sequence[Sample]) -> str:
-    """The median wall time, and the median CPU time where it is known."""
+    """The median wall time, and the median CPU time and memory where they are known."""
     wall = Spread.of([sample.seconds for sample in samples])
     cpu = Spread.of([sample.cpu for sample in samples if sample.cpu is not None])
+    memory = Spread.of([sample.megabytes for sample in samples if sample.megabytes is not None])
     if wall is None:
         return NONE
-    return f"{wall.median:.3f} s" + (f" (CPU {cpu.median:.2f} s)" if cpu else "")
+    more = [f"CPU {cpu.median:.2f} s"] if cpu else []
+    more += [f"{memory.median:.1f} MB"] if memory else []
+    return _duration(wall.median) + (f" ({', '.join(more)})" if more else "")
+
+
+def _duration(seconds: float) -> str:
+    """Seconds, or milliseconds where they are easier to read."""
+    return f"{seconds:.3f} s" if seconds >= 0.1 else f"{seconds * 1000:.2f} ms"
 
 
 def as_json(facts: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -57,28 +57,39 @@ class Row:
         if self.case.goal is None:
             return None
         ratio, seconds = Spread.of(self.ratios), Spread.of([s.seconds for s in self.paceline])
-        return self.case.goal.is_met(ratio.median if ratio else None, seconds.median if seconds else None)
+        memory = Spread.of([s.megabytes for s in self.paceline if s.megabytes is not None])
+        return self.case.goal.is_met(*(spread.median if spread else None for spread in (ratio, seconds, memory)))
 
 
 def measure(case: Case, pairs: int, lab: Lab, progress: Callable[[str], None]) -> Row:
-    """Warm both sides up once, then measure them in turn: A B A B …; the first failure ends the row."""
+    """Measure both sides of a case in pairs; the first failure ends the row."""
     row = Row(case)
-    sides = [(side, samples) for side, samples in ((case.paceline, row.paceline), (case.other, row.other)) if side]
+    pairs = 1 if case.once else pairs
+    columns = [samples for side, samples in ((case.paceline, row.paceline), (case.other, row.other)) if side]
+    taken = case.together(lab, pairs) if case.together else _in_turns(case, pairs, lab)
     try:
-        for side, _ in sides:
-            progress(f"{case.name}: warm-up")
-            _measure_once(side, lab)
-        for number in range(1, pairs + 1):
-            progress(f"{case.name}: pair {number} of {pairs}")
-            taken = [_measure_once(side, lab) for side, _ in sides]
-            for (_, samples), sample in zip(sides, taken, strict=True):
-                samples.append(sample)
+        progress(f"{case.name}: warm-up")
+        for number, samples in enumerate(taken, start=1):
+            for column, sample in zip(columns, samples, strict=True):
+                column.append(sample)
+            progress(f"{case.name}: {number} of {pairs} pairs")
     except Failed as failure:
         row.error = str(failure)
     return row
 
 
+def _in_turns(case: Case, pairs: int, lab: Lab) -> Iterator[Sequence[Sample]]:
+    """Warm both sides up once, then measure them in turn: A B A B …."""
+    sides = [side for side in (case.paceline, case.other) if side]
+    if not case.once:
+        for side in sides:
+            _measure_once(side, lab)
+    for _ in range(pairs):
+        yield [_measure_once(side, lab) for side in sides]
+
+
 def _measure_once(side: Side, lab: Lab) -> Sample:
+    assert side.measure is not None
     try:
         return side.measure(lab)
     except Failed as failure:

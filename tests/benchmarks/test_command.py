@@ -19,6 +19,17 @@ def benchmarks(*args):
     )
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("name", ["ddp-chargpt-log", "resume", "stall-chargpt-torch.save", "stall-chargpt-async_save"])
+def test_a_row_of_the_library(name, tmp_path):
+    pytest.importorskip("torch")
+    done = benchmarks("--only", name, "--pairs", "1", "--json", str(tmp_path / "out.json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    [written] = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert written["error"] is None
+    assert len(written["ratios"]) == 1
+
+
 def test_one_row_from_end_to_end(tmp_path):
     pytest.importorskip("torchx")
     done = benchmarks("--only", "help", "--pairs", "1", "--json", str(tmp_path / "out.json"))

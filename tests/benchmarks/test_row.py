@@ -48,6 +48,13 @@ def test_goal(goal, ratio, seconds, met):
     assert goal.is_met(ratio, seconds) is met
 
 
+@pytest.mark.parametrize(("megabytes", "met"), [(10.0, True), (10.1, False), (None, False)])
+def test_goal_of_memory(megabytes, met):
+    goal = Goal(seconds=0.01, megabytes=10)
+    assert goal.is_met(None, 0.01, megabytes) is met
+    assert str(goal) == "≤ 10 ms, ≤ 10 MB"
+
+
 def test_both_sides_are_warmed_up_and_then_take_turns():
     calls = []
 
@@ -59,6 +66,35 @@ def test_both_sides_are_warmed_up_and_then_take_turns():
     assert "".join(calls) == "ABABABAB"
     assert [s.seconds for s in row.paceline] == [1, 2, 3], "the warm-up is not counted"
     assert row.ratios == [1, 1, 1]
+
+
+def test_a_case_that_takes_long_is_measured_once():
+    calls = []
+    ours, other = (lambda _, name=name: calls.append(name) or Sample(1.0, megabytes=5) for name in "AB")
+    case = Case("row", "long work", Side("ours", ours), Side("other", other), Goal(megabytes=5), once=True)
+    row = measure(case, 3, None, lambda _: None)
+    assert "".join(calls) == "AB"
+    assert row.is_goal_met is True
+    assert "1.000 s (5.0 MB)" in table([row])
+
+
+def test_a_program_may_measure_both_sides_together():
+    def together(_lab, pairs):
+        for _ in range(pairs):
+            yield Sample(1.0), Sample(4.0)
+
+    row = measure(Case("row", "work", Side("ours"), Side("other"), together=together), 3, None, lambda _: None)
+    assert row.ratios == [0.25] * 3
+    assert row.pairs == 3
+
+
+def test_a_failure_of_both_together_keeps_the_pairs_before():
+    def together(_lab, _pairs):
+        yield Sample(1.0), Sample(2.0)
+        raise Failed("exit code 3: boom")
+
+    row = measure(Case("row", "work", Side("ours"), Side("other"), together=together), 3, None, lambda _: None)
+    assert (row.error, row.pairs) == ("exit code 3: boom", 1)
 
 
 def test_a_failure_is_an_error_and_no_number():
@@ -78,6 +114,11 @@ def test_a_failure_is_an_error_and_no_number():
     assert "met" not in text
     assert text.endswith("row: other: exit code 3: boom")
     assert as_json({}, [row])["rows"][0]["goal_met"] is None
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(2.0, "2.000 s"), (0.1, "0.100 s"), (0.0312, "31.20 ms")])
+def test_short_times_are_milliseconds(seconds, text):
+    assert f"it: {text} " in table([Row(Case("row", "work", None, Side("it")), other=samples(seconds))])
 
 
 def test_table_and_json():

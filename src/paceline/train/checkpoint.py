@@ -17,8 +17,8 @@ import json
 import logging
 import re
 import tempfile
-import threading
 import uuid
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -111,8 +111,9 @@ class CheckpointStore:
         self._writes = rank == 0 or (self._on_nodes and local_rank == 0)
         self._agreement = Agreement(exchange, rank, world_size)
         self._staging = Staging()
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        # One thread for all saves: starting one would wait until it runs, and then until it gives Python back.
+        self._background = ThreadPoolExecutor(1, "paceline-checkpoint")
+        self._saving: Future[None] | None = None
         self._damaged: set[str] = set()  # ids of checkpoints whose checksums were wrong
         self._told: set[str] = set()
         self._agreement.together(f"cannot write checkpoints to {self.folder}", self._prepare)
@@ -139,8 +140,7 @@ class CheckpointStore:
             staged = self._staging.stage(self._states(shared_state, rank_state))
         except CheckpointError as error:
             staged = error  # the other ranks wait to hear of it
-        self._thread = threading.Thread(target=self._run, args=(step, staged), name="paceline-checkpoint")
-        self._thread.start()
+        self._saving = self._background.submit(self._save, step, staged)
         if block or isinstance(staged, CheckpointError):
             self.wait()
 
@@ -150,12 +150,9 @@ class CheckpointStore:
         Raises:
             CheckpointError: it failed.
         """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
 
     def latest(self) -> SavedCheckpoint | None:
         """The newest whole checkpoint, the same on all ranks; None where there is none. Every checksum is verified.
@@ -228,12 +225,6 @@ class CheckpointStore:
             self._staging.close()
 
     # What follows runs in the thread of a save.
-
-    def _run(self, step: int, staged: dict[str, Snapshot] | CheckpointError) -> None:
-        try:
-            self._save(step, staged)
-        except BaseException as error:  # raised where the training can see it
-            self._error = error
 
     def _save(self, step: int, staged: dict[str, Snapshot] | CheckpointError) -> None:
         failed = f"cannot save step {step} in {self.folder}"

@@ -19,6 +19,7 @@ from torch import Tensor
 ROUNDS = 16
 LARGEST_SIZE = 2**62  # the halves of the network then fit into 31 bits, and every product into 63
 MASK = 0xFFFFFFFF
+LARGEST_TABLE = 1024  # the base up to which a table of the round functions is made at once: sizes up to a million
 
 
 class Order(Protocol):
@@ -34,7 +35,7 @@ def _keys(purpose: str, count: int, *parts: int) -> list[int]:
     return [int.from_bytes(digest[i : i + 4], "little") for i in range(0, len(digest), 4)]
 
 
-def _hash(x: Tensor, key: int) -> Tensor:
+def _hash(x: Tensor, key: int | Tensor) -> Tensor:
     """A well-mixed 32-bit function of each 32-bit element of `x`.
 
     `lowbias32` of https://github.com/skeeto/hash-prospector. The second multiplier is taken modulo 2**32 to the range
@@ -75,6 +76,9 @@ class Permutation:
         root = math.isqrt(size - 1) + 1
         self._base = root + root % 2
         self._keys = _keys("permutation", ROUNDS, size, seed, epoch)
+        self._tables: tuple[Tensor, ...] = ()  # for small sizes, all that the function of each round gives
+        if self._base <= LARGEST_TABLE:
+            self._tables = self._round(torch.arange(self._base), torch.tensor(self._keys)[:, None]).unbind()
 
     def __len__(self) -> int:
         return self.size
@@ -113,7 +117,7 @@ class Permutation:
             position = self._decrypt(position)
         return position
 
-    def _round(self, half: Tensor, key: int) -> Tensor:
+    def _round(self, half: Tensor, key: int | Tensor) -> Tensor:
         """The round function: each element hashed to range(base)."""
         hashed = _hash(half, key)
         hashed *= self._base
@@ -122,8 +126,8 @@ class Permutation:
 
     def _encrypt(self, x: Tensor) -> Tensor:
         left, right = x // self._base, x % self._base
-        for key in self._keys:
-            mixed = self._round(right, key)
+        for number, key in enumerate(self._keys):
+            mixed = self._tables[number].take(right) if self._tables else self._round(right, key)
             mixed += left
             mixed %= self._base
             left, right = right, mixed

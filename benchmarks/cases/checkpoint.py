@@ -1,0 +1,40 @@
+"""How long saving a checkpoint holds up the training loop."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+from ..case import Case, Goal, Pair, Sample, Side
+from ..lab import SCRIPTS, Lab, installed
+
+SCRIPT = str(SCRIPTS / "checkpoint_stall.py")
+RANKS = 2
+
+
+def _pairs(lab: Lab, count: int, model: str, other: str) -> Iterator[Pair]:
+    """All of one start: each save is a pair's half."""
+    command = [installed("paceline"), "run", "-n", str(RANKS), SCRIPT, model, other, str(count)]
+    try:
+        yield from ((Sample(ours), Sample(others)) for ours, others in lab.answer(command))
+    finally:
+        shutil.rmtree(lab.folder / "checkpoints", ignore_errors=True)
+
+
+def _case(model: str, state: str, other: str, goal: float) -> Case:
+    return Case(
+        f"stall-{model}-{other}",
+        f"a save holds up {RANKS} ranks, {state}",
+        Side("run.save"),
+        Side({"torch.save": "torch.save", "async_save": "dcp.async_save"}[other]),
+        Goal(goal),
+        together=lambda lab, count: _pairs(lab, count, model, other),
+    )
+
+
+STATES = {"digits": "1.8 MB", "chargpt": "7.4 MB", "100mb": "300 MB"}  # model and optimizer
+CASES = [
+    _case(model, f"{size} of state", other, goal)
+    for model, size in STATES.items()
+    for other, goal in (("torch.save", 0.1), ("async_save", 1.0))
+]

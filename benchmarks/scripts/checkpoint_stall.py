@@ -1,0 +1,138 @@
+"""`checkpoint_stall.py MODEL torch.save|async_save COUNT FILE`: how long saving model and optimizer holds up training.
+
+The ranks train with the library. They save in turns with `run.save` and in the other way, and train on until the save
+is finished on all ranks before the next one. Writes pairs of seconds to FILE, each those of the slowest rank: the
+others would wait for it in the next exchange of gradients.
+"""
+
+import json
+import shutil
+import sys
+import time
+from abc import ABC, abstractmethod
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from training import WORK, with_library
+
+import paceline
+
+WARM_UP = 2  # saves of each, in which memory is allocated
+STEPS = {"digits": 10, "chargpt": 2, "100mb": 1}  # at least, after a save and again after it is finished
+TIMEOUT = 60.0  # seconds in which a save must be finished
+
+
+class Saver(ABC):
+    """One way to save."""
+
+    @abstractmethod
+    def save(self, trained: dict[str, Any]) -> None:
+        """What the training loop calls."""
+
+    @abstractmethod
+    def is_finished(self) -> bool:
+        """Whether the save is on the disk."""
+
+
+class Library(Saver):
+    def __init__(self, run: paceline.Run, folder: Path) -> None:
+        self._run = run
+        self._folder = folder
+
+    def save(self, trained: dict[str, Any]) -> None:
+        self._path = self._folder / f"step-{self._run.step:06d}"
+        self._run.save()
+
+    def is_finished(self) -> bool:
+        return self._path.exists()
+
+
+class TorchSave(Saver):
+    def __init__(self, run: paceline.Run, folder: Path) -> None:
+        self._run = run
+        self._folder = folder
+
+    def save(self, trained: dict[str, Any]) -> None:
+        if self._run.is_main:
+            path = self._folder / f"{self._run.step}.pt"
+            torch.save({name: thing.state_dict() for name, thing in trained.items()}, path)
+
+    def is_finished(self) -> bool:
+        if self._run.is_main:
+            for old in self._folder.iterdir():
+                old.unlink()
+        return True
+
+
+class AsyncSave(Saver):
+    """torch.distributed.checkpoint with a stager that keeps its memory for the next save."""
+
+    def __init__(self, run: paceline.Run, folder: Path) -> None:
+        self._run = run
+        self._folder = folder
+        self._group = dist.new_group(backend="gloo")  # its thread talks while training does
+        self._stager = DefaultStager(StagingOptions(False, False, False, False))  # the others need a GPU
+        self._writing: Future[Any] = Future()
+
+    def save(self, trained: dict[str, Any]) -> None:
+        state = {name: thing.state_dict() for name, thing in trained.items()}
+        path = self._folder / str(self._run.step)
+        answer = dcp.async_save(state, checkpoint_id=path, process_group=self._group, async_stager=self._stager)
+        assert isinstance(answer, Future)
+        self._writing = answer
+
+    def is_finished(self) -> bool:
+        if not self._writing.done():
+            return False
+        self._writing.result()
+        if self._run.is_main:
+            for old in self._folder.iterdir():
+                shutil.rmtree(old)
+        return True
+
+
+def measure_stall(run: paceline.Run, saver: Saver, trained: dict[str, Any]) -> float:
+    """Seconds that the slowest rank is in the call."""
+    run.barrier()
+    began = time.perf_counter()
+    saver.save(trained)
+    return run.all_reduce(time.perf_counter() - began, "max")
+
+
+def main(name: str, other: str, count: int, file: str) -> None:
+    folders = [Path(file).parent / "checkpoints" / who for who in ("paceline", other)]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    run = paceline.init(seed=0, checkpoint_dir=folders[0], keep=1)
+    training = with_library(run, WORK[name]())
+    savers = Library(run, folders[0]), {"torch.save": TorchSave, "async_save": AsyncSave}[other](run, folders[1])
+
+    def train() -> dict[str, Any]:
+        for _ in range(STEPS[name]):
+            trained = next(training)
+        return trained
+
+    seconds: dict[Saver, list[float]] = {saver: [] for saver in savers}
+    for number in range(WARM_UP + count):
+        for saver in savers if number % 2 else reversed(savers):
+            seconds[saver].append(measure_stall(run, saver, train()))
+            deadline = time.monotonic() + TIMEOUT
+            train()
+            while not run.all_reduce(saver.is_finished(), "min"):
+                if time.monotonic() > deadline:
+                    raise SystemExit(f"a save was not finished in {TIMEOUT:g} s")
+                train()
+    if run.is_main:
+        pairs = list(zip(*(seconds[saver][WARM_UP:] for saver in savers), strict=True))
+        Path(file).write_text(json.dumps(pairs))
+    run.close()
+    # PyTorch 2.13 with gloo: its threads drop the last tensors a moment later; freeing the models before that can hang.
+    time.sleep(0.1)
+
+
+main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])

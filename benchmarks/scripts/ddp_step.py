@@ -1,0 +1,56 @@
+"""`ddp_step.py MODEL plain|log FILE`: the seconds of a step with the library and with hand-written DDP.
+
+Both train in the same ranks and take turns step by step, A B B A …, so that whatever slows the machine or these
+processes slows both. Times are added up over a window of steps of each; rank 0 writes those of the window that has the
+median of the ratios to FILE.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from training import WORK, by_hand, with_library
+
+import paceline
+
+WINDOWS = {"digits": 15, "chargpt": 5, "100mb": 3}
+STEPS = {"digits": 23, "chargpt": 10, "100mb": 4}  # in a window; the epoch of digits, so that each starts one
+
+
+def take_step(run: paceline.Run, training: Iterator[Any]) -> float:
+    """Seconds of one step, which all ranks begin together."""
+    run.barrier()
+    began = time.perf_counter()
+    next(training)
+    return time.perf_counter() - began
+
+
+def measure_window(run: paceline.Run, ours: Iterator[Any], other: Iterator[Any], steps: int) -> tuple[float, float]:
+    """Seconds a step of each."""
+    seconds = {ours: 0.0, other: 0.0}
+    for step in range(steps):
+        for training in (ours, other) if step % 2 else (other, ours):
+            seconds[training] += take_step(run, training)
+    return seconds[ours] / steps, seconds[other] / steps
+
+
+def main(name: str, kind: str, file: str) -> None:
+    run = paceline.init(seed=0)
+    work, log = WORK[name](), kind == "log"
+    ours, other = with_library(run, work, log=log), by_hand(run.device, work, log=log)
+    measure_window(run, ours, other, STEPS[name])  # warm-up
+    windows = sorted(
+        (measure_window(run, ours, other, STEPS[name]) for _ in range(WINDOWS[name])),
+        key=lambda pair: pair[0] / pair[1],
+    )
+    if run.is_main:
+        Path(file).write_text(json.dumps(windows[len(windows) // 2]))
+    run.close()
+    # PyTorch 2.13 with gloo: its threads drop the last tensors a moment later; freeing the models before that can hang.
+    time.sleep(0.1)
+
+
+main(*sys.argv[1:])

@@ -1,0 +1,122 @@
+"""Models to train, and the same training loop twice: with the library, and with hand-written DDP.
+
+Both loops are generators that pause after each step, so that they can take turns in the same ranks.
+"""
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+
+import paceline
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+
+LOG_EVERY = 10  # steps between two means over ranks of what was logged, as in the library
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained.
+
+    Attributes:
+        build: makes the model, always with the same weights.
+        loss: of a model and a batch.
+        batch_size: samples a step, over all ranks together.
+    """
+
+    build: Callable[[], nn.Module]
+    dataset: Dataset[Any]
+    loss: Callable[[nn.Module, Any], Tensor]
+    batch_size: int
+
+
+def digits() -> Work:
+    """The convnet of examples/digits.py: 151,000 parameters, 1,437 samples."""
+    import digits as example
+
+    train, _ = example.load_data()
+    return Work(
+        example.build_model, train, lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]), 64
+    )
+
+
+def chargpt() -> Work:
+    """The transformer of examples/chargpt.py, with its defaults: 640,000 parameters."""
+    import chargpt as example
+
+    context = 64
+    text, _ = example.load_text()
+    pieces = text[: len(text) // (context + 1) * (context + 1)].view(-1, context + 1).long()
+    return Work(
+        lambda: example.CharGPT(context, layers=3, heads=4, width=128),
+        TensorDataset(pieces),
+        lambda model, batch: example.cross_entropy(model, batch[0]),
+        32,
+    )
+
+
+def large() -> Work:
+    """Four square layers of 25 million parameters in all, 100 MB."""
+    width = 2500
+    samples = TensorDataset(torch.randn(1024, width))
+
+    def build() -> nn.Module:
+        return nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
+
+    return Work(build, samples, lambda model, batch: model(batch[0]).square().mean(), 16)
+
+
+WORK = {"digits": digits, "chargpt": chargpt, "100mb": large}
+
+
+def with_library(run: paceline.Run, work: Work, *, log: bool = False) -> Iterator[dict[str, Any]]:
+    """Train for ever with the library; yields the model and the optimizer after each step."""
+    model = work.build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model, optimizer = run.setup(model, optimizer)
+    train = run.dataloader(work.dataset, global_batch_size=work.batch_size, shuffle=True)
+    trained = {"model": model, "optimizer": optimizer}
+    for _ in run.epochs(sys.maxsize):
+        for batch in train:
+            loss = work.loss(model, batch)
+            run.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            if log:
+                run.log(loss=loss)
+            yield trained
+
+
+def by_hand(device: torch.device, work: Work, *, log: bool = False) -> Iterator[dict[str, Any]]:
+    """Train for ever with torch alone; yields the model and the optimizer after each step."""
+    model = DistributedDataParallel(work.build().to(device), device_ids=[device] if device.type == "cuda" else None)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    sampler = DistributedSampler(work.dataset, shuffle=True)
+    train = DataLoader(work.dataset, batch_size=work.batch_size // dist.get_world_size(), sampler=sampler)
+    trained = {"model": model, "optimizer": optimizer}
+    steps = 0
+    losses = 0.0
+    for epoch in itertools.count():
+        sampler.set_epoch(epoch)
+        for batch in train:
+            loss = work.loss(model, [part.to(device) for part in batch])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if log:
+                steps += 1
+                losses += loss.item()
+                if steps % LOG_EVERY == 0:
+                    mean = torch.tensor(losses / LOG_EVERY / dist.get_world_size())
+                    dist.all_reduce(mean)
+                    losses = 0.0
+            yield trained
