@@ -131,8 +131,6 @@ def main(name: str, other: str, count: int, file: str) -> None:
         pairs = list(zip(*(seconds[saver][WARM_UP:] for saver in savers), strict=True))
         Path(file).write_text(json.dumps(pairs))
     run.close()
-    # PyTorch 2.13 with gloo: its threads drop the last tensors a moment later; freeing the models before that can hang.
-    time.sleep(0.1)
 
 
 main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])

@@ -49,8 +49,6 @@ def main(name: str, kind: str, file: str) -> None:
     if run.is_main:
         Path(file).write_text(json.dumps(windows[len(windows) // 2]))
     run.close()
-    # PyTorch 2.13 with gloo: its threads drop the last tensors a moment later; freeing the models before that can hang.
-    time.sleep(0.1)
 
 
 main(*sys.argv[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import os
@@ -85,6 +86,16 @@ def join(
     chosen = backend or ("cpu:gloo,cuda:nccl" if mine.type == "cuda" else "gloo")
     dist.init_process_group(chosen, store=store, rank=placement.rank, world_size=placement.world_size, timeout=limit)
     return Membership(placement, mine, True)
+
+
+def leave() -> None:
+    """Leave the process group.
+
+    Its object is never freed: that would wait, with Python's lock, for a thread of gloo that may be waiting for the
+    lock to free the last tensor (torch 2.13: `~ProcessGroupGloo` joins its threads).
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
+    dist.destroy_process_group()
 
 
 def share_object(value: T | None) -> T:

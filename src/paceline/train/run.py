@@ -401,7 +401,7 @@ class Run:
         self._steps.close()
         self._models.clear()
         if self._membership.owns_group and dist.is_initialized():
-            dist.destroy_process_group()
+            group.leave()
 
     def _at_exit(self) -> None:
         """The script has not closed the run: finish what can be finished without the other ranks."""
