@@ -51,4 +51,5 @@ def main(name: str, kind: str, file: str) -> None:
     run.close()
 
 
-main(*sys.argv[1:])
+if __name__ == "__main__":
+    main(*sys.argv[1:])

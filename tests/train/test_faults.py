@@ -208,7 +208,7 @@ def wrong_device() -> None:
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_a_batch_on_the_wrong_device(nproc: int) -> None:
     with pytest.raises(
-        WrongDevice, match=r"rank \d: the model is on cpu, but its argument 0 on meta; take batches from"
+        WrongDevice, match=r"the model is on cpu, but its argument of shape \[1, 2\] on meta; take batches from"
     ):
         library.launch(wrong_device, nproc=nproc)
 

@@ -44,7 +44,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def log_batches(folder: str, samples: int) -> None:
-    with paceline.init(log_dir=folder, progress=False) as run:
+    with paceline.init(log_every=10, log_dir=folder, progress=False) as run:
         loader = run.dataloader(numbers(samples), global_batch_size=4)
         for epoch in run.epochs(2):
             for (batch,) in loader:
@@ -92,7 +92,7 @@ def test_a_line_of_metrics(tmp_path: Path) -> None:
 
 
 def log_and_break(folder: str) -> None:
-    with paceline.init(log_dir=folder, progress=False) as run:
+    with paceline.init(log_every=10, log_dir=folder, progress=False) as run:
         for _ in run.dataloader(numbers(4), global_batch_size=3):
             break
         run.log(rank=run.rank)  # of batches of two samples and of one
@@ -106,7 +106,7 @@ def test_after_a_break_every_value_weighs_the_same(tmp_path: Path) -> None:
 
 
 def log_what(names: dict[int, str], when: str) -> None:
-    with paceline.init(progress=False, timeout=60) as run:
+    with paceline.init(log_every=10, progress=False, timeout=60) as run:
         for _ in run.epochs(1):
             for _ in run.dataloader(numbers(80), global_batch_size=4):
                 run.log(loss=1.0)
@@ -143,7 +143,7 @@ def test_different_names_are_an_error_on_every_rank() -> None:
 
 
 def test_values_that_cannot_be_logged() -> None:
-    with paceline.init(progress=False) as run:
+    with paceline.init(log_every=10, progress=False) as run:
         with pytest.raises(ValueError, match=r"loss has the shape \[2\]; log a single number"):
             run.log(loss=torch.zeros(2))
         for name in ("epoch", "step", "sync_seconds"):
@@ -188,7 +188,7 @@ class Data(torch.utils.data.Dataset[Any]):
 
 def train_slowly(folder: str, slow: Slow) -> None:
     with paceline.init(
-        log_dir=folder, progress=False, checkpoint_dir=f"{folder}/checkpoints", checkpoint_every=7
+        log_every=10, log_dir=folder, progress=False, checkpoint_dir=f"{folder}/checkpoints", checkpoint_every=7
     ) as run:
         model = torch.nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
@@ -256,7 +256,7 @@ def test_one_process_waits_for_nobody(tmp_path: Path) -> None:
 
 def train_otherwise(folder: str) -> None:
     """Loops that are not of the usual form."""
-    with paceline.init(log_dir=folder, progress=False) as run:
+    with paceline.init(log_every=10, log_dir=folder, progress=False) as run:
         model, second = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
         model, second, optimizer = run.setup(model, second, torch.optim.SGD(model.parameters(), lr=1e-4))
         loader = run.dataloader(numbers(100), global_batch_size=2)
@@ -294,7 +294,7 @@ def test_tensorboard_shows_the_last_attempt_of_each_step(paceline: Paceline) -> 
     paceline.script("""
         import os, time, torch, paceline
         committed = os.environ["PACELINE_RUN_DIR"] + "/checkpoints/step-000025"
-        with paceline.init(checkpoint_every=25, progress=False) as run:
+        with paceline.init(log_every=10, checkpoint_every=25, progress=False) as run:
             model = run.setup(torch.nn.Linear(1, 1))
             data = torch.utils.data.TensorDataset(torch.arange(160.0))
             train = run.dataloader(data, global_batch_size=4)
@@ -305,6 +305,7 @@ def test_tensorboard_shows_the_last_attempt_of_each_step(paceline: Paceline) -> 
                         while not os.path.exists(committed):
                             time.sleep(0.01)
                         if run.is_main:
+                            run._metrics.settle()
                             run._metrics._board.close()  # all is written that is to be forgotten
                             os._exit(1)
     """)
@@ -327,7 +328,7 @@ TRAIN = """
     import torch, paceline
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     {before}
-    with paceline.init({options}) as run:
+    with paceline.init(log_every=10, {options}) as run:
         train = run.dataloader(torch.utils.data.TensorDataset(torch.arange(30.0)), global_batch_size=2)
         for epoch in run.epochs(2):
             for (batch,) in train:
@@ -418,7 +419,7 @@ def test_a_full_disk_does_not_end_the_training(tmp_path: Path, caplog: pytest.Lo
 def test_a_script_that_does_not_close_the_run_ends_well(paceline: Paceline) -> None:
     paceline.script("""
         import torch, paceline
-        run = paceline.init(checkpoint_every=7)
+        run = paceline.init(log_every=10, checkpoint_every=7)
         model = run.setup(torch.nn.Linear(1, 1))
         for epoch in run.epochs(2):
             for (batch,) in run.dataloader(torch.utils.data.TensorDataset(torch.arange(48.0)), global_batch_size=4):

@@ -67,6 +67,7 @@ class Loader:
         self._steps = steps
         self._world_size = world_size
         self._device = device
+        self._is_there = device.type == "cpu"  # where data sets make their samples
         self._evaluation = evaluation
         self._stream = stream
         self._dataloader = build()
@@ -96,7 +97,7 @@ class Loader:
             self._before = self._position.mark()
             self._position.advance(shard)
             self.shard = shard
-            yield to_device(batch, self._device, non_blocking=self._dataloader.pin_memory)
+            yield batch if self._is_there else to_device(batch, self._device, non_blocking=self._dataloader.pin_memory)
         self._position.end_epoch()
         self._workers_follow = self._dataloader.persistent_workers
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from .run import Run
 
-_EVERY = 10  # steps between two times that the ranks reduce what they have logged
+_FEWEST, _MOST = 10, 100  # steps between two times that the ranks reduce what they have logged
+_SECONDS = 1.0  # about so long that takes, where steps are short
 _OWN_NAMES = {"time", "epoch", "step", "attempt", *(f"{part}_seconds" for part in PARTS)}
 
 
@@ -58,19 +59,80 @@ class _Sum:
         return self._tensor.to(device) + self._number
 
 
+class _Span(NamedTuple):
+    """Steps that follow each other: how many, and the epoch and the step of the first and the last."""
+
+    steps: int
+    first: tuple[int, int]
+    last: tuple[int, int]
+
+
+class _Reduction:
+    """Means over ranks on their way, while the training goes on.
+
+    The names known to all give the reduced tensor its shape. Its first element counts the ranks that have logged
+    further ones; then, and where only some ranks have logged a name, the ranks must compare what they have logged.
+
+    Args:
+        names: those that all ranks know.
+        values: of each name that was logged the weighted sum, the weight, and 1 for this rank.
+        seconds: of this rank's parts of a step.
+        span: the steps that these are of.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        names: list[str],
+        *,
+        values: dict[str, tuple[float, float, float]],
+        seconds: list[float],
+        span: _Span,
+    ) -> None:
+        self._run = run
+        self._names = names
+        self._seconds = seconds
+        self.values = values
+        self.span = span
+        new = float(not values.keys() <= set(names))
+        local = [new, *seconds, *(x for name in names for x in values.get(name, (0.0, 0.0, 0.0)))]
+        self._reduced = run.start_all_reduce(torch.tensor(local, dtype=torch.float64))
+        self._result: list[float] = []
+
+    def again(self, names: list[str]) -> _Reduction:
+        """The same with other names."""
+        return _Reduction(self._run, names, values=self.values, seconds=self._seconds, span=self.span)
+
+    def is_complete(self) -> bool:
+        """Whether all ranks have logged the same known names; waits for the reduction."""
+        self._result = self._reduced().tolist()
+        return not self._result[0] and all(count in (0, self._run.world_size) for count in self._of_names(2))
+
+    def results(self) -> tuple[dict[str, float], list[float]]:
+        """Means of what was logged, and of the seconds, over all ranks."""
+        means = {n: t / w for n, t, w in zip(self._names, self._of_names(0), self._of_names(1), strict=True) if w}
+        return means, [x / self._run.world_size for x in self._result[1 : 1 + len(self._seconds)]]
+
+    def _of_names(self, which: int) -> list[float]:
+        return self._result[1 + len(self._seconds) + which :: 3]
+
+
 class Metrics:
     """Means of what `Run.log` is given, and the times of steps, as files and as progress on the screen.
 
-    Every 10 steps, and at the end of an epoch, the ranks reduce once. Rank 0 then appends a line to `metrics.jsonl`
-    and values to the event files in `tensorboard/`; each rank appends its own times to `steps/rank-<rank>.jsonl`.
+    Every `every` steps, and at the end of an epoch, the ranks begin to reduce once, and look at the result the next
+    time. Rank 0 then appends a line to `metrics.jsonl` and values to the event files in `tensorboard/`; each rank
+    appends its own times to `steps/rank-<rank>.jsonl`.
     """
 
-    def __init__(self, run: Run, folder: Path | None, *, progress: bool = True) -> None:
+    def __init__(self, run: Run, folder: Path | None, *, progress: bool = True, every: int | None = None) -> None:
         """Nothing is written before the first steps are done.
 
         Args:
             folder: where the files go; None writes none.
             progress: whether rank 0 shows how far the epoch is.
+            every: steps between two lines; None takes 10, or up to 100 where steps are so short that 10 take less than
+                a second.
         """
         self._run = run
         self._folder = folder
@@ -86,6 +148,9 @@ class Metrics:
         self._lines = JsonLines(folder / "metrics.jsonl") if folder is not None and run.is_main else None
         self._step_lines = JsonLines(folder / "steps" / f"rank-{run.rank}.jsonl") if folder is not None else None
         self._board: TensorBoard | None = None
+        self._pending: _Reduction | None = None
+        self._every = every or _FEWEST
+        self._adapts = every is None
 
     def resumed(self, epoch: int, step: int) -> None:
         """Training goes on after `step` steps: TensorBoard forgets what an earlier attempt wrote of later ones."""
@@ -139,9 +204,9 @@ class Metrics:
         self._in_step, self._samples, self._total = True, samples, total
         self._times.data_came()
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """`torch.autograd.backward(loss)`, timed."""
-        self._times.backward(loss)
+    def backward(self, loss: torch.Tensor, weight: float) -> None:
+        """`torch.autograd.backward(loss * weight)`, timed."""
+        self._times.backward(loss, weight)
 
     @contextlib.contextmanager
     def checkpointing(self) -> Iterator[None]:
@@ -168,7 +233,7 @@ class Metrics:
         self._steps += 1
         if self._progress is not None:
             self._progress.step_done(self._total)
-        if self._steps == _EVERY:
+        if self._steps >= self._every:
             self.flush()
 
     def log(self, values: Mapping[str, Any]) -> None:
@@ -190,40 +255,39 @@ class Metrics:
     # -- what the ranks have together ----------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Reduce what was logged since the last time, all ranks at once; write it and show it.
+        """Reduce what was logged since the last time, all ranks at once; the result of the time before is shown.
 
         Raises:
             LogMismatch: the ranks have logged different names.
         """
+        self.settle()
         times = self._times.read()
         self._write_times(times)
         steps, sums = self._steps, self._sums
         self._steps, self._sums = 0, {}
         seconds = [sum(times[part]) / max(steps, 1) for part in PARTS]
-        means, mean_seconds = self._reduce(sums, seconds)
+        span = _Span(steps, self._first, self._last)
+        self._pending = _Reduction(self._run, self._names, values=self._values(sums), seconds=seconds, span=span)
+
+    def settle(self) -> None:
+        """Write and show what was reduced; waits for ranks that have not come so far.
+
+        Raises:
+            LogMismatch: the ranks have logged different names.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        while not pending.is_complete():
+            self._compare_names(pending)
+            pending = pending.again(self._names)
+        means, seconds = pending.results()
+        if self._adapts and pending.span.steps:  # these seconds, and so the choice, are the same on all ranks
+            self._every = min(_MOST, max(_FEWEST, round(_SECONDS / max(seconds[PARTS.index("total")], 1e-9))))
         if self._progress is not None:
             self._progress.measured(means)
-        if self._lines is not None and (steps or means):
-            self._write(means, dict(zip(PARTS, mean_seconds, strict=True)) if steps else {})
-
-    def _reduce(self, sums: dict[str, _Sum], seconds: list[float]) -> tuple[dict[str, float], list[float]]:
-        """Means of what was logged, and of the seconds, over all ranks.
-
-        The names known to all give the reduced tensor its shape. Its first element counts the ranks that have logged
-        further ones; then, and where only some ranks have logged a name, all ranks compare what they have logged.
-        """
-        values = self._values(sums)
-        while True:
-            new = float(not sums.keys() <= set(self._names))
-            local = [new, *seconds, *(x for name in self._names for x in values.get(name, (0.0, 0.0, 0.0)))]
-            reduced: list[float] = self._run.all_reduce(torch.tensor(local, dtype=torch.float64)).tolist()
-            head = 1 + len(seconds)
-            total, weights, ranks = (reduced[head + i :: 3] for i in range(3))
-            if reduced[0] or any(count not in (0, self._run.world_size) for count in ranks):
-                self._compare_names(sorted(sums))
-                continue
-            means = {n: t / w for n, t, w in zip(self._names, total, weights, strict=True) if w}
-            return means, [x / self._run.world_size for x in reduced[1:head]]
+        if self._lines is not None and (pending.span.steps or means):
+            self._write(pending.span.last, means, dict(zip(PARTS, seconds, strict=True)) if pending.span.steps else {})
 
     def _values(self, sums: dict[str, _Sum]) -> dict[str, tuple[float, float, float]]:
         """Of each name the weighted sum, the weight, and 1 for this rank; waits for the tensors, once."""
@@ -232,13 +296,14 @@ class Metrics:
         totals = torch.stack([s.tensor(self._run.device) for s in sums.values()]).tolist()
         return {name: (total, s.weight, 1.0) for (name, s), total in zip(sums.items(), totals, strict=True)}
 
-    def _compare_names(self, mine: list[str]) -> None:
+    def _compare_names(self, pending: _Reduction) -> None:
         """Learn the names that are new, if they are new to all."""
+        mine = sorted(pending.values)
         everyone = self._run.gather_objects(mine)
         for rank, names in enumerate(everyone):
             if names != everyone[0]:
                 raise LogMismatch(
-                    f"since step {self._first[1]} rank 0 has logged {_list(everyone[0])}, and rank {rank} "
+                    f"since step {pending.span.first[1]} rank 0 has logged {_list(everyone[0])}, and rank {rank} "
                     f"{_list(names)}: means are taken over all ranks, so call run.log with the same names on each"
                 )
         self._names = sorted({*self._names, *mine})
@@ -250,10 +315,10 @@ class Metrics:
         rounded = {part: [round(seconds, 6) for seconds in row] for part, row in times.items()}
         self._step_lines.append({"epoch": epoch, "step": step, "attempt": self._run.attempt, **rounded})
 
-    def _write(self, means: dict[str, float], seconds: dict[str, float]) -> None:
+    def _write(self, last: tuple[int, int], means: dict[str, float], seconds: dict[str, float]) -> None:
         assert self._lines is not None
         assert self._folder is not None
-        (epoch, step), now = self._last, time.time()
+        (epoch, step), now = last, time.time()
         line = {"time": now, "epoch": epoch, "step": step, "attempt": self._run.attempt, **means}
         self._lines.append({**line, **{f"{part}_seconds": round(value, 6) for part, value in seconds.items()}})
         if self._board is None:
@@ -263,13 +328,14 @@ class Metrics:
 
     def discard(self) -> None:
         """Forget what the ranks have not reduced: after an error on this rank the others may be gone."""
-        self._steps, self._sums = 0, {}
+        self._steps, self._sums, self._pending = 0, {}, None
 
     def _flush_after_the_last_step(self) -> None:
         """As `flush`, where another rank may have nothing to flush, and so has left."""
         names = _list(sorted(self._sums))
         try:
             self.flush()
+            self.settle()
         except LogMismatch:
             raise
         except RuntimeError as error:
@@ -289,6 +355,7 @@ class Metrics:
                 self.flush()
             elif self._sums:
                 self._flush_after_the_last_step()
+            self.settle()
         finally:
             for file in (self._lines, self._step_lines, self._board, self._progress):
                 if file is not None:

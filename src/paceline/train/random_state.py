@@ -33,8 +33,12 @@ class RandomStream:
         self._numpy: Any = None
 
     @contextlib.contextmanager
-    def active(self, seed: int | None = None) -> Iterator[None]:
-        """Draw from this stream: from its start for `seed`, or if None, from where the last time has ended."""
+    def active(self, seed: int | None = None, *, continued: bool = False) -> Iterator[None]:
+        """Draw from this stream: from its start for `seed`, or if None, from where the last time has ended.
+
+        Args:
+            continued: it will go on from where this time ends; costs 15 µs.
+        """
         outside = random.getstate(), torch.default_generator.get_state()
         if seed is None:
             random.setstate(self._python)
@@ -47,7 +51,8 @@ class RandomStream:
             with self._numpy_active(anew=seed is not None):
                 yield
         finally:
-            self._python, self._torch = random.getstate(), torch.default_generator.get_state()
+            if continued:
+                self._python, self._torch = random.getstate(), torch.default_generator.get_state()
             random.setstate(outside[0])
             torch.default_generator.set_state(outside[1])
 

@@ -21,7 +21,7 @@ from .steps import Feed, Interval, Steps, run_folder
 from .strategy import Strategy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -42,6 +42,7 @@ def init(
     checkpoint_every: int | str | None = None,
     keep: int = 3,
     log_dir: str | os.PathLike[str] | None = None,
+    log_every: int | None = None,
     progress: bool = True,
 ) -> Run:
     """Join the other ranks, whoever started them; without a launcher this is a job of one process.
@@ -60,6 +61,8 @@ def init(
         keep: how many checkpoints are kept.
         log_dir: where metrics, step times and event files for TensorBoard go; the default is the job's folder, and
             nowhere where no job has one.
+        log_every: steps between two lines of metrics.jsonl; the default is 10, or as many as take about a second where
+            steps are shorter than that, up to 100.
         progress: rank 0 shows how far the epoch is: a bar on a terminal, else a line now and then.
 
     Raises:
@@ -77,7 +80,16 @@ def init(
     job = run_folder()
     folder = Path(checkpoint_dir) if checkpoint_dir is not None else job / "checkpoints" if job else None
     logs = Path(log_dir) if log_dir is not None else job
-    return Run(membership, seed or 0, folder=folder, every=every, keep=keep, log_dir=logs, progress=progress)
+    return Run(
+        membership,
+        seed or 0,
+        folder=folder,
+        every=every,
+        keep=keep,
+        log_dir=logs,
+        log_every=log_every,
+        progress=progress,
+    )
 
 
 class Run:
@@ -92,6 +104,7 @@ class Run:
         every: Interval | None = None,
         keep: int = 3,
         log_dir: Path | None = None,
+        log_every: int | None = None,
         progress: bool = False,
     ) -> None:
         self._membership = membership
@@ -102,7 +115,7 @@ class Run:
         self._backwards = 0
         self._optimizers: list[torch.optim.Optimizer] = []
         self._registered: dict[str, Any] = {}
-        self._metrics = Metrics(self, log_dir, progress=progress)
+        self._metrics = Metrics(self, log_dir, progress=progress, every=log_every)
         self._steps = Steps(self, folder, every, keep, self._metrics)
         self._pid = os.getpid()
         atexit.register(self._at_exit)
@@ -164,6 +177,20 @@ class Run:
             with self._steps.collective():
                 dist.all_reduce(result, reduction)
         return result / self.world_size if op == "mean" else result
+
+    def start_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Begin to sum a tensor over all ranks in place; returns what waits for the sum."""
+        if self.world_size == 1:
+            return lambda: tensor
+        with self._steps.collective():
+            work = dist.all_reduce(tensor, async_op=True)
+
+        def wait() -> Tensor:
+            with self._steps.collective():
+                work.wait()
+            return tensor
+
+        return wait
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Every rank's tensor, in rank order; shapes may differ in the first dimension, but nowhere else."""
@@ -265,7 +292,7 @@ class Run:
         """
         steps, every = self._steps, self.strategy.accumulate
         with steps.collective():
-            self._metrics.backward(loss * (steps.weight if steps.within else 1 / every))
+            self._metrics.backward(loss, steps.weight if steps.within else 1 / every)
         self.has_trained()
         if not steps.within:  # the batches are not of our loader: each `backward` is one
             self._backwards += 1
@@ -352,6 +379,7 @@ class Run:
         while self._steps.epoch < count:
             yield self._steps.epoch
             self._steps.epoch += 1
+        self._metrics.settle()
         if self._steps.saves:
             self._steps.save(block=True)
 

@@ -86,6 +86,8 @@ class Window:
     @classmethod
     def ahead(cls, loader: Loader, batches: int) -> Window:
         """The window that begins with the batch that `loader` has yielded last."""
+        if batches == 1:
+            return _ONE
         total, left = loader.total, loader.left
         if left is None or not total:
             return cls(batches, None)
@@ -97,6 +99,9 @@ class Window:
         if self.samples is None:
             return loader.weight / self.batches
         return loader.samples * world_size / self.samples
+
+
+_ONE = Window(1, None)
 
 
 class Interval:
@@ -142,7 +147,7 @@ class Steps:
         self._loops = 0
         self.in_loop = False
         self._batches: list[Loader] = []  # whose batches are being trained on, the one that marks the steps first
-        self._window = Window(1, None)
+        self._window = _ONE
         self._batch = 0  # which one of the window
         self._exchange: SocketExchange | SingleExchange | None = None
         self._store: CheckpointStore | None = None

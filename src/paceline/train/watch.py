@@ -99,9 +99,9 @@ class Watch:
             PeerLost: a rank is gone.
             LeftEarly: this rank or another one left the loop.
         """
-        if self.is_to_stop(step - 1) and may_stop:
-            return False
         with self._condition:
+            if self._is_to_stop(step - 1) and may_stop:
+                return False
             self._loop, self._step = loop, step
             self._enter()
             for rank, left in self._loops.items():
@@ -112,9 +112,7 @@ class Watch:
     def is_to_stop(self, step: int) -> bool:
         """Whether `step` is the last one; waits for the other ranks where they are about to agree on that."""
         with self._condition:
-            self._condition.wait_for(lambda: not self._held or self._error is not None)
-            self._check()
-            return self._stop is not None and step >= self._stop["after"]
+            return self._is_to_stop(step)
 
     @property
     def stop_signal(self) -> str:
@@ -178,6 +176,12 @@ class Watch:
             raise error
 
     # -- what follows is called with the lock --------------------------------------------------------------------------
+
+    def _is_to_stop(self, step: int) -> bool:
+        while self._held and self._error is None:
+            self._condition.wait()
+        self._check()
+        return self._stop is not None and bool(step >= self._stop["after"])
 
     def _enter(self) -> None:
         self._count += 1

@@ -29,6 +29,37 @@ class NotExchanged(RuntimeError):
     """Gradients were computed that no rank exchanges."""
 
 
+class Calls:
+    """The forward passes of a model: what they are given, and whether gradients follow.
+
+    Attributes:
+        exchanging: since the last look, there was one whose gradients will be exchanged.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.exchanging = False
+        self._device = device
+
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See that tensors are where the model is.
+
+        Raises:
+            WrongDevice: one is not; numbers, that is tensors without dimensions, may be.
+        """
+        for value in args:
+            if isinstance(value, torch.Tensor) and value.device != self._device and value.dim():
+                self._refuse(value)
+        for value in kwargs.values():
+            if isinstance(value, torch.Tensor) and value.device != self._device and value.dim():
+                self._refuse(value)
+
+    def _refuse(self, value: torch.Tensor) -> None:
+        raise WrongDevice(
+            f"the model is on {self._device}, but its argument of shape {list(value.shape)} on {value.device}; "
+            "take batches from run.dataloader, or move them with .to(run.device)"
+        )
+
+
 class DataParallel(DistributedDataParallel):
     """Torch's own, with the manners of the module that it wraps.
 
@@ -36,16 +67,24 @@ class DataParallel(DistributedDataParallel):
     module works. Without gradients ranks are independent: what they evaluate may be uneven. Errors name parameters.
     """
 
+    def __init__(self, module: torch.nn.Module, device: torch.device, **options: Any) -> None:
+        super().__init__(module, **options)
+        self.__dict__["module"] = module  # found at once, where torch asks `__getattr__` each time
+        self.calls = Calls(device)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, and get ready to exchange gradients if there will be some.
 
         Raises:
             UnusedParameters: in the step before, some parameters got no gradient.
+            WrongDevice: an argument is on another device.
         """
+        self.calls.check(args, kwargs)
         if not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
-        self.was_called = True
-        self.require_forward_param_sync = self.training  # buffers change in training only
+        self.calls.exchanging = True
+        if self.require_forward_param_sync != self.training:
+            self.require_forward_param_sync = self.training  # buffers change in training only
         try:
             return super().forward(*args, **kwargs)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
@@ -55,8 +94,6 @@ class DataParallel(DistributedDataParallel):
             names = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
             unused = [names[int(index)] for index in found[1].split()] if found else []
             raise UnusedParameters(_unused(unused)) from None
-
-    was_called = False  # since the last look
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own."""
@@ -70,7 +107,7 @@ class DataParallel(DistributedDataParallel):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name == "module":
+            if "module" not in self.__dict__:
                 raise
             return getattr(self.module, name)
 
@@ -95,6 +132,7 @@ class Model:
         if run.world_size > 1 and self._trained:
             self._ddp = self.wrapped = DataParallel(
                 module,
+                run.device,
                 device_ids=[run.device] if run.device.type == "cuda" else None,
                 bucket_cap_mb=strategy.bucket_cap_mb,
                 find_unused_parameters=strategy.find_unused_parameters,
@@ -102,7 +140,9 @@ class Model:
             )
             for _, parameter in (self._trained[0], self._trained[-1]):
                 parameter.register_post_accumulate_grad_hook(self._gradients_came)  # type: ignore[no-untyped-call]
-        self.wrapped.register_forward_pre_hook(_DeviceCheck(run), with_kwargs=True)
+        else:
+            calls = Calls(run.device)
+            module.register_forward_pre_hook(lambda _, args, kwargs: calls.check(args, kwargs), with_kwargs=True)
         if strategy.compile:
             self.wrapped.compile(**({} if strategy.compile is True else {"backend": strategy.compile}))
         self.exchange(strategy.accumulate == 1)
@@ -127,12 +167,12 @@ class Model:
         """
         if self._ddp is None:
             return
-        if self._has_gradients and not self._ddp.was_called:
+        if self._has_gradients and not self._ddp.calls.exchanging:
             raise NotExchanged(
                 "these gradients stay on this rank: the loss was computed with the model as it was before run.setup, "
                 "or by one of its methods; call the model that run.setup returned, model(...)"
             )
-        self._has_gradients = self._ddp.was_called = False
+        self._has_gradients = self._ddp.calls.exchanging = False
         if complete and not self._may_be_unused and any(p.grad is None for _, p in self._trained):
             unused = [name for name, p in self._trained if p.grad is None]
             if len(unused) < len(self._trained):
@@ -145,22 +185,6 @@ def _unused(names: list[str]) -> str:
         f"no gradient for {shown or 'some parameters'}: the loss does not depend on them in this step; "
         "use them, set requires_grad=False, or take Strategy(find_unused_parameters=True)"
     )
-
-
-class _DeviceCheck:
-    """Sees that a model's inputs are where it is, before each of its forward passes."""
-
-    def __init__(self, run: Run) -> None:
-        self._device = run.device
-        self._rank = run.rank
-
-    def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for name, value in (*enumerate(args), *kwargs.items()):
-            if isinstance(value, torch.Tensor) and value.device != self._device and value.dim():
-                raise WrongDevice(
-                    f"rank {self._rank}: the model is on {self._device}, but its argument {name!r} on {value.device}; "
-                    "take batches from run.dataloader, or move them with .to(run.device)"
-                )
 
 
 def prepare_optimizer(optimizer: torch.optim.Optimizer, run: Run) -> torch.optim.Optimizer:
