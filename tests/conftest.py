@@ -98,3 +98,10 @@ def paceline(tmp_path: Path) -> Iterator[Paceline]:
     finally:
         for pid in it.processes():
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(autouse=True)
+def _cpu_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not about GPUs is tested without them, on machines that have some too."""
+    if request.node.get_closest_marker("gpu") is None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import json
+import logging
 import os
 import socket
 import struct
@@ -21,6 +22,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from paceline import __version__
 from paceline.contract import Placement, recognise
 
+log = logging.getLogger("paceline")
 T = TypeVar("T")
 _SIOCGIFADDR = 0x8915
 _stores: dict[str, Store] = {}  # one connection an address, as long as the process lives
@@ -83,7 +85,7 @@ def join(
     store = PrefixStore(f"paceline/{placement.attempt}/{_joined}", _store(init_method, placement, limit))
     _joined += 1
     _agree(store, placement)
-    chosen = backend or ("cpu:gloo,cuda:nccl" if mine.type == "cuda" else "gloo")
+    chosen = backend or _backend(mine, placement)
     dist.init_process_group(chosen, store=store, rank=placement.rank, world_size=placement.world_size, timeout=limit)
     return Membership(placement, mine, True)
 
@@ -118,6 +120,21 @@ def _place(init_method: str, rank: int | None, world_size: int | None) -> Placem
     if scheme == "tcp" and None in where.values():
         raise ValueError(f"init_method {init_method!r} is not tcp://host:port")
     return Placement(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size, **where)  # type: ignore[arg-type]  # None is refused above
+
+
+def _backend(device: torch.device, placement: Placement) -> str:
+    """What exchanges tensors: nccl for those on GPUs, unless ranks share one, which nccl refuses."""
+    if device.type != "cuda":
+        return "gloo"
+    if placement.local_world_size > torch.cuda.device_count():
+        if placement.rank == 0:
+            log.warning(
+                "%d ranks share %d GPUs here: gradients go through gloo, which is slower; nccl wants a GPU a rank",
+                placement.local_world_size,
+                torch.cuda.device_count(),
+            )
+        return "gloo"
+    return "cpu:gloo,cuda:nccl"
 
 
 def _own_device(placement: Placement) -> torch.device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
     from .run import Run
+
+
+log = logging.getLogger("paceline")
 
 
 class ModelMismatch(RuntimeError):
@@ -118,7 +122,9 @@ class Model:
     def __init__(self, module: torch.nn.Module, run: Run) -> None:
         strategy = run.strategy
         module.to(run.device)
-        if strategy.sync_batchnorm and run.device.type == "cuda" and run.world_size > 1:
+        if strategy.sync_batchnorm and run.device.type == "cpu" and run.is_main:
+            log.warning("sync_batchnorm does nothing on the CPU: torch has it for GPUs alone")
+        elif strategy.sync_batchnorm and run.world_size > 1:
             module = torch.nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
         if strategy.precision == "bf16":
             autocast = torch.autocast(run.device.type, dtype=torch.bfloat16)
