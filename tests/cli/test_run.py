@@ -271,6 +271,19 @@ def test_dry_run_shows_everything_and_starts_nothing(paceline: Paceline) -> None
     assert not paceline.home.exists()
 
 
+@pytest.mark.parametrize("framework", ["torch", "indexed", "mpi", "slurm"])
+def test_dry_run_shows_the_variables_that_ranks_get(paceline: Paceline, framework: str) -> None:
+    paceline.script("import json, os; print(json.dumps(dict(os.environ)))")
+    command = ("-n", "2", "--framework", framework, "--name", "mine", "script.py")
+    (shown, _) = json.loads(paceline.run("--dry-run", *command).stdout)["ranks"]
+    real = json.loads(paceline.run(*command).stdout)
+    chosen_at_the_start = ("PORT", "ENDPOINT", "TF_CONFIG", "ADDR")
+    for name, value in shown.items():
+        assert value == real[name] or any(part in name for part in chosen_at_the_start), name
+    assert "PACELINE_RANK" in shown
+    assert ("RANK" in shown) == (framework == "torch")
+
+
 def test_run_directory(paceline: Paceline) -> None:
     paceline.script("print('hello')")
     done = paceline.run("-n", "2", "--name", "mine", "--log-dir", "logs here", "script.py", stderr=subprocess.STDOUT)

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.contract import CONTRACTS, Placement, thread_count
+from paceline.contract import CONTRACTS, thread_count
 from paceline.job.errors import UserError
 from paceline.job.home import jobs_folder
 from paceline.job.script import Imports, imports_of, module_file
-from paceline.node import ENTRY, devices
+from paceline.node import ENTRY, devices, placing
 from paceline.node.follow import GrowingFile, Lines, RankLog, Waker
 from paceline.node.ports import is_listening
 from paceline.node.run_directory import RunDirectory
@@ -339,14 +339,10 @@ def _make_directory(job: str, log_dir: str | None) -> RunDirectory:
 
 def describe_ranks(spec: NodeSpec) -> list[dict[str, Any]]:
     """The variables that each rank of a single-node job would get, for --dry-run; ports are chosen at the start."""
-    contract = CONTRACTS[spec.framework]
     port = spec.main_port or 0
-    rows = []
-    for rank in range(spec.nproc):
-        mine = (spec.devices[rank % len(spec.devices)],) if spec.devices else ()
-        placement = Placement(
-            rank=rank, world_size=spec.nproc, local_rank=rank, local_world_size=spec.nproc, main_port=port,
-            devices=mine, job=spec.job, endpoints=tuple(f"127.0.0.1:{port}" for _ in range(spec.nproc)),
-        )  # fmt: skip
-        rows.append(contract.write(placement))
-    return rows
+    endpoints = spec.nproc if "endpoints" in CONTRACTS[spec.framework].carries else 0
+    node = {"address": "127.0.0.1", "slots": spec.nproc, "ports": [port] * endpoints}
+    start = {
+        "nodes": [node], "node_rank": 0, "main_address": "127.0.0.1", "main_port": port, "attempt": 0, "job": spec.job,
+    }  # fmt: skip
+    return [placing.variables(spec, placing.place(spec, start, rank)) for rank in range(spec.nproc)]

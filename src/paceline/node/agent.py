@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline import __version__
-from paceline.contract import CONTRACTS, ERROR_FILE, OWN_CONTRACT, Placement
+from paceline.contract import CONTRACTS, ERROR_FILE
 
-from . import devices, processes
+from . import placing, processes
 from .channel import ChannelClosed, Message
 from .coordinator import Coordinator
 from .failure import node_failure
@@ -220,13 +220,10 @@ class Agent:
 
     def _start_attempt(self, start: Message) -> None:
         self.reported = self.halted = False
-        slots = [node["slots"] for node in start["nodes"]]
-        attempt, world_size = start["attempt"], sum(slots)
+        attempt, world_size = start["attempt"], sum(node["slots"] for node in start["nodes"])
         self.dir.prepare_attempt(attempt)
         ranks = [
-            self._place(start, slots, local_rank)
-            for local_rank in range(self.spec.nproc)
-            if not self._is_through(local_rank)
+            self._place(start, local_rank) for local_rank in range(self.spec.nproc) if not self._is_through(local_rank)
         ]
         logs = [
             {"rank": r.placement.rank, "local_rank": r.placement.local_rank, "out": str(r.out), "err": str(r.err),
@@ -241,50 +238,22 @@ class Agent:
         rank = self.ranks.current.get(local_rank)
         return self.spec.framework == "indexed" and rank is not None and rank.status == 0
 
-    def _place(self, start: Message, slots: list[int], local_rank: int) -> Rank:
+    def _place(self, start: Message, local_rank: int) -> Rank:
         """Where a rank stands, what it sees, and where it writes."""
-        spec, node_rank, attempt = self.spec, start["node_rank"], start["attempt"]
-        rank = sum(slots[:node_rank]) + local_rank
-        mine = (spec.devices[local_rank % len(spec.devices)],) if spec.devices else ()
-        # Paddle numbers the devices that it sees, and independent processes choose none: these see theirs alone.
-        alone = mine[0] if mine and spec.framework in ("paddle", "indexed") else None
-        placement = Placement(
-            rank=rank,
-            world_size=sum(slots),
-            local_rank=local_rank,
-            local_world_size=spec.nproc,
-            node_rank=node_rank,
-            node_count=len(slots),
-            main_address=start["main_address"],
-            main_port=start["main_port"],
-            devices=("0",) if alone is not None and spec.framework == "paddle" else mine,
-            attempt=attempt,
-            job=start["job"],
-            endpoints=tuple(f"{node['address']}:{port}" for node in start["nodes"] for port in node["ports"]),
-        )
-        out = self.dir.log(attempt, rank)
-        err = self.dir.log(attempt, rank, "err") if local_rank in spec.split_streams else out
+        placement = placing.place(self.spec, start, local_rank)
+        out = self.dir.log(placement.attempt, placement.rank)
+        err = self.dir.log(placement.attempt, placement.rank, "err") if local_rank in self.spec.split_streams else out
         for path in (out, err):
             path.touch(0o600)
-        error = self.dir.error(attempt, rank)
+        error = self.dir.error(placement.attempt, placement.rank)
         env = {
-            **self._torch_too(placement),
-            **self.contract.write(placement),
-            **OWN_CONTRACT.write(placement),
+            **placing.variables(self.spec, placement),
             "PACELINE_RUN_DIR": str(self.dir.path),
             ERROR_FILE: str(error),
         }
-        if spec.framework == "torch":
-            env["ROLE_NAME"] = spec.role
-            env["TORCHELASTIC_MAX_RESTARTS"] = str(spec.max_restarts)
+        if self.spec.framework == "torch":
             env["TORCHELASTIC_ERROR_FILE"] = str(error.with_suffix(".torch.json"))
-        elif alone is not None:
-            env.update(devices.visibility((alone,)))
         return Rank(placement, env, out, err, error)
-
-    def _torch_too(self, placement: Placement) -> dict[str, str]:
-        """Torch's variables also for those frameworks beside which a script may use it, say to load data."""
-        return CONTRACTS["torch"].write(placement) if self.spec.framework in ("jax", "tensorflow", "paddle") else {}
 
     def _look_after_ranks(self) -> None:
         """After news of a rank: tell the coordinator what decides something."""
