@@ -9,24 +9,22 @@ import os
 import random
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from . import group, wrap
+from .collectives import Collectives
 from .loader import make_loader
 from .metrics import Metrics
 from .steps import Feed, Interval, Steps, run_folder
 from .strategy import Strategy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from torch import Tensor
-
-T = TypeVar("T")
-Reduction = Literal["sum", "mean", "max", "min"]
 
 
 def init(
@@ -92,7 +90,7 @@ def init(
     )
 
 
-class Run:
+class Run(Collectives):
     """The job as one rank sees it: who it is, what it shares with the others, and the steps of training."""
 
     def __init__(
@@ -147,114 +145,6 @@ class Run:
         """The device that is this rank's own."""
         return self._membership.device
 
-    @property
-    def is_main(self) -> bool:
-        """Whether this is rank 0, which prints and writes what is the same on all."""
-        return self.rank == 0
-
-    # -- collectives ---------------------------------------------------------------------------------------------------
-
-    @overload
-    def all_reduce(self, value: Tensor, op: Reduction = "sum") -> Tensor: ...
-    @overload
-    def all_reduce(self, value: float, op: Reduction = "sum") -> float: ...
-    def all_reduce(self, value: Tensor | float, op: Reduction = "sum") -> Tensor | float:
-        """The sum, mean, maximum or minimum over all ranks; the argument is left as it is.
-
-        Args:
-            value: a tensor of the same shape and type on every rank, or a number.
-            op: "mean" of integers is a floating-point tensor.
-        """
-        if not isinstance(value, torch.Tensor):
-            return float(self.all_reduce(torch.tensor(value, dtype=torch.float64), op))
-        if op not in ("sum", "mean", "max", "min"):
-            raise ValueError(f"op {op!r} is none of 'sum', 'mean', 'max', 'min'")
-        result = value.detach().clone()
-        if op == "mean" and not (result.is_floating_point() or result.is_complex()):
-            result = result.to(torch.float64)
-        if self.world_size > 1:
-            reduction = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}.get(op, dist.ReduceOp.SUM)
-            with self._steps.collective():
-                dist.all_reduce(result, reduction)
-        return result / self.world_size if op == "mean" else result
-
-    def start_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Begin to sum a tensor over all ranks in place; returns what waits for the sum."""
-        if self.world_size == 1:
-            return lambda: tensor
-        with self._steps.collective():
-            work = dist.all_reduce(tensor, async_op=True)
-
-        def wait() -> Tensor:
-            with self._steps.collective():
-                work.wait()
-            return tensor
-
-        return wait
-
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Every rank's tensor, in rank order; shapes may differ in the first dimension, but nowhere else."""
-        if self.world_size == 1:
-            return [tensor.detach().clone()]
-        sizes: list[int] = self.gather_objects(tensor.shape[0] if tensor.dim() else -1)
-        if len(set(sizes)) == 1:
-            parts = [torch.empty_like(tensor) for _ in sizes]
-            with self._steps.collective():
-                dist.all_gather(parts, tensor.detach().contiguous())
-            return parts
-        padded = tensor.new_zeros((max(sizes), *tensor.shape[1:]))
-        padded[: tensor.shape[0]] = tensor.detach()
-        parts = [torch.empty_like(padded) for _ in sizes]
-        with self._steps.collective():
-            dist.all_gather(parts, padded)
-        return [part[:size] for part, size in zip(parts, sizes, strict=True)]
-
-    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
-        """The tensor of rank `source`; the argument gives shape and type, and is left as it is."""
-        result = tensor.detach().clone()
-        if self.world_size > 1:
-            with self._steps.collective():
-                dist.broadcast(result, source)
-        return result
-
-    def broadcast_object(self, value: T, source: int = 0) -> T:
-        """What rank `source` passes, whatever it is; it is pickled."""
-        if self.world_size == 1:
-            return value
-        box = [value]
-        with self._steps.collective():
-            dist.broadcast_object_list(box, source)
-        return box[0]
-
-    def gather_objects(self, value: T) -> list[T]:
-        """What every rank passes, in rank order; it is pickled."""
-        if self.world_size == 1:
-            return [value]
-        box: list[Any] = [None] * self.world_size
-        with self._steps.collective():
-            dist.all_gather_object(box, value)
-        return box
-
-    def barrier(self) -> None:
-        """Wait until every rank has come here."""
-        if self.world_size > 1:
-            with self._steps.collective():
-                dist.barrier()
-
-    def mean(self, total: Tensor | float, count: Tensor | float) -> float:
-        """Sum of `total` over all ranks divided by the sum of `count`: exact also when shards are uneven.
-
-        Both are what this rank has seen, so pass the number of its own samples and not that of the data set. The mean
-        of nothing is nan.
-        """
-        both = self.all_reduce(torch.tensor([float(total), float(count)], dtype=torch.float64))
-        return float(both[0] / both[1])
-
-    def print(self, *values: object) -> None:
-        """Print on rank 0 alone; the arguments are computed on all ranks, so they may contain collectives."""
-        if self.is_main:
-            print(*values, flush=True)
-
     # -- training ------------------------------------------------------------------------------------------------------
 
     def setup(self, *things: Any, strategy: Strategy | None = None) -> Any:
@@ -308,6 +198,9 @@ class Run:
         """Say whether the coming `backward` is the last one of its accumulation, and so exchanges gradients."""
         for model in self._models:
             model.exchange(last)
+
+    def _together(self) -> contextlib.AbstractContextManager[None]:
+        return self._steps.collective()
 
     @property
     def accumulating(self) -> bool:
