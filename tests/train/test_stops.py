@@ -161,6 +161,21 @@ def test_without_a_launcher(paceline: Paceline, number: int) -> None:
     assert len(out.splitlines()) == 21 - 4
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_signals_to_all_processes_of_a_job(paceline: Paceline, number: int) -> None:
+    """As schedulers send them: loader workers get them too."""
+    training(paceline, wait_at=4, workers=2)
+    process = subprocess.Popen(
+        [sys.executable, "script.py"], cwd=paceline.folder, env=paceline.env, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    lines_until(process, "step 4 ")
+    os.killpg(process.pid, number)
+    (paceline.folder / "go").touch()
+    code, _, err = finish(process)
+    assert (code, err) == (75, f"paceline: {signal.Signals(number).name}: stopped after step 4, which is saved\n")
+
+
 def test_gradients_that_are_being_accumulated_are_used_first(paceline: Paceline) -> None:
     training(paceline, wait_at=4, accumulate=3)  # an epoch is batches 1 to 3, 4 to 6, and 7
     process = paceline.start("run", "-n", "2", "script.py")

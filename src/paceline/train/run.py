@@ -20,6 +20,7 @@ from .loader import make_loader
 from .metrics import Metrics
 from .steps import Feed, Interval, Steps, run_folder
 from .strategy import Strategy
+from .watch import KeepWorking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -227,6 +228,8 @@ class Run(Collectives):
         Every sample of an epoch is used once, over all ranks together, also after a resume with another number of
         ranks. With `evaluation=True` every iteration is a whole pass, and nothing is counted as training.
         """
+        if self._steps.stops:
+            options["worker_init_fn"] = KeepWorking(options.get("worker_init_fn"))
         loader = make_loader(
             dataset,
             rank=self.rank,

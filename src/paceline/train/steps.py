@@ -168,6 +168,11 @@ class Steps:
         """Whether checkpoints are taken without being asked for."""
         return self._every is not None and self._store is not None
 
+    @property
+    def stops(self) -> bool:
+        """Whether a signal to stop lets the step finish, and saves the state."""
+        return self._watch is not None and self._store is not None
+
     # -- a loop over batches -------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager

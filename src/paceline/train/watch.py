@@ -26,6 +26,7 @@ from .hub import EVERYBODY, Hub, Message
 from .outcome import last_words
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
@@ -37,6 +38,23 @@ _SEND = 5.0  # seconds to hand a message to the kernel
 
 class PeerLost(RuntimeError):
     """Another rank failed or is gone, so this one cannot go on."""
+
+
+class KeepWorking:
+    """The worker_init_fn of a rank that finishes its step when it is told to stop: its workers must not stop before.
+
+    Schedulers send their signals to all processes of a job. Workers end when their rank tells them to, or is gone.
+    """
+
+    def __init__(self, then: Callable[[int], None] | None) -> None:
+        self._then = then
+
+    def __call__(self, worker: int) -> None:
+        """Called in the worker with its number."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        if self._then is not None:
+            self._then(worker)
 
 
 class LeftEarly(RuntimeError):
