@@ -18,9 +18,9 @@ from . import group, wrap
 from .collectives import Collectives
 from .loader import make_loader
 from .metrics import Metrics
+from .signals import KeepWorking
 from .steps import Feed, Interval, Steps, run_folder
 from .strategy import Strategy
-from .watch import KeepWorking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,6 @@ seconds is ended with the process. Rank 0 passes on what a rank says (`hub`).
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import selectors
@@ -24,12 +23,11 @@ from typing import TYPE_CHECKING, Any
 from . import star
 from .hub import EVERYBODY, Hub, Message
 from .outcome import last_words
+from .signals import STOP_SIGNALS, die_by
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 _PEER_GRACE = 3.0  # seconds for the main thread to notice by itself that a rank is lost
 _OWN_GRACE = 1.0  # seconds for the main thread of the rank that is to blame
 _NEWS = 1.0  # seconds to learn why a collective has failed
@@ -38,23 +36,6 @@ _SEND = 5.0  # seconds to hand a message to the kernel
 
 class PeerLost(RuntimeError):
     """Another rank failed or is gone, so this one cannot go on."""
-
-
-class KeepWorking:
-    """The worker_init_fn of a rank that finishes its step when it is told to stop: its workers must not stop before.
-
-    Schedulers send their signals to all processes of a job. Workers end when their rank tells them to, or is gone.
-    """
-
-    def __init__(self, then: Callable[[int], None] | None) -> None:
-        self._then = then
-
-    def __call__(self, worker: int) -> None:
-        """Called in the worker with its number."""
-        for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-        if self._then is not None:
-            self._then(worker)
 
 
 class LeftEarly(RuntimeError):
@@ -273,7 +254,7 @@ class Watch:
     def _lose(self, rank: int, why: str) -> None:
         self._give_up(PeerLost(f"rank {rank} failed ({why}); rank {self._rank} cannot go on without it"), _PEER_GRACE)
         if self._told == signal.SIGTERM and not self._closed:
-            _die_by(self._told)  # it cannot finish its step, and whoever stops the job need not wait
+            die_by(self._told)  # it cannot finish its step, and whoever stops the job need not wait
 
     def _give_up(self, error: Exception, grace: float) -> None:
         if self._error is None:
@@ -333,7 +314,7 @@ class Watch:
             if self._closed:
                 return
             if self._step == 0 or self._error is not None:
-                _die_by(number)  # there is nothing to save yet, or no way to
+                die_by(number)  # there is nothing to save yet, or no way to
             elif first:
                 self._say({"do": "stop", "signal": number})
 
@@ -416,11 +397,3 @@ def _forget_all() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forget_all)
-
-
-def _die_by(number: int) -> None:
-    """End this process by a signal, whatever handler Python has for it."""
-    libc = ctypes.CDLL(None)
-    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
-    libc.signal(number, None)  # SIG_DFL
-    os.kill(os.getpid(), number)
