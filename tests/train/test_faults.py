@@ -126,7 +126,7 @@ def test_a_rank_that_leaves_the_loop_early_is_the_one_with_the_error(paceline: P
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert (
-        "paceline: rank 1 failed first: LeftEarly: rank 1 left after step 6, while rank 0 went on with step 7" in last
+        "paceline: rank 1 failed first: LeftEarly: rank 1 left after step 5, while rank 0 went on with step 6" in last
     )
     assert "line " in done.stderr  # where rank 1 stood
 
@@ -144,7 +144,7 @@ def test_a_rank_that_leaves_altogether(paceline: Paceline) -> None:
     )
     done = paceline.run("-n", "2", "script.py")
     assert done.returncode == 1
-    assert "LeftEarly: rank 1 left after step 6, while rank 0 went on with step 7" in done.stderr
+    assert "LeftEarly: rank 1 left after step 5, while rank 0 went on with step 6" in done.stderr
 
 
 def test_all_may_leave_the_loop_at_the_same_step(paceline: Paceline) -> None:

@@ -22,8 +22,10 @@ class Ranks(RuleBasedStateMachine):
         self.told: dict[int, list[Message]] = {rank: [] for rank in range(ranks)}
         self.heard = dict.fromkeys(range(ranks), 0)  # how many of these messages a rank has read
         self.step = dict.fromkeys(range(ranks), 0)
+        self.passed = dict.fromkeys(range(ranks), True)  # whether it has passed the end of that step
+        self.stopped: dict[int, tuple[int, bool]] = {}
         self.held: set[int] = set()
-        self.after: dict[int, int] = {}
+        self.after: dict[int, tuple[int, bool]] = {}
         self.away: set[int] = set()
 
     def deliver(self, outbox: list[tuple[int, Message]]) -> None:
@@ -36,12 +38,22 @@ class Ranks(RuleBasedStateMachine):
 
     @precondition(lambda self: self.here())
     @rule(data=st.data())
-    def steps_on(self, data: st.DataObject) -> None:
+    def moves_on(self, data: st.DataObject) -> None:
+        """As `Watch.begin` and `Watch.is_to_stop` let it."""
         rank = data.draw(st.sampled_from(self.here()))
-        slowest = min(self.step[other] for other in self.here())
-        may = self.step[rank] < self.after.get(rank, 10**9) and self.step[rank] <= slowest + 1
-        if rank not in self.held and may:
-            self.step[rank] += 1
+        if rank in self.held or rank in self.stopped:
+            return
+        step, stop = self.step[rank], self.after.get(rank)
+        if self.passed[rank]:
+            slowest = min(self.step[other] for other in self.here())
+            if stop is not None and step + 1 > stop[0]:
+                self.stopped[rank] = (step, True)
+            elif step <= slowest:  # the exchange of gradients holds it back
+                self.step[rank], self.passed[rank] = step + 1, False
+        elif stop is not None and (step, not stop[1]) > (stop[0], False):
+            self.stopped[rank] = (step, False)
+        else:
+            self.passed[rank] = True
 
     @precondition(lambda self: self.here())
     @rule(data=st.data())
@@ -53,11 +65,11 @@ class Ranks(RuleBasedStateMachine):
         self.heard[rank] += 1
         if message["do"] == "hold":
             self.held.add(rank)
-            self.deliver(self.hub.hear(rank, {"do": "at", "step": self.step[rank]}))
+            self.deliver(self.hub.hear(rank, {"do": "at", "step": self.step[rank], "passed": self.passed[rank]}))
         elif message["do"] == "stop":
             self.held.discard(rank)
-            self.after[rank] = message["after"]
-            assert message["after"] >= self.step[rank], "it has begun a step after the last one"
+            self.after[rank] = message["after"], message["late"]
+            assert self.after[rank] >= (self.step[rank], self.passed[rank]), "it is past where it is to stop"
 
     @precondition(lambda self: self.here())
     @rule(data=st.data())
@@ -78,8 +90,9 @@ class Ranks(RuleBasedStateMachine):
             assert self.hub.gone(rank) == []
 
     @invariant()
-    def all_stop_after_the_same_step(self) -> None:
+    def all_stop_at_the_same_place(self) -> None:
         assert len(set(self.after.values())) <= 1
+        assert len(set(self.stopped.values())) <= 1
 
     @invariant()
     def nobody_is_held_for_ever(self) -> None:

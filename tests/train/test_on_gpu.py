@@ -101,7 +101,7 @@ def save_and_resume(folder: str, stop: int) -> tuple[int, list[float]]:
                 run.backward((model(x) - y).pow(2).mean())
                 optimizer.step()
                 optimizer.zero_grad()
-                if run.step + 1 == stop:
+                if run.step == stop:
                     break
             if run.step == stop:
                 break

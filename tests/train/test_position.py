@@ -48,13 +48,60 @@ def test_a_batch_that_was_not_trained_on_comes_again() -> None:
     assert run.step == 2
     for indices, x in train:
         run.backward(model(x).mean())
+        optimizer.step()
         seen += indices.tolist()
         if run.step == 3:
             break  # after it was trained on
-    assert (run.step, seen) == (4, list(range(8)))
+    assert (run.step, seen) == (3, list(range(6)))
     seen += [i for indices, _ in train for i in indices.tolist()]
     assert seen == list(range(10))
     run.close()
+
+
+def test_gradients_that_were_not_used_are_computed_again(tmp_path: Any) -> None:
+    run, model, optimizer = start(tmp_path)
+    train = run.dataloader(Numbers(10), global_batch_size=2)
+    for _, x in train:
+        run.backward(model(x).mean())
+        with pytest.raises(RuntimeError, match=r"save after optimizer\.step\(\)"):
+            run.save()
+        break
+    assert run.step == 0
+    assert next(indices.tolist() for indices, _ in train) == [0, 1]
+    run.close()
+
+
+def test_what_follows_a_save_behind_the_loop_is_not_done_twice(tmp_path: Any) -> None:
+    rates = []
+    for stop in (3, 0):
+        run, model, optimizer = start(tmp_path)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        run.register(scheduler=scheduler)
+        train = run.dataloader(Numbers(4), global_batch_size=2)
+        for epoch in run.epochs(5):
+            for _, x in train:
+                run.backward(model(x).mean())
+                optimizer.step()
+            rates.append((epoch, scheduler.get_last_lr()[0] / 1e-6))
+            scheduler.step()
+            run.save(block=True)
+            if len(rates) == stop:
+                break
+        run.close()
+    assert rates == [(epoch, 0.5**epoch) for epoch in range(5)]
+
+
+def test_leaving_the_epochs_early_saves_what_was_done(tmp_path: Any) -> None:
+    run, model, optimizer = start(tmp_path, checkpoint_every=1000)
+    train = run.dataloader(Numbers(4), global_batch_size=2)
+    for epoch in run.epochs(5):
+        for _, x in train:
+            run.backward(model(x).mean())
+            optimizer.step()
+        if epoch == 2:
+            break
+    run.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000006"]
 
 
 def test_an_optimizer_that_steps_has_trained(tmp_path: Any) -> None:
@@ -116,7 +163,7 @@ def test_checkpoints_fall_between_accumulations(tmp_path: Any) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000003", "step-000006", "step-000008"]
 
 
-def test_an_epoch_whose_training_is_over_is_evaluated_again_only(tmp_path: Any) -> None:
+def test_an_epoch_that_is_saved_behind_its_loop_is_done(tmp_path: Any) -> None:
     history: list[tuple[int, int]] = []
 
     def train_until(evaluations: int) -> None:
@@ -136,7 +183,7 @@ def test_an_epoch_whose_training_is_over_is_evaluated_again_only(tmp_path: Any) 
 
     train_until(2)
     train_until(-1)
-    assert history == [(0, 5), (1, 5), (1, 0), (2, 5)]
+    assert history == [(0, 5), (1, 5), (2, 5)]
 
 
 def batches_of(folder: Any, ranks_batch: int, stop: int) -> list[int]:

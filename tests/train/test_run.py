@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.conftest import GENEROUS
 
 torch = pytest.importorskip("torch")
 
@@ -202,3 +206,85 @@ def test_library_needs_no_installation_in_the_ranks(paceline: Paceline) -> None:
     """)
     done = paceline.run("-n", "2", "script.py")
     assert (done.returncode, done.stdout) == (0, "3.0\n"), done.stderr
+
+
+def unsaved(folder: str) -> Any:
+    run = paceline.init(checkpoint_dir=folder)
+    model = run.setup(torch.nn.Linear(2, 2))
+    run.save()
+    return model(torch.ones(1, 2)).detach()
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_launch_returns_tensors_and_finishes_saves(tmp_path: Any, method: str) -> None:
+    torch.randn(600, 600) @ torch.randn(600, 600)  # has started threads, which a fork does not have
+    first, second = paceline.launch(unsaved, (str(tmp_path),), nproc=2, method=method)
+    assert torch.equal(first, second)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000"]
+
+
+def unpicklable() -> Any:
+    return lambda: 1
+
+
+def test_launch_says_what_cannot_be_returned() -> None:
+    with pytest.raises(RankFailed, match="what it returned cannot be passed on: "):
+        paceline.launch(unpicklable)
+
+
+def laid_out() -> tuple[Any, Any]:
+    with paceline.init() as run:
+        value = torch.arange(6.0).reshape(2, 3)
+        if run.rank == 1:
+            value = value.t().contiguous().t()
+        return run.all_reduce(value), run.broadcast(value, 1)
+
+
+def test_collectives_of_tensors_that_lie_differently_in_memory() -> None:
+    for total, same in paceline.launch(laid_out, nproc=2):
+        assert total.tolist() == [[0, 2, 4], [6, 8, 10]]
+        assert same.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def without_setup() -> None:
+    run = paceline.init(timeout=60)
+    run.backward(torch.nn.Linear(1, 1)(torch.ones(1, 1)).sum())
+
+
+def test_training_without_setup_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"no model was set up.*pass it to run\.setup"):
+        paceline.launch(without_setup, nproc=2)
+
+
+def test_both_sides_of_a_difference_are_told(paceline: Paceline) -> None:
+    paceline.script("import paceline; paceline.init()")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "script.py"], cwd=paceline.folder, text=True, stderr=subprocess.PIPE,
+            env={**paceline.env, "RANK": str(rank), "WORLD_SIZE": str(2 + rank), "MASTER_PORT": str(port),
+                 "MASTER_ADDR": "127.0.0.1"},
+        ) for rank in (0, 1)
+    ]  # fmt: skip
+    for rank, process in enumerate(ranks):
+        _, err = process.communicate(timeout=GENEROUS)
+        other = 1 - rank
+        assert f"rank {rank} has world size {2 + rank}, rank {other} has {2 + other}; start all ranks alike" in err
+
+
+def test_each_run_of_a_script_has_checkpoints_of_its_own(paceline: Paceline) -> None:
+    paceline.script("""
+        import torch, paceline
+        for rate in (1, 2):
+            with paceline.init(checkpoint_every=2, progress=False) as run:
+                model = run.setup(torch.nn.Linear(1, 1))
+                data = torch.utils.data.TensorDataset(torch.ones(8, 1))
+                for epoch in run.epochs(2):
+                    for (x,) in run.dataloader(data, global_batch_size=4):
+                        run.backward(model(x).mean())
+                run.print(run.step)
+    """)
+    done = paceline.run("-n", "2", "script.py")
+    assert (done.returncode, done.stdout) == (0, "4\n4\n"), done.stderr
+    assert {path.name for path in paceline.job().glob("checkpoints*")} == {"checkpoints", "checkpoints-2"}

@@ -209,3 +209,73 @@ def half_precision() -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_bf16_computes_in_half_precision_and_gives_floats(nproc: int) -> None:
     assert paceline.launch(half_precision, nproc=nproc) == [(torch.bfloat16, torch.float32, torch.float32)] * nproc
+
+
+def copies(precision: str) -> list[float]:
+    import copy
+
+    with paceline.init() as run:
+        model = run.setup(torch.nn.Linear(2, 1), strategy=paceline.Strategy(precision=precision))
+        inner = model.module if run.world_size > 1 else model
+        average = copy.deepcopy(inner)
+        for parameter in average.parameters():
+            parameter.data.zero_()
+        return average(torch.ones(3, 2)).flatten().tolist()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_copy_of_a_model_has_weights_of_its_own(precision: str, nproc: int) -> None:
+    assert paceline.launch(copies, (precision,), nproc) == [[0.0, 0.0, 0.0]] * nproc
+
+
+def unfrozen() -> None:
+    run = paceline.init(timeout=60)
+    model = build()
+    model[0].requires_grad_(False)
+    model = run.setup(model)
+    model[0].requires_grad_(True)
+    run.backward(model(torch.ones(1, 3)).sum())
+
+
+def test_layers_that_are_unfrozen_too_late() -> None:
+    with pytest.raises(NotExchanged, match=r"unfrozen after run\.setup"):
+        paceline.launch(unfrozen, nproc=2)
+
+
+def recipe() -> list[float]:
+    """Adversaries as most write them: what one has made is used for both losses."""
+    with paceline.init() as run:
+        torch.manual_seed(3)
+        maker, judge = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+        optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (maker, judge)]
+        maker, judge, make, judging = run.setup(maker, judge, *optimizers)
+        noise = torch.randn(24, 2, generator=torch.Generator().manual_seed(4))
+        for (x,) in run.dataloader(TensorDataset(noise), global_batch_size=6):
+            made = maker(x)
+            run.backward(judge(made.detach()).pow(2).mean())
+            judging.step()
+            run.backward((judge(made) - 1).pow(2).mean())
+            make.step()
+            make.zero_grad()
+            judging.zero_grad()
+        return [v for m in (maker, judge) for p in m.parameters() for v in p.flatten().tolist()]
+
+
+def test_adversaries_as_most_write_them() -> None:
+    (alone,) = paceline.launch(recipe)
+    for weights in paceline.launch(recipe, nproc=2):
+        assert weights == pytest.approx(alone, abs=1e-6)
+
+
+def running_means() -> list[list[float]]:
+    with paceline.init(seed=1) as run:
+        model = run.setup(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)))
+        for x, y in run.dataloader(data(24), global_batch_size=8):
+            run.backward((model(x) - y).pow(2).mean())
+        return run.gather_objects(model.state_dict()["1.running_mean"].tolist())
+
+
+def test_after_an_epoch_all_ranks_evaluate_the_same_model() -> None:
+    for first, second in paceline.launch(running_means, nproc=2):
+        assert first == second

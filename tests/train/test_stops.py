@@ -37,8 +37,8 @@ TRAIN = """
             run.backward((model(x) - 1).pow(2).mean())
             optimizer.step()
             optimizer.zero_grad()
-            print(f"epoch {{epoch}} step {{run.step + 1}} attempt {{run.attempt}}", flush=True)
-            while run.attempt == 0 and run.step + 1 == {wait_at} and not os.path.exists("go"):
+            print(f"epoch {{epoch}} step {{run.step}} attempt {{run.attempt}}", flush=True)
+            while run.attempt == 0 and run.step == {wait_at} and not os.path.exists("go"):
                 time.sleep(0.01)  # whoever stops the run is quicker than the steps
     if run.is_main:
         torch.save([p.detach() for p in model.parameters()], "weights.pt")
@@ -240,3 +240,35 @@ def test_a_disk_that_is_full_when_the_run_is_stopped_is_an_error(paceline: Pacel
     assert code == 1
     assert "CheckpointError: rank 0 on" in err
     assert "cannot save step" in err
+
+
+@pytest.mark.parametrize("wait_at", [7, 21])  # the last steps of the first epoch, and of all
+def test_ranks_that_are_before_and_behind_the_end_of_an_epoch(paceline: Paceline, wait_at: int) -> None:
+    """One rank is still in its last step, the other one waits for it in a collective behind the loop."""
+    script = TRAIN.format(wait_at=wait_at, accumulate=1, workers=0, epochs=3)
+    script = script.replace("while run.attempt == 0 and", "while run.is_main and run.attempt == 0 and")
+    paceline.script(
+        script.replace(
+            "    if run.is_main:\n        torch.save", "        run.mean(1, 2)\n    if run.is_main:\n        torch.save"
+        )
+    )
+    process = paceline.start("run", "-n", "2", "--grace", "600", "script.py")
+    lines_until(process, f"step {wait_at} ")
+    os.kill(status(paceline)["ranks"][1]["pid"], signal.SIGUSR2)
+    (paceline.folder / "go").touch()
+    code, _, err = finish(process)
+    assert code == 0, err
+    assert err.count("starting again from there") == (1 if wait_at == 7 else 0)
+
+
+def test_after_the_training_signals_end_the_process_as_ever(paceline: Paceline) -> None:
+    training(paceline)
+    script = paceline.folder / "script.py"
+    script.write_text(script.read_text().replace("run.close()", "print('exporting', flush=True)\ntime.sleep(600)"))
+    process = subprocess.Popen(
+        [sys.executable, "script.py"], cwd=paceline.folder, env=paceline.env, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    lines_until(process, "exporting")
+    process.terminate()
+    assert finish(process)[0] == -signal.SIGTERM

@@ -55,7 +55,7 @@ class Collectives(ABC):
             return float(self.all_reduce(torch.tensor(value, dtype=torch.float64), op))
         if op not in ("sum", "mean", "max", "min"):
             raise ValueError(f"op {op!r} is none of 'sum', 'mean', 'max', 'min'")
-        result = value.detach().clone()
+        result = value.detach().clone(memory_format=torch.contiguous_format)
         if op == "mean" and not (result.is_floating_point() or result.is_complex()):
             result = result.to(torch.float64)
         if self.world_size > 1:
@@ -97,7 +97,7 @@ class Collectives(ABC):
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
         """The tensor of rank `source`; the argument gives shape and type, and is left as it is."""
-        result = tensor.detach().clone()
+        result = tensor.detach().clone(memory_format=torch.contiguous_format)
         if self.world_size > 1:
             with self._together():
                 dist.broadcast(result, source)

@@ -10,6 +10,7 @@ import os
 import socket
 import struct
 import sys
+import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar, cast
@@ -25,6 +26,7 @@ from paceline.contract import Placement, recognise
 log = logging.getLogger("paceline")
 T = TypeVar("T")
 _SIOCGIFADDR = 0x8915
+_TELL = 10.0  # seconds to wait for a rank before saying so
 _stores: dict[str, Store] = {}  # one connection an address, as long as the process lives
 _joined = 0  # how often this process has joined: each time under keys of its own
 
@@ -84,7 +86,7 @@ def join(
     limit = timedelta(seconds=timeout)
     store = PrefixStore(f"paceline/{placement.attempt}/{_joined}", _store(init_method, placement, limit))
     _joined += 1
-    _agree(store, placement)
+    _agree(store, placement, limit)
     chosen = backend or _backend(mine, placement)
     dist.init_process_group(chosen, store=store, rank=placement.rank, world_size=placement.world_size, timeout=limit)
     return Membership(placement, mine, True)
@@ -161,17 +163,39 @@ def _store(init_method: str, placement: Placement, timeout: timedelta) -> Store:
     return _stores[key]
 
 
-def _agree(store: Store, placement: Placement) -> None:
-    """Compare with rank 0 before any collective, which would hang if we differed."""
+def _agree(store: Store, placement: Placement, timeout: timedelta) -> None:
+    """Compare with the others before any collective, which would hang if they differed.
+
+    Rank 0 looks at all, every other rank at rank 0, so both sides of a difference are told.
+    """
     mine = {"world size": placement.world_size, "paceline": __version__, "torch": torch.__version__}
-    if placement.rank == 0:
-        store.set("rank-0", json.dumps(mine))
-    theirs = json.loads(store.get("rank-0"))
-    for what, value in mine.items():
-        if theirs[what] != value:
-            raise Disagreement(
-                f"rank {placement.rank} has {what} {value}, rank 0 has {theirs[what]}; start all ranks alike"
-            )
+    store.set(f"rank-{placement.rank}", json.dumps(mine))
+    others = range(1, placement.world_size) if placement.rank == 0 else (0,)
+    deadline = time.monotonic() + timeout.total_seconds()
+    for other in others:
+        _await(store, other, placement, deadline)
+        theirs = json.loads(store.get(f"rank-{other}"))
+        for what, value in mine.items():
+            if theirs[what] != value:
+                raise Disagreement(
+                    f"rank {placement.rank} has {what} {value}, rank {other} has {theirs[what]}; start all ranks alike"
+                )
+
+
+def _await(store: Store, other: int, placement: Placement, deadline: float) -> None:
+    """Wait until a rank has come, and say so when it takes long."""
+    told = False
+    while True:
+        try:
+            store.wait([f"rank-{other}"], timedelta(seconds=_TELL))
+            return
+        except (RuntimeError, OSError):
+            if time.monotonic() > deadline:
+                raise
+            if not told:
+                where = f"{placement.main_address}:{placement.main_port}"
+                log.warning("rank %d waits for rank %d, to meet at %s", placement.rank, other, where)
+                told = True
 
 
 def _choose_interface(placement: Placement) -> None:

@@ -5,11 +5,14 @@ rank → hub   {"do": "failed", "why"}                   an exception ends this 
              {"do": "loop", "loop", "step"}            it is through with a loop over training batches
              {"do": "accuse", "rank", "why"}           that rank left a loop in which this one goes on
              {"do": "stop", "signal"}                  it was told to stop
-             {"do": "at", "step"}                      answer to "hold": the step that it has begun last
+             {"do": "at", "step", "passed"}            answer to "hold": the step begun last, and whether it
+                                                           has passed the place where it could have stopped after it
 hub → rank   {"do": "lost", "rank", "why"}, {"do": "left", "rank", …}, {"do": "loop", "rank", …}
              {"do": "accused", "why"}
              {"do": "hold"}                            begin no other step until "stop" comes
-             {"do": "stop", "after", "signal", "rank"} stop after this step: the last that any rank has begun
+             {"do": "stop", "after", "late", "signal", "rank"}   stop after this step, the last that any rank has
+                                                           begun; "late": some have passed its end, so all stop
+                                                           where the next one would begin
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ class Hub:
     def __init__(self, world_size: int) -> None:
         self._active = set(range(world_size))
         self._stop: Message | None = None
-        self._steps: dict[int, int] = {}
+        self._places: dict[int, tuple[int, bool]] = {}
         self._decided = False
 
     def hear(self, rank: int, message: Message) -> list[tuple[int, Message]]:
@@ -40,7 +43,7 @@ class Hub:
             self._stop = {**message, "rank": rank}
             return [(EVERYBODY, {"do": "hold"})]
         if what == "at":
-            self._steps[rank] = message["step"]
+            self._places[rank] = message["step"], message["passed"]
             return self._decide()
         told = [(EVERYBODY, {**message, "rank": rank})]
         if what == "loop":
@@ -56,7 +59,8 @@ class Hub:
 
     def _decide(self) -> list[tuple[int, Message]]:
         """Once every rank has said where it is: the step to stop after."""
-        if self._stop is None or self._decided or not self._active or not self._active <= self._steps.keys():
+        if self._stop is None or self._decided or not self._active or not self._active <= self._places.keys():
             return []
         self._decided = True
-        return [(EVERYBODY, {**self._stop, "after": max(self._steps[rank] for rank in self._active)})]
+        after, late = max(self._places[rank] for rank in self._active)
+        return [(EVERYBODY, {**self._stop, "after": after, "late": late})]

@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import socket
+import sys
 import traceback
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -95,7 +96,7 @@ def _collect(processes: list[BaseProcess], results: dict[Connection, int]) -> li
             assert isinstance(connection, Connection)
             rank = waiting.pop(connection)
             try:
-                good, value, text = connection.recv()
+                good, value, text = pickle.loads(connection.recv_bytes())
             except EOFError:
                 processes[rank].join()
                 code = processes[rank].exitcode or 0
@@ -116,12 +117,28 @@ def _rank(fn: Callable[..., Any], args: tuple[Any, ...], placement: Placement, s
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ.update(CONTRACTS["torch"].write(placement))
     os.environ.update(OWN_CONTRACT.write(placement))
+    if isinstance(mp.current_process(), mp.get_context("fork").Process) and "torch" in sys.modules:
+        # The threads of a parent that has computed are gone, and would be waited for.
+        sys.modules["torch"].set_num_threads(1)
     try:
-        answer = (True, fn(*args), "")
+        try:
+            value = fn(*args)
+        finally:
+            if "paceline.train.run" in sys.modules:
+                sys.modules["paceline.train.run"].leave_all()
+        answer = _packed(True, value, "")
     except Exception as error:
-        text = traceback.format_exc()
-        answer = (False, _portable(error), text)
-    sender.send(answer)
+        answer = _packed(False, _portable(error), traceback.format_exc())
+    sender.send_bytes(answer)
+
+
+def _packed(good: bool, value: Any, text: str) -> bytes:
+    """By pickle itself: multiprocessing would hand over tensors as memory that goes with this process."""
+    try:
+        return pickle.dumps((good, value, text))
+    except Exception as error:
+        why = f"what it returned cannot be passed on: {type(error).__name__}: {error}"
+        return pickle.dumps((False, RankFailed(why), text or traceback.format_exc()))
 
 
 def _portable(error: Exception) -> Exception:

@@ -8,6 +8,7 @@ import math
 import os
 import random
 import sys
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
+
+
+_runs = 0
+_open: weakref.WeakSet[Run] = weakref.WeakSet()
 
 
 def init(
@@ -77,7 +82,7 @@ def init(
     if seed is not None:
         _seed(seed + membership.placement.rank)
     job = run_folder()
-    folder = Path(checkpoint_dir) if checkpoint_dir is not None else job / "checkpoints" if job else None
+    folder = Path(checkpoint_dir) if checkpoint_dir is not None else _own_folder(job) if job else None
     logs = Path(log_dir) if log_dir is not None else job
     return Run(
         membership,
@@ -118,6 +123,7 @@ class Run(Collectives):
         self._steps = Steps(self, folder, every, keep, self._metrics)
         self._pid = os.getpid()
         atexit.register(self._at_exit)
+        _open.add(self)
 
     # -- who am I ------------------------------------------------------------------------------------------------------
 
@@ -181,19 +187,32 @@ class Run(Collectives):
             loss: the mean loss over this rank's batch. It is weighted so that the gradients are those of the mean over
                 all ranks' samples, also in the last, uneven batch of an epoch, where a rank may have none that counts.
         """
+        if self.world_size > 1 and not self._models:
+            raise RuntimeError("no model was set up, so the ranks would train apart; pass it to run.setup")
         steps, every = self._steps, self.strategy.accumulate
         with steps.collective():
             self._metrics.backward(loss, steps.weight if steps.within else 1 / every)
-        self.has_trained()
+        steps.gradients_came()
         if not steps.within:  # the batches are not of our loader: each `backward` is one
             self._backwards += 1
             self.exchange_gradients((self._backwards + 1) % every == 0)
         for model in self._models:
             model.check_gradients(complete=not self.accumulating)
 
-    def has_trained(self) -> None:
-        """Say that the batch of this step was trained on; `backward` does, and a step of an optimizer."""
-        self._steps.trained = True
+    def optimizer_stepped(self) -> None:
+        """Say that the batch of this step was trained on."""
+        self._steps.optimizer_stepped()
+
+    @property
+    def has_optimizers(self) -> bool:
+        """Whether some were set up."""
+        return bool(self._optimizers)
+
+    def share_buffers(self) -> None:
+        """Give every rank rank 0's buffers, such as running means, which each has computed from its own batches."""
+        with self._together():
+            for model in self._models:
+                model.share_buffers()
 
     def exchange_gradients(self, last: bool) -> None:
         """Say whether the coming `backward` is the last one of its accumulation, and so exchanges gradients."""
@@ -278,6 +297,7 @@ class Run(Collectives):
         self._metrics.settle()
         if self._steps.saves:
             self._steps.save(block=True)
+        self._steps.rest()
 
     def resume(self) -> bool:
         """Load the newest checkpoint into everything that was set up and registered; returns whether there is one.
@@ -301,8 +321,8 @@ class Run(Collectives):
 
     @property
     def step(self) -> int:
-        """Batches trained on, over all attempts."""
-        return self._steps.done
+        """Batches trained on, over all attempts; within the loop, that at hand once it was trained on."""
+        return self._steps.done + (self._steps.within and self._steps.trained)
 
     def log(self, **values: Tensor | float) -> None:
         """Note values of this step, numbers or tensors of one; tensors are not waited for.
@@ -329,7 +349,8 @@ class Run(Collectives):
 
     def _at_exit(self) -> None:
         """The script has not closed the run: finish what can be finished without the other ranks."""
-        if os.getpid() == self._pid:  # and not a child that the script has forked
+        if os.getpid() == self._pid and not self._is_closed:  # and not a child that the script has forked
+            self._is_closed = True
             self._steps.leave()
 
     def __enter__(self) -> Run:
@@ -343,6 +364,19 @@ class Run(Collectives):
             atexit.unregister(self._at_exit)
             with contextlib.suppress(RuntimeError):  # what ended the block is what matters
                 self._steps.abandon(error)
+
+
+def leave_all() -> None:
+    """At the end of a process that does not call `atexit` functions: end what the script has not closed."""
+    for run in list(_open):
+        run._at_exit()
+
+
+def _own_folder(job: Path) -> Path:
+    """Where checkpoints go in the job's folder: each run of a script has its own."""
+    global _runs  # noqa: PLW0603 - counts the runs of this process that ask for a folder
+    _runs += 1
+    return job / ("checkpoints" if _runs == 1 else f"checkpoints-{_runs}")
 
 
 def _seed(seed: int) -> None:

@@ -139,12 +139,14 @@ class Steps:
         self.epochs: int | None = None
         self.done = 0
         self.trained = False
+        self._has_gradients = False  # that no optimizer has used
         self.feeds: list[Feed] = []
         self._run = run
         self._every = every
         self._due = time.monotonic() + every.seconds if every else 0.0
         self._is_late = False  # a checkpoint was due in the middle of an accumulation
         self._loops = 0
+        self._saved = 0  # the step of the checkpoint begun or loaded last
         self.in_loop = False
         self._batches: list[Loader] = []  # whose batches are being trained on, the one that marks the steps first
         self._window = _ONE
@@ -167,6 +169,11 @@ class Steps:
     def saves(self) -> bool:
         """Whether checkpoints are taken without being asked for."""
         return self._every is not None and self._store is not None
+
+    def rest(self) -> None:
+        """The training is over."""
+        if self._watch is not None:
+            self._watch.rest()
 
     @property
     def stops(self) -> bool:
@@ -197,7 +204,7 @@ class Steps:
             loader.put_back()
             self._stop()
         self._batches = [loader]
-        self.trained = False
+        self.trained = self._has_gradients = False
         if self._batch == 0:
             self._window = Window.ahead(loader, self._run.strategy.accumulate)
         self._batch += 1
@@ -216,11 +223,12 @@ class Steps:
         if is_due and not self._is_late:
             self.save()
         self.metrics.step_done(self.epoch, self.done)
-        if self._watch is not None and self._batch == 0 and self._watch.is_to_stop(self.done):
+        if self._watch is not None and self._watch.is_to_stop(self.done, may_stop=self._batch == 0):
             self._stop()
 
     def epoch_ends(self) -> None:
-        """The loader has come to the end of its epoch."""
+        """The loader has come to the end of its epoch, on all ranks."""
+        self._run.share_buffers()
         self.metrics.epoch_ends()
 
     def _count(self) -> None:
@@ -231,13 +239,21 @@ class Steps:
 
     def _break_off(self) -> None:
         """The loop was left within a step: it counts if its batch was trained on, and else the batch comes again."""
-        if self.trained:
+        if self.trained and not (self._has_gradients and self._run.has_optimizers):
             self._count()
             return
         for loader in self._batches:
             loader.put_back()
         self._batches = []
         self._batch -= 1
+
+    def gradients_came(self) -> None:
+        """Gradients of the batch at hand were computed."""
+        self.trained = self._has_gradients = True
+
+    def optimizer_stepped(self) -> None:
+        """They were used."""
+        self.trained, self._has_gradients = True, False
 
     @property
     def within(self) -> bool:
@@ -303,11 +319,20 @@ class Steps:
                 f"the gradients of {begun} of {self._window.batches} accumulated batches are in no checkpoint; "
                 "save when run.accumulating is False"
             )
+        if self.within and self._has_gradients and self._run.has_optimizers:
+            raise RuntimeError("the gradients of this step are in no checkpoint; save after optimizer.step()")
         done = self.done + (self.within and self.trained)
-        progress = {"epoch": self.epoch, "step": done, "loaders": [self._position(feed) for feed in self.feeds]}
+        # Saved behind the loop, the epoch counts as done: what comes after is not done twice.
+        is_over = bool(self.feeds) and all(feed.finished_in == self.epoch for feed in self.feeds)
+        progress = {
+            "epoch": self.epoch + is_over,
+            "step": done,
+            "loaders": [self._position(feed) for feed in self.feeds],
+        }
         with self.metrics.checkpointing(), self.collective():
             shared = {name: thing.state_dict() for name, thing in self._run.stateful().items()}
             self._store.save(done, {**shared, "progress": progress}, random_states(), block=block)
+        self._saved = done
 
     def _position(self, feed: Feed) -> dict[str, Any]:
         before = feed.loader in self._batches and not self.trained
@@ -330,7 +355,11 @@ class Steps:
             feed.loader.load_state_dict(state)
             feed.resumed(state["finished_in"] if by_epochs else None)
         self.epoch, self.done = progress["epoch"], progress["step"]
+        self._saved = self.done
         self.metrics.resumed(self.epoch, self.done)
+        if self._run.is_main:
+            where = f"step {self.done} in epoch {self.epoch + 1}"
+            print(f"paceline: going on after {where}, from {saved.path}", file=sys.stderr, flush=True)
         if saved.rank_state is not None and saved.world_size == self._run.world_size:
             set_random_states(saved.rank_state)
         return True
@@ -351,6 +380,8 @@ class Steps:
     def close(self) -> None:
         """Write what is left, wait for a checkpoint under way."""
         try:
+            if self.saves and self.done > self._saved and not self._batch:  # `Run.epochs` was left by a break
+                self.save()
             self.metrics.close()
             if self._store is not None:
                 self._store.close()

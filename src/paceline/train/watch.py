@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _PEER_GRACE = 3.0  # seconds for the main thread to notice by itself that a rank is lost
 _OWN_GRACE = 1.0  # seconds for the main thread of the rank that is to blame
 _NEWS = 1.0  # seconds to learn why a collective has failed
+_AGAIN = 5.0  # seconds after which another signal to stop means at once; schedulers send the first to many at a time
 _SEND = 5.0  # seconds to hand a message to the kernel
 
 
@@ -61,8 +62,11 @@ class Watch:
         self._count = 0  # steps begun and collectives entered, the same on all ranks of a sound script
         self._step = 0  # the step begun last
         self._loop = 0  # the loop over training batches that it belongs to
+        self._passed = False  # that step's end, where it could have stopped
+        self._resting = True  # no step has begun, or the last one is over
         self._held = False
         self._stop: Message | None = None
+        self._told_at = 0.0
         self._told: int | None = None  # the signal that told this rank to stop
         self._left: dict[int, Message] = {}
         self._loops: dict[int, Message] = {}
@@ -99,19 +103,33 @@ class Watch:
             LeftEarly: this rank or another one left the loop.
         """
         with self._condition:
-            if self._is_to_stop(step - 1) and may_stop:
+            self._wait_while_held()
+            if may_stop and self._stop is not None and step > self._stop["after"]:
                 return False
-            self._loop, self._step = loop, step
+            self._loop, self._step, self._passed, self._resting = loop, step, False, False
             self._enter()
             for rank, left in self._loops.items():
                 if left["loop"] == loop and left["step"] < step:
                     self._say({"do": "accuse", "rank": rank, "why": self._describe(rank, left["step"])})
         return True
 
-    def is_to_stop(self, step: int) -> bool:
-        """Whether `step` is the last one; waits for the other ranks where they are about to agree on that."""
+    def is_to_stop(self, step: int, *, may_stop: bool) -> bool:
+        """Whether the run is to stop at the end of `step`; waits for the ranks where they are about to agree on that.
+
+        Args:
+            may_stop: as in `begin`.
+        """
         with self._condition:
-            return self._is_to_stop(step)
+            self._wait_while_held()
+            if may_stop and self._stop is not None and (step, not self._stop["late"]) > (self._stop["after"], False):
+                return True
+            self._passed = True
+            return False
+
+    def rest(self) -> None:
+        """The training is over: until another step begins, signals do what they do without a run."""
+        with self._condition:
+            self._resting = True
 
     @property
     def stop_signal(self) -> str:
@@ -176,11 +194,10 @@ class Watch:
 
     # -- what follows is called with the lock --------------------------------------------------------------------------
 
-    def _is_to_stop(self, step: int) -> bool:
+    def _wait_while_held(self) -> None:
         while self._held and self._error is None:
             self._condition.wait()
         self._check()
-        return self._stop is not None and bool(step >= self._stop["after"])
 
     def _enter(self) -> None:
         self._count += 1
@@ -231,7 +248,7 @@ class Watch:
         what, rank = message["do"], message.get("rank")
         if what == "hold":
             self._held = True
-            self._say({"do": "at", "step": self._step})
+            self._say({"do": "at", "step": self._step, "passed": self._passed})
         elif what == "stop":
             self._held, self._stop = False, message
         elif rank == self._rank:
@@ -311,9 +328,11 @@ class Watch:
     def _was_told(self, number: int) -> None:
         with self._condition:
             first, self._told = self._told is None, number
+            again = not first and time.monotonic() > self._told_at + _AGAIN
+            self._told_at = self._told_at if not first else time.monotonic()
             if self._closed:
                 return
-            if self._step == 0 or self._error is not None:
+            if self._resting or self._error is not None or again:
                 die_by(number)  # there is nothing to save yet, or no way to
             elif first:
                 self._say({"do": "stop", "signal": number})

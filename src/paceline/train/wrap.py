@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ class Calls:
         for value in kwargs.values():
             if isinstance(value, torch.Tensor) and value.device != self._device and value.dim():
                 self._refuse(value)
+
+    def check_hook(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """`check` as a hook of a module."""
+        self.check(args, kwargs)
 
     def _refuse(self, value: torch.Tensor) -> None:
         raise WrongDevice(
@@ -116,6 +121,28 @@ class DataParallel(DistributedDataParallel):
             return getattr(self.module, name)
 
 
+class HalfPrecision:
+    """Hooks that run a module's forward pass under autocast to bfloat16, and make its results float32 for the loss.
+
+    Hooks stay with a copy of the module, such as an average of its weights over time.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
+        self._entered: list[torch.autocast] = []
+
+    def enter(self, *_: object) -> None:
+        """Before the forward pass."""
+        context = torch.autocast(self._device_type, dtype=torch.bfloat16)
+        context.__enter__()  # type: ignore[no-untyped-call]
+        self._entered.append(context)
+
+    def leave(self, _: torch.nn.Module, args: object, result: Any) -> Any:
+        """After it, or after the error that ended it."""
+        self._entered.pop().__exit__(None, None, None)
+        return _to_float(result)
+
+
 class Model:
     """A user's model, and the module that takes its place in the training loop."""
 
@@ -127,12 +154,14 @@ class Model:
         elif strategy.sync_batchnorm and run.world_size > 1:
             module = torch.nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
         if strategy.precision == "bf16":
-            autocast = torch.autocast(run.device.type, dtype=torch.bfloat16)
-            module.forward = _float_results(autocast(module.forward))  # names in state_dict stay
+            half = HalfPrecision(run.device.type)
+            module.register_forward_pre_hook(half.enter)
+            module.register_forward_hook(half.leave, always_call=True)
         self.module = module
         self.wrapped: torch.nn.Module = module
         self._ddp: DataParallel | None = None
         self._trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self._frozen = [p for p in module.parameters() if not p.requires_grad]
         self._may_be_unused = strategy.find_unused_parameters
         self._has_gradients = False  # new ones, since the last look
         if run.world_size > 1 and self._trained:
@@ -147,8 +176,7 @@ class Model:
             for _, parameter in (self._trained[0], self._trained[-1]):
                 parameter.register_post_accumulate_grad_hook(self._gradients_came)  # type: ignore[no-untyped-call]
         else:
-            calls = Calls(run.device)
-            module.register_forward_pre_hook(lambda _, args, kwargs: calls.check(args, kwargs), with_kwargs=True)
+            module.register_forward_pre_hook(Calls(run.device).check_hook, with_kwargs=True)
         if strategy.compile:
             self.wrapped.compile(**({} if strategy.compile is True else {"backend": strategy.compile}))
         self.exchange(strategy.accumulate == 1)
@@ -160,6 +188,12 @@ class Model:
 
     def _gradients_came(self, _: torch.Tensor) -> None:
         self._has_gradients = True
+
+    def share_buffers(self) -> None:
+        """Give every rank rank 0's buffers."""
+        if self._ddp is not None:
+            for buffer in self.module.buffers():
+                dist.broadcast(buffer, 0)
 
     def check_gradients(self, complete: bool) -> None:
         """See that the gradients of a backward are exchanged, if there are any.
@@ -178,7 +212,10 @@ class Model:
                 "these gradients stay on this rank: the loss was computed with the model as it was before run.setup, "
                 "or by one of its methods; call the model that run.setup returned, model(...)"
             )
-        self._has_gradients = self._ddp.calls.exchanging = False
+        if self._has_gradients:  # of adversaries, one may have been called whose gradients come later
+            self._has_gradients = self._ddp.calls.exchanging = False
+        if any(p.requires_grad for p in self._frozen):
+            raise NotExchanged("parameters were unfrozen after run.setup, which does not exchange them; do it before")
         if complete and not self._may_be_unused and any(p.grad is None for _, p in self._trained):
             unused = [name for name, p in self._trained if p.grad is None]
             if len(unused) < len(self._trained):
@@ -189,7 +226,7 @@ def _unused(names: list[str]) -> str:
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return (
         f"no gradient for {shown or 'some parameters'}: the loss does not depend on them in this step; "
-        "use them, set requires_grad=False, or take Strategy(find_unused_parameters=True)"
+        "use them, set requires_grad=False before run.setup, or take Strategy(find_unused_parameters=True)"
     )
 
 
@@ -204,7 +241,7 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer, run: Run) -> torch.optim
         param_group["lr"] = param_group["lr"] * factor
         if "initial_lr" in param_group:  # a scheduler was made before
             param_group["initial_lr"] = param_group["initial_lr"] * factor
-    optimizer.register_step_post_hook(lambda *_: run.has_trained())
+    optimizer.register_step_post_hook(lambda *_: run.optimizer_stepped())
     if run.strategy.accumulate > 1:
         for name in ("step", "zero_grad"):
             setattr(optimizer, name, _once_an_accumulation(getattr(optimizer, name), run))
@@ -243,16 +280,6 @@ def _describe(parameter: tuple[Any, ...] | None) -> str:
         return "none more"
     name, shape, dtype, trained = parameter
     return f"{name} {list(shape)} {dtype}{'' if trained else ', not trained'}"
-
-
-def _float_results(forward: Any) -> Any:
-    """Give results as float32, so that losses are computed in it."""
-
-    @functools.wraps(forward)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return _to_float(forward(*args, **kwargs))
-
-    return call
 
 
 def _to_float(result: Any) -> Any:
