@@ -59,7 +59,7 @@ def test_a_batch_that_was_not_trained_on_comes_again() -> None:
 
 
 def test_gradients_that_were_not_used_are_computed_again(tmp_path: Any) -> None:
-    run, model, optimizer = start(tmp_path)
+    run, model, _ = start(tmp_path)
     train = run.dataloader(Numbers(10), global_batch_size=2)
     for _, x in train:
         run.backward(model(x).mean())
