@@ -112,6 +112,9 @@ class DataParallel(DistributedDataParallel):
         """Load into the module."""
         return self.module.load_state_dict(*args, **kwargs)
 
+    def __getitem__(self, index: Any) -> Any:
+        return self.module[index]
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
