@@ -109,3 +109,12 @@ class Ranks(RuleBasedStateMachine):
 
 TestHub = Ranks.TestCase
 TestHub.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+
+
+def test_ranks_that_meet_wait_for_those_that_stay() -> None:
+    hub = Hub(3)
+    assert hub.hear(0, {"do": "meet", "number": 1}) == []
+    assert hub.hear(1, {"do": "meet", "number": 1}) == []
+    assert hub.gone(2)[-1] == (EVERYBODY, {"do": "met", "number": 1})
+    assert hub.hear(1, {"do": "meet", "number": 2}) == []
+    assert hub.hear(0, {"do": "meet", "number": 2}) == [(EVERYBODY, {"do": "met", "number": 2})]

@@ -5,9 +5,11 @@ rank → hub   {"do": "failed", "why"}                   an exception ends this 
              {"do": "loop", "loop", "step"}            it is through with a loop over training batches
              {"do": "accuse", "rank", "why"}           that rank left a loop in which this one goes on
              {"do": "stop", "signal"}                  it was told to stop
+             {"do": "meet", "number"}                  it waits for all to have come here so many times
              {"do": "at", "step", "passed"}            answer to "hold": the step begun last, and whether it
                                                            has passed the place where it could have stopped after it
-hub → rank   {"do": "lost", "rank", "why"}, {"do": "left", "rank", …}, {"do": "loop", "rank", …}
+hub → rank   {"do": "met", "number"}                   all have
+             {"do": "lost", "rank", "why"}, {"do": "left", "rank", …}, {"do": "loop", "rank", …}
              {"do": "accused", "why"}
              {"do": "hold"}                            begin no other step until "stop" comes
              {"do": "stop", "after", "late", "signal", "rank"}   stop after this step, the last that any rank has
@@ -31,6 +33,8 @@ class Hub:
         self._stop: Message | None = None
         self._places: dict[int, tuple[int, bool]] = {}
         self._decided = False
+        self._meetings = dict.fromkeys(range(world_size), 0)
+        self._met = 0
 
     def hear(self, rank: int, message: Message) -> list[tuple[int, Message]]:
         """Take what a rank says."""
@@ -45,17 +49,28 @@ class Hub:
         if what == "at":
             self._places[rank] = message["step"], message["passed"]
             return self._decide()
+        if what == "meet":
+            self._meetings[rank] = message["number"]
+            return self._gather()
         told = [(EVERYBODY, {**message, "rank": rank})]
         if what == "loop":
             return told
         self._active.discard(rank)  # it failed or left
         if what == "failed":
             told = [(EVERYBODY, {"do": "lost", "rank": rank, "why": message["why"]})]
-        return told + self._decide()
+        return told + self._decide() + self._gather()
 
     def gone(self, rank: int) -> list[tuple[int, Message]]:
         """A rank's connection broke; it is lost unless it has taken its leave."""
         return self.hear(rank, {"do": "failed", "why": "it is gone"}) if rank in self._active else []
+
+    def _gather(self) -> list[tuple[int, Message]]:
+        """Once every rank has come: tell them."""
+        least = min((self._meetings[rank] for rank in self._active), default=0)
+        if least <= self._met:
+            return []
+        self._met = least
+        return [(EVERYBODY, {"do": "met", "number": least})]
 
     def _decide(self) -> list[tuple[int, Message]]:
         """Once every rank has said where it is: the step to stop after."""

@@ -326,6 +326,11 @@ class Metrics:
             self._board = TensorBoard(self._folder / "tensorboard", self._resumed_at + 1 if again else None)
         self._board.add({**means, **{f"step_seconds/{part}": value for part, value in seconds.items()}}, step, now)
 
+    @property
+    def unreduced(self) -> bool:
+        """Whether steps were done since the ranks reduced."""
+        return self._steps > 0
+
     def discard(self) -> None:
         """Forget what the ranks have not reduced: after an error on this rank the others may be gone."""
         self._steps, self._sums, self._pending = 0, {}, None

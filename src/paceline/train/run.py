@@ -322,7 +322,7 @@ class Run(Collectives):
     @property
     def step(self) -> int:
         """Batches trained on, over all attempts; within the loop, that at hand once it was trained on."""
-        return self._steps.done + (self._steps.within and self._steps.trained)
+        return self._steps.done + self._steps.counts
 
     def log(self, **values: Tensor | float) -> None:
         """Note values of this step, numbers or tensors of one; tensors are not waited for.

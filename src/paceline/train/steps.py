@@ -239,7 +239,7 @@ class Steps:
 
     def _break_off(self) -> None:
         """The loop was left within a step: it counts if its batch was trained on, and else the batch comes again."""
-        if self.trained and not (self._has_gradients and self._run.has_optimizers):
+        if self.counts:
             self._count()
             return
         for loader in self._batches:
@@ -254,6 +254,11 @@ class Steps:
     def optimizer_stepped(self) -> None:
         """They were used."""
         self.trained, self._has_gradients = True, False
+
+    @property
+    def counts(self) -> bool:
+        """Whether the batch at hand was trained on: gradients were computed, and used where there are optimizers."""
+        return self.within and self.trained and not (self._has_gradients and self._run.has_optimizers)
 
     @property
     def within(self) -> bool:
@@ -380,7 +385,10 @@ class Steps:
     def close(self) -> None:
         """Write what is left, wait for a checkpoint under way."""
         try:
-            if self.saves and self.done > self._saved and not self._batch:  # `Run.epochs` was left by a break
+            unsaved = self.saves and self.done > self._saved and not self._batch  # `Run.epochs` was left by a break
+            if self._watch is not None and (unsaved or self.metrics.unreduced):
+                self._watch.meet()
+            if unsaved:
                 self.save()
             self.metrics.close()
             if self._store is not None:

@@ -68,6 +68,7 @@ class Watch:
         self._stop: Message | None = None
         self._told_at = 0.0
         self._told: int | None = None  # the signal that told this rank to stop
+        self._meetings = self._met = 0
         self._left: dict[int, Message] = {}
         self._loops: dict[int, Message] = {}
         self._error: Exception | None = None
@@ -135,6 +136,21 @@ class Watch:
     def stop_signal(self) -> str:
         """Name of the signal that some rank was told to stop with."""
         return signal.Signals(self._stop["signal"]).name if self._stop else ""
+
+    def meet(self) -> None:
+        """Wait for all ranks to come here: before a collective that one which left a loop early must not enter.
+
+        Raises:
+            PeerLost: a rank is gone.
+            LeftEarly: a rank left a loop, or the job, too early.
+        """
+        with self._condition:
+            self._meetings += 1
+            number = self._meetings
+            self._say({"do": "meet", "number": number})
+            self._condition.wait_for(lambda: self._met >= number or self._error is not None)
+            if self._met < number:
+                self._check()
 
     def enter(self) -> None:
         """Enter a collective.
@@ -251,6 +267,8 @@ class Watch:
             self._say({"do": "at", "step": self._step, "passed": self._passed})
         elif what == "stop":
             self._held, self._stop = False, message
+        elif what == "met":
+            self._met = message["number"]
         elif rank == self._rank:
             return  # what this rank itself has said
         elif what == "loop":
