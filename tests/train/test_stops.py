@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,7 +40,9 @@ TRAIN = """
             optimizer.zero_grad()
             print(f"epoch {{epoch}} step {{run.step}} attempt {{run.attempt}}", flush=True)
             while run.attempt == 0 and run.step == {wait_at} and not os.path.exists("go"):
-                time.sleep(0.01)  # whoever stops the run is quicker than the steps
+                time.sleep(0.01)
+            if 0 < {wait_at} < run.step:
+                time.sleep(0.05)  # a step of some length: a signal that was sent before is heard within the next ones
     if run.is_main:
         torch.save([p.detach() for p in model.parameters()], "weights.pt")
     run.close()
@@ -73,6 +76,13 @@ def lines_until(process: subprocess.Popen[str], text: str) -> None:
     raise AssertionError(f"{text!r} was never printed: {process.stderr.read() if process.stderr else ''}")
 
 
+def stopped_after(err: str, name: str = "SIGTERM") -> int:
+    """The last step; ranks hear of a signal in their own time, so it may be a later one than when it was sent."""
+    found = re.search(rf"^paceline: {name}: stopped after step (\d+), which is saved$", err, re.MULTILINE)
+    assert found is not None, err
+    return int(found[1])
+
+
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=GENEROUS)
     return process.returncode, out, err
@@ -93,14 +103,15 @@ def test_stopped_by_the_user_and_started_again(paceline: Paceline, workers: int)
     (paceline.folder / "go").touch()
     code, out, err = finish(process)
     assert code == 130
-    assert "step 10 " not in out
-    assert "paceline: SIGTERM: stopped after step 9, which is saved" in err.splitlines()
+    last = stopped_after(err)
+    assert last >= 9
+    assert f"step {last + 1} " not in out
     assert status(paceline)["state"] == "STOPPED"
 
     done = paceline.run("-n", "2", "script.py")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0] == "epoch 1 step 10 attempt 0"
-    assert len(done.stdout.splitlines()) == 21 - 9
+    assert done.stdout.splitlines()[0] == f"epoch {last // 7} step {last + 1} attempt 0"
+    assert len(done.stdout.splitlines()) == 21 - last
     assert weights(paceline) == undisturbed
 
 
@@ -155,10 +166,11 @@ def test_without_a_launcher(paceline: Paceline, number: int) -> None:
     process.send_signal(number)  # schedulers may send it to the process and to its group
     (paceline.folder / "go").touch()
     code, _, err = finish(process)
-    assert (code, err) == (75, f"paceline: {signal.Signals(number).name}: stopped after step 4, which is saved\n")
+    last = stopped_after(err, signal.Signals(number).name)
+    assert (code, len(err.splitlines())) == (75, 1)
     code, out, err = finish(start())
     assert code == 0, err
-    assert len(out.splitlines()) == 21 - 4
+    assert len(out.splitlines()) == 21 - last
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
@@ -173,7 +185,8 @@ def test_signals_to_all_processes_of_a_job(paceline: Paceline, number: int) -> N
     os.killpg(process.pid, number)
     (paceline.folder / "go").touch()
     code, _, err = finish(process)
-    assert (code, err) == (75, f"paceline: {signal.Signals(number).name}: stopped after step 4, which is saved\n")
+    assert stopped_after(err, signal.Signals(number).name) >= 4
+    assert (code, len(err.splitlines())) == (75, 1), "no word from the workers"
 
 
 def test_gradients_that_are_being_accumulated_are_used_first(paceline: Paceline) -> None:
@@ -184,7 +197,7 @@ def test_gradients_that_are_being_accumulated_are_used_first(paceline: Paceline)
     eventually(lambda: "stopping" in [e["event"] for e in events(paceline)], "the job is being stopped")
     (paceline.folder / "go").touch()
     _, _, err = finish(process)
-    assert "paceline: SIGTERM: stopped after step 6, which is saved" in err.splitlines()
+    assert stopped_after(err) % 7 in (3, 6, 0)
 
 
 def test_before_the_first_step_there_is_nothing_to_save(paceline: Paceline) -> None:
