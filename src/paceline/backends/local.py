@@ -41,7 +41,7 @@ PRELOAD = {
 SAFE_WITH_DEVICES = ("torch",)
 
 
-def complete(spec: JobSpec, framework_given: bool) -> JobSpec:
+def complete(spec: JobSpec) -> JobSpec:
     """Fill in what the script itself and this machine say, and refuse what cannot work; starts nothing.
 
     Raises:
@@ -49,10 +49,9 @@ def complete(spec: JobSpec, framework_given: bool) -> JobSpec:
     """
     folder = Path(spec.working_dir)
     imports = _imports(spec, folder)
-    if not framework_given and imports.framework:
-        spec = spec.model_copy(update={"framework": imports.framework})
-    package = PACKAGES.get(spec.framework)
-    needed = package is not None and (framework_given or package in imports.required) and spec.kind != "command"
+    framework = spec.framework or imports.framework or "torch"
+    package = PACKAGES.get(framework)
+    needed = package is not None and (spec.framework or package in imports.required) and spec.kind != "command"
     if needed and package is not None and importlib.util.find_spec(package) is None:
         raise UserError(
             f"{package} is not installed for {sys.executable}; install it there, or run paceline with another Python"
@@ -60,16 +59,17 @@ def complete(spec: JobSpec, framework_given: bool) -> JobSpec:
     for module in spec.preload:
         if importlib.util.find_spec(module.partition(".")[0]) is None and module_file(module, folder) is None:
             raise UserError(f"--preload {module}: no such module is installed for {sys.executable}; check the name")
+    spec = spec.model_copy(update={"framework": framework})
     changes: dict[str, Any] = {"ranks": _count_ranks(spec)}
     if spec.kind == "command":
         changes["start_method"] = "exec"
     elif spec.start_method == "fork":
         if package in imports.every:
-            changes["preload"] = PRELOAD.get(spec.framework, ()) + spec.preload
+            changes["preload"] = PRELOAD.get(framework, ()) + spec.preload
             changes["env"] = {**spec.env, **imports.variables}
             if imports.sets_more:  # the framework is to see them when it is imported, and only the script knows them
                 changes["start_method"] = "exec"
-        if package is not None and spec.framework not in SAFE_WITH_DEVICES and devices.accelerators():
+        if package is not None and framework not in SAFE_WITH_DEVICES and devices.accelerators():
             changes["start_method"] = "exec"
     _check_meeting(spec)
     return spec.model_copy(update=changes)

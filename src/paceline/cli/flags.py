@@ -29,8 +29,8 @@ def job_spec(given: dict[str, Any]) -> JobSpec:
         UserError: they contradict each other or cannot be read.
     """
     folder = _working_dir()
-    script, framework = given["script"], given["framework"] or "torch"
-    if framework not in CONTRACTS:
+    script, framework = given["script"], given["framework"]
+    if framework is not None and framework not in CONTRACTS:
         raise UserError(f"unknown framework {framework!r}; {nearest(framework, CONTRACTS)}")
     if given["pass_index"] and framework != "indexed":
         raise UserError("--pass-index needs independent processes; add --framework indexed")
@@ -47,10 +47,9 @@ def job_spec(given: dict[str, Any]) -> JobSpec:
         kind = program_kind(script, folder)
     target = str(folder / script) if kind == "command" and not given["no_python"] else script
     try:
-        return JobSpec(
+        return JobSpec.model_validate(dict(
             name=given["name"] or new_name(script.rpartition(".")[2] if kind == "module" else Path(script).stem),
-            kind=kind,
-            target=target,
+            **{kind: target},
             args=given["args"],
             framework=framework,
             nodes=nodes,
@@ -68,10 +67,10 @@ def job_spec(given: dict[str, Any]) -> JobSpec:
             node_rank=node_rank,
             detached=given["detach"],
             **meeting,
-        )
+        ))
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where = str(first["loc"][0]) if first["loc"] else "job"
         raise UserError(
             f"--{where.replace('_', '-')} {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"
         ) from None

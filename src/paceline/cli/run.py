@@ -26,7 +26,7 @@ def _run(**given: Any) -> int:
 
     from .flags import job_spec, shown_streams, split_streams
 
-    spec = local.complete(job_spec(given), framework_given=given["framework"] is not None)
+    spec = local.complete(job_spec(given))
     shown = shown_streams(given, int(spec.ranks))
     if given["dry_run"]:
         ranks = local.describe_ranks(local.place(spec))

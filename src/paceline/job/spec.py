@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from paceline.contract import CONTRACTS
 
 from .errors import nearest
+from .quantities import duration, size
 from .script import Kind
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"  # none that reads like another
 
 
 def _valid_name(name: str) -> str:
-    if not NAME.fullmatch(name):
+    if name and not NAME.fullmatch(name):
         raise ValueError("a job name has up to 63 letters, digits, '.', '_' and '-', and starts with a letter or digit")
     return name
 
@@ -29,29 +31,117 @@ def _valid_framework(name: str) -> str:
     return name
 
 
-class JobSpec(BaseModel):
+def _valid_nodes(value: Any) -> Any:
+    low, colon, high = str(value).partition(":")
+    if not low.isdecimal() or int(low) < 1 or (colon and (not high.isdecimal() or int(high) < int(low))):
+        raise ValueError("not a number of nodes; write for example 2, or 2:4 for a changing number")
+    return f"{int(low)}:{int(high)}" if colon and int(low) != int(high) else int(low)
+
+
+def _valid_variables(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if not _VARIABLE.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of an environment variable")
+    return names
+
+
+def _valid_env(env: dict[str, str]) -> dict[str, str]:
+    _valid_variables(tuple(env))
+    for name, value in env.items():
+        if "\0" in value:
+            raise ValueError(f"the value of {name} holds a zero byte")
+    return env
+
+
+Duration = Annotated[float, BeforeValidator(duration), Field(gt=0, allow_inf_nan=False)]
+Size = Annotated[int, BeforeValidator(size), Field(gt=0)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Code(_Model):
+    """Where a job's code comes from; it lands in `<working dir>/code/<job's name>`, and the ranks start there."""
+
+    mode: Literal["git", "rsync", "snapshot"]
+    source: str | None = Field(None, description="URL[@ref] of a git repository, or a path; a snapshot's default is .")
+
+
+class Mount(_Model):
+    """A named volume, and the path where the job wants to see it."""
+
+    volume: str = Field(min_length=1)
+    path: str = Field(min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _parse(cls, value: Any) -> Any:
+        """`training-data:/mnist_data` for short."""
+        if not isinstance(value, str):
+            return value
+        volume, colon, path = value.partition(":")
+        if not colon or not volume or not path.startswith("/"):
+            raise ValueError("not VOLUME:/PATH; write for example training-data:/mnist_data")
+        return {"volume": volume, "path": path}
+
+    @property
+    def variable(self) -> str:
+        """The variable that tells the job where the volume really is."""
+        return "PACELINE_DATA_" + re.sub(r"[^A-Za-z0-9]", "_", self.volume).upper()
+
+
+class JobSpec(_Model):
     """A job as its user asks for it; a backend makes it concrete.
+
+    Exactly one of `script`, `module` and `command` says what each rank runs.
 
     Raises:
         pydantic.ValidationError: a field is unknown, missing or malformed.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: Annotated[str, AfterValidator(_valid_name)]
-    kind: Kind = Field("script", description="what `target` is")
-    target: str = Field(description="the script, module or executable that each rank runs")
+    name: Annotated[str, AfterValidator(_valid_name)] = Field(
+        "", description="unique; one that ends in '-' is completed by the next free number, an empty one is made up"
+    )
+    script: str | None = Field(None, description="Python file that each rank runs")
+    module: str | None = Field(None, description="Python module that each rank runs, as python -m")
+    command: str | None = Field(None, description="program that each rank runs")
     args: tuple[str, ...] = ()
-    framework: Annotated[str, AfterValidator(_valid_framework)] = "torch"
-    nodes: int = Field(1, ge=1, description="how many nodes take part")
-    ranks: int | Literal["auto", "gpu", "cpu"] = Field(1, description="ranks on each node, or what to count")
-    devices: tuple[str, ...] | None = Field(None, description="accelerators of each node that the job may use")
-    env: dict[str, str] = {}
-    working_dir: str
+    framework: Annotated[str, AfterValidator(_valid_framework)] | None = Field(
+        None, description="whose variables the ranks get; the default is what the script imports"
+    )
+    nodes: Annotated[int | str, BeforeValidator(_valid_nodes)] = Field(1, description="N, or MIN:MAX")
+    ranks: Annotated[int, Field(ge=1, le=4096)] | Literal["auto", "gpu", "cpu"] = Field(
+        1, description="ranks on each node, or what to count"
+    )
+    devices: Annotated[int, Field(ge=0)] | tuple[str, ...] | None = Field(
+        None, description="accelerators on each node: how many, or which"
+    )
+    share_devices: bool = Field(False, description="other jobs may use the same devices at the same time")
+    cpus: Annotated[int, Field(ge=1)] | None = Field(None, description="cores on each node")
+    memory: Size | None = Field(None, description="memory on each node: bytes, or 16Gi")
+    image: str | None = Field(None, description="container image, where the backend runs containers")
+    env: Annotated[dict[str, str], AfterValidator(_valid_env)] = Field({}, description="variables of the ranks")
+    secrets: Annotated[tuple[str, ...], AfterValidator(_valid_variables)] = Field(
+        (), description="variables whose values are taken from the submitter's environment and never shown"
+    )
+    working_dir: str = Field(".", description="where the ranks start")
+    code: Code | None = Field(None, description="what to copy for the job; without it, it runs what is there")
+    data: tuple[Mount, ...] = Field((), description="volumes, as VOLUME:/PATH")
+    tensorboard: bool = Field(False, description="a TensorBoard goes with the job")
+    tensorboard_dir: str | None = Field(None, description="what it shows; the default is the job's folder")
     log_dir: str | None = Field(None, description="where the run directory goes instead of the user's state folder")
+    checkpoint_dir: str | None = Field(None, description="where the library keeps checkpoints unless the script says")
     start_method: Literal["fork", "exec"] = "fork"
     preload: tuple[str, ...] = Field((), description="modules imported once a node, before the ranks are forked")
     max_restarts: int = Field(0, ge=0)
+    time_limit: Duration | None = Field(None, description="from the first start on: seconds, or 90s, 10m, 2h, 7d")
+    ttl: Duration | None = Field(None, description="time to live: how long after its end the job is kept")
+    priority: int = Field(0, description="a waiting job with a higher one starts first")
+    queue: str | None = Field(None, description="queue or partition, where the backend has several")
+    labels: dict[str, str] = {}
+    backend: str = "local"
+    options: dict[str, Any] = Field({}, description="what only this backend knows")
     grace: float = Field(30.0, ge=0, allow_inf_nan=False, description="seconds between SIGTERM and SIGKILL")
     pass_index: bool = Field(False, description="append --process_index I --process_num N to the arguments")
     role: str = "default"
@@ -62,6 +152,30 @@ class JobSpec(BaseModel):
     local_address: str | None = None
     join_timeout: float = Field(600.0, gt=0, allow_inf_nan=False, description="seconds to wait for the other nodes")
     detached: bool = Field(False, description="outlive the terminal")
+
+    @model_validator(mode="after")
+    def _one_program(self) -> JobSpec:
+        given = [name for name in ("script", "module", "command") if getattr(self, name) is not None]
+        if len(given) != 1:
+            what = f"{' and '.join(given)} contradict each other" if given else "nothing to run"
+            raise ValueError(f"{what}; give one of script, module and command")
+        return self
+
+    @property
+    def kind(self) -> Kind:
+        """What `target` is."""
+        return "script" if self.script is not None else "module" if self.module is not None else "command"
+
+    @property
+    def target(self) -> str:
+        """The script, module or program that each rank runs."""
+        return self.script or self.module or self.command or ""
+
+    @property
+    def node_range(self) -> tuple[int, int]:
+        """The least and the most nodes."""
+        low, _, high = str(self.nodes).partition(":")
+        return int(low), int(high or low)
 
 
 def new_name(stem: str) -> str:

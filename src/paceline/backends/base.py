@@ -1,0 +1,97 @@
+"""What a backend is: the place where jobs run. The verbs know no more of one than this file says."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+from paceline.job.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from paceline.job.job import Job, Node, Volume
+    from paceline.job.spec import JobSpec
+
+BACKENDS = {"local": "paceline.backends.local:Local"}
+
+
+@dataclass(frozen=True)
+class LogQuery:
+    """Which lines of a job's logs.
+
+    Attributes:
+        ranks: of these; None for rank 0, or for all where `merged`.
+        follow: go on until the job ends.
+        tail: only the last so many lines; None for all.
+        since: only what was written after this time, in seconds since the epoch.
+        attempt: of this attempt; None for the last one.
+    """
+
+    ranks: tuple[int, ...] | None = (0,)
+    follow: bool = False
+    tail: int | None = None
+    since: float | None = None
+    attempt: int | None = None
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A whole line, without its end: when it was written (about), by which rank, to which stream."""
+
+    time: float
+    rank: int
+    stream: str
+    text: bytes
+
+
+class Backend(ABC):
+    """A place where jobs run. Every method takes many jobs at once where that saves calls."""
+
+    @abstractmethod
+    def submit(self, spec: JobSpec, progress: Callable[[str, int, int | None], None]) -> Job:
+        """Start a job that goes on by itself; `progress` hears what is done, how much of it, and how much there is."""
+
+    @abstractmethod
+    def describe(self, names: Sequence[str] | None = None) -> list[Job]:
+        """These jobs, or all, the newest first; those that are unknown are left out."""
+
+    @abstractmethod
+    def logs(self, name: str, query: LogQuery) -> Iterator[LogLine]:
+        """Lines of a job in the order in which they were written."""
+
+    @abstractmethod
+    def stop(self, names: Sequence[str], now: bool = False) -> None:
+        """Ask jobs to stop: cleanly, with their grace, or at once. Jobs that have ended are left as they are."""
+
+    @abstractmethod
+    def delete(self, names: Sequence[str]) -> None:
+        """Remove jobs that have ended, with all that was written for them."""
+
+    @abstractmethod
+    def nodes(self) -> list[Node]:
+        """The machines, and what is in use there."""
+
+    @abstractmethod
+    def volumes(self) -> list[Volume]:
+        """The named volumes."""
+
+
+def load(name: str) -> Backend:
+    """The backend of this name: one of paceline's own, or of the entry-point group `paceline.backends`.
+
+    Raises:
+        UserError: there is none.
+    """
+    place = BACKENDS.get(name)
+    if place is None:
+        found = {point.name: point.value for point in entry_points(group="paceline.backends")}
+        if name not in found:
+            raise UserError(f"no backend {name!r}; {nearest(name, [*BACKENDS, *found])}")
+        place = found[name]
+    module, _, attribute = place.partition(":")
+    backend: Backend = getattr(importlib.import_module(module), attribute)()
+    return backend

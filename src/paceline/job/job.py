@@ -1,0 +1,149 @@
+"""A job as the verbs show it: the same picture whatever backend runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from .quantities import show_time
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+STATES = ("PENDING", "STARTING", "RUNNING", "RESTARTING", "SUCCEEDED", "FAILED", "STOPPED", "LOST")
+FINAL = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
+_TIMES = ("created", "started", "finished")
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A rank of a job, named `<job>-master-0` or `<job>-worker-<n>`."""
+
+    name: str
+    node: str
+    rank: int
+    state: str
+    pid: int | None = None
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is known of a job. Times are seconds since the epoch.
+
+    Attributes:
+        name: unique on its backend.
+        state: one of `STATES`.
+        backend: where it runs.
+        framework: whose variables the ranks get.
+        nodes: how many nodes it has.
+        ranks: how many ranks it has, on all nodes together.
+        attempt: how often the ranks were started anew.
+        exit_code: the culprit's, 128 + n for a signal; None as long as there is none.
+        created: when it was submitted.
+        started: when all ranks ran for the first time.
+        finished: when it ended.
+        instances: its ranks.
+        error: why it failed, or what it waits for, in one line.
+        restarts: how many of the attempts were restarts after a failure.
+        max_restarts: how many of these it may have.
+        devices: names of the accelerators it was given.
+        devices_asked: how many it asked for, or which.
+        priority: a waiting job with a higher one starts first.
+        queue: the backend's queue.
+        labels: the user's.
+        command: what each rank runs, with arguments.
+        working_dir: where the ranks start.
+        folder: its run directory.
+        code: where its code was copied to, and from where.
+        data: volumes and where they are.
+        tensorboard: address of its TensorBoard.
+        progress: epoch, step and time left, as the library tells them.
+    """
+
+    name: str
+    state: str
+    backend: str
+    framework: str | None
+    nodes: int
+    ranks: int
+    attempt: int
+    exit_code: int | None
+    created: float
+    started: float | None
+    finished: float | None
+    instances: tuple[Instance, ...]
+    error: str | None
+    restarts: int = 0
+    max_restarts: int = 0
+    devices: tuple[str, ...] = ()
+    devices_asked: int | tuple[str, ...] | None = None
+    priority: int = 0
+    queue: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    command: str = ""
+    working_dir: str = ""
+    folder: str = ""
+    code: Mapping[str, Any] | None = None
+    data: tuple[Mapping[str, Any], ...] = ()
+    tensorboard: str | None = None
+    progress: Mapping[str, Any] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended for good."""
+        return self.state in FINAL
+
+    def duration(self, now: float) -> float | None:
+        """Seconds from its start to its end, or to `now`."""
+        return None if self.started is None else (self.finished or now) - self.started
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Job:
+        """From what a node says of it (`node/records.py`)."""
+        return cls(**{**record, "instances": tuple(Instance(**i) for i in record["instances"])})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The stable keys of `-o json`; times are RFC 3339 in UTC."""
+        shown = {f.name: getattr(self, f.name) for f in fields(self)}
+        shown.update((name, show_time(shown[name])) for name in _TIMES)
+        shown["instances"] = [{f.name: getattr(i, f.name) for f in fields(i)} for i in self.instances]
+        return shown
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine that runs jobs. Sizes are in bytes.
+
+    Attributes:
+        name: its host name.
+        devices: names of its accelerators, or of its slots where it has none.
+        allocated: device → the jobs that have it.
+        cores: how many a job may use.
+        load: how many were busy just now.
+        memory: in all.
+        memory_used: of it.
+        disk: of the file system with the run directories.
+        disk_used: of it.
+        gpus: use and memory of each accelerator, as the driver tells them.
+    """
+
+    name: str
+    devices: tuple[str, ...]
+    allocated: Mapping[str, tuple[str, ...]]
+    cores: float
+    load: float
+    memory: int
+    memory_used: int
+    disk: int
+    disk_used: int
+    gpus: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A named place for data: its path on the backend's machines, and whether it can be read there."""
+
+    name: str
+    path: str
+    problem: str | None = None

@@ -1,0 +1,69 @@
+"""Times and sizes as people write them."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timezone
+from typing import Any
+
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_BYTES = {"": 1} | {
+    letter + i: (1024 if i else 1000) ** (power + 1) for power, letter in enumerate("KMGTP") for i in ("", "i")
+}
+
+
+def duration(value: Any) -> float | None:
+    """Seconds of `90`, `"90s"`, `"1.5h"` or `"1h30m"`.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if value is None or isinstance(value, (int, float)):
+        return value
+    text = str(value).strip()
+    if not re.fullmatch(r"\d+(\.\d+)?|(\d+(\.\d+)?[smhdw])+", text):
+        raise ValueError(f"{text!r} is no time; write for example 90s, 10m, 2h or 7d")
+    return sum(float(n) * _SECONDS[unit] for n, unit in re.findall(r"(\d+(?:\.\d+)?)([smhdw]?)", text))
+
+
+def size(value: Any) -> int | None:
+    """Bytes of `512`, `"512M"` (10⁶) or `"16Gi"` (2³⁰).
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if value is None or isinstance(value, int):
+        return value
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGTP]?i?)B?", str(value).strip(), re.IGNORECASE)
+    unit = "" if match is None else match[2][:1].upper() + match[2][1:].lower()
+    if match is None or unit not in _BYTES:
+        raise ValueError(f"{value!r} is no size; write for example 512M or 16Gi")
+    return int(float(match[1]) * _BYTES[unit])
+
+
+def show_duration(seconds: float) -> str:
+    """`42 s`, `3m07s`, `2h05m`, `3d04h`."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+
+
+def show_size(number: float) -> str:
+    """`512 B`, `1.5 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if number < 1024 or unit == "TiB":
+            return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
+        number /= 1024
+    raise AssertionError("unreachable")
+
+
+def show_time(seconds: float | None) -> str | None:
+    """A time since the epoch as RFC 3339 in UTC, as JSON has it."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
