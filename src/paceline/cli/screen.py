@@ -8,12 +8,12 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from paceline.backends.local import Event, Output
+from paceline.backends.foreground import Event, Output
 
 from .options import BOTH, ERR, OUT
 
 if TYPE_CHECKING:
-    from paceline.backends.local import LocalRun
+    from paceline.backends.foreground import LocalRun
 
 _STREAM_BITS = {"out": OUT, "err": ERR, "both": BOTH}
 

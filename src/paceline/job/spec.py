@@ -132,6 +132,7 @@ class JobSpec(_Model):
     tensorboard_dir: str | None = Field(None, description="what it shows; the default is the job's folder")
     log_dir: str | None = Field(None, description="where the run directory goes instead of the user's state folder")
     checkpoint_dir: str | None = Field(None, description="where the library keeps checkpoints unless the script says")
+    resume_from: str | None = Field(None, description="job whose code and checkpoints this one goes on with")
     start_method: Literal["fork", "exec"] = "fork"
     preload: tuple[str, ...] = Field((), description="modules imported once a node, before the ranks are forked")
     max_restarts: int = Field(0, ge=0)
