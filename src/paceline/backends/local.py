@@ -132,7 +132,11 @@ class Local(Backend):
 
     def volumes(self) -> list[Volume]:
         """The volumes that the settings name."""
-        raise NotImplementedError
+        from paceline.job.settings import load
+
+        from .volumes import volumes
+
+        return volumes(load())
 
     # -- act -----------------------------------------------------------------------------------------------------------
 

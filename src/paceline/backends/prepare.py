@@ -192,7 +192,7 @@ def place(spec: JobSpec, split_streams: tuple[int, ...] = ()) -> NodeSpec:
         preload=spec.preload,
         start_method=spec.start_method,
         devices=named if named is not None else devices.accelerators(),
-        node_rank=spec.node_rank,
+        node_rank=spec.node_rank if spec.node_range[1] > 1 else 0,
         nodes=spec.node_range[1],
         main_address=spec.main_address,
         main_port=spec.main_port if spec.node_range[1] == 1 else spec.main_port or 29500,

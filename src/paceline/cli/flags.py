@@ -3,41 +3,48 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import ValidationError
 
 from paceline.job.errors import UserError
 from paceline.job.spec import JobSpec
+from paceline.job.validation import validation_error
 
 from .options import BOTH, ERR, OUT, parse_address, parse_numbers, parse_pairs, parse_streams
+
+if TYPE_CHECKING:
+    from paceline.job.validation import Place
 
 MOST_RANKS = 4096
 Counted = Literal["auto", "gpu", "cpu"]
 
 
-def job_spec(given: dict[str, Any], file: dict[str, Any] | None = None) -> JobSpec:
-    """The job that the flags describe, on top of what a file says.
+def job_spec(given: dict[str, Any]) -> JobSpec:
+    """The job that the flags describe.
 
     Raises:
         UserError: they contradict each other or cannot be read.
     """
-    fields = {**(file or {}), **_fields(given, (file or {}).get("nodes", 1))}
     try:
-        return JobSpec.model_validate(fields)
+        return JobSpec.model_validate(fields(given))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = str(first["loc"][0]) if first["loc"] else "job"
-        raise UserError(
-            f"--{where.replace('_', '-')} {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"
-        ) from None
+        raise validation_error(error, JobSpec, flag) from None
 
 
-def _fields(given: dict[str, Any], nodes: Any) -> dict[str, Any]:
-    """The fields of a job that the flags name."""
-    if given["nnodes"] is not None:
-        nodes = given["nnodes"]
-    fields: dict[str, Any] = {
+def flag(place: Place) -> str:
+    """The flag that sets a field of a job."""
+    return f"--{str(place[0]).replace('_', '-')}" if place else "the job"
+
+
+def fields(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a job that the flags name.
+
+    Raises:
+        UserError: they contradict each other or cannot be read.
+    """
+    nodes = _nodes(given["nnodes"] or "1")
+    found: dict[str, Any] = {
         "name": given["name"],
         "args": given["args"] or None,
         "framework": given["framework"],
@@ -72,8 +79,9 @@ def _fields(given: dict[str, Any], nodes: Any) -> dict[str, Any]:
         "pass_index": given["pass_index"] or None,
         "role": given["role"],
         **_program(given),
+        **_meeting(given, nodes),
     }
-    return {**{name: value for name, value in fields.items() if value is not None}, **_meeting(given, nodes)}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _program(given: dict[str, Any]) -> dict[str, Any]:
@@ -86,10 +94,9 @@ def _code(mode: str | None, source: str | None) -> dict[str, Any] | None:
     return None if mode is None else {"mode": mode, "source": source}
 
 
-def _ranks(given: dict[str, Any], nodes: Any) -> int | Counted | None:
+def _ranks(given: dict[str, Any], nodes: int) -> int | Counted | None:
     ranks, total = given["ranks"], given["total"]
     if total is not None:
-        nodes = _nodes(nodes)
         if ranks is not None and os.environ.get("PET_NPROC_PER_NODE") != ranks:
             raise UserError("-np counts the ranks of all nodes, -n those of one; give one of them")
         if total < 1 or total % nodes:
@@ -110,9 +117,8 @@ def _ranks(given: dict[str, Any], nodes: Any) -> int | Counted | None:
     return count
 
 
-def _meeting(given: dict[str, Any], nodes: Any) -> dict[str, Any]:
+def _meeting(given: dict[str, Any], nodes: int) -> dict[str, Any]:
     """This node's number, and where the nodes meet."""
-    nodes = _nodes(nodes)
     backend = given["rdzv_backend"]
     if backend not in (None, "c10d", "static"):
         raise UserError(
@@ -138,13 +144,10 @@ def _meeting(given: dict[str, Any], nodes: Any) -> dict[str, Any]:
                 raise UserError(f"--rdzv-conf {key}={conf[key]} is no number of seconds") from None
             break
     meeting.update(main_address=address if nodes > 1 else None, main_port=port)
-    fields = {name: value for name, value in meeting.items() if value is not None}
-    # On several nodes no number means that the coordinator chooses one.
-    return fields if nodes == 1 else {**fields, "node_rank": given["node_rank"]}
+    return {**meeting, "node_rank": given["node_rank"] if nodes > 1 else None}
 
 
-def _nodes(value: Any) -> int:
-    text = str(value)
+def _nodes(text: str) -> int:
     low, colon, high = text.partition(":")
     if not low.isdecimal() or (colon and not high.isdecimal()) or int(low) < 1:
         raise UserError(f"--nnodes {text!r} is no number of machines; write for example --nnodes 2")

@@ -6,22 +6,22 @@ import os
 import shlex
 import sys
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from paceline.backends.base import load
 from paceline.job.errors import UserError, nearest
-from paceline.job.job import STATES
+from paceline.job.job import STATES, Instance, Job
 from paceline.job.quantities import duration, show_duration, show_time
 
-from .output import Column, output_option, show
+from .output import STATE_COLOURS, Column, output_option, show, show_data
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.backends.base import Backend
-    from paceline.job.job import Job
 
 _KEPT = _RECENT = 7 * 86400.0  # seconds for which a job that has ended is shown by `list`, and kept by `prune`
 _STOP_PATIENCE = 10.0  # seconds beyond its grace in which a job that is being stopped ends
@@ -67,12 +67,11 @@ def _seconds(flag: str, text: str | None) -> float | None:
 # -- list --------------------------------------------------------------------------------------------------------------
 
 
-@click.command("list")
+@click.command("list", params=[output_option()])
 @click.option("-A", "--all", "every", is_flag=True, help="Also those that ended more than 7 days ago.")
 @click.option("--state", multiple=True, metavar="STATE", help="Only jobs in this state; repeatable.")
 @click.option("--since", metavar="2h", help="Only jobs submitted within this time.")
 @click.option("--label", multiple=True, metavar="NAME=VALUE", help="Only jobs with this label; repeatable.")
-@output_option
 def list_(every: bool, state: tuple[str, ...], since: str | None, label: tuple[str, ...], output: str) -> int:
     """List the jobs, the newest first."""
     now = time.time()
@@ -90,51 +89,54 @@ def list_(every: bool, state: tuple[str, ...], since: str | None, label: tuple[s
         and wanted.items() <= job.labels.items()
         and (every or states or age or not job.is_over or now - (job.finished or job.created) < _RECENT)
     ]
-    show(shown, _LIST, output)
+    show(shown, _LIST, output, Job.to_dict)
     if len(jobs) > len(shown) and not (states or age or wanted) and output in ("table", "wide"):
         click.echo(f"paceline: {len(jobs) - len(shown)} older ones are not shown; see paceline list -A", err=True)
     return 0
 
 
-def _duration(job: Job) -> str:
+def _duration(job: Job) -> str | None:
     seconds = job.duration(time.time())
-    return "" if seconds is None else show_duration(seconds)
+    return None if seconds is None else show_duration(seconds)
 
 
-_LIST = [
+def _text(number: int | None) -> str | None:
+    return None if number is None else str(number)
+
+
+_LIST: list[Column[Job]] = [
     Column("NAME", lambda job: job.name),
-    Column("STATE", lambda job: job.state),
+    Column("STATE", lambda job: job.state, colours=STATE_COLOURS),
     Column("FRAMEWORK", lambda job: job.framework),
-    Column("NODES", lambda job: job.nodes),
-    Column("RANKS", lambda job: job.ranks),
+    Column("NODES", lambda job: str(job.nodes)),
+    Column("RANKS", lambda job: str(job.ranks)),
     Column("AGE", lambda job: _ago(job.created, time.time())),
     Column("DURATION", _duration),
-    Column("RESTARTS", lambda job: job.restarts, wide=True),
-    Column("EXIT", lambda job: "" if job.exit_code is None else job.exit_code, wide=True),
-    Column("DEVICES", lambda job: ",".join(job.devices), wide=True),
-    Column("LABELS", lambda job: ",".join(f"{k}={v}" for k, v in job.labels.items()), wide=True),
-    Column("ERROR", lambda job: job.error or "", wide=True),
+    Column("RESTARTS", lambda job: str(job.restarts), wide=True),
+    Column("EXIT", lambda job: _text(job.exit_code), wide=True),
+    Column("DEVICES", lambda job: ",".join(job.devices) or None, wide=True),
+    Column("LABELS", lambda job: ",".join(f"{k}={v}" for k, v in job.labels.items()) or None, wide=True),
+    Column("ERROR", lambda job: job.error, wide=True),
 ]
 
 
 # -- get ---------------------------------------------------------------------------------------------------------------
 
 
-@click.command()
+@click.command(params=[output_option()])
 @click.argument("name", metavar="JOB")
-@output_option
 def get(name: str, output: str) -> int:
     """Show everything that is known of JOB."""
     (job,) = known([name])
     if output in ("json", "yaml"):
-        show([job], [], output, one=True)
+        show_data(job.to_dict(), output)
         return 0
     now = time.time()
     for key, value in _facts(job, now):
         click.echo(f"{key:<12} {value}")
     if job.instances:
         click.echo()
-        show(list(job.instances), _INSTANCES, output)
+        show(job.instances, _INSTANCES, output, asdict)
     return 0
 
 
@@ -202,13 +204,13 @@ def _code(code: Any) -> str:
     return f"{code['path']}, by {code['mode']} from {code['source']}{commit}"
 
 
-_INSTANCES = [
+_INSTANCES: list[Column[Instance]] = [
     Column("INSTANCE", lambda rank: rank.name),
-    Column("RANK", lambda rank: rank.rank),
+    Column("RANK", lambda rank: str(rank.rank)),
     Column("NODE", lambda rank: rank.node),
-    Column("STATE", lambda rank: rank.state),
-    Column("PID", lambda rank: rank.pid or ""),
-    Column("EXIT", lambda rank: "" if rank.exit_code is None else rank.exit_code),
+    Column("STATE", lambda rank: rank.state, colours=STATE_COLOURS),
+    Column("PID", lambda rank: _text(rank.pid)),
+    Column("EXIT", lambda rank: _text(rank.exit_code)),
 ]
 
 
@@ -321,13 +323,12 @@ def _ended_before(job: Job, now: float, age: float | None) -> bool:
 # -- events, attach ----------------------------------------------------------------------------------------------------
 
 
-@click.command()
+@click.command(params=[output_option()])
 @click.argument("name", metavar="JOB")
-@output_option
 def events(name: str, output: str) -> int:
     """Show what happened to JOB, in order."""
     known([name])
-    show(backend().events(name), _EVENTS, output)
+    show(backend().events(name), _EVENTS, output, dict)
     return 0
 
 
@@ -338,7 +339,7 @@ def _details(event: dict[str, Any]) -> str:
     return " ".join([*parts, *([f"failure: {failure['message']}"] if failure else [])])
 
 
-_EVENTS = [
+_EVENTS: list[Column[dict[str, Any]]] = [
     Column("TIME", lambda event: show_time(event["time"])),
     Column("EVENT", lambda event: event["event"]),
     Column("DETAILS", _details),

@@ -27,6 +27,8 @@ VERBS = {
     "attach": ("jobs", "Run a shell where a rank of a job runs."),
     "resubmit": ("submit", "Run a job again, from its last checkpoint on."),
     "check": ("check", "Say what this machine has, and what would go wrong."),
+    "data": ("data", "The named volumes, and whether they can be read here."),
+    "schema": ("schema", "The JSON schema of job files, for editors."),
 }
 
 

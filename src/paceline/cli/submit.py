@@ -21,13 +21,15 @@ def _submit(**given: Any) -> int:
 
     Flags go over what the file says. `paceline get`, `logs -f`, `wait` and `stop` take the name that is printed.
     """
-    from .flags import job_spec
-
     if given["script"].endswith((".yaml", ".yml")):
         from paceline.job.reading import read
 
-        spec = job_spec({**given, "script": None}, read(given["script"]))
+        from .flags import fields
+
+        spec = read(given["script"], fields({**given, "script": None}))
     else:
+        from .flags import job_spec
+
         spec = job_spec(given)
     return dry_run(spec) if given["dry_run"] else detached(spec)
 
