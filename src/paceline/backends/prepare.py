@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract import CONTRACTS, thread_count
+from paceline.job import settings
 from paceline.job.errors import UserError
+from paceline.job.home import jobs_folder
+from paceline.job.quantities import show_size
 from paceline.job.script import Imports, imports_of, module_file, program_kind
-from paceline.node import devices, placing
+from paceline.node import devices, machine, placing, queue
 from paceline.node.ports import is_listening
-from paceline.node.spec import NodeSpec, Program
+from paceline.node.spec import NodeSpec, Program, Request
 
 if TYPE_CHECKING:
     from paceline.job.spec import JobSpec
@@ -76,7 +79,13 @@ def complete(spec: JobSpec, code: Path | None = None) -> JobSpec:
         if package is not None and framework not in SAFE_WITH_DEVICES and devices.accelerators():
             changes["start_method"] = "exec"
     _check_meeting(spec)
-    return spec.model_copy(update=changes)
+    spec = spec.model_copy(update=changes)
+    if spec.detached and spec.devices is None and (present := devices.accelerators()):
+        # Who watches a run can see to the devices; a job that nobody watches shares them with nobody.
+        count = 1 if framework == "indexed" else min(int(spec.ranks), len(present))
+        spec = spec.model_copy(update={"devices": count})
+    _check_devices(spec)
+    return spec
 
 
 def working_dir(spec: JobSpec) -> Path:
@@ -125,16 +134,9 @@ def _imports(spec: JobSpec, folder: Path) -> Imports:
 
 def _count_ranks(spec: JobSpec) -> int:
     """How many ranks `auto`, `gpu`, `cpu` or a number are on this machine."""
-    present = devices.accelerators()
     named = spec.devices if isinstance(spec.devices, tuple) else None
-    if named is not None:
-        unknown = [d for d in named if d not in present and (d.isdigit() or not present)]
-        if unknown:
-            has = f"devices {', '.join(present)}" if present else "no GPU"
-            raise UserError(f"device {', '.join(unknown)} does not exist: this machine has {has}; correct --devices")
-    usable = present if named is None else named
-    if isinstance(spec.devices, int):
-        usable = present[: spec.devices]
+    present = devices.accelerators()
+    usable = present[: spec.devices] if isinstance(spec.devices, int) else named or present
     if spec.ranks == "gpu":
         if not usable:
             raise UserError("-n gpu, but this machine has no GPU that a process may use; take -n cpu or a number")
@@ -168,16 +170,52 @@ def _check_meeting(spec: JobSpec) -> None:
         raise UserError(f"port {spec.main_port} is in use on this machine; choose another --master-port, or none")
 
 
+def _request(spec: JobSpec) -> Request | None:
+    """What a completed job asks of this machine's queue, None if it asks for no device."""
+    if not spec.devices:
+        return None
+    of, slots = _devices()
+    folder = str(jobs_folder().parent / "queue")
+    return Request(folder, spec.devices, of, spec.share_devices, spec.priority, slots)
+
+
+def _devices() -> tuple[tuple[str, ...], bool]:
+    """The devices that jobs can ask this machine for, and whether they are mere slots."""
+    present = devices.accelerators()
+    if present:
+        return present, False
+    slots = settings.load().local.devices or 0
+    return tuple(str(slot) for slot in range(slots)), True
+
+
+def _check_devices(spec: JobSpec) -> None:
+    """Refuse what this machine can never give.
+
+    Raises:
+        UserError: it lacks the devices, the cores or the memory.
+    """
+    request = _request(spec)
+    if request is not None and (why := queue.impossible(request)):
+        declare = f"; declare slots as [local] devices = N in {settings.PROJECT_FILE}" if request.slots else ""
+        raise UserError(f"the job can never start: {why}; ask for others{declare}")
+    if spec.cpus is not None and spec.cpus > devices.cores():
+        raise UserError(f"--cpus {spec.cpus}: this machine lets a job use {devices.cores()} cores; ask for fewer")
+    memory = machine.memory()
+    most = memory.total if memory.limit is None else min(memory.total, memory.limit)
+    if spec.memory is not None and spec.memory > most:
+        raise UserError(f"--memory {show_size(spec.memory)}: this machine has {show_size(most)}; ask for less")
+
+
 def place(spec: JobSpec, split_streams: tuple[int, ...] = ()) -> NodeSpec:
     """This node's part of a completed job; `split_streams` are the local ranks whose stderr is kept apart."""
+    request = _request(spec)
     assert spec.framework is not None, "the spec is complete"
     ranks = int(spec.ranks)
     env = dict(spec.env)
-    named = spec.devices if isinstance(spec.devices, tuple) else None
     if "OMP_NUM_THREADS" not in {**os.environ, **env}:
-        env["OMP_NUM_THREADS"] = str(thread_count(devices.cores(), ranks))
-    if named is not None:
-        env.update(devices.visibility(named))
+        env["OMP_NUM_THREADS"] = str(thread_count(spec.cpus or devices.cores(), ranks))
+    if spec.devices == 0:
+        env.update(devices.visibility(()))
     job_id = uuid.uuid4().hex
     env["PACELINE_JOB_ID"] = job_id
     return NodeSpec(
@@ -191,7 +229,7 @@ def place(spec: JobSpec, split_streams: tuple[int, ...] = ()) -> NodeSpec:
         env=env,
         preload=spec.preload,
         start_method=spec.start_method,
-        devices=named if named is not None else devices.accelerators(),
+        devices=None if request else () if spec.devices == 0 else devices.accelerators(),  # its agent gets them
         node_rank=spec.node_rank if spec.node_range[1] > 1 else 0,
         nodes=spec.node_range[1],
         main_address=spec.main_address,
@@ -206,6 +244,7 @@ def place(spec: JobSpec, split_streams: tuple[int, ...] = ()) -> NodeSpec:
         run_id=spec.run_id,
         time_limit=spec.time_limit,
         detached=spec.detached,
+        request=request,
     )
 
 
