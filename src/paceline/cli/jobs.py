@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import time
 from dataclasses import asdict
@@ -352,10 +351,12 @@ def attach(name: str, instance: str, command: tuple[str, ...]) -> int:
         click.echo(f"paceline: a shell beside rank {rank} of job {name}, in {how.folder}; leave it with exit", err=True)
     try:
         os.chdir(how.folder)
+    except OSError as error:
+        raise UserError(f"cannot go to {how.folder}: {error.strerror}; is it still there?") from None
+    try:
         os.execvpe(how.command[0], how.command, how.env)
     except OSError as error:
-        what = error.filename or shlex.join(how.command)
-        raise UserError(f"cannot run {what}: {error.strerror}; check the name and the folder") from None
+        raise UserError(f"cannot run {how.command[0]}: {error.strerror}; check the name") from None
 
 
 def rank_of(job: Job, instance: str) -> int:

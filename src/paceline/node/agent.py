@@ -365,11 +365,10 @@ class Agent:
         if self.halted:
             return
         self.halted = True
-        asked = self.asked_to_stop
         if number:
             self.dir.append_event("stopping", signal=number, grace=self.spec.grace)
         grace = self.spec.grace if number else min(FAILURE_GRACE, self.spec.grace)
-        self.ranks.stop(grace, lambda: self.asked_to_stop > max(asked, 1))
+        self.ranks.stop(grace, lambda: self.asked_to_stop > 1)
         failures = [f.to_dict() for f in self.ranks.failures()]
         if self.ranks.server_failure:
             failure = node_failure(self.status["node_rank"] or 0, self.host, self.ranks.server_failure)
