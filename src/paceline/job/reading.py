@@ -141,9 +141,10 @@ def _value(node: yaml.Node, above: list[yaml.Node], budget: Any) -> Any:
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise _Wrong(key, "a list or mapping cannot be a key; write a word")
-            if _known_text(key) in mapping:
-                raise _Wrong(key, f"{key.value} is given twice; leave one of them out")
-            mapping[key.value] = _value(value, inside, budget)
+            name = key.value = _known_text(key)
+            if name in mapping:
+                raise _Wrong(key, f"{name} is given twice; leave one of them out")
+            mapping[name] = _value(value, inside, budget)
         return mapping
     if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
         return [_value(item, inside, budget) for item in node.value]
@@ -154,9 +155,10 @@ def _value(node: yaml.Node, above: list[yaml.Node], budget: Any) -> Any:
 
 def _known_text(node: yaml.ScalarNode) -> str:
     text: str = node.value
-    if any("\ud800" <= c <= "\udfff" for c in text):
-        raise _Wrong(node, f"{text!r} holds half a character; write the whole one")
-    return text
+    try:  # JSON writes some characters as two escapes
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        raise _Wrong(node, f"{text!r} holds half a character; write the whole one") from None
 
 
 def _scalar(node: yaml.ScalarNode) -> str | int | float | bool | None:

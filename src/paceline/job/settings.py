@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
@@ -38,7 +38,7 @@ class _Model(BaseModel):
 class LocalSettings(_Model):
     """This machine: `devices` is how many slots it has where it has no GPUs; GPUs are counted."""
 
-    devices: int | None = Field(None, ge=0, le=4096)
+    devices: Annotated[int, Field(ge=0, le=4096)] | None = None
 
 
 class Target(_Model):
