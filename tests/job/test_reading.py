@@ -37,7 +37,8 @@ def job_file(tmp_path: Path) -> Callable[[str | bytes], Path]:
 
 
 def test_every_kind_of_value(job_file: Any) -> None:
-    spec = read(job_file("""
+    spec = read(
+        job_file("""
         script: train.py
         args: [--lr, 1e-3, 0.10, on, 2024-01-01, 007, ~, "quoted", 1:30]
         name: 12
@@ -55,7 +56,8 @@ def test_every_kind_of_value(job_file: Any) -> None:
           - {volume: other, path: /other}
         tensorboard: true
         options: {n: 3, f: 0.5, b: false, s: "3", nothing: null}
-    """))
+    """)
+    )
     assert spec.args == ("--lr", "1e-3", "0.10", "on", "2024-01-01", "007", "~", "quoted", "1:30")
     assert (spec.name, spec.nodes, spec.ranks, spec.devices) == ("12", "2:4", "auto", ("0", "GPU-1"))
     assert (spec.memory, spec.time_limit, spec.ttl) == (16 << 30, 5400, 90)
