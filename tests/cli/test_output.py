@@ -123,8 +123,12 @@ def test_width_of_text(text: str) -> None:
 
 CODE = """
 from paceline.cli.output import Column, show
-rows = [("train-1", "FAILED", "rank 3: ValueError: a long story\\x1b]0;owned\\x07"), ("\\u65e5\\u672c\\u8a9e", "RUNNING", "\\u65e5\\u672c" * 20)]
-columns = [Column(t, lambda row, i=i: row[i], colours={"FAILED": "red"}) for i, t in enumerate(("NAME", "STATE", "ERROR"))]
+rows = [
+    ("train-1", "FAILED", "rank 3: ValueError: a long story\\x1b]0;owned\\x07"),
+    ("\\u65e5\\u672c\\u8a9e", "RUNNING", "\\u65e5\\u672c" * 20),
+]
+titles = ("NAME", "STATE", "ERROR")
+columns = [Column(title, lambda row, i=i: row[i], colours={"FAILED": "red"}) for i, title in enumerate(titles)]
 show(rows, columns, "table", dict)
 """
 
@@ -163,7 +167,7 @@ def test_no_color_is_respected(variable: str) -> None:
 def test_cut_to_a_narrow_terminal(width: int) -> None:
     lines = on_terminal(width, NO_COLOR="1")
     assert all(width - 3 <= columns_of(line.rstrip()) <= width for line in lines[1:])
-    assert all("…" in line for line in lines)
+    assert all("…" in line for line in lines[1:])
 
 
 @pytest.mark.parametrize("width", [27, 28, 40, 41, 57, 58])

@@ -125,7 +125,7 @@ CASES = {
     "nested deeply": (f"script: a.py\noptions: {'{a: ' * 60}1{'}' * 60}\n", "nested too deeply"),
     "nested very deeply": (f"script: a.py\noptions: {'[' * 5000}{']' * 5000}\n", "nested too deeply"),
     "laughing": (
-        "script: a.py\noptions:\n  a0: &a0 [x, x]\n" + "".join(f"  a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40)),
+        "script: a.py\noptions:\n  a0: &a0 [x]\n" + "".join(f"  a{i + 1}: &a{i + 1} [*a{i}, *a{i}]\n" for i in range(40)),
         ": there are more than 10000 values",
     ),
     "large": (b"#" * (1 << 20) + b"\n", " is larger than 1 MiB"),
@@ -171,9 +171,9 @@ def test_the_example_is_a_job() -> None:
 
 KEYS = [*JobSpec.model_fields, "env", "args", "code", "data", "rnaks", "1"]
 SNIPPETS = [
-    ": ", "\n", "\n  ", "- ", "[", "]", "{", "}", ",", "&a ", "*a", "!!int ", "!!float ", "!!binary ", "!x ", "'", '"', "|\n",
-    ">", "#", "---\n", "...\n", "%YAML 1.1\n", "? ", "<<", "null", "~", "true", "1e-3", "0x1F", ".inf", "2:4", "\t", "\\u",
-    "script: a.py\n", "mode", "volume", "path", "git", "a:/b",
+    ": ", "\n", "\n  ", "- ", "[", "]", "{", "}", ",", "&a ", "*a", "!!int ", "!!float ", "!!binary ", "!x ", "'", '"',
+    "|\n", ">", "#", "---\n", "...\n", "%YAML 1.1\n", "? ", "<<", "null", "~", "true", "1e-3", "0x1F", ".inf", "2:4",
+    "\t", "\\u", "script: a.py\n", "mode", "volume", "path", "git", "a:/b",
 ]  # fmt: skip
 
 
@@ -234,7 +234,7 @@ jobs = st.builds(
     cpus=st.none() | st.integers(1, 999),
     memory=st.none() | st.integers(1, 1 << 50),
     image=st.none() | text,
-    env=st.dictionaries(variable, st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), max_size=3),
+    env=st.dictionaries(variable, text.filter(lambda value: "\0" not in value), max_size=3),
     secrets=st.lists(variable, max_size=3).map(tuple),
     working_dir=text,
     code=st.none() | st.builds(Code, mode=st.sampled_from(["git", "rsync", "snapshot"]), source=st.none() | text),

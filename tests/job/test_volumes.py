@@ -70,9 +70,11 @@ def test_unknown_volume(tmp_path: Path, defined: Callable[..., Settings]) -> Non
 
 def test_volumes_that_cannot_be_told_apart(tmp_path: Path, defined: Callable[..., Settings]) -> None:
     both = defined(a__b=tmp_path, a_b=tmp_path)
-    with pytest.raises(UserError, match="^volumes a-b and a_b would share PACELINE_DATA_A_B; rename or leave out one$"):
+    with pytest.raises(
+        UserError, match=r"^volumes a-b and a_b would share PACELINE_DATA_A_B; rename or leave out one$"
+    ):
         resolve(mounts("a-b:/1", "a_b:/2"), both)
-    with pytest.raises(UserError, match="^volumes a-b and other would share /1; rename or leave out one$"):
+    with pytest.raises(UserError, match=r"^volumes a-b and other would share /1; rename or leave out one$"):
         resolve(mounts("a-b:/1", "other:/1/"), defined(a__b=tmp_path, other=tmp_path))
     assert len(resolve(mounts("a-b:/1", "a-b:/2"), both)) == 2
 

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
@@ -38,7 +38,7 @@ class _Model(BaseModel):
 class LocalSettings(_Model):
     """This machine: `devices` is how many slots it has where it has no GPUs; GPUs are counted."""
 
-    devices: Annotated[int, Field(ge=0, le=4096)] | None = None
+    devices: int | None = Field(default=None, ge=0, le=4096)
 
 
 class Target(_Model):
@@ -140,7 +140,8 @@ def _home() -> Path | None:
 def _table(file: Path) -> dict[str, Any] | None:
     """What a TOML file holds; None where there is none."""
     try:
-        return tomllib.loads(file.read_bytes().decode("utf-8-sig"))
+        table: dict[str, Any] = tomllib.loads(file.read_bytes().decode("utf-8-sig"))
+        return table
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
