@@ -78,11 +78,19 @@ def test_aliases_stand_for_what_they_name(job_file: Any) -> None:
     assert (spec.args, spec.env, spec.labels) == (("1.0", "1.0"), {"A": "1"}, {"A": "1"})
 
 
-def test_flags_win_and_are_named(job_file: Any) -> None:
-    path = job_file("script: a.py\nranks: 2\nmax_restarts: 1\n")
-    assert read(path, {"ranks": 4}) == JobSpec(script="a.py", ranks=4, max_restarts=1)
-    with pytest.raises(UserError, match=r"^--max-restarts 'x': should be a whole number$"):
-        read(path, {"max_restarts": "x"})
+def test_flags_win_key_by_key(job_file: Any) -> None:
+    path = job_file("script: a.py\nranks: 2\nmax_restarts: 1\nenv: {A: 1, B: 2}\ncode: {mode: git, source: x}\n")
+    spec = read(path, {"ranks": 4, "env": {"B": "3", "C": "4"}, "code": {"mode": "snapshot"}})
+    assert (spec.ranks, spec.max_restarts, spec.code) == (4, 1, Code(mode="snapshot"))
+    assert spec.env == {"A": "1", "B": "3", "C": "4"}
+
+
+def test_what_is_wrong_with_a_flag_is_not_laid_to_the_file(job_file: Any) -> None:
+    path = job_file("script: a.py\nenv:\n  A: [1]\nmax_restarts: 1\n")
+    with pytest.raises(UserError, match=r"^the flag max_restarts 'x': should be a whole number$"):
+        read(path, {"max_restarts": "x", "env": {"A": "1"}}, lambda place: f"the flag {dotted(place)}")
+    with pytest.raises(UserError, match=r"job.yaml:3: env.A: should be text$"):
+        read(path, {"env": {"B": "1"}})
 
 
 CASES = {
@@ -125,7 +133,7 @@ CASES = {
     "nested deeply": (f"script: a.py\noptions: {'{a: ' * 60}1{'}' * 60}\n", "nested too deeply"),
     "nested very deeply": (f"script: a.py\noptions: {'[' * 5000}{']' * 5000}\n", "nested too deeply"),
     "laughing": (
-        "script: a.py\noptions:\n  a0: &a0 [x]\n" + "".join(f"  a{i + 1}: &a{i + 1} [*a{i}, *a{i}]\n" for i in range(40)),
+        "options:\n  a0: &a0 [x]\n" + "".join(f"  a{i + 1}: &a{i + 1} [*a{i}, *a{i}]\n" for i in range(40)),
         ": there are more than 10000 values",
     ),
     "large": (b"#" * (1 << 20) + b"\n", " is larger than 1 MiB"),
