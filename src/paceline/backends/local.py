@@ -10,6 +10,7 @@ import shutil
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.job.errors import UserError
@@ -50,7 +51,9 @@ class Local(Backend):
         from . import prepare
         from .submitting import named
 
-        spec = prepare.complete(named(spec))
+        spec = named(spec).model_copy(update={"detached": True})
+        snapshot = spec.code is not None and spec.code.mode == "snapshot"
+        spec = prepare.complete(spec, Path.cwd() if snapshot else None)
         return {"job": spec.model_dump(mode="json"), "ranks": prepare.describe_ranks(prepare.place(spec))}
 
     def submit(self, spec: JobSpec, progress: Callable[[str, int, int | None], None]) -> Job:
@@ -84,7 +87,8 @@ class Local(Backend):
     def describe(self, names: Sequence[str] | None = None) -> list[Job]:
         """These jobs, or all, the newest first; those that are unknown are left out."""
         if names is not None:
-            found = (records.record(self._jobs / name) for name in names if _is_name(name))
+            line = records.line_of(self._jobs.parent)
+            found = (records.record(self._jobs / name, line) for name in names if _is_name(name))
             return [Job.from_record(record) for record in found if record is not None]
         now = time.time()
         jobs = [Job.from_record(record) for record in self._all()]
@@ -101,7 +105,8 @@ class Local(Backend):
         index = Index(self._jobs.parent / "jobs.db", _warn)
         known = index.load()
         ended = {n: row for n, (inode, row) in known.items() if present.get(n) == inode}
-        read = {name: records.record(self._jobs / name) for name in present.keys() - ended.keys()}
+        line = records.line_of(self._jobs.parent)
+        read = {name: records.record(self._jobs / name, line) for name in present.keys() - ended.keys()}
         new = {name: (present[name], record) for name, record in read.items() if record and record["state"] in FINAL}
         index.update(new, known.keys() - present.keys())
         index.close()

@@ -116,7 +116,7 @@ _LIST: list[Column[Job]] = [
     Column("EXIT", lambda job: _text(job.exit_code), wide=True),
     Column("DEVICES", lambda job: ",".join(job.devices) or None, wide=True),
     Column("LABELS", lambda job: ",".join(f"{k}={v}" for k, v in job.labels.items()) or None, wide=True),
-    Column("ERROR", lambda job: job.error, wide=True),
+    Column("REASON", lambda job: job.error or job.waiting, wide=True),
 ]
 
 
@@ -148,10 +148,11 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
         ("name", job.name),
         ("state", state),
         ("error", job.error),
+        ("waiting", job.waiting),
         ("command", job.command),
         ("framework", job.framework),
         ("ranks", f"{job.ranks} on {job.nodes} node{'' if job.nodes == 1 else 's'}"),
-        ("devices", _devices(job)),
+        ("devices", ", ".join(job.devices)),
         ("restarts", f"{job.restarts} of {job.max_restarts}" if job.max_restarts or job.restarts else None),
         ("priority", job.priority or None),
         ("queue", job.queue),
@@ -170,15 +171,6 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
     return [(key, str(value)) for key, value in facts if value not in (None, "")]
 
 
-def _devices(job: Job) -> str:
-    asked = job.devices_asked
-    if job.devices:
-        return ", ".join(job.devices)
-    if asked is None:
-        return ""
-    return f"waits for {asked if isinstance(asked, int) else ', '.join(asked)}" if job.state == "PENDING" else ""
-
-
 def _progress(progress: Any) -> str:
     if not progress:
         return ""
@@ -193,7 +185,7 @@ def _progress(progress: Any) -> str:
 
 
 def _volume(volume: Any) -> str:
-    where = f"{volume['name']} at {volume['path']}"
+    where = f"{volume['volume']} at {volume['path']}"
     if volume["visible"]:
         return where
     return f"{where} (not mounted at {volume['wanted']}: the job reads {volume['variable']})"

@@ -64,7 +64,9 @@ class Screen:
         """Say what happened to the job."""
         details = event.details
         if event.name == "queued":
-            self._say(f"{details['waiting']}; Ctrl-C leaves the queue")
+            need, ahead = details["need"], details["ahead"]
+            what = _count(need, "device") if isinstance(need, int) else f"device {', '.join(need)}"
+            self._say(f"waiting for {what}, {_count(ahead, 'job')} ahead; Ctrl-C leaves the queue")
         elif event.name == "granted":
             self._say(f"got device{'s' if len(details['devices']) > 1 else ''} {', '.join(details['devices'])}")
         elif event.name == "stopping":

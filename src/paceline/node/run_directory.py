@@ -128,6 +128,11 @@ class Staging:
     def __enter__(self) -> Staging:
         return self
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has become a job."""
+        return self.directory.path == self._path
+
     def settle(self) -> RunDirectory:
         """Give the folder its name; of two that do so at the same instant one succeeds.
 
@@ -145,7 +150,7 @@ class Staging:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         os.close(self.lock)
-        if self.directory.path != self._path:
+        if not self.is_settled:
             shutil.rmtree(self.directory.path, ignore_errors=True)
 
 
