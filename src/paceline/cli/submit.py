@@ -24,9 +24,9 @@ def _submit(**given: Any) -> int:
     if given["script"].endswith((".yaml", ".yml")):
         from paceline.job.reading import read
 
-        from .flags import fields
+        from .flags import fields, flag
 
-        spec = read(given["script"], fields({**given, "script": None}))
+        spec = read(given["script"], fields({**given, "script": None}), flag)
     else:
         from .flags import job_spec
 
