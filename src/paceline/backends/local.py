@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.contract import CONTRACTS, thread_count
 from paceline.job.errors import UserError
 from paceline.job.home import jobs_folder
+from paceline.job.job import FINAL, Job
 from paceline.job.script import Imports, imports_of, module_file
 from paceline.node import ENTRY, devices, placing
 from paceline.node.follow import GrowingFile, Lines, RankLog, Waker
@@ -24,10 +26,14 @@ from paceline.node.ports import is_listening
 from paceline.node.run_directory import RunDirectory
 from paceline.node.spec import NodeSpec, Program
 
+from .local_logs import read_logs
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from paceline.job.spec import JobSpec
+
+    from .base import LogLines, LogQuery
 
 # The package of each framework, and what the fork server imports for it.
 PACKAGES = {"torch": "torch", "horovod": "horovod", "paddle": "paddle", "tensorflow": "tensorflow", "jax": "jax"}
@@ -212,9 +218,10 @@ class LocalRun:
             str(self.directory.path),
             "-1" if spec.detached else str(theirs.fileno()),
         ]
-        with theirs, open(self.directory.agent_log, "ab") as log:
+        with theirs, open(self.directory.agent_log, "ab") as log, open(self.directory.lock, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             self.process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                command, pass_fds=[theirs.fileno(), lock.fileno()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True, cwd="/", env={**_terminal_size(), **os.environ},
             )  # fmt: skip
         self._lifeline = ours
@@ -346,3 +353,38 @@ def describe_ranks(spec: NodeSpec) -> list[dict[str, Any]]:
         "nodes": [node], "node_rank": 0, "main_address": "127.0.0.1", "main_port": port, "attempt": 0, "job": spec.job,
     }  # fmt: skip
     return [placing.variables(spec, placing.place(spec, start, rank)) for rank in range(spec.nproc)]
+
+
+class Local:
+    """Stands in for the backend of the jobs, which is written elsewhere."""
+
+    def describe(self, names: Sequence[str] | None = None) -> list[Job]:
+        """These jobs, or all."""
+        found = []
+        for path in jobs_folder().iterdir() if jobs_folder().exists() else ():
+            if names is None or path.name in names:
+                spec, run = NodeSpec.load(path / "spec.json"), RunDirectory(path)
+                held, status = run.is_held, run.read_status() or {}
+                final = status.get("state") in FINAL
+                found.append(
+                    Job(
+                        name=path.name,
+                        state=status.get("state", "PENDING") if held or final else "FAILED",
+                        backend="local",
+                        framework=spec.framework,
+                        nodes=spec.nodes,
+                        ranks=spec.nproc * spec.nodes,
+                        attempt=status.get("attempt", 0),
+                        exit_code=status.get("exit_code"),
+                        created=0.0,
+                        started=None,
+                        finished=None,
+                        instances=(),
+                        error=None,
+                    )
+                )
+        return found
+
+    def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
+        """Lines of a job."""
+        return read_logs(jobs_folder() / name, query)

@@ -15,6 +15,7 @@ from paceline import __version__
 # verb → (module, what `paceline --help` says of it)
 VERBS = {
     "run": ("run", "Train a script here, on as many ranks as you like."),
+    "logs": ("logs", "Show what the ranks of a job wrote, or write."),
     "check": ("check", "Say what this machine has, and what would go wrong."),
 }
 

@@ -6,6 +6,7 @@ status.json                    state now, replaced atomically
 events.jsonl                   what happened, one JSON object a line
 agent.log                      what the agent and the fork server themselves print
 logs/<attempt>/rank-<r>.log    what rank r wrote (and rank-<r>.err.log where stderr is kept apart)
+logs/<attempt>/times           which of these files had which size when
 errors/<attempt>/rank-<r>.json the exception that ended rank r
 ```
 """
@@ -13,6 +14,7 @@ errors/<attempt>/rank-<r>.json the exception that ended rank r
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import time
@@ -26,6 +28,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.spec = path / "spec.json"
+        self.lock = path / "lock"
         self.status = path / "status.json"
         self.events = path / "events.jsonl"
         self.agent_log = path / "agent.log"
@@ -43,6 +46,10 @@ class RunDirectory:
     def log(self, attempt: int, rank: int, stream: str = "out") -> Path:
         """The log file of a rank; `stream` "err" names the one that holds stderr where it is kept apart."""
         return self.path / "logs" / str(attempt) / (f"rank-{rank}.log" if stream == "out" else f"rank-{rank}.err.log")
+
+    def times(self, attempt: int) -> Path:
+        """The time index of an attempt's logs."""
+        return self.path / "logs" / str(attempt) / "times"
 
     def error(self, attempt: int, rank: int) -> Path:
         """The error record of a rank."""
@@ -69,6 +76,34 @@ class RunDirectory:
         try:
             with contextlib.suppress(OSError):
                 os.write(fd, line.encode())
+        finally:
+            os.close(fd)
+
+    # -- whether somebody works on it ----------------------------------------------------------------------------------
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a client or an agent works on the job: the kernel frees the lock of one that was killed."""
+        try:
+            fd = os.open(self.lock, os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    def wait_until_free(self) -> None:
+        """Come back when nobody works on the job any more."""
+        try:
+            fd = os.open(self.lock, os.O_RDONLY)
+        except OSError:
+            return
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH)
         finally:
             os.close(fd)
 
