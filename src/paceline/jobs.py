@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .backends.base import Backend, LogLine, LogQuery, load
+from .backends.base import Backend, LogLines, LogQuery, load
 from .job.errors import UserError
 from .job.job import Instance, Job, Node, Volume
 from .job.spec import Code, JobSpec, Mount
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
-    "Code", "Instance", "Job", "JobSpec", "LogLine", "LogQuery", "Mount", "Node", "UserError", "Volume",
+    "Code", "Instance", "Job", "JobSpec", "LogLines", "LogQuery", "Mount", "Node", "UserError", "Volume",
     "delete", "get", "list_jobs", "logs", "stop", "submit", "wait",
 ]  # fmt: skip
 
@@ -50,7 +50,7 @@ def get(name: str) -> Job:
     return found[0]
 
 
-def logs(name: str, query: LogQuery | None = None) -> Iterator[LogLine]:
+def logs(name: str, query: LogQuery | None = None) -> Iterator[LogLines]:
     """Lines that a job has written: rank 0's, unless the query says otherwise.
 
     Raises:

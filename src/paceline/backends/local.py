@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from paceline.job.job import Node, Volume
     from paceline.job.spec import JobSpec
 
-    from .base import LogLine, LogQuery
+    from .base import LogLines, LogQuery
 
 CLEAN, AT_ONCE = (15,), (15, 2)  # SIGTERM asks an agent to stop; a second signal, to stop at once
 _AGENT_COMES = 10.0  # seconds for an agent to say who it is
@@ -127,9 +127,11 @@ class Local(Backend):
         lines = self._run(name).events.read_bytes().split(b"\n")
         return [json.loads(line) for line in lines[:-1]]
 
-    def logs(self, name: str, query: LogQuery) -> Iterator[LogLine]:
+    def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
         """Lines of a job in the order in which they were written."""
-        raise NotImplementedError
+        from .local_logs import read_logs
+
+        return read_logs(self._run(name).path, query)
 
     def nodes(self) -> list[Node]:
         """This machine."""

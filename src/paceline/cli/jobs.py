@@ -10,41 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.backends.base import load
 from paceline.job.errors import UserError, nearest
 from paceline.job.job import STATES, Instance, Job
 from paceline.job.quantities import duration, show_duration, show_time
 
+from .lookup import backend, known, rank_of
 from .output import STATE_COLOURS, Column, output_option, show, show_data
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from paceline.backends.base import Backend
+    pass
 
 _KEPT = _RECENT = 7 * 86400.0  # seconds for which a job that has ended is shown by `list`, and kept by `prune`
 _STOP_PATIENCE = 10.0  # seconds beyond its grace in which a job that is being stopped ends
-
-
-def backend() -> Backend:
-    """Where this command line's jobs are."""
-    return load("local")
-
-
-def known(names: Sequence[str]) -> list[Job]:
-    """The jobs of these names, in this order.
-
-    Raises:
-        UserError: there is no such job.
-    """
-    here = backend()
-    found = {job.name: job for job in here.describe(names)}
-    for name in names:
-        if name not in found:
-            others = [job.name for job in here.describe()]
-            hint = nearest(name, others[:1000]) if others else "there is none yet; start one with paceline submit"
-            raise UserError(f"no job {name!r}; {hint}")
-    return [found[name] for name in names]
 
 
 def _ago(seconds: float, now: float) -> str:
@@ -357,21 +334,3 @@ def attach(name: str, instance: str, command: tuple[str, ...]) -> int:
         os.execvpe(how.command[0], how.command, how.env)
     except OSError as error:
         raise UserError(f"cannot run {how.command[0]}: {error.strerror}; check the name") from None
-
-
-def rank_of(job: Job, instance: str) -> int:
-    """The rank that a number or the name of an instance means.
-
-    Raises:
-        UserError: the job has none such.
-    """
-    if instance.isdecimal() and int(instance) < job.ranks:
-        return int(instance)
-    named = {f"{prefix}{'master-0' if r == 0 else f'worker-{r - 1}'}": r for r in range(job.ranks)
-             for prefix in ("", f"{job.name}-")}  # fmt: skip
-    if instance not in named:
-        raise UserError(
-            f"job {job.name} has no instance {instance!r}; it has ranks 0 … {job.ranks - 1}, "
-            f"named {job.name}-master-0, {job.name}-worker-0 …"
-        )
-    return named[instance]

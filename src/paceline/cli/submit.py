@@ -75,7 +75,7 @@ def resubmit(job: str, name: str | None) -> int:
     """Run JOB again as it was submitted; it goes on from the checkpoints that JOB has left."""
     from paceline.job.errors import UserError
 
-    from .jobs import backend, known
+    from .lookup import backend, known
 
     (old,) = known([job])
     if not old.is_over and old.state != "LOST":

@@ -30,6 +30,7 @@ from .queue import Ticket, impossible
 from .ranks import Rank, Ranks
 from .run_directory import RunDirectory
 from .spec import NodeSpec
+from .times import TimeIndex
 
 FAILURE_GRACE = 5.0  # seconds between SIGTERM and SIGKILL for the peers of a failed rank
 SYMPTOM_WAIT = 1.0  # seconds to wait for the cause when all that is known is that a peer went away
@@ -50,6 +51,7 @@ class Agent:
         self.ports = Reservation()
         self.inbox: collections.deque[Message] = collections.deque()
         self.ranks = Ranks(self.loop, spec, run, lambda: self.inbox.append({"do": "look"}))
+        self.times = TimeIndex(self.loop)
         self.coordinator = Coordinator(spec.nodes, spec.max_restarts)
         self.meeting: Host | Guest | None = None
         self.lifeline = lifeline
@@ -133,6 +135,7 @@ class Agent:
         if self.meeting is not None:
             self.meeting.close()
         self.ranks.close()
+        self.times.end()
         self._tell_status(
             finished=time.time(), waiting=None, state=finish["state"], exit_code=finish["exit_code"],
             failure=finish["failure"], others=finish["others"],
@@ -306,6 +309,7 @@ class Agent:
         ]  # fmt: skip
         self.dir.append_event("started", attempt=attempt, world_size=world_size, logs=logs)
         self.status.update(attempt=attempt, node_rank=start["node_rank"], world_size=world_size)
+        self.times.start(self.dir.times(attempt), {path: key for rank in ranks for path, key in rank.logs().items()})
         self.ranks.launch(ranks)
 
     def _is_through(self, local_rank: int) -> bool:
