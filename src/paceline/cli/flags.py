@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import ValidationError
 
@@ -15,8 +15,12 @@ from paceline.contract import CONTRACTS
 from paceline.job.errors import UserError, nearest
 from paceline.job.script import Kind, module_file, program_kind
 from paceline.job.spec import JobSpec, new_name
+from paceline.job.validation import validation_error
 
 from .options import BOTH, ERR, OUT, parse_address, parse_env, parse_numbers, parse_streams
+
+if TYPE_CHECKING:
+    from paceline.job.validation import Place
 
 MOST_RANKS = 4096
 Counted = Literal["auto", "gpu", "cpu"]
@@ -47,33 +51,36 @@ def job_spec(given: dict[str, Any]) -> JobSpec:
         kind = program_kind(script, folder)
     target = str(folder / script) if kind == "command" and not given["no_python"] else script
     try:
-        return JobSpec.model_validate(dict(
-            name=given["name"] or new_name(script.rpartition(".")[2] if kind == "module" else Path(script).stem),
-            **{kind: target},
-            args=given["args"],
-            framework=framework,
-            nodes=nodes,
-            ranks=_ranks(given, nodes),
-            devices=None if given["devices"] is None else _devices(given["devices"]),
-            env=parse_env(given["env"]),
-            working_dir=str(folder),
-            log_dir=given["log_dir"],
-            start_method="exec" if given["start_method"] in ("exec", "spawn") else "fork",
-            preload=tuple(filter(None, (given["preload"] or "").split(","))),
-            max_restarts=given["max_restarts"],
-            grace=given["grace"],
-            pass_index=given["pass_index"],
-            role=given["role"],
-            node_rank=node_rank,
-            detached=given["detach"],
-            **meeting,
-        ))
+        return JobSpec.model_validate(
+            dict(
+                name=given["name"] or new_name(script.rpartition(".")[2] if kind == "module" else Path(script).stem),
+                **{kind: target},
+                args=given["args"],
+                framework=framework,
+                nodes=nodes,
+                ranks=_ranks(given, nodes),
+                devices=None if given["devices"] is None else _devices(given["devices"]),
+                env=parse_env(given["env"]),
+                working_dir=str(folder),
+                log_dir=given["log_dir"],
+                start_method="exec" if given["start_method"] in ("exec", "spawn") else "fork",
+                preload=tuple(filter(None, (given["preload"] or "").split(","))),
+                max_restarts=given["max_restarts"],
+                grace=given["grace"],
+                pass_index=given["pass_index"],
+                role=given["role"],
+                node_rank=node_rank,
+                detached=given["detach"],
+                **meeting,
+            )
+        )
     except ValidationError as error:
-        first = error.errors()[0]
-        where = str(first["loc"][0]) if first["loc"] else "job"
-        raise UserError(
-            f"--{where.replace('_', '-')} {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"
-        ) from None
+        raise validation_error(error, JobSpec, flag) from None
+
+
+def flag(place: Place) -> str:
+    """The flag that sets a field of a job."""
+    return f"--{str(place[0]).replace('_', '-')}" if place else "the job"
 
 
 def _ranks(given: dict[str, Any], nodes: int) -> int | Counted:

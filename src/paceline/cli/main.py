@@ -16,6 +16,8 @@ from paceline import __version__
 VERBS = {
     "run": ("run", "Train a script here, on as many ranks as you like."),
     "check": ("check", "Say what this machine has, and what would go wrong."),
+    "data": ("data", "The named volumes, and whether they can be read here."),
+    "schema": ("schema", "The JSON schema of job files, for editors."),
 }
 
 

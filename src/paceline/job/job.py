@@ -142,8 +142,20 @@ class Node:
 
 @dataclass(frozen=True)
 class Volume:
-    """A named place for data: its path on the backend's machines, and whether it can be read there."""
+    """A named place for data on the backend's machines. Sizes are in bytes.
+
+    Attributes:
+        name: what jobs call it.
+        path: of a folder or file.
+        problem: why it cannot be read there; None when it can.
+        file: which settings define it.
+        size: of its file system.
+        free: of it.
+    """
 
     name: str
     path: str
     problem: str | None = None
+    file: str | None = None
+    size: int | None = None
+    free: int | None = None
