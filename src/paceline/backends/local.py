@@ -18,11 +18,11 @@ from paceline.contract import CONTRACTS, thread_count
 from paceline.job.errors import UserError
 from paceline.job.home import jobs_folder
 from paceline.job.script import Imports, imports_of, module_file
-from paceline.node import ENTRY, devices, placing
+from paceline.node import ENTRY, devices, placing, queue
 from paceline.node.follow import GrowingFile, Lines, RankLog, Waker
 from paceline.node.ports import is_listening
 from paceline.node.run_directory import RunDirectory
-from paceline.node.spec import NodeSpec, Program
+from paceline.node.spec import NodeSpec, Program, Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,14 +126,36 @@ def _check_meeting(spec: JobSpec) -> None:
         raise UserError(f"port {spec.main_port} is in use on this machine; choose another --master-port, or none")
 
 
-def place(spec: JobSpec, split_streams: tuple[int, ...] = ()) -> NodeSpec:
-    """This node's part of a completed job; `split_streams` are the local ranks whose stderr is kept apart."""
+def request(spec: JobSpec, folder: Path, slots: int | None = None) -> Request | None:
+    """What a job asks of this machine's queue in `folder`, None if it asks for no device.
+
+    `slots` are how many jobs' worth of places there are on a machine whose devices are not to be handed out.
+
+    Raises:
+        UserError: this machine does not have the devices.
+    """
+    if not spec.devices:
+        return None
+    of = devices.accelerators() if slots is None else tuple(str(slot) for slot in range(slots))
+    asked = Request(str(folder), spec.devices, of, spec.share_devices, spec.priority, slots is not None)
+    if why := queue.impossible(asked):
+        raise UserError(f"the job can never start: {why}; ask for other devices, or declare slots in the settings")
+    return asked
+
+
+def place(spec: JobSpec, split_streams: tuple[int, ...] = (), request: Request | None = None) -> NodeSpec:
+    """This node's part of a completed job.
+
+    `split_streams` are the local ranks whose stderr is kept apart. With a `request`, the agent asks the machine's queue
+    for the devices before it starts anything.
+    """
     ranks = int(spec.ranks)
     env = dict(spec.env)
     if "OMP_NUM_THREADS" not in {**os.environ, **env}:
         env["OMP_NUM_THREADS"] = str(thread_count(devices.cores(), ranks))
-    if spec.devices is not None:
-        env.update(devices.visibility(spec.devices))
+    names = spec.devices if isinstance(spec.devices, tuple) else () if spec.devices == 0 else None
+    if names is not None and request is None:
+        env.update(devices.visibility(names))
     job_id = uuid.uuid4().hex
     env["PACELINE_JOB_ID"] = job_id
     return NodeSpec(
@@ -147,7 +169,7 @@ def place(spec: JobSpec, split_streams: tuple[int, ...] = ()) -> NodeSpec:
         env=env,
         preload=spec.preload,
         start_method=spec.start_method,
-        devices=spec.devices if spec.devices is not None else devices.accelerators(),
+        devices=None if request is not None else names if names is not None else devices.accelerators(),
         node_rank=spec.node_rank,
         nodes=spec.nodes,
         main_address=spec.main_address,
@@ -161,6 +183,7 @@ def place(spec: JobSpec, split_streams: tuple[int, ...] = ()) -> NodeSpec:
         role=spec.role,
         run_id=spec.run_id,
         detached=spec.detached,
+        request=request,
     )
 
 

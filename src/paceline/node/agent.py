@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from paceline.contract import CONTRACTS, ERROR_FILE
 from . import placing, processes
 from .channel import ChannelClosed, Message
 from .coordinator import Coordinator
+from .devices import visibility
 from .failure import node_failure
 from .loop import Loop
 from .meeting import Guest, Host
 from .ports import Reservation
+from .queue import Ticket, impossible
 from .ranks import Rank, Ranks
 from .run_directory import RunDirectory
 from .spec import NodeSpec
@@ -49,12 +52,15 @@ class Agent:
         self.coordinator = Coordinator(spec.nodes, spec.max_restarts)
         self.meeting: Host | Guest | None = None
         self.lifeline = lifeline
+        self.ticket: Ticket | None = None
         self.status: dict[str, Any] = {
-            "job": spec.job, "job_id": spec.job_id, "state": "STARTING", "framework": spec.framework,
+            "job": spec.job, "job_id": spec.job_id, "state": "PENDING" if spec.request else "STARTING",
+            "framework": spec.framework,
             "agent": {"pid": os.getpid(), "start_time": processes.start_time(os.getpid()), "host": self.host},
             "nodes": spec.nodes, "node_rank": spec.node_rank, "world_size": None,
             "attempt": 0, "max_restarts": spec.max_restarts, "exit_code": None,
             "created": time.time(), "started": None, "finished": None, "ranks": [], "failure": None, "others": [],
+            "devices": list(spec.devices or ()), "waiting": None,
         }  # fmt: skip
         self.asked_to_stop = 0  # how often
         self.stop_signal = 0  # the first signal that asked
@@ -74,8 +80,10 @@ class Agent:
         processes.adopt_orphans()
         self._tell_status()
         try:
-            self.ranks.start_server()
-            self._meet()
+            self._wait_for_devices()
+            if self.finish is None:
+                self.ranks.start_server()
+                self._meet()
             while self.finish is None:
                 if not self.loop.run_until(lambda: bool(self.inbox) or self.finish is not None, self._patience()):
                     self._give_up_waiting()
@@ -85,6 +93,8 @@ class Agent:
         finally:
             self.ranks.close()
             self.ports.release()
+            if self.ticket is not None:
+                self.ticket.release()
         return int(self.finish["exit_code"])
 
     def _act(self, message: Message) -> None:
@@ -113,7 +123,7 @@ class Agent:
             self.meeting.close()
         self.ranks.close()
         self._tell_status(
-            finished=time.time(), state=finish["state"], exit_code=finish["exit_code"],
+            finished=time.time(), waiting=None, state=finish["state"], exit_code=finish["exit_code"],
             failure=finish["failure"], others=finish["others"],
         )  # fmt: skip
         self._tell_event("finished", finish)
@@ -144,6 +154,54 @@ class Agent:
         """End the job here for a reason that no rank is to blame for."""
         failure = node_failure(self.spec.node_rank or 0, self.host, message, exit_code)
         self.finish = {"state": "FAILED", "exit_code": exit_code, "failure": failure.to_dict(), "others": []}
+
+    # -- waiting for devices -------------------------------------------------------------------------------------------
+
+    def _wait_for_devices(self) -> None:
+        """Take a place in the machine's queue, if the job asks for devices, and wait for its turn or the end."""
+        request = self.spec.request
+        if request is None:
+            return
+        if why := impossible(request):
+            self._fail(f"the job can never start: {why}; correct --devices", 2)
+            return
+        ticket = self.ticket = Ticket(request, self.spec.job)
+        try:
+            devices = self._wait_for_turn(ticket)
+        except OSError as error:
+            where = error.filename or request.folder
+            self._fail(f"cannot queue for devices: {where}: {error.strerror}; set PACELINE_HOME to another folder", 2)
+            return
+        if devices is None:
+            return
+        if not request.slots:
+            self.spec = replace(self.spec, devices=devices, env={**self.spec.env, **visibility(devices)})
+        self.ranks.use(self.spec, (ticket.fd,))
+        self.join_by = time.monotonic() + self.spec.join_timeout
+        self.dir.append_event("granted", devices=devices)
+        self._tell_status(state="STARTING", waiting=None, devices=devices)
+
+    def _wait_for_turn(self, ticket: Ticket) -> tuple[str, ...] | None:
+        """The devices, or None if the job ends before it gets any."""
+        news: list[bool] = []
+        if ticket.watch.fd >= 0:
+            self.loop.watch(ticket.watch.fd, lambda: news.append(True))
+        try:
+            while self.finish is None:
+                news.clear()
+                devices = ticket.look()
+                if devices is not None:
+                    return devices
+                waiting = {"need": ticket.request.need, "ahead": ticket.ahead, "problem": ticket.problem}
+                if self.status["waiting"] is None:
+                    self.dir.append_event("queued", **waiting)
+                if self.status["waiting"] != waiting:
+                    self._tell_status(waiting=waiting)
+                self.loop.run_until(lambda: bool(news) or self.finish is not None, ticket.patience)
+            return None
+        finally:
+            self.loop.forget(ticket.watch.fd)
+            ticket.watch.close()
 
     # -- meeting the other nodes ---------------------------------------------------------------------------------------
 
