@@ -17,6 +17,8 @@ VERBS = {
     "run": ("run", "Train a script here, on as many ranks as you like."),
     "check": ("check", "Say what this machine has, and what would go wrong."),
     "data": ("data", "The named volumes, and whether they can be read here."),
+    "top": ("top", "What jobs and machines use now."),
+    "tensorboard": ("tensorboard", "The address of a job's TensorBoard, which is started if need be."),
     "schema": ("schema", "The JSON schema of job files, for editors."),
 }
 

@@ -143,7 +143,7 @@ class Snapshot:
     busy: float
 
     def tree(self, pid: int, start_time: int | None) -> dict[int, Process]:
-        """A process and all its descendants, none if it is gone; zombies are among them, for the time that they took."""
+        """A process and all its descendants, none if it is gone; zombies are among them, for the time they took."""
         root = self.processes.get(pid)
         if root is None or root.start_time != start_time:
             return {}
@@ -205,7 +205,7 @@ def busy_seconds(proc: Path = machine.PROC, cgroup: Path = machine.CGROUP) -> fl
         found = re.match(r"cpu([0-9]+)((?: +[0-9]+)+)", line)
         if found and int(found[1]) in usable:
             fields = [int(field) for field in found[2].split()]
-            ticks += sum(fields[:3]) + sum(fields[5:8])  # but for idle, waiting for disks, and guests' (counted already)
+            ticks += sum(fields[:3]) + sum(fields[5:7])  # user, nice, system; interrupts
     return ticks / _TICKS
 
 
