@@ -80,6 +80,14 @@ class Backend(ABC):
         """What these jobs use now, over a moment or since the last call; those that do not run are left out."""
 
     @abstractmethod
+    def open_tensorboard(self, name: str, logdir: str | None = None) -> str:
+        """The address of a job's TensorBoard, which is started if there is none; it shows `logdir`, or its default."""
+
+    @abstractmethod
+    def close_tensorboard(self, name: str) -> bool:
+        """End it; returns whether there was one."""
+
+    @abstractmethod
     def volumes(self) -> list[Volume]:
         """The named volumes."""
 

@@ -24,6 +24,8 @@ from paceline.node.ports import is_listening
 from paceline.node.run_directory import RunDirectory
 from paceline.node.spec import NodeSpec, Program, Request
 
+from .tensorboard import check_installed, logdir_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -56,6 +58,8 @@ def complete(spec: JobSpec) -> JobSpec:
         raise UserError(
             f"{package} is not installed for {sys.executable}; install it there, or run paceline with another Python"
         )
+    if spec.tensorboard:
+        check_installed()
     for module in spec.preload:
         if importlib.util.find_spec(module.partition(".")[0]) is None and module_file(module, folder) is None:
             raise UserError(f"--preload {module}: no such module is installed for {sys.executable}; check the name")
@@ -183,8 +187,15 @@ def place(spec: JobSpec, split_streams: tuple[int, ...] = (), request: Request |
         role=spec.role,
         run_id=spec.run_id,
         detached=spec.detached,
+        tensorboard=_tensorboard(spec),
         request=request,
     )
+
+
+def _tensorboard(spec: JobSpec) -> str | None:
+    if not spec.tensorboard:
+        return None
+    return logdir_of(spec.working_dir, spec.tensorboard_dir) if spec.tensorboard_dir else ""
 
 
 def python_command() -> tuple[str, ...]:

@@ -73,6 +73,7 @@ class NodeSpec:
         role: torchrun's role name.
         run_id: torchrun's --rdzv-id: the nodes of a job have it in common, and other jobs do not.
         detached: the job outlives the process that started it and its terminal.
+        tensorboard: what a TensorBoard beside the job shows, "" for the run directory; None starts none.
         request: what to wait for before anything starts: the devices of this node are what it is granted.
     """
 
@@ -100,6 +101,7 @@ class NodeSpec:
     role: str = "default"
     run_id: str | None = None
     detached: bool = False
+    tensorboard: str | None = None
     request: Request | None = None
 
     def to_json(self) -> str:

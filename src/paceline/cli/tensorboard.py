@@ -1,0 +1,42 @@
+"""`paceline tensorboard`: the address of a job's TensorBoard."""
+
+from __future__ import annotations
+
+import click
+
+from .options import Option, SectionedCommand
+
+
+def _tensorboard(job: str, logdir: str | None, stop: bool) -> None:
+    """Print the address of JOB's TensorBoard.
+
+    One is started if there is none, also for a job that has ended; it runs until --stop, or until the job is deleted.
+    """
+    from paceline.backends.base import load
+    from paceline.job.errors import UserError, nearest
+
+    if stop and logdir is not None:
+        raise UserError("--stop and --logdir contradict each other; give one of them")
+    backend = load("local")
+    if not backend.describe([job]):
+        known = [other.name for other in backend.describe()]
+        raise UserError(f"no job {job!r}; {nearest(job, known) if known else 'there is none yet'}")
+    if not stop:
+        click.echo(backend.open_tensorboard(job, logdir))
+    elif backend.close_tensorboard(job):
+        click.echo(f"the TensorBoard of {job} has ended")
+    else:
+        click.echo(f"{job} has no TensorBoard")
+
+
+tensorboard = SectionedCommand(
+    "tensorboard",
+    callback=_tensorboard,
+    help=_tensorboard.__doc__,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    params=[
+        click.Argument(["job"]),
+        Option(["--logdir"], metavar="DIR", help="What it shows.  [default: what the job said, or its folder]"),
+        Option(["--stop"], is_flag=True, help="End it."),
+    ],
+)
