@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.job.errors import UserError, nearest
 
@@ -48,8 +47,21 @@ class LogLine:
     text: bytes
 
 
+@dataclass(frozen=True)
+class Shell:
+    """A command to replace this process with, its variables and its folder."""
+
+    command: tuple[str, ...]
+    env: dict[str, str]
+    folder: str
+
+
 class Backend(ABC):
     """A place where jobs run. Every method takes many jobs at once where that saves calls."""
+
+    @abstractmethod
+    def plan(self, spec: JobSpec) -> dict[str, Any]:
+        """What `submit` would do: the complete job, and the variables of its ranks. Starts nothing."""
 
     @abstractmethod
     def submit(self, spec: JobSpec, progress: Callable[[str, int, int | None], None]) -> Job:
@@ -58,6 +70,22 @@ class Backend(ABC):
     @abstractmethod
     def describe(self, names: Sequence[str] | None = None) -> list[Job]:
         """These jobs, or all, the newest first; those that are unknown are left out."""
+
+    @abstractmethod
+    def spec(self, name: str) -> JobSpec:
+        """What a job's user asked for."""
+
+    @abstractmethod
+    def wait(self, names: Sequence[str], seconds: float | None = None) -> bool:
+        """Come back when these jobs have ended or the time is over; returns whether they have."""
+
+    @abstractmethod
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """What happened to a job: time, event, and details."""
+
+    @abstractmethod
+    def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
+        """How to run a command where a rank runs, and as it does."""
 
     @abstractmethod
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLine]:
@@ -100,6 +128,8 @@ def load(name: str) -> Backend:
     """
     place = BACKENDS.get(name)
     if place is None:
+        from importlib.metadata import entry_points  # takes longer than all else here
+
         found = {point.name: point.value for point in entry_points(group="paceline.backends")}
         if name not in found:
             raise UserError(f"no backend {name!r}; {nearest(name, [*BACKENDS, *found])}")

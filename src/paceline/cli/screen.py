@@ -8,12 +8,12 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from paceline.backends.local import Event, Output
+from paceline.backends.foreground import Event, Output
 
 from .options import BOTH, ERR, OUT
 
 if TYPE_CHECKING:
-    from paceline.backends.local import LocalRun
+    from paceline.backends.foreground import LocalRun
 
 _STREAM_BITS = {"out": OUT, "err": ERR, "both": BOTH}
 
@@ -63,7 +63,11 @@ class Screen:
     def _event(self, event: Event) -> None:
         """Say what happened to the job."""
         details = event.details
-        if event.name == "stopping":
+        if event.name == "queued":
+            self._say(f"{details['waiting']}; Ctrl-C leaves the queue")
+        elif event.name == "granted":
+            self._say(f"got device{'s' if len(details['devices']) > 1 else ''} {', '.join(details['devices'])}")
+        elif event.name == "stopping":
             name = signal.Signals(details["signal"]).name
             self._say(f"stopping ({name}); ranks have {details['grace']:g} s, Ctrl-C again ends them at once")
         elif event.name == "restarting":

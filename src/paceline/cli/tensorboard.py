@@ -12,18 +12,16 @@ def _tensorboard(job: str, logdir: str | None, stop: bool) -> None:
 
     One is started if there is none, also for a job that has ended; it runs until --stop, or until the job is deleted.
     """
-    from paceline.backends.base import load
-    from paceline.job.errors import UserError, nearest
+    from paceline.job.errors import UserError
+
+    from .jobs import backend, known
 
     if stop and logdir is not None:
         raise UserError("--stop and --logdir contradict each other; give one of them")
-    backend = load("local")
-    if not backend.describe([job]):
-        known = [other.name for other in backend.describe()]
-        raise UserError(f"no job {job!r}; {nearest(job, known) if known else 'there is none yet'}")
+    known([job])
     if not stop:
-        click.echo(backend.open_tensorboard(job, logdir))
-    elif backend.close_tensorboard(job):
+        click.echo(backend().open_tensorboard(job, logdir))
+    elif backend().close_tensorboard(job):
         click.echo(f"the TensorBoard of {job} has ended")
     else:
         click.echo(f"{job} has no TensorBoard")

@@ -34,20 +34,13 @@ def _job(jobs: tuple[str, ...], watch: bool, output: str) -> None:
 
     Without JOB these are all that have not ended. With -w it goes on until the named ones have.
     """
-    from paceline.backends.base import load
-    from paceline.job.errors import UserError, nearest
+    from .jobs import backend, known
 
-    backend = load("local")
+    here = backend()
 
     def look() -> bool:
-        found = backend.describe(jobs or None)
-        unknown = set(jobs) - {job.name for job in found}
-        if unknown:
-            known = [job.name for job in backend.describe()]
-            hint = nearest(min(unknown), known) if known else "there is none yet"
-            raise UserError(f"no job {min(unknown)!r}; {hint}")
-        shown = [job for job in found if jobs or not job.is_over]
-        usage = backend.usage([job.name for job in shown if not job.is_over])
+        shown = known(jobs) if jobs else [job for job in here.describe() if not job.is_over]
+        usage = here.usage([job.name for job in shown if not job.is_over])
         show([_Row(job, usage.get(job.name)) for job in shown], _job_columns(), output, _job_to_dict)
         return not jobs or not all(job.is_over for job in shown)
 
@@ -56,12 +49,12 @@ def _job(jobs: tuple[str, ...], watch: bool, output: str) -> None:
 
 def _node(watch: bool, output: str) -> None:
     """Show what machines have and what is in use: devices and whose they are, cores, memory, disk."""
-    from paceline.backends.base import load
+    from .jobs import backend
 
-    backend = load("local")
+    here = backend()
 
     def look() -> bool:
-        show(backend.nodes(), _node_columns(), output, asdict)
+        show(here.nodes(), _node_columns(), output, asdict)
         return True
 
     _once_or_live(look, watch, "paceline top node")

@@ -52,6 +52,7 @@ class Job:
         priority: a waiting job with a higher one starts first.
         queue: the backend's queue.
         labels: the user's.
+        ttl: seconds for which it is kept after its end; None for as long as nobody prunes it.
         command: what each rank runs, with arguments.
         working_dir: where the ranks start.
         folder: its run directory.
@@ -81,6 +82,7 @@ class Job:
     priority: int = 0
     queue: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    ttl: float | None = None
     command: str = ""
     working_dir: str = ""
     folder: str = ""
@@ -93,6 +95,10 @@ class Job:
     def is_over(self) -> bool:
         """Whether it has ended for good."""
         return self.state in FINAL
+
+    def has_expired(self, now: float) -> bool:
+        """Whether its time to live is over."""
+        return self.is_over and self.ttl is not None and now - (self.finished or self.created) >= self.ttl
 
     def duration(self, now: float) -> float | None:
         """Seconds from its start to its end, or to `now`."""

@@ -38,7 +38,7 @@ class _Model(BaseModel):
 class LocalSettings(_Model):
     """This machine: `devices` is how many slots it has where it has no GPUs; GPUs are counted."""
 
-    devices: int | None = Field(None, ge=0, le=4096)
+    devices: int | None = Field(default=None, ge=0, le=4096)
 
 
 class Target(_Model):
@@ -140,7 +140,8 @@ def _home() -> Path | None:
 def _table(file: Path) -> dict[str, Any] | None:
     """What a TOML file holds; None where there is none."""
     try:
-        return tomllib.loads(file.read_bytes().decode("utf-8-sig"))
+        table: dict[str, Any] = tomllib.loads(file.read_bytes().decode("utf-8-sig"))
+        return table
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

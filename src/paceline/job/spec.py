@@ -176,6 +176,7 @@ class JobSpec(_Model):
     tensorboard_dir: str | None = Field(None, description="what it shows; the default is the job's folder")
     log_dir: str | None = Field(None, description="where the run directory goes instead of the user's state folder")
     checkpoint_dir: str | None = Field(None, description="where the library keeps checkpoints unless the script says")
+    resume_from: str | None = Field(None, description="job whose code and checkpoints this one goes on with")
     start_method: Literal["fork", "exec"] = "fork"
     preload: tuple[str, ...] = Field((), description="modules imported once a node, before the ranks are forked")
     max_restarts: int = Field(0, ge=0)
@@ -190,7 +191,7 @@ class JobSpec(_Model):
     pass_index: bool = Field(False, description="append --process_index I --process_num N to the arguments")
     role: str = "default"
     run_id: str | None = Field(None, description="what the nodes of this job have in common, and other jobs do not")
-    node_rank: int | None = Field(0, ge=0, description="this node's number; None lets the coordinator choose")
+    node_rank: int | None = Field(None, ge=0, description="this node's number; None lets the coordinator choose")
     main_address: str | None = Field(None, description="where the nodes meet; None on a single node")
     main_port: int | None = Field(None, ge=1, le=65535)
     local_address: str | None = None

@@ -35,6 +35,7 @@ from .tensorboard import PAUSE, TensorBoard, start_with_job
 FAILURE_GRACE = 5.0  # seconds between SIGTERM and SIGKILL for the peers of a failed rank
 SYMPTOM_WAIT = 1.0  # seconds to wait for the cause when all that is known is that a peer went away
 ANSWER_SECONDS = 10.0  # how long the coordinator may take to answer a node that was told to stop
+TIMED_OUT = 124  # the exit code of a job that came to its time limit, as timeout(1) has it
 CONNECT_PAUSE = 0.3  # seconds between two tries to reach the coordinator
 
 
@@ -58,9 +59,12 @@ class Agent:
         self.status: dict[str, Any] = {
             "job": spec.job, "job_id": spec.job_id, "state": "PENDING" if spec.request else "STARTING",
             "framework": spec.framework,
-            "agent": {"pid": os.getpid(), "start_time": processes.start_time(os.getpid()), "host": self.host},
+            "agent": {
+                "pid": os.getpid(), "start_time": processes.start_time(os.getpid()), "host": self.host,
+                "boot": processes.boot_id(),
+            },
             "nodes": spec.nodes, "node_rank": spec.node_rank, "world_size": None,
-            "attempt": 0, "max_restarts": spec.max_restarts, "exit_code": None,
+            "attempt": 0, "restarts": 0, "max_restarts": spec.max_restarts, "exit_code": None,
             "created": time.time(), "started": None, "finished": None, "ranks": [], "failure": None, "others": [],
             "devices": list(spec.devices or ()), "waiting": None,
         }  # fmt: skip
@@ -70,6 +74,8 @@ class Agent:
         self.reported = False  # whether the coordinator knows how this attempt went here
         self.halted = False  # whether the ranks of this attempt were stopped
         self.join_by = time.monotonic() + spec.join_timeout
+        self.end_by: float | None = None  # when the time limit is over, once the ranks run
+        self.timed_out = False
         self.finish: Message | None = None
 
     # -- the way of a job ----------------------------------------------------------------------------------------------
@@ -88,7 +94,7 @@ class Agent:
                 self._meet()
             while self.finish is None:
                 if not self.loop.run_until(lambda: bool(self.inbox) or self.finish is not None, self._patience()):
-                    self._give_up_waiting()
+                    self._lose_patience()
                 elif self.finish is None:
                     self._act(self.inbox.popleft())
             self._end(self.finish)
@@ -108,7 +114,7 @@ class Agent:
         elif what == "halt":
             self._halt(message["signal"])
         elif what == "restart":
-            self._tell_status(state="RESTARTING", attempt=message["attempt"])
+            self._tell_status(state="RESTARTING", attempt=message["attempt"], restarts=message["restarts"])
             self._tell_event("restarting", message)
         elif what == "refuse":
             self._fail(f"node 0 refused this node: {message['why']}", exit_code=2)
@@ -117,6 +123,11 @@ class Agent:
 
     def _end(self, finish: Message) -> None:
         """Leave nothing running, and say how the job ended."""
+        if self.timed_out and finish["state"] == "STOPPED":
+            why = f"stopped at its time limit of {self.spec.time_limit:g} s"
+            failure = node_failure(self.status["node_rank"] or 0, self.host, why, TIMED_OUT)
+            finish = {**finish, "state": "FAILED", "exit_code": TIMED_OUT, "failure": failure.to_dict()}
+            self.finish = finish
         if not self.halted:
             self.ranks.stop(0.0, lambda: self.asked_to_stop > 1)
         if isinstance(self.meeting, Host):
@@ -131,16 +142,22 @@ class Agent:
         self._tell_event("finished", finish)
 
     def _patience(self) -> float | None:
-        """How long the next message may take: for ever, but for nodes to come and for an answer after a stop."""
+        """How long the next message may take: up to the time limit, for nodes to come, and for an answer to a stop."""
         if self.halted and self.stop_signal:
             return ANSWER_SECONDS
         if self.spec.nodes > 1 and self.status["state"] == "STARTING":
             return max(0.0, self.join_by - time.monotonic())
+        if self.end_by is not None and not self.stop_signal:
+            return max(0.0, self.end_by - time.monotonic())
         return None
 
-    def _give_up_waiting(self) -> None:
+    def _lose_patience(self) -> None:
         if self.stop_signal:
             self._stop_alone()
+            return
+        if self.end_by is not None:
+            self.timed_out = True
+            self._ask_to_stop(signal.SIGTERM)
             return
         missing = f"{self.coordinator.missing}" if isinstance(self.meeting, Host) else "some"
         self._fail(
@@ -336,6 +353,8 @@ class Agent:
         """After news of a rank: tell the coordinator what decides something."""
         ranks = self.ranks
         if self.status["state"] != "RUNNING" and ranks.left and all(r.pid for r in ranks.current.values()):
+            if self.status["started"] is None and self.spec.time_limit is not None:
+                self.end_by = time.monotonic() + self.spec.time_limit
             self._tell_status(state="RUNNING", started=self.status["started"] or time.time())
         if self.reported or self.halted or not ranks.current:
             if ranks.server_failure and not ranks.current:
@@ -428,8 +447,15 @@ def _is_here(address: str) -> bool:
     return False
 
 
-def main(run_directory: str, lifeline_fd: int) -> int:
-    """Run the job of a run directory to its end; `lifeline_fd` -1 means that nobody waits for it."""
+def main(run_directory: str, lock_fd: int, lifeline_fd: int) -> int:
+    """Run the job of a run directory to its end.
+
+    Args:
+        run_directory: its path.
+        lock_fd: holds its lock, until this process is gone.
+        lifeline_fd: closes when whoever waits for the job is gone; -1 means that nobody does.
+    """
+    os.set_inheritable(lock_fd, False)
     run = RunDirectory(Path(run_directory))
     lifeline = socket.socket(fileno=lifeline_fd) if lifeline_fd >= 0 else None
     return Agent(run, NodeSpec.load(run.spec), lifeline).run()

@@ -216,12 +216,13 @@ class _File(_View):
         text = json.dumps(
             {
                 "time": time.time(),
-                "epoch": moment.epoch + 1,
+                "epoch": moment.epoch,
                 "epochs": moment.epochs,
                 "step": moment.done,
                 "steps": moment.steps,
                 "samples_per_second": round(moment.rate, 3),
-                "seconds_left": {"epoch": _rounded(moment.left), "run": _rounded(moment.all_left)},
+                "epoch_seconds_left": _rounded(moment.left),
+                "seconds_left": _rounded(moment.all_left),
                 "metrics": {n: value if math.isfinite(value) else None for n, value in moment.means.items()},
             }
         )
