@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 _BAR_EVERY = 0.5  # seconds between two looks of a bar
 _LINE_EVERY = 30.0  # seconds between two plain lines
 _FILE_EVERY = 1.0  # seconds between two times that the file is written
-_FILE_SHARE = 0.001  # of the time, at most, goes to writing it, however slow its disk is
 _WINDOW = 30.0  # seconds over which rates are taken, about
 
 
@@ -59,7 +59,8 @@ class Progress:
             screen: a bar where a terminal shows this rank's output, else a plain line now and then.
             file: replaced at most once a second, and when the loop is left; None writes none.
         """
-        self._screen, self._file = screen, file
+        self._screen = screen
+        self._file = None if file is None else _File(file)
         self._views: list[_View] = []
         self._epoch = 0
         self._epochs: int | None = None
@@ -78,7 +79,7 @@ class Progress:
             steps: of the whole epoch; None where nobody knows.
             done: steps of it that were done before.
         """
-        self.close()
+        self.leave()
         self._epoch, self._epochs = epoch, epochs
         self._steps, self._resumed_at, self._done, self._samples = steps, done, done, 0
         self._began = time.monotonic()
@@ -87,7 +88,7 @@ class Progress:
             label = f"epoch {epoch + 1}/{epochs}" if epochs is not None else f"epoch {epoch + 1}"
             self._views.append(_make_view(label, steps, done))
         if self._file is not None:
-            self._views.append(_File(self._file))
+            self._views.append(self._file)
         for view in self._views:
             view.next = self._began + view.every
         self._next = min((view.next for view in self._views), default=math.inf)
@@ -119,17 +120,23 @@ class Progress:
             moment = self._moment(time.monotonic(), is_over=True)
             for view in self._views:
                 view.show(moment)
-        self._leave()
+        self._end_views()
 
-    def close(self) -> None:
+    def leave(self) -> None:
         """The loop was left: the screen stays as it is, and the file tells all that was done."""
-        if self._done > self._resumed_at:
+        if self._views and self._done > self._resumed_at:
             moment = self._moment(time.monotonic())
             for view in self._views:
                 view.leave(moment)
-        self._leave()
+        self._end_views()
 
-    def _leave(self) -> None:
+    def close(self) -> None:
+        """Leave the loop, if it was not left yet, and wait until the file is written; another epoch may follow."""
+        self.leave()
+        if self._file is not None:
+            self._file.finish()
+
+    def _end_views(self) -> None:
         for view in self._views:
             view.close()
         self._views = []
@@ -151,7 +158,7 @@ class Progress:
         return Moment(
             epoch=self._epoch, epochs=self._epochs, done=self._done, steps=self._steps,
             rate=(self._samples - samples) / seconds, left=left, all_left=all_left,
-            took=seconds if is_over else None, means=self._means,
+            took=seconds if is_over else None, means=dict(self._means),
         )  # fmt: skip
 
 
@@ -203,16 +210,43 @@ class _Bar(_View):
 
 
 class _File(_View):
-    """A file of JSON, replaced in one step. That it cannot be written is no error."""
+    """A file of JSON, replaced in one step, in a thread of its own: a disk may take its time.
+
+    That it cannot be written is no error.
+    """
 
     every = _FILE_EVERY
 
     def __init__(self, path: Path) -> None:
         self._path = str(path)
         self._new = str(path.with_name(f".{path.name}.{os.getpid()}"))
+        self._latest: Moment | None = None
+        self._written: Moment | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._writing: Future[None] | None = None
 
     def show(self, moment: Moment) -> None:
-        began = time.monotonic()
+        self._latest = moment
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "paceline-progress")
+        if self._writing is None or self._writing.done():  # else the disk is slow, and this moment may be left out
+            self._writing = self._thread.submit(self._write)
+
+    def leave(self, moment: Moment) -> None:
+        self.show(moment)
+
+    def finish(self) -> None:
+        """Wait until the last moment is written."""
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = self._writing = None
+            self._write()
+
+    def _write(self) -> None:
+        moment = self._latest
+        if moment is None or moment is self._written:
+            return
+        self._written = moment
         text = json.dumps(
             {
                 "time": time.time(),
@@ -227,20 +261,12 @@ class _File(_View):
             }
         )
         try:
-            descriptor = os.open(self._new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            try:
-                os.write(descriptor, text.encode())
-            finally:
-                os.close(descriptor)
+            with open(self._new, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                file.write(text)
             os.replace(self._new, self._path)
         except OSError:  # the disk is full, or the folder is gone
             with contextlib.suppress(OSError):
                 os.unlink(self._new)
-        ended = time.monotonic()
-        self.next = ended + max(_FILE_EVERY, (ended - began) / _FILE_SHARE)
-
-    def leave(self, moment: Moment) -> None:
-        self.show(moment)
 
 
 def _make_view(label: str, steps: int | None, done: int) -> _View:
