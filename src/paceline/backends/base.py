@@ -12,7 +12,7 @@ from paceline.job.errors import UserError, nearest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from paceline.job.job import Job, Node, Volume
+    from paceline.job.job import Job, Node, Usage, Volume
     from paceline.job.spec import JobSpec
 
 BACKENDS = {"local": "paceline.backends.local:Local"}
@@ -106,6 +106,18 @@ class Backend(ABC):
     @abstractmethod
     def nodes(self) -> list[Node]:
         """The machines, and what is in use there."""
+
+    @abstractmethod
+    def usage(self, names: Sequence[str]) -> dict[str, Usage]:
+        """What these jobs use now, over a moment or since the last call; those that do not run are left out."""
+
+    @abstractmethod
+    def open_tensorboard(self, name: str, logdir: str | None = None) -> str:
+        """The address of a job's TensorBoard, which is started if there is none; it shows `logdir`, or its default."""
+
+    @abstractmethod
+    def close_tensorboard(self, name: str) -> bool:
+        """End it; returns whether there was one."""
 
     @abstractmethod
     def volumes(self) -> list[Volume]:

@@ -17,7 +17,7 @@ from paceline.job.errors import UserError
 from paceline.job.home import jobs_folder
 from paceline.job.index import Index
 from paceline.job.job import FINAL, Job
-from paceline.node import records
+from paceline.node import records, tensorboard
 from paceline.node.run_directory import RunDirectory, read_json
 
 from .base import Backend, Shell
@@ -25,10 +25,11 @@ from .base import Backend, Shell
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from paceline.job.job import Node, Volume
+    from paceline.job.job import Node, Usage, Volume
     from paceline.job.spec import JobSpec
 
     from .base import LogLines, LogQuery
+    from .usage import LocalUsage
 
 CLEAN, AT_ONCE = (15,), (15, 2)  # SIGTERM asks an agent to stop; a second signal, to stop at once
 _AGENT_COMES = 10.0  # seconds for an agent to say who it is
@@ -43,6 +44,7 @@ class Local(Backend):
 
     def __init__(self) -> None:
         self._jobs = jobs_folder()
+        self._measured: LocalUsage | None = None
 
     # -- submit --------------------------------------------------------------------------------------------------------
 
@@ -135,7 +137,22 @@ class Local(Backend):
 
     def nodes(self) -> list[Node]:
         """This machine."""
-        raise NotImplementedError
+        return self._usage.nodes()
+
+    def usage(self, names: Sequence[str]) -> dict[str, Usage]:
+        """What these jobs use now, over a moment or since the last call; those that do not run are left out."""
+        return self._usage.of_jobs(names)
+
+    @property
+    def _usage(self) -> LocalUsage:
+        """What measures from call to call."""
+        if self._measured is None:
+            from .prepare import devices_here
+            from .usage import LocalUsage
+
+            present, slots = devices_here()
+            self._measured = LocalUsage(self._jobs, present, slots=slots)
+        return self._measured
 
     def volumes(self) -> list[Volume]:
         """The volumes that the settings name."""
@@ -178,6 +195,7 @@ class Local(Backend):
             if run.is_held:
                 raise UserError(f"job {run.path.name} has not ended; stop it first: paceline stop {run.path.name}")
         for run in runs:
+            tensorboard.stop(run.path)
             code = (read_json(run.job) or {}).get("code")
             if code is not None:
                 shutil.rmtree(code["path"], ignore_errors=True)
@@ -194,6 +212,17 @@ class Local(Backend):
 
         env, folder = shell_of(self._run(name), rank)
         return Shell(tuple(command), {**os.environ, **env}, folder)
+
+    def open_tensorboard(self, name: str, logdir: str | None = None) -> str:
+        """The address of a job's TensorBoard, which is started if there is none; it shows `logdir`, or its default."""
+        from .prepare import python_command
+        from .tensorboard import open_tensorboard
+
+        return open_tensorboard(python_command(), self._run(name).path, logdir)
+
+    def close_tensorboard(self, name: str) -> bool:
+        """End it; returns whether there was one."""
+        return tensorboard.stop(self._run(name).path)
 
     def _run(self, name: str) -> RunDirectory:
         run = RunDirectory(self._jobs / name)

@@ -22,6 +22,8 @@ from paceline.node import devices, machine, placing, queue
 from paceline.node.ports import is_listening
 from paceline.node.spec import NodeSpec, Program, Request
 
+from .tensorboard import check_installed, logdir_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -73,6 +75,8 @@ def complete(spec: JobSpec, code: Path | None = None) -> JobSpec:
         raise UserError(
             f"{package} is not installed for {sys.executable}; install it there, or run paceline with another Python"
         )
+    if spec.tensorboard:
+        check_installed()
     for module in spec.preload:
         if importlib.util.find_spec(module.partition(".")[0]) is None and module_file(module, folder) is None:
             raise UserError(f"--preload {module}: no such module is installed for {sys.executable}; check the name")
@@ -192,12 +196,12 @@ def _request(spec: JobSpec) -> Request | None:
     """What a completed job asks of this machine's queue, None if it asks for no device."""
     if not spec.devices:
         return None
-    of, slots = _devices()
+    of, slots = devices_here()
     folder = str(jobs_folder().parent / "queue")
     return Request(folder, spec.devices, of, spec.share_devices, spec.priority, slots)
 
 
-def _devices() -> tuple[tuple[str, ...], bool]:
+def devices_here() -> tuple[tuple[str, ...], bool]:
     """The devices that jobs can ask this machine for, and whether they are mere slots."""
     present = devices.accelerators()
     if present:
@@ -278,8 +282,16 @@ def place(
         run_id=spec.run_id,
         time_limit=spec.time_limit,
         detached=spec.detached,
+        tensorboard=_tensorboard(spec),
         request=request,
     )
+
+
+def _tensorboard(spec: JobSpec) -> str | None:
+    """What the job's TensorBoard shows, "" for its run directory; None if it wants none."""
+    if not spec.tensorboard:
+        return None
+    return logdir_of(spec.working_dir, spec.tensorboard_dir) if spec.tensorboard_dir else ""
 
 
 def python_command() -> tuple[str, ...]:

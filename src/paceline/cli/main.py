@@ -29,6 +29,8 @@ VERBS = {
     "resubmit": ("submit", "Run a job again, from its last checkpoint on."),
     "check": ("check", "Say what this machine has, and what would go wrong."),
     "data": ("data", "The named volumes, and whether they can be read here."),
+    "top": ("top", "What jobs and machines use now."),
+    "tensorboard": ("tensorboard", "The address of a job's TensorBoard, which is started if need be."),
     "schema": ("schema", "The JSON schema of job files, for editors."),
 }
 

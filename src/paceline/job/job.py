@@ -133,7 +133,8 @@ class Node:
         memory_used: of it.
         disk: of the file system with the run directories.
         disk_used: of it.
-        gpus: use and memory of each accelerator, as the driver tells them.
+        gpus: of each GPU `{"index", "uuid", "name", "use", "memory", "memory_used", "temperature", "power"}`, in
+            percent, bytes, degrees Celsius and watts; None is what the driver does not tell.
     """
 
     name: str
@@ -145,6 +146,23 @@ class Node:
     memory_used: int
     disk: int
     disk_used: int
+    gpus: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a job uses now, on all nodes together.
+
+    Attributes:
+        processes: how many it has, paceline's own among them.
+        cpu: cores that they keep busy.
+        memory: bytes; what several of them share counts once.
+        gpus: of each accelerator it uses `{"device", "use", "memory"}`: percentage of time and bytes, None if unknown.
+    """
+
+    processes: int
+    cpu: float
+    memory: int
     gpus: tuple[Mapping[str, Any], ...] = ()
 
 

@@ -30,6 +30,7 @@ from .queue import Ticket, impossible
 from .ranks import Rank, Ranks
 from .run_directory import RunDirectory
 from .spec import NodeSpec
+from .tensorboard import PAUSE, TensorBoard, start_with_job
 from .times import TimeIndex
 
 FAILURE_GRACE = 5.0  # seconds between SIGTERM and SIGKILL for the peers of a failed rank
@@ -56,6 +57,7 @@ class Agent:
         self.meeting: Host | Guest | None = None
         self.lifeline = lifeline
         self.ticket: Ticket | None = None
+        self.tensorboard: TensorBoard | None = None
         self.status: dict[str, Any] = {
             "job": spec.job, "job_id": spec.job_id, "state": "PENDING" if spec.request else "STARTING",
             "framework": spec.framework,
@@ -311,6 +313,23 @@ class Agent:
         self.status.update(attempt=attempt, node_rank=start["node_rank"], world_size=world_size)
         self.times.start(self.dir.times(attempt), {path: key for rank in ranks for path, key in rank.logs().items()})
         self.ranks.launch(ranks)
+        if self.spec.tensorboard is not None and start["node_rank"] == 0:
+            self._start_tensorboard(self.spec.tensorboard or str(self.dir.path))
+
+    def _start_tensorboard(self, logdir: str) -> None:
+        """Start it, unless it has outlived the attempt before."""
+        if self.tensorboard is None or not self.tensorboard.is_alive():
+            self.tensorboard = start_with_job(self.spec.python, logdir, self.dir.path)
+            self._look_at_tensorboard(self.tensorboard)
+
+    def _look_at_tensorboard(self, board: TensorBoard | None) -> None:
+        """Until it is known whether it runs, or another has taken its place."""
+        if board is None or board is not self.tensorboard:
+            return
+        if board.look():
+            self.dir.append_event("tensorboard", url=board.url, problem=board.problem)
+        else:
+            self.loop.after(PAUSE, lambda: self._look_at_tensorboard(board))
 
     def _is_through(self, local_rank: int) -> bool:
         """Independent processes that have succeeded stay so when others start again."""

@@ -14,7 +14,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import processes
+from . import processes, tensorboard
 from .queue import explain, overview
 from .run_directory import RunDirectory, abandoned, read_json
 
@@ -105,7 +105,7 @@ def record(path: Path, line: Callable[[], list[Entry]]) -> dict[str, Any] | None
         "folder": os.path.realpath(path),
         "code": job.get("code"),
         "data": job.get("data", []),
-        "tensorboard": _tensorboard(path),
+        "tensorboard": tensorboard.describe(path),
         "progress": read_json(path / "progress.json"),
     }
 
@@ -163,13 +163,6 @@ def _instance(rank: dict[str, Any], host: str, state: str) -> dict[str, Any]:
 def _command(program: dict[str, Any]) -> str:
     words = [*(["-m"] if program["kind"] == "module" else []), program["target"], *program["args"]]
     return " ".join(map(shlex.quote, words))
-
-
-def _tensorboard(path: Path) -> str | None:
-    known = read_json(path / "tensorboard.json")
-    if known is None or processes.start_time(known["pid"]) != known["start_time"]:
-        return None
-    return str(known["url"])
 
 
 def signal_agent(path: Path, numbers: tuple[int, ...]) -> bool:

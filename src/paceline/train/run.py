@@ -93,6 +93,7 @@ def init(
         log_dir=logs,
         log_every=log_every,
         progress=progress,
+        progress_file=job / "progress.json" if job else None,
     )
 
 
@@ -110,6 +111,7 @@ class Run(Collectives):
         log_dir: Path | None = None,
         log_every: int | None = None,
         progress: bool = False,
+        progress_file: Path | None = None,
     ) -> None:
         self._membership = membership
         self._models: list[wrap.Model] = []
@@ -119,7 +121,7 @@ class Run(Collectives):
         self._backwards = 0
         self._optimizers: list[torch.optim.Optimizer] = []
         self._registered: dict[str, Any] = {}
-        self._metrics = Metrics(self, log_dir, progress=progress, every=log_every)
+        self._metrics = Metrics(self, log_dir, progress=progress, progress_file=progress_file, every=log_every)
         self._steps = Steps(self, folder, every, keep, self._metrics)
         self._pid = os.getpid()
         atexit.register(self._at_exit)
