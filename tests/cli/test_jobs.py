@@ -119,7 +119,7 @@ def test_old_jobs_are_left_out_unless_asked_for(paceline: Paceline) -> None:
     status.write_text(json.dumps({**known, "finished": time.time() - 8 * 86400}))
     done = paceline("list")
     assert "old" not in done.stdout
-    assert "1 older ones are not shown" in done.stderr
+    assert "1 that ended long ago are not shown" in done.stderr
     assert {job["name"] for job in listed(paceline, "-A")} == {"old", "new"}
     done = paceline("prune", "--dry-run")
     assert ("old" in done.stdout, "new" in done.stdout) == (True, False)

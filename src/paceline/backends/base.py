@@ -72,8 +72,15 @@ class Backend(ABC):
         """Start a job that goes on by itself; `progress` hears what is done, how much of it, and how much there is."""
 
     @abstractmethod
-    def describe(self, names: Sequence[str] | None = None) -> list[Job]:
-        """These jobs, or all, the newest first; those that are unknown are left out."""
+    def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> list[Job]:
+        """These jobs, or all, the newest first; those that are unknown are left out.
+
+        With `since`, in seconds since the epoch, jobs that ended before are left out too.
+        """
+
+    @abstractmethod
+    def count(self) -> int:
+        """How many jobs there are."""
 
     @abstractmethod
     def spec(self, name: str) -> JobSpec:

@@ -86,34 +86,42 @@ class Local(Backend):
 
     # -- look ----------------------------------------------------------------------------------------------------------
 
-    def describe(self, names: Sequence[str] | None = None) -> list[Job]:
+    def count(self) -> int:
+        """How many jobs there are."""
+        return len(records.names(self._jobs))
+
+    def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> list[Job]:
         """These jobs, or all, the newest first; those that are unknown are left out."""
         if names is not None:
             line = records.line_of(self._jobs.parent)
             found = (records.record(self._jobs / name, line) for name in names if _is_name(name))
             return [Job.from_record(record) for record in found if record is not None]
         now = time.time()
-        jobs = [Job.from_record(record) for record in self._all()]
+        jobs = [Job.from_record(record) for record in self._all(since or 0.0)]
         expired = [job.name for job in jobs if job.has_expired(now)]
         if expired:
             self.delete(expired)
         return sorted((job for job in jobs if job.name not in expired), key=lambda job: job.created, reverse=True)
 
-    def _all(self) -> list[dict[str, Any]]:
-        """The records of all jobs: of those that have ended from the index, of the others from their folders."""
+    def _all(self, since: float) -> list[dict[str, Any]]:
+        """The records of all jobs but those that ended before `since`.
+
+        Those of jobs that have ended come from the index, as far as it knows them, the others from their folders.
+        """
         present = records.names(self._jobs)
         if not present:
             return []
         index = Index(self._jobs.parent / "jobs.db", _warn)
-        known = index.load()
-        ended = {n: row for n, (inode, row) in known.items() if present.get(n) == inode}
+        known = index.names()
+        changed = dict(present.items() - known.items())
+        ended = [row for name, row in index.load(since).items() if present.get(name) == known.get(name)]
         line = records.line_of(self._jobs.parent)
-        read = {name: records.record(self._jobs / name, line) for name in present.keys() - ended.keys()}
+        read = {name: records.record(self._jobs / name, line) for name in changed}
         new = {name: (present[name], record) for name, record in read.items() if record and record["state"] in FINAL}
         index.update(new, known.keys() - present.keys())
         index.close()
-        old: list[dict[str, Any]] = json.loads(f"[{','.join(ended.values())}]")
-        return old + [record for record in read.values() if record is not None]
+        old: list[dict[str, Any]] = json.loads(f"[{','.join(ended)}]")
+        return old + [r for r in read.values() if r is not None and (r["finished"] is None or r["finished"] >= since)]
 
     def spec(self, name: str) -> JobSpec:
         """What a job's user asked for."""

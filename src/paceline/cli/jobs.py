@@ -56,18 +56,19 @@ def list_(every: bool, state: tuple[str, ...], since: str | None, label: tuple[s
         raise UserError(f"--state {one}: no such state; {nearest(one, STATES)}")
     age = _seconds("--since", since)
     wanted = dict(pair.partition("=")[::2] for pair in label)
-    jobs = backend().describe()
+    here = backend()
+    recent = not (every or states or age)
+    jobs = here.describe(since=now - _RECENT if recent else None)
     shown = [
         job
         for job in jobs
         if (not states or job.state in states)
         and (age is None or job.created >= now - age)
         and wanted.items() <= job.labels.items()
-        and (every or states or age or not job.is_over or now - (job.finished or job.created) < _RECENT)
     ]
     show(shown, _LIST, output, Job.to_dict)
-    if len(jobs) > len(shown) and not (states or age or wanted) and output in ("table", "wide"):
-        click.echo(f"paceline: {len(jobs) - len(shown)} older ones are not shown; see paceline list -A", err=True)
+    if recent and output in ("table", "wide") and (older := here.count() - len(jobs)) > 0:
+        click.echo(f"paceline: {older} that ended long ago are not shown; see paceline list -A", err=True)
     return 0
 
 

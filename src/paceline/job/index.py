@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _BUSY = 2.0  # seconds to wait for another process that writes
-_SCHEMA = "CREATE TABLE IF NOT EXISTS jobs (name TEXT PRIMARY KEY, inode INTEGER NOT NULL, record TEXT NOT NULL)"
+_VERSION = 1
+_SCHEMA = """
+    CREATE TABLE IF NOT EXISTS jobs (
+        name TEXT PRIMARY KEY, inode INTEGER NOT NULL, finished REAL NOT NULL, record TEXT NOT NULL
+    )
+"""
 
 
 class Index:
@@ -47,7 +52,10 @@ class Index:
         self._connection = sqlite3.connect(self._path, timeout=_BUSY, isolation_level=None)
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=NORMAL")
-        self._connection.execute(_SCHEMA)
+        if self._connection.execute("PRAGMA user_version").fetchone() != (_VERSION,):
+            self._connection.execute("DROP TABLE IF EXISTS jobs")
+            self._connection.execute(_SCHEMA)
+            self._connection.execute(f"PRAGMA user_version={_VERSION}")
 
     def _start_anew(self, error: sqlite3.Error) -> None:
         self._warn(f"the index {self._path} was damaged ({error}); it is made anew from the jobs' folders")
@@ -67,30 +75,36 @@ class Index:
                 self._connection.close()
             self._connection = None
 
-    def load(self) -> dict[str, tuple[int, str]]:
-        """Name → inode and record, as JSON, of every job that is known to have ended."""
-        rows = self._execute("SELECT name, inode, record FROM jobs")
-        return {name: (inode, record) for name, inode, record in rows}
+    def names(self) -> dict[str, int]:
+        """Name → inode of every job that is known to have ended."""
+        return dict(self._execute("SELECT name, inode FROM jobs"))
+
+    def load(self, since: float) -> dict[str, str]:
+        """Name → record, as JSON, of the jobs that ended after `since`, in seconds since the epoch."""
+        return dict(self._execute("SELECT name, record FROM jobs WHERE finished >= ?", (since,)))
 
     def update(self, ended: Mapping[str, tuple[int, dict[str, Any]]], gone: Iterable[str]) -> None:
         """Remember jobs that have ended, and forget those whose folders are gone."""
-        rows = [(name, inode, json.dumps(record)) for name, (inode, record) in ended.items()]
+        rows = [
+            (name, inode, record["finished"] or record["created"], json.dumps(record))
+            for name, (inode, record) in ended.items()
+        ]
         missing = [(name,) for name in gone]
         if self._connection is None or not (rows or missing):
             return
         try:
             self._connection.execute("BEGIN IMMEDIATE")
-            self._connection.executemany("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?)", rows)
+            self._connection.executemany("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?)", rows)
             self._connection.executemany("DELETE FROM jobs WHERE name = ?", missing)
             self._connection.execute("COMMIT")
         except sqlite3.Error:
             self.close()  # a full disk, or others that write: what is true is elsewhere
 
-    def _execute(self, statement: str) -> list[Any]:
+    def _execute(self, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
         if self._connection is None:
             return []
         try:
-            return self._connection.execute(statement).fetchall()
+            return self._connection.execute(statement, values).fetchall()
         except sqlite3.OperationalError as error:
             self._give_up(error)
         except sqlite3.DatabaseError as error:

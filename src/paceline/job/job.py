@@ -26,6 +26,13 @@ class Instance:
     pid: int | None = None
     exit_code: int | None = None
 
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Instance:
+        """From what a node says of it, which has all keys."""
+        instance = object.__new__(cls)
+        vars(instance).update(record)
+        return instance
+
 
 @dataclass(frozen=True)
 class Job:
@@ -108,8 +115,10 @@ class Job:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Job:
-        """From what a node says of it (`node/records.py`)."""
-        return cls(**{**record, "instances": tuple(Instance(**i) for i in record["instances"])})
+        """From what a node says of it (`node/records.py`), which has all keys."""
+        job = object.__new__(cls)  # several times as fast as calling it, and there may be thousands
+        vars(job).update(record, instances=tuple(map(Instance.from_record, record["instances"])))
+        return job
 
     def to_dict(self) -> dict[str, Any]:
         """The stable keys of `-o json`; times are RFC 3339 in UTC."""
