@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.job.errors import UserError, nearest
 
@@ -23,11 +23,13 @@ class LogQuery:
     """Which lines of a job's logs.
 
     Attributes:
-        ranks: of these; None for rank 0, or for all where `merged`.
+        ranks: of these; None for all.
         follow: go on until the job ends.
         tail: only the last so many lines; None for all.
         since: only what was written after this time, in seconds since the epoch.
-        attempt: of this attempt; None for the last one.
+        attempt: of this attempt; None for the last one, and with `follow` for those that come.
+        timed: the lines' times are wanted, not only their order.
+        raw: with `follow`, pass on unfinished lines too, such as a progress bar.
     """
 
     ranks: tuple[int, ...] | None = (0,)
@@ -35,13 +37,15 @@ class LogQuery:
     tail: int | None = None
     since: float | None = None
     attempt: int | None = None
+    timed: bool = False
+    raw: bool = False
 
 
-@dataclass(frozen=True)
-class LogLine:
-    """A whole line, without its end: when it was written (about), by which rank, to which stream."""
+class LogLines(NamedTuple):
+    """Lines with their ends (the last one of an attempt may have none): when they were written (about), and by whom."""
 
     time: float
+    attempt: int
     rank: int
     stream: str
     text: bytes
@@ -88,8 +92,8 @@ class Backend(ABC):
         """How to run a command where a rank runs, and as it does."""
 
     @abstractmethod
-    def logs(self, name: str, query: LogQuery) -> Iterator[LogLine]:
-        """Lines of a job in the order in which they were written."""
+    def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
+        """Lines of a job in the order in which they were written; a query that cannot be met is a UserError at once."""
 
     @abstractmethod
     def stop(self, names: Sequence[str], now: bool = False) -> None:

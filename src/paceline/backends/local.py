@@ -10,6 +10,7 @@ import shutil
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.job.errors import UserError
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from paceline.job.job import Node, Usage, Volume
     from paceline.job.spec import JobSpec
 
-    from .base import LogLine, LogQuery
+    from .base import LogLines, LogQuery
     from .usage import LocalUsage
 
 CLEAN, AT_ONCE = (15,), (15, 2)  # SIGTERM asks an agent to stop; a second signal, to stop at once
@@ -52,7 +53,9 @@ class Local(Backend):
         from . import prepare
         from .submitting import named
 
-        spec = prepare.complete(named(spec))
+        spec = named(spec).model_copy(update={"detached": True})
+        snapshot = spec.code is not None and spec.code.mode == "snapshot"
+        spec = prepare.complete(spec, Path.cwd() if snapshot else None)
         return {"job": spec.model_dump(mode="json"), "ranks": prepare.describe_ranks(prepare.place(spec))}
 
     def submit(self, spec: JobSpec, progress: Callable[[str, int, int | None], None]) -> Job:
@@ -86,7 +89,8 @@ class Local(Backend):
     def describe(self, names: Sequence[str] | None = None) -> list[Job]:
         """These jobs, or all, the newest first; those that are unknown are left out."""
         if names is not None:
-            found = (records.record(self._jobs / name) for name in names if _is_name(name))
+            line = records.line_of(self._jobs.parent)
+            found = (records.record(self._jobs / name, line) for name in names if _is_name(name))
             return [Job.from_record(record) for record in found if record is not None]
         now = time.time()
         jobs = [Job.from_record(record) for record in self._all()]
@@ -103,7 +107,8 @@ class Local(Backend):
         index = Index(self._jobs.parent / "jobs.db", _warn)
         known = index.load()
         ended = {n: row for n, (inode, row) in known.items() if present.get(n) == inode}
-        read = {name: records.record(self._jobs / name) for name in present.keys() - ended.keys()}
+        line = records.line_of(self._jobs.parent)
+        read = {name: records.record(self._jobs / name, line) for name in present.keys() - ended.keys()}
         new = {name: (present[name], record) for name, record in read.items() if record and record["state"] in FINAL}
         index.update(new, known.keys() - present.keys())
         index.close()
@@ -124,9 +129,11 @@ class Local(Backend):
         lines = self._run(name).events.read_bytes().split(b"\n")
         return [json.loads(line) for line in lines[:-1]]
 
-    def logs(self, name: str, query: LogQuery) -> Iterator[LogLine]:
+    def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
         """Lines of a job in the order in which they were written."""
-        raise NotImplementedError
+        from .local_logs import read_logs
+
+        return read_logs(self._run(name).path, query)
 
     def nodes(self) -> list[Node]:
         """This machine."""

@@ -25,8 +25,12 @@ from paceline.node.spec import NodeSpec, Program, Request
 from .tensorboard import check_installed, logdir_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.job.spec import JobSpec
     from paceline.node.run_directory import RunDirectory
+
+    from .volumes import Source
 
 # The package of each framework, and what the fork server imports for it.
 PACKAGES = {"torch": "torch", "horovod": "horovod", "paddle": "paddle", "tensorflow": "tensorflow", "jax": "jax"}
@@ -45,17 +49,23 @@ def complete(spec: JobSpec, code: Path | None = None) -> JobSpec:
 
     Args:
         spec: what the user asked for.
-        code: where the job's own copy of its code is, where it has one.
+        code: where the job's own copy of its code is; None where it has none, or none yet: then what depends on it
+            stays open.
 
     Raises:
         UserError: the job cannot run here.
     """
-    spec = spec.model_copy(update={"working_dir": str(working_dir(spec))})
+    if spec.code is None or spec.working_dir != ".":
+        spec = spec.model_copy(update={"working_dir": str(working_dir(spec))})
+    imports = Imports()
     folder = code or Path(spec.working_dir)
-    if not folder.is_dir():
-        raise UserError(f"no folder {folder} to run in; correct --working-dir")
-    spec = _check_program(spec, folder)
-    imports = _imports(spec, folder)
+    if spec.code is None or code is not None:
+        if not folder.is_dir():
+            raise UserError(f"no folder {folder} to run in; correct --working-dir")
+        spec = _check_program(spec, folder)
+        imports = _imports(spec, folder)
+    if spec.options:
+        raise UserError(f"this machine knows no option {next(iter(spec.options))!r}; leave it out")
     framework = spec.framework or imports.framework or "torch"
     if spec.pass_index and framework != "indexed":
         raise UserError("--pass-index needs independent processes; add --framework indexed")
@@ -71,25 +81,33 @@ def complete(spec: JobSpec, code: Path | None = None) -> JobSpec:
         if importlib.util.find_spec(module.partition(".")[0]) is None and module_file(module, folder) is None:
             raise UserError(f"--preload {module}: no such module is installed for {sys.executable}; check the name")
     spec = spec.model_copy(update={"framework": framework})
-    changes: dict[str, Any] = {"ranks": _count_ranks(spec)}
-    if spec.kind == "command":
-        changes["start_method"] = "exec"
-    elif spec.start_method == "fork":
-        if package in imports.every:
-            changes["preload"] = PRELOAD.get(framework, ()) + spec.preload
-            changes["env"] = {**spec.env, **imports.variables}
-            if imports.sets_more:  # the framework is to see them when it is imported, and only the script knows them
-                changes["start_method"] = "exec"
-        if package is not None and framework not in SAFE_WITH_DEVICES and devices.accelerators():
-            changes["start_method"] = "exec"
     _check_meeting(spec)
-    spec = spec.model_copy(update=changes)
+    spec = spec.model_copy(update={"ranks": _count_ranks(spec), **_start_method(spec, imports)})
     if spec.detached and spec.devices is None and (present := devices.accelerators()):
         # Who watches a run can see to the devices; a job that nobody watches shares them with nobody.
         count = 1 if framework == "indexed" else min(int(spec.ranks), len(present))
         spec = spec.model_copy(update={"devices": count})
     _check_devices(spec)
     return spec
+
+
+def _start_method(spec: JobSpec, imports: Imports) -> dict[str, Any]:
+    """How the ranks are started, and what is imported for that before."""
+    if spec.kind == "command":
+        return {"start_method": "exec"}
+    if spec.start_method != "fork":
+        return {}
+    framework = spec.framework or ""
+    package = PACKAGES.get(framework)
+    changes: dict[str, Any] = {}
+    if package in imports.every:
+        changes["preload"] = PRELOAD.get(framework, ()) + spec.preload
+        changes["env"] = {**spec.env, **imports.variables}
+        if imports.sets_more:  # the framework is to see them when it is imported, and only the script knows them
+            changes["start_method"] = "exec"
+    if package is not None and framework not in SAFE_WITH_DEVICES and devices.accelerators():
+        changes["start_method"] = "exec"
+    return changes
 
 
 def working_dir(spec: JobSpec) -> Path:
@@ -210,8 +228,21 @@ def _check_devices(spec: JobSpec) -> None:
         raise UserError(f"--memory {show_size(spec.memory)}: this machine has {show_size(most)}; ask for less")
 
 
-def place(spec: JobSpec, split_streams: tuple[int, ...] = ()) -> NodeSpec:
-    """This node's part of a completed job; `split_streams` are the local ranks whose stderr is kept apart."""
+def place(
+    spec: JobSpec,
+    split_streams: tuple[int, ...] = (),
+    *,
+    folder: Path | None = None,
+    sources: Sequence[Source] = (),
+) -> NodeSpec:
+    """This node's part of a completed job.
+
+    Args:
+        spec: the completed job.
+        split_streams: the local ranks whose stderr is kept apart.
+        folder: where the ranks start, unless it is the job's working dir.
+        sources: its volumes.
+    """
     request = _request(spec)
     assert spec.framework is not None, "the spec is complete"
     ranks = int(spec.ranks)
@@ -220,6 +251,9 @@ def place(spec: JobSpec, split_streams: tuple[int, ...] = ()) -> NodeSpec:
         env["OMP_NUM_THREADS"] = str(thread_count(spec.cpus or devices.cores(), ranks))
     if spec.devices == 0:
         env.update(devices.visibility(()))
+    env.update((source.variable, source.path) for source in sources)
+    if spec.checkpoint_dir is not None:
+        env["PACELINE_CHECKPOINT_DIR"] = spec.checkpoint_dir
     job_id = uuid.uuid4().hex
     env["PACELINE_JOB_ID"] = job_id
     return NodeSpec(
@@ -229,7 +263,7 @@ def place(spec: JobSpec, split_streams: tuple[int, ...] = ()) -> NodeSpec:
         framework=spec.framework,
         nproc=ranks,
         python=python_command(),
-        working_dir=spec.working_dir,
+        working_dir=str(folder or spec.working_dir),
         env=env,
         preload=spec.preload,
         start_method=spec.start_method,

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.job import settings
+from paceline.job.code import fetch
 from paceline.job.errors import UserError
 from paceline.job.home import jobs_folder
 from paceline.job.spec import JobSpec, new_name
-from paceline.node.run_directory import RunDirectory
+from paceline.node.run_directory import RunDirectory, read_json
 
 from . import prepare
-from .starting import NameTaken, staged, start
+from .starting import NameTaken, folder_of, staged, start
+from .volumes import resolve
 
 if TYPE_CHECKING:
     import socket
     import subprocess
     from collections.abc import Callable
 
+    from paceline.node.run_directory import Staging
     from paceline.node.spec import NodeSpec
 
     Progress = Callable[[str, int, int | None], None]
@@ -62,16 +67,55 @@ def launch(
     missing = [name for name in spec.secrets if name not in os.environ]
     if missing:
         raise UserError(f"secret {missing[0]} is not set in your environment; export it, then submit again")
-    record: dict[str, Any] = {}
+    sources = resolve(spec.data, settings.load()) if spec.data else []
     if spec.code is None:  # a job that cannot run leaves nothing, not even a folder
         spec = prepare.complete(spec)
         split = split_streams(spec)
-    with staged(spec) as staging:
-        node = prepare.place(spec, split)
+    record: dict[str, Any] = {"data": [asdict(source) for source in sources]}
+    with contextlib.ExitStack() as stack:
+        staging = stack.enter_context(staged(spec))
+        folder = None
+        if spec.code is not None:
+            made, folder = _places(spec, staging.directory.path)
+            stack.callback(_unless_started, made, staging)
+            record["code"] = {**_bring(spec, made, progress), "path": str(folder)}
+            spec = prepare.complete(spec, made)
+            split = split_streams(spec)
+        node = prepare.place(spec, split, folder=folder, sources=sources)
         if spec.resume_from is not None:
             _take_checkpoints(spec.resume_from, staging.directory.path)
         directory, agent = start(staging, spec, node, record, lifeline)
     return Launched(spec, node, directory, agent)
+
+
+def _places(spec: JobSpec, hidden: Path) -> tuple[Path, Path]:
+    """Where to put the code while the job is being made in a hidden folder, and where it is afterwards."""
+    below = Path("code") / spec.name
+    if spec.working_dir == ".":
+        return hidden / below, folder_of(spec) / below
+    place = prepare.working_dir(spec) / below
+    if place.exists():
+        raise UserError(f"{place} is there already; remove it, or choose another --name or --working-dir")
+    return place, place
+
+
+def _bring(spec: JobSpec, destination: Path, progress: Progress) -> dict[str, Any]:
+    """Copy the code of a job; one that goes on with another job's gets it as that one has left it."""
+    assert spec.code is not None
+    if spec.resume_from is None:
+        return fetch(spec.code, Path.cwd(), destination, progress)
+    old = (read_json(RunDirectory(jobs_folder() / spec.resume_from).job) or {}).get("code")
+    if old is None or not Path(old["path"]).is_dir():
+        raise UserError(f"the code of job {spec.resume_from} is gone; submit the job anew")
+    progress("copying the code", 0, None)
+    shutil.copytree(old["path"], destination, symlinks=True)
+    return {**old}
+
+
+def _unless_started(made: Path, staging: Staging) -> None:
+    """Remove code that no job has come to need."""
+    if not staging.is_settled:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def named(spec: JobSpec) -> JobSpec:
@@ -82,9 +126,8 @@ def named(spec: JobSpec) -> JobSpec:
 
 def _take_checkpoints(name: str, folder: Path) -> None:
     """Give a job the checkpoints that another one kept in its own folder."""
-    old = jobs_folder() / name / "checkpoints"
-    if old.is_dir():
-        shutil.copytree(old, folder / "checkpoints", copy_function=_link)
+    for old in (jobs_folder() / name).glob("checkpoints*"):
+        shutil.copytree(old, folder / old.name, copy_function=_link)
 
 
 def _link(source: str, target: str) -> None:

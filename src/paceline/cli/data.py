@@ -40,7 +40,13 @@ def _list(output: str) -> None:
         Column("SIZE", lambda volume: size(volume.size), wide=True),
         Column("FREE", lambda volume: size(volume.free), wide=True),
     ]
-    show(load("local").volumes(), columns, output, asdict)
+    volumes = load("local").volumes()
+    show(volumes, columns, output, asdict)
+    if not volumes:
+        from paceline.job.settings import PROJECT_FILE, user_file
+
+        where = f"{PROJECT_FILE} or {user_file()}"
+        click.echo(f"paceline: no volumes; define them under [volumes] in {where}", err=True)
 
 
 data.add_command(

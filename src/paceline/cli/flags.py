@@ -18,6 +18,20 @@ if TYPE_CHECKING:
 
 MOST_RANKS = 4096
 Counted = Literal["auto", "gpu", "cpu"]
+# The flags that are not called as the field that they set.
+_NAMES = {
+    "nodes": "--nnodes",
+    "ranks": "-n",
+    "secrets": "--secret",
+    "labels": "--label",
+    "options": "--option",
+    "tensorboard_dir": "--logdir",
+    "run_id": "--rdzv-id",
+    "main_address": "--master-addr",
+    "main_port": "--master-port",
+    "local_address": "--local-addr",
+    "join_timeout": "--rdzv-conf join_timeout",
+}
 
 
 def job_spec(given: dict[str, Any]) -> JobSpec:
@@ -34,7 +48,12 @@ def job_spec(given: dict[str, Any]) -> JobSpec:
 
 def flag(place: Place) -> str:
     """The flag that sets a field of a job."""
-    return f"--{str(place[0]).replace('_', '-')}" if place else "the job"
+    if not place:
+        return "the job"
+    name = str(place[0])
+    if name == "code":
+        return "--sync-source" if place[1:] == ("source",) else "--sync-mode"
+    return _NAMES.get(name, f"--{name.replace('_', '-')}")
 
 
 def fields(given: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import time
 from dataclasses import asdict
@@ -11,41 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.backends.base import load
 from paceline.job.errors import UserError, nearest
 from paceline.job.job import STATES, Instance, Job
 from paceline.job.quantities import duration, show_duration, show_time
 
+from .lookup import backend, known, rank_of
 from .output import STATE_COLOURS, Column, output_option, show, show_data
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from paceline.backends.base import Backend
+    pass
 
 _KEPT = _RECENT = 7 * 86400.0  # seconds for which a job that has ended is shown by `list`, and kept by `prune`
 _STOP_PATIENCE = 10.0  # seconds beyond its grace in which a job that is being stopped ends
-
-
-def backend() -> Backend:
-    """Where this command line's jobs are."""
-    return load("local")
-
-
-def known(names: Sequence[str]) -> list[Job]:
-    """The jobs of these names, in this order.
-
-    Raises:
-        UserError: there is no such job.
-    """
-    here = backend()
-    found = {job.name: job for job in here.describe(names)}
-    for name in names:
-        if name not in found:
-            others = [job.name for job in here.describe()]
-            hint = nearest(name, others[:1000]) if others else "there is none yet; start one with paceline submit"
-            raise UserError(f"no job {name!r}; {hint}")
-    return [found[name] for name in names]
 
 
 def _ago(seconds: float, now: float) -> str:
@@ -116,7 +92,7 @@ _LIST: list[Column[Job]] = [
     Column("EXIT", lambda job: _text(job.exit_code), wide=True),
     Column("DEVICES", lambda job: ",".join(job.devices) or None, wide=True),
     Column("LABELS", lambda job: ",".join(f"{k}={v}" for k, v in job.labels.items()) or None, wide=True),
-    Column("ERROR", lambda job: job.error, wide=True),
+    Column("REASON", lambda job: job.error or job.waiting, wide=True),
 ]
 
 
@@ -148,10 +124,11 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
         ("name", job.name),
         ("state", state),
         ("error", job.error),
+        ("waiting", job.waiting),
         ("command", job.command),
         ("framework", job.framework),
         ("ranks", f"{job.ranks} on {job.nodes} node{'' if job.nodes == 1 else 's'}"),
-        ("devices", _devices(job)),
+        ("devices", ", ".join(job.devices)),
         ("restarts", f"{job.restarts} of {job.max_restarts}" if job.max_restarts or job.restarts else None),
         ("priority", job.priority or None),
         ("queue", job.queue),
@@ -170,15 +147,6 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
     return [(key, str(value)) for key, value in facts if value not in (None, "")]
 
 
-def _devices(job: Job) -> str:
-    asked = job.devices_asked
-    if job.devices:
-        return ", ".join(job.devices)
-    if asked is None:
-        return ""
-    return f"waits for {asked if isinstance(asked, int) else ', '.join(asked)}" if job.state == "PENDING" else ""
-
-
 def _progress(progress: Any) -> str:
     if not progress:
         return ""
@@ -193,7 +161,7 @@ def _progress(progress: Any) -> str:
 
 
 def _volume(volume: Any) -> str:
-    where = f"{volume['name']} at {volume['path']}"
+    where = f"{volume['volume']} at {volume['path']}"
     if volume["visible"]:
         return where
     return f"{where} (not mounted at {volume['wanted']}: the job reads {volume['variable']})"
@@ -360,25 +328,9 @@ def attach(name: str, instance: str, command: tuple[str, ...]) -> int:
         click.echo(f"paceline: a shell beside rank {rank} of job {name}, in {how.folder}; leave it with exit", err=True)
     try:
         os.chdir(how.folder)
+    except OSError as error:
+        raise UserError(f"cannot go to {how.folder}: {error.strerror}; is it still there?") from None
+    try:
         os.execvpe(how.command[0], how.command, how.env)
     except OSError as error:
-        what = error.filename or shlex.join(how.command)
-        raise UserError(f"cannot run {what}: {error.strerror}; check the name and the folder") from None
-
-
-def rank_of(job: Job, instance: str) -> int:
-    """The rank that a number or the name of an instance means.
-
-    Raises:
-        UserError: the job has none such.
-    """
-    if instance.isdecimal() and int(instance) < job.ranks:
-        return int(instance)
-    named = {f"{prefix}{'master-0' if r == 0 else f'worker-{r - 1}'}": r for r in range(job.ranks)
-             for prefix in ("", f"{job.name}-")}  # fmt: skip
-    if instance not in named:
-        raise UserError(
-            f"job {job.name} has no instance {instance!r}; it has ranks 0 … {job.ranks - 1}, "
-            f"named {job.name}-master-0, {job.name}-worker-0 …"
-        )
-    return named[instance]
+        raise UserError(f"cannot run {how.command[0]}: {error.strerror}; check the name") from None

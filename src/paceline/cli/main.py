@@ -19,6 +19,7 @@ VERBS = {
     "submit": ("submit", "Start a job that outlives this terminal."),
     "list": ("jobs", "List the jobs."),
     "get": ("jobs", "Show everything that is known of a job."),
+    "logs": ("logs", "Show what the ranks of a job wrote, or write."),
     "wait": ("jobs", "Wait until jobs have ended."),
     "stop": ("jobs", "Stop jobs: cleanly, or at once."),
     "delete": ("jobs", "Delete jobs that have ended."),

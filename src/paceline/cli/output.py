@@ -121,13 +121,14 @@ def _clean(texts: list[str | None]) -> list[str]:
 def _fit(widths: list[int], width: int) -> list[int]:
     """Make a table fit a terminal: the widest columns give first, the first column only when the others cannot."""
     fitted = list(widths)
-    for among in (range(1, len(fitted)), range(len(fitted))):
+    everything = range(len(fitted))
+    for among, least in ((everything[1:], _LEAST), (everything, _LEAST), (everything, 1)):
         while among and (excess := sum(fitted) + len(GAP) * (len(fitted) - 1) - width) > 0:
             widest = max(among, key=fitted.__getitem__)
-            if fitted[widest] <= _LEAST:
+            if fitted[widest] <= least:
                 break
             others = max((fitted[i] for i in among if i != widest), default=0)
-            fitted[widest] = max(_LEAST, fitted[widest] - excess, min(others, fitted[widest] - 1))
+            fitted[widest] = max(least, fitted[widest] - excess, min(others, fitted[widest] - 1))
     return fitted
 
 

@@ -24,9 +24,9 @@ def _submit(**given: Any) -> int:
     if given["script"].endswith((".yaml", ".yml")):
         from paceline.job.reading import read
 
-        from .flags import fields
+        from .flags import fields, flag
 
-        spec = read(given["script"], fields({**given, "script": None}))
+        spec = read(given["script"], fields({**given, "script": None}), flag)
     else:
         from .flags import job_spec
 
@@ -75,7 +75,7 @@ def resubmit(job: str, name: str | None) -> int:
     """Run JOB again as it was submitted; it goes on from the checkpoints that JOB has left."""
     from paceline.job.errors import UserError
 
-    from .jobs import backend, known
+    from .lookup import backend, known
 
     (old,) = known([job])
     if not old.is_over and old.state != "LOST":

@@ -14,7 +14,7 @@ def _tensorboard(job: str, logdir: str | None, stop: bool) -> None:
     """
     from paceline.job.errors import UserError
 
-    from .jobs import backend, known
+    from .lookup import backend, known
 
     if stop and logdir is not None:
         raise UserError("--stop and --logdir contradict each other; give one of them")

@@ -34,7 +34,7 @@ def _job(jobs: tuple[str, ...], watch: bool, output: str) -> None:
 
     Without JOB these are all that have not ended. With -w it goes on until the named ones have.
     """
-    from .jobs import backend, known
+    from .lookup import backend, known
 
     here = backend()
 
@@ -49,7 +49,7 @@ def _job(jobs: tuple[str, ...], watch: bool, output: str) -> None:
 
 def _node(watch: bool, output: str) -> None:
     """Show what machines have and what is in use: devices and whose they are, cores, memory, disk."""
-    from .jobs import backend
+    from .lookup import backend
 
     here = backend()
 

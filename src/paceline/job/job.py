@@ -44,7 +44,8 @@ class Job:
         started: when all ranks ran for the first time.
         finished: when it ended.
         instances: its ranks.
-        error: why it failed, or what it waits for, in one line.
+        error: why it failed, in one line.
+        waiting: what it waits for, in one line.
         restarts: how many of the attempts were restarts after a failure.
         max_restarts: how many of these it may have.
         devices: names of the accelerators it was given.
@@ -75,6 +76,7 @@ class Job:
     finished: float | None
     instances: tuple[Instance, ...]
     error: str | None
+    waiting: str | None = None
     restarts: int = 0
     max_restarts: int = 0
     devices: tuple[str, ...] = ()

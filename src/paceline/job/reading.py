@@ -19,7 +19,7 @@ from .text import printable
 from .validation import dotted, place_of, validation_error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from .validation import Place
@@ -54,8 +54,15 @@ class _Wrong(Exception):
         self.line = node.start_mark.line + 1
 
 
-def read(path: str | Path, given: Mapping[str, Any] | None = None) -> JobSpec:
-    """The job that a file describes; `given` are fields that flags set, which win over the file's.
+def read(
+    path: str | Path, given: Mapping[str, Any] | None = None, name_given: Callable[[Place], str] = dotted
+) -> JobSpec:
+    """The job that a file describes.
+
+    Args:
+        path: of the file.
+        given: fields that flags set. They win over the file's; mappings such as `env` do so key by key.
+        name_given: says which flag it was that gave a field, for messages.
 
     Raises:
         UserError: the file cannot be read or describes no job; names the line and the key.
@@ -71,11 +78,13 @@ def read(path: str | Path, given: Mapping[str, Any] | None = None) -> JobSpec:
         data: dict[str, Any] = _value(root, [], iter(range(_MOST_VALUES)))
     except _Wrong as wrong:
         raise UserError(printable(f"{path}:{wrong.line}: {wrong}")) from None
-    data.update(given)
+    for name, value in given.items():
+        old = data.get(name)
+        data[name] = {**old, **value} if isinstance(value, dict) and isinstance(old, dict) and name != "code" else value
 
     def where(place: Place) -> str:
-        if place and place[0] in given:
-            return f"--{str(place[0]).replace('_', '-')}"
+        if _is_given(place, given):
+            return name_given(place)
         return f"{path}:{_find(root, place)[0].start_mark.line + 1}: {dotted(place)}" if place else str(path)
 
     while True:
@@ -141,9 +150,10 @@ def _value(node: yaml.Node, above: list[yaml.Node], budget: Any) -> Any:
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise _Wrong(key, "a list or mapping cannot be a key; write a word")
-            if _known_text(key) in mapping:
-                raise _Wrong(key, f"{key.value} is given twice; leave one of them out")
-            mapping[key.value] = _value(value, inside, budget)
+            name = key.value = _known_text(key)
+            if name in mapping:
+                raise _Wrong(key, f"{name} is given twice; leave one of them out")
+            mapping[name] = _value(value, inside, budget)
         return mapping
     if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
         return [_value(item, inside, budget) for item in node.value]
@@ -154,9 +164,10 @@ def _value(node: yaml.Node, above: list[yaml.Node], budget: Any) -> Any:
 
 def _known_text(node: yaml.ScalarNode) -> str:
     text: str = node.value
-    if any("\ud800" <= c <= "\udfff" for c in text):
-        raise _Wrong(node, f"{text!r} holds half a character; write the whole one")
-    return text
+    try:  # JSON writes some characters as two escapes
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        raise _Wrong(node, f"{text!r} holds half a character; write the whole one") from None
 
 
 def _scalar(node: yaml.ScalarNode) -> str | int | float | bool | None:
@@ -190,7 +201,7 @@ def _mend(data: dict[str, Any], root: yaml.Node, given: Mapping[str, Any], error
     mended = False
     for entry in error.errors(include_url=False):
         place, _ = place_of(JobSpec, entry["loc"])
-        if not place or place[0] in given:
+        if not place or _is_given(place, given):
             continue
         parent: Any = data
         for part in place[:-1]:
@@ -204,6 +215,14 @@ def _mend(data: dict[str, Any], root: yaml.Node, given: Mapping[str, Any], error
                 parent[place[-1]] = node.value
                 mended = True
     return mended
+
+
+def _is_given(place: Place, given: Mapping[str, Any]) -> bool:
+    """Whether it is a flag's value, not the file's."""
+    if not place or place[0] not in given:
+        return False
+    value = given[str(place[0])]
+    return len(place) == 1 or not isinstance(value, dict) or place[0] == "code" or place[1] in value
 
 
 def _find(root: yaml.Node, place: Place) -> tuple[yaml.Node, yaml.Node]:

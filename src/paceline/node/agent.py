@@ -31,6 +31,7 @@ from .ranks import Rank, Ranks
 from .run_directory import RunDirectory
 from .spec import NodeSpec
 from .tensorboard import PAUSE, TensorBoard, start_with_job
+from .times import TimeIndex
 
 FAILURE_GRACE = 5.0  # seconds between SIGTERM and SIGKILL for the peers of a failed rank
 SYMPTOM_WAIT = 1.0  # seconds to wait for the cause when all that is known is that a peer went away
@@ -51,6 +52,7 @@ class Agent:
         self.ports = Reservation()
         self.inbox: collections.deque[Message] = collections.deque()
         self.ranks = Ranks(self.loop, spec, run, lambda: self.inbox.append({"do": "look"}))
+        self.times = TimeIndex(self.loop)
         self.coordinator = Coordinator(spec.nodes, spec.max_restarts)
         self.meeting: Host | Guest | None = None
         self.lifeline = lifeline
@@ -135,6 +137,7 @@ class Agent:
         if self.meeting is not None:
             self.meeting.close()
         self.ranks.close()
+        self.times.end()
         self._tell_status(
             finished=time.time(), waiting=None, state=finish["state"], exit_code=finish["exit_code"],
             failure=finish["failure"], others=finish["others"],
@@ -308,6 +311,7 @@ class Agent:
         ]  # fmt: skip
         self.dir.append_event("started", attempt=attempt, world_size=world_size, logs=logs)
         self.status.update(attempt=attempt, node_rank=start["node_rank"], world_size=world_size)
+        self.times.start(self.dir.times(attempt), {path: key for rank in ranks for path, key in rank.logs().items()})
         self.ranks.launch(ranks)
         if self.spec.tensorboard is not None and start["node_rank"] == 0:
             self._start_tensorboard(self.spec.tensorboard or str(self.dir.path))
@@ -384,11 +388,10 @@ class Agent:
         if self.halted:
             return
         self.halted = True
-        asked = self.asked_to_stop
         if number:
             self.dir.append_event("stopping", signal=number, grace=self.spec.grace)
         grace = self.spec.grace if number else min(FAILURE_GRACE, self.spec.grace)
-        self.ranks.stop(grace, lambda: self.asked_to_stop > max(asked, 1))
+        self.ranks.stop(grace, lambda: self.asked_to_stop > 1)
         failures = [f.to_dict() for f in self.ranks.failures()]
         if self.ranks.server_failure:
             failure = node_failure(self.status["node_rank"] or 0, self.host, self.ranks.server_failure)

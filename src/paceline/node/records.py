@@ -6,15 +6,22 @@ word is FAILED, whatever status.json says.
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import shutil
 import socket
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import processes, tensorboard
+from .queue import explain, overview
 from .run_directory import RunDirectory, abandoned, read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .queue import Entry
 
 FINAL = ("SUCCEEDED", "FAILED", "STOPPED")
 
@@ -34,8 +41,25 @@ def names(jobs: Path) -> dict[str, int]:
     return found
 
 
-def record(path: Path) -> dict[str, Any] | None:
+def line_of(home: Path) -> Callable[[], list[Entry]]:
+    """A function that gives the queue for devices in a home, read when it is called for the first time."""
+
+    @functools.lru_cache(maxsize=1)
+    def line() -> list[Entry]:
+        try:
+            return overview(home / "queue")
+        except OSError:
+            return []
+
+    return line
+
+
+def record(path: Path, line: Callable[[], list[Entry]]) -> dict[str, Any] | None:
     """What is true of a job; None where there is none.
+
+    Args:
+        path: its run directory.
+        line: gives the queue, see `line_of`.
 
     The keys are those of a job as the verbs show it: name, state, backend, framework, nodes, ranks, attempt, exit_code,
     created, started, finished (seconds since the epoch), instances, error, and more.
@@ -52,8 +76,6 @@ def record(path: Path) -> dict[str, Any] | None:
     if state not in FINAL and not held:
         state, error = _died(job, agent)
         finished = finished or _last_word(run)
-    elif state == "PENDING" and status.get("waiting"):
-        error = status["waiting"]
     host = agent.get("host", socket.gethostname())
     return {
         "name": path.name,
@@ -69,6 +91,7 @@ def record(path: Path) -> dict[str, Any] | None:
         "finished": finished if state in FINAL else None,
         "instances": [_instance(rank, host, state) for rank in status.get("ranks", ())],
         "error": error,
+        "waiting": _waiting(path.name, status, line) if state == "PENDING" else None,
         "restarts": status.get("restarts", 0),
         "max_restarts": node["max_restarts"],
         "devices": status.get("devices") or [],
@@ -93,6 +116,14 @@ def _error(status: dict[str, Any]) -> str | None:
         return None
     message = str(failure["message"])
     return message if failure.get("rank") is None else f"rank {failure['rank']}: {message}"
+
+
+def _waiting(name: str, status: dict[str, Any], line: Callable[[], list[Entry]]) -> str | None:
+    """What a job waits for, in one line."""
+    if not status.get("waiting"):
+        return None
+    problem = status["waiting"]["problem"]
+    return f"cannot queue for devices: {problem}" if problem else explain(line(), name)
 
 
 def _died(job: dict[str, Any], agent: dict[str, Any]) -> tuple[str, str]:

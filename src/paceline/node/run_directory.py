@@ -8,6 +8,7 @@ status.json                    state now, replaced atomically
 events.jsonl                   what happened, one JSON object a line
 agent.log                      what the agent and the fork server themselves print
 logs/<attempt>/rank-<r>.log    what rank r wrote (and rank-<r>.err.log where stderr is kept apart)
+logs/<attempt>/times           which of these files had which size when
 errors/<attempt>/rank-<r>.json the exception that ended rank r
 ```
 """
@@ -44,6 +45,10 @@ class RunDirectory:
     def log(self, attempt: int, rank: int, stream: str = "out") -> Path:
         """The log file of a rank; `stream` "err" names the one that holds stderr where it is kept apart."""
         return self.path / "logs" / str(attempt) / (f"rank-{rank}.log" if stream == "out" else f"rank-{rank}.err.log")
+
+    def times(self, attempt: int) -> Path:
+        """The time index of an attempt's logs."""
+        return self.path / "logs" / str(attempt) / "times"
 
     def error(self, attempt: int, rank: int) -> Path:
         """The error record of a rank."""
@@ -128,6 +133,11 @@ class Staging:
     def __enter__(self) -> Staging:
         return self
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has become a job."""
+        return self.directory.path == self._path
+
     def settle(self) -> RunDirectory:
         """Give the folder its name; of two that do so at the same instant one succeeds.
 
@@ -145,7 +155,7 @@ class Staging:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         os.close(self.lock)
-        if self.directory.path != self._path:
+        if not self.is_settled:
             shutil.rmtree(self.directory.path, ignore_errors=True)
 
 

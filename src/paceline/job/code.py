@@ -1,0 +1,8 @@
+"""Placeholder."""
+
+from typing import Any
+
+
+def fetch(*args: Any) -> dict[str, Any]:
+    """Placeholder."""
+    raise NotImplementedError
