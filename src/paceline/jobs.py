@@ -30,7 +30,7 @@ def submit(spec: JobSpec) -> Job:
     Raises:
         UserError: it cannot run, or its name is taken.
     """
-    return load(spec.backend).submit(spec, lambda *_: None)
+    return load(spec.backend).submit(spec, _Silence())
 
 
 def list_jobs() -> list[Job]:
@@ -87,6 +87,16 @@ def delete(name: str) -> None:
         UserError: there is no such job, or it has not ended.
     """
     _backend().delete([name])
+
+
+class _Silence:
+    """Tells nobody how far it is."""
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        pass
+
+    def say(self, line: str) -> None:
+        pass
 
 
 def _backend() -> Backend:

@@ -448,7 +448,7 @@ def test_attach_runs_a_command_beside_a_rank(paceline: Paceline) -> None:
         done = paceline("attach", "it", *instance, "--", sys.executable, "-c", show)
         assert done.stdout == f"{paceline.folder / 'below'} {rank} 0.1 $x\n", done.stderr
     assert paceline("attach", "it", "--", "sh", "-c", "exit 7").returncode == 7
-    one_line(paceline("attach", "it", "-i", "2"), "job it has no instance '2'; it has ranks 0 … 1")
+    one_line(paceline("attach", "it", "-i", "2"), "job it has no such instance; it has ranks 0 … 1")
     one_line(paceline("attach", "it", "--", "no-such-program"), "cannot run no-such-program")
     paceline("stop", "it")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from paceline.job.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from paceline.job.job import Job, Node, Usage, Volume
     from paceline.job.spec import JobSpec
@@ -60,6 +60,16 @@ class Shell:
     folder: str
 
 
+class Progress(Protocol):
+    """Hears how far something is."""
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        """What is being done, how much of it is done, and how much there is, or None."""
+
+    def say(self, line: str) -> None:
+        """Something that the user should read."""
+
+
 class Backend(ABC):
     """A place where jobs run. Every method takes many jobs at once where that saves calls."""
 
@@ -68,8 +78,8 @@ class Backend(ABC):
         """What `submit` would do: the complete job, and the variables of its ranks. Starts nothing."""
 
     @abstractmethod
-    def submit(self, spec: JobSpec, progress: Callable[[str, int, int | None], None]) -> Job:
-        """Start a job that goes on by itself; `progress` hears what is done, how much of it, and how much there is."""
+    def submit(self, spec: JobSpec, progress: Progress) -> Job:
+        """Start a job that goes on by itself."""
 
     @abstractmethod
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> list[Job]:

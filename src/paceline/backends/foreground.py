@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from paceline.job.spec import JobSpec
 
-    from .submitting import Progress
+    from .base import Progress
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class LocalRun:
 
         Args:
             spec: what the user asked for.
-            progress: hears what is done, how much of it is done, and how much there is.
+            progress: hears how far it is.
             split_streams: the local ranks of the completed job whose stderr is kept apart.
 
         Raises:

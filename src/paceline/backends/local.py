@@ -23,12 +23,12 @@ from paceline.node.run_directory import RunDirectory, read_json
 from .base import Backend, Shell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from paceline.job.job import Node, Usage, Volume
     from paceline.job.spec import JobSpec
 
-    from .base import LogLines, LogQuery
+    from .base import LogLines, LogQuery, Progress
     from .usage import LocalUsage
 
 CLEAN, AT_ONCE = (15,), (15, 2)  # SIGTERM asks an agent to stop; a second signal, to stop at once
@@ -58,7 +58,7 @@ class Local(Backend):
         spec = prepare.complete(spec, Path.cwd() if snapshot else None)
         return {"job": spec.model_dump(mode="json"), "ranks": prepare.describe_ranks(prepare.place(spec))}
 
-    def submit(self, spec: JobSpec, progress: Callable[[str, int, int | None], None]) -> Job:
+    def submit(self, spec: JobSpec, progress: Progress) -> Job:
         """Start a job that goes on by itself.
 
         Raises:
@@ -78,7 +78,7 @@ class Local(Backend):
                     continue
         raise AssertionError("unreachable")
 
-    def _launch(self, spec: JobSpec, progress: Callable[[str, int, int | None], None]) -> Job:
+    def _launch(self, spec: JobSpec, progress: Progress) -> Job:
         from .submitting import launch
 
         (job,) = self.describe([launch(spec, progress).spec.name])
@@ -198,6 +198,8 @@ class Local(Backend):
         Raises:
             UserError: one has not ended.
         """
+        from paceline.job.code import discard
+
         runs = [self._run(name) for name in names]
         for run in runs:
             if run.is_held:
@@ -206,7 +208,7 @@ class Local(Backend):
             tensorboard.stop(run.path)
             code = (read_json(run.job) or {}).get("code")
             if code is not None:
-                shutil.rmtree(code["path"], ignore_errors=True)
+                discard(Path(code["path"]))
             folder = run.path.resolve()
             hidden = folder.with_name(f".{folder.name}.deleted.{time.monotonic_ns()}")
             folder.rename(hidden)  # so that there is never half a job

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.job import settings
-from paceline.job.code import fetch
+from paceline.job.code import discard, fetch
 from paceline.job.errors import UserError
 from paceline.job.home import jobs_folder
 from paceline.job.spec import JobSpec, new_name
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from paceline.node.run_directory import Staging
     from paceline.node.spec import NodeSpec
 
-    Progress = Callable[[str, int, int | None], None]
+    from .base import Progress
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def launch(
 
     Args:
         spec: what the user asked for.
-        progress: hears what is done, how much of it is done, and how much there is.
+        progress: hears how far it is.
         lifeline: the job ends when the other end closes; None for one that outlives its client.
         split_streams: the local ranks of the completed job whose stderr is kept apart.
 
@@ -71,6 +71,9 @@ def launch(
     if spec.code is None:  # a job that cannot run leaves nothing, not even a folder
         spec = prepare.complete(spec)
         split = split_streams(spec)
+    for flag, value in (("--image", spec.image), ("--queue", spec.queue)):
+        if value is not None:
+            progress.say(f"{flag} {value} does nothing on this machine, which has no {flag[2:]}s")
     record: dict[str, Any] = {"data": [asdict(source) for source in sources]}
     with contextlib.ExitStack() as stack:
         staging = stack.enter_context(staged(spec))
@@ -103,7 +106,7 @@ def _bring(spec: JobSpec, destination: Path, progress: Progress) -> dict[str, An
     """Copy the code of a job; one that goes on with another job's gets it as that one has left it."""
     assert spec.code is not None
     if spec.resume_from is None:
-        return fetch(spec.code, Path.cwd(), destination, progress)
+        return fetch(spec.code, Path.cwd(), destination, progress, progress.say)
     old = (read_json(RunDirectory(jobs_folder() / spec.resume_from).job) or {}).get("code")
     if old is None or not Path(old["path"]).is_dir():
         raise UserError(f"the code of job {spec.resume_from} is gone; submit the job anew")
@@ -115,7 +118,7 @@ def _bring(spec: JobSpec, destination: Path, progress: Progress) -> dict[str, An
 def _unless_started(made: Path, staging: Staging) -> None:
     """Remove code that no job has come to need."""
     if not staging.is_settled:
-        shutil.rmtree(made, ignore_errors=True)
+        discard(made)
 
 
 def named(spec: JobSpec) -> JobSpec:

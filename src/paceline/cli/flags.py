@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import ValidationError
 
+from paceline.job import code
 from paceline.job.errors import UserError
 from paceline.job.spec import JobSpec
 from paceline.job.validation import validation_error
@@ -77,7 +78,7 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
         "env": parse_pairs("--env", given["env"], variable=True) or None,
         "secrets": given["secret"] or None,
         "working_dir": given["working_dir"],
-        "code": _code(given["sync_mode"], given["sync_source"]),
+        "code": code.parse(given["sync_mode"], given["sync_source"]),
         "data": given["data"] or None,
         "tensorboard": given["tensorboard"] or None,
         "tensorboard_dir": given["logdir"],
@@ -107,10 +108,6 @@ def _program(given: dict[str, Any]) -> dict[str, Any]:
     if given["module"] and given["no_python"]:
         raise UserError("--module and --no-python contradict each other; give one of them")
     return {"module" if given["module"] else "command" if given["no_python"] else "script": given["script"]}
-
-
-def _code(mode: str | None, source: str | None) -> dict[str, Any] | None:
-    return None if mode is None else {"mode": mode, "source": source}
 
 
 def _ranks(given: dict[str, Any], nodes: int) -> int | Counted | None:

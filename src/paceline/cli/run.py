@@ -10,7 +10,7 @@ from paceline.job.errors import UserError
 
 from .job_options import NODES, OUTPUT, PROGRAM_ARGUMENTS, SPEC, TORCHRUN
 from .options import SectionedCommand
-from .progress import progress_bar
+from .progress import Progress
 
 if TYPE_CHECKING:
     from paceline.backends.foreground import LocalRun
@@ -39,7 +39,7 @@ def _run(**given: Any) -> int:
         shown.update(shown_streams(given, int(complete.ranks)))
         return split_streams(shown)
 
-    with progress_bar() as progress:
+    with Progress() as progress:
         job = LocalRun(spec, progress, split)
     return _follow(job, shown)
 

@@ -10,7 +10,7 @@ import click
 
 from .job_options import NODES, PROGRAM_ARGUMENTS, SPEC, TORCHRUN
 from .options import SectionedCommand
-from .progress import progress_bar
+from .progress import Progress
 
 if TYPE_CHECKING:
     from paceline.job.spec import JobSpec
@@ -46,7 +46,7 @@ def detached(spec: JobSpec) -> int:
     """Start the job, and say what to type next."""
     from paceline.backends.base import load
 
-    with progress_bar() as progress:
+    with Progress() as progress:
         job = load(spec.backend).submit(spec, progress)
     click.echo(job.name)
     click.echo(f"paceline: submitted; follow it with: paceline logs -f {job.name}", err=True)
