@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.job.errors import UserError
 from paceline.job.home import jobs_folder
-from paceline.job.index import Index
 from paceline.job.job import FINAL, Job
 from paceline.node import records, tensorboard
 from paceline.node.run_directory import RunDirectory, read_json
@@ -108,6 +107,8 @@ class Local(Backend):
 
         Those of jobs that have ended come from the index, as far as it knows them, the others from their folders.
         """
+        from paceline.job.index import Index
+
         present = records.names(self._jobs)
         if not present:
             return []

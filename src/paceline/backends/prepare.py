@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract import CONTRACTS, thread_count
-from paceline.job import settings
 from paceline.job.errors import UserError
 from paceline.job.home import jobs_folder
 from paceline.job.quantities import show_size
@@ -206,7 +205,9 @@ def devices_here() -> tuple[tuple[str, ...], bool]:
     present = devices.accelerators()
     if present:
         return present, False
-    slots = settings.load().local.devices or 0
+    from paceline.job.settings import load  # takes long to import, and few jobs need it
+
+    slots = load().local.devices or 0
     return tuple(str(slot) for slot in range(slots)), True
 
 
@@ -218,7 +219,7 @@ def _check_devices(spec: JobSpec) -> None:
     """
     request = _request(spec)
     if request is not None and (why := queue.impossible(request)):
-        declare = f"; declare slots as [local] devices = N in {settings.PROJECT_FILE}" if request.slots else ""
+        declare = "; declare slots as [local] devices = N in paceline.toml" if request.slots else ""
         raise UserError(f"the job can never start: {why}; ask for others{declare}")
     if spec.cpus is not None and spec.cpus > devices.cores():
         raise UserError(f"--cpus {spec.cpus}: this machine lets a job use {devices.cores()} cores; ask for fewer")

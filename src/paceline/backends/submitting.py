@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.job import settings
-from paceline.job.code import discard, fetch
 from paceline.job.errors import UserError
 from paceline.job.home import jobs_folder
 from paceline.job.spec import JobSpec, new_name
@@ -18,7 +16,6 @@ from paceline.node.run_directory import RunDirectory, read_json
 
 from . import prepare
 from .starting import NameTaken, folder_of, staged, start
-from .volumes import resolve
 
 if TYPE_CHECKING:
     import socket
@@ -29,6 +26,7 @@ if TYPE_CHECKING:
     from paceline.node.spec import NodeSpec
 
     from .base import Progress
+    from .volumes import Source
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ def launch(
     missing = [name for name in spec.secrets if name not in os.environ]
     if missing:
         raise UserError(f"secret {missing[0]} is not set in your environment; export it, then submit again")
-    sources = resolve(spec.data, settings.load()) if spec.data else []
+    sources = _sources(spec)
     if spec.code is None:  # a job that cannot run leaves nothing, not even a folder
         spec = prepare.complete(spec)
         split = split_streams(spec)
@@ -91,6 +89,16 @@ def launch(
     return Launched(spec, node, directory, agent)
 
 
+def _sources(spec: JobSpec) -> list[Source]:
+    if not spec.data:
+        return []
+    from paceline.job.settings import load
+
+    from .volumes import resolve
+
+    return resolve(spec.data, load())
+
+
 def _places(spec: JobSpec, hidden: Path) -> tuple[Path, Path]:
     """Where to put the code while the job is being made in a hidden folder, and where it is afterwards."""
     below = Path("code") / spec.name
@@ -106,6 +114,8 @@ def _bring(spec: JobSpec, destination: Path, progress: Progress) -> dict[str, An
     """Copy the code of a job; one that goes on with another job's gets it as that one has left it."""
     assert spec.code is not None
     if spec.resume_from is None:
+        from paceline.job.code import fetch
+
         return fetch(spec.code, Path.cwd(), destination, progress, progress.say)
     old = (read_json(RunDirectory(jobs_folder() / spec.resume_from).job) or {}).get("code")
     if old is None or not Path(old["path"]).is_dir():
@@ -117,6 +127,8 @@ def _bring(spec: JobSpec, destination: Path, progress: Progress) -> dict[str, An
 
 def _unless_started(made: Path, staging: Staging) -> None:
     """Remove code that no job has come to need."""
+    from paceline.job.code import discard
+
     if not staging.is_settled:
         discard(made)
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import ValidationError
 
-from paceline.job import code
 from paceline.job.errors import UserError
 from paceline.job.spec import JobSpec
 from paceline.job.validation import validation_error
@@ -15,6 +14,7 @@ from paceline.job.validation import validation_error
 from .options import BOTH, ERR, OUT, parse_address, parse_numbers, parse_pairs, parse_streams
 
 if TYPE_CHECKING:
+    from paceline.job.spec import Code
     from paceline.job.validation import Place
 
 MOST_RANKS = 4096
@@ -78,7 +78,7 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
         "env": parse_pairs("--env", given["env"], variable=True) or None,
         "secrets": given["secret"] or None,
         "working_dir": given["working_dir"],
-        "code": code.parse(given["sync_mode"], given["sync_source"]),
+        "code": _code(given["sync_mode"], given["sync_source"]),
         "data": given["data"] or None,
         "tensorboard": given["tensorboard"] or None,
         "tensorboard_dir": given["logdir"],
@@ -102,6 +102,14 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
         **_meeting(given, nodes),
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _code(mode: str | None, source: str | None) -> Code | None:
+    if mode is None and source is None:
+        return None
+    from paceline.job.code import parse  # brings much along that most jobs do not need
+
+    return parse(mode, source)
 
 
 def _program(given: dict[str, Any]) -> dict[str, Any]:

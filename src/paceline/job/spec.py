@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -25,7 +25,7 @@ from .script import Kind
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"  # none that reads like another
+_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"  # 32, none that reads like another
 
 
 def _valid_name(name: str) -> str:
@@ -226,4 +226,4 @@ class JobSpec(_Model):
 def new_name(stem: str) -> str:
     """A name for a job that was given none: the script's, made unlike any other by five random characters."""
     cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:50] or "job"
-    return f"{cleaned}-{''.join(secrets.choice(_LETTERS) for _ in range(5))}"
+    return f"{cleaned}-{''.join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(5))}"
