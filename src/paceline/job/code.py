@@ -94,7 +94,7 @@ def fetch(
         except OSError as error:
             raise UserError(
                 f"cannot write the job's code to {printable(destination)}: {error.strerror}; "
-                "free some space there or choose another working dir"
+                "see to it that there is space and you may write there, or choose another working dir"
             ) from None
         undo.pop_all()
     return {"mode": code.mode, **fetched}

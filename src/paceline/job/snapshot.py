@@ -142,8 +142,8 @@ class Listing:
         if biggest == ".":
             biggest = max((name for name in by_folder if name != "."), key=by_folder.__getitem__, default=".")
         warn(
-            f"copying {len(self.files):,} files, {show_size(total)}, of {printable(self._root)}; the most of it is in "
-            f"{printable(biggest)}: to leave it out, name it in .pacelineignore"
+            f"copying {len(self.files):,} files, {show_size(total)}, of {printable(self._root)}; "
+            f"the biggest part is in {printable(biggest)}: to leave it out, name it in .pacelineignore"
         )
 
     # -- one by one ----------------------------------------------------------------------------------------------------
