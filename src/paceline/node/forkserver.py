@@ -252,6 +252,10 @@ def main(channel_fd: int, spec_path: str) -> None:
     agent = os.getppid()
     processes.die_with(agent)  # nothing to clean up as long as there are no ranks
     processes.adopt_orphans()
+    for descriptor in os.listdir("/proc/self/fd"):  # what the agent had it keep is nothing for other programs
+        if int(descriptor) > 2:
+            with contextlib.suppress(OSError):  # the one that lists them
+                os.set_inheritable(int(descriptor), False)
     spec = NodeSpec.load(Path(spec_path))
     if spec.program.kind == "script" and not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, script_folder(spec.program.target))

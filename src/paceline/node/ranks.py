@@ -62,6 +62,11 @@ class Rank:
             return "SUCCEEDED"
         return "FAILED" if self.failure else "STOPPED"
 
+    def logs(self) -> dict[Path, bytes]:
+        """Its log files, and their names in the time index."""
+        rank = self.placement.rank
+        return {self.out: b"%do" % rank} if self.err == self.out else {self.out: b"%do" % rank, self.err: b"%de" % rank}
+
     def describe(self, job: str) -> dict[str, Any]:
         """Its row in the job's status.json."""
         return {
@@ -90,6 +95,7 @@ class Ranks:
         self._stopping = False
         self._swept = False
         self._oom = OomWatch()
+        self._kept: tuple[int, ...] = ()  # descriptors that stay open as long as a process of the job is left
         self._server: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
 
@@ -109,6 +115,11 @@ class Ranks:
         failures = [rank.failure for rank in self.current.values() if rank.failure]
         return [dataclasses.replace(failure, age=now - failure.ended) for failure in failures]
 
+    def use(self, spec: NodeSpec, kept: tuple[int, ...]) -> None:
+        """Before the fork server starts: the spec as it is now, and descriptors that the server and its forks keep."""
+        self._spec = spec
+        self._kept = kept
+
     def start_server(self) -> None:
         """Start the fork server; it imports the framework while the agent goes on."""
         spec = self._spec
@@ -120,8 +131,8 @@ class Ranks:
         command = [*spec.python, ENTRY, "forkserver", str(theirs.fileno()), str(self._dir.spec), *shown]
         with theirs, open(self._dir.agent_log, "ab") as log:
             self._server = subprocess.Popen(
-                command, env=env, cwd=spec.working_dir, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log, start_new_session=True,
+                command, env=env, cwd=spec.working_dir, pass_fds=[theirs.fileno(), *self._kept],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self._channel = Channel(ours)
         self._loop.watch(self._channel, self._hear)

@@ -24,6 +24,27 @@ class Program:
 
 
 @dataclass(frozen=True)
+class Request:
+    """What a job asks of the queue of its machine (`queue.py`).
+
+    Attributes:
+        folder: of the queue.
+        need: how many devices, or which; one at least.
+        of: the machine's devices: its accelerators, or slots "0" … "N-1".
+        share: whether others that share may have the same devices.
+        priority: a waiting job with a higher one comes first.
+        slots: the devices are mere places, and no rank hears of them.
+    """
+
+    folder: str
+    need: int | tuple[str, ...]
+    of: tuple[str, ...]
+    share: bool = False
+    priority: int = 0
+    slots: bool = False
+
+
+@dataclass(frozen=True)
 class NodeSpec:
     """One node's part of a job.
 
@@ -51,7 +72,10 @@ class NodeSpec:
         pass_index: append `--process_index I --process_num N` to the arguments.
         role: torchrun's role name.
         run_id: torchrun's --rdzv-id: the nodes of a job have it in common, and other jobs do not.
+        time_limit: seconds from the first start of the ranks on after which the job is stopped; None for no limit.
         detached: the job outlives the process that started it and its terminal.
+        tensorboard: what a TensorBoard beside the job shows, "" for the run directory; None starts none.
+        request: what to wait for before anything starts: the devices of this node are what it is granted.
     """
 
     job: str
@@ -77,7 +101,10 @@ class NodeSpec:
     pass_index: bool = False
     role: str = "default"
     run_id: str | None = None
+    time_limit: float | None = None
     detached: bool = False
+    tensorboard: str | None = None
+    request: Request | None = None
 
     def to_json(self) -> str:
         """The spec as `spec.json` holds it."""
@@ -86,7 +113,12 @@ class NodeSpec:
     @classmethod
     def load(cls, path: Path) -> NodeSpec:
         """Read `spec.json`."""
-        stored: dict[str, Any] = json.loads(path.read_text())
-        stored = {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
-        program = stored.pop("program")
-        return cls(program=Program(program["kind"], program["target"], tuple(program["args"])), **stored)
+        stored = _with_tuples(json.loads(path.read_text()))
+        program = Program(**_with_tuples(stored.pop("program")))
+        request = stored.pop("request")
+        return cls(program=program, request=request and Request(**_with_tuples(request)), **stored)
+
+
+def _with_tuples(stored: dict[str, Any]) -> dict[str, Any]:
+    """Undo what JSON does to the tuples of a dataclass."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
