@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from . import git, git_source, rsync, snapshot
 from .errors import UserError, nearest
-from .ours import building_name, marker_of
+from .ours import building_name, marker_of, write_gitignore
 from .spec import Code
 from .transfer import printable
 
@@ -94,7 +94,7 @@ def fetch(
         except OSError as error:
             raise UserError(
                 f"cannot write the job's code to {printable(destination)}: {error.strerror}; "
-                "free some space there or choose another working dir"
+                "see to it that there is space and you may write there, or choose another working dir"
             ) from None
         undo.pop_all()
     return {"mode": code.mode, **fetched}
@@ -119,9 +119,7 @@ def _begin(destination: Path, undo: contextlib.ExitStack) -> Path:
         path.mkdir(exist_ok=True)
         undo.callback(_remove_if_empty, path)
     if missing:  # it is ours alone: git need not look into it
-        ignored = parent / ".gitignore"
-        ignored.write_text("*\n")
-        undo.callback(_remove_if_alone, ignored)
+        undo.callback(_remove_if_alone, write_gitignore(parent))
     marker = marker_of(destination)
     marker.touch()
     undo.callback(marker.unlink, missing_ok=True)

@@ -74,32 +74,32 @@ class _Repository:
         self._env, self._options = _environment(source)
 
     def fetch(self) -> None:
-        full, commit = self._find()
-        width = ("--object-format=sha256",) if len(commit or "") == 64 else ()
-        self._must(self._git("init", "--quiet", "--template=", *width))
+        full, width = self._find()
+        self._must(self._git("init", "--quiet", "--template=", *(("--object-format=sha256",) if width == 64 else ())))
         self._must(self._git("remote", "add", "--", "origin", self.source.url))
         self.commit = self._fetch_ref(full) if full else self._fetch_commit(self.source.ref or "")
         self._must(self._git("checkout", "--progress", "--detach", "--force", self.commit), "check out the files")
         if (self._folder / ".gitmodules").exists():
             self._fetch_submodules()
 
-    def _find(self) -> tuple[str | None, str | None]:
-        """The full name and the object of the ref; no name where it can only be a commit."""
+    def _find(self) -> tuple[str | None, int]:
+        """The full name of the ref, None where it can only be a commit; and how long the repository's ids are."""
         ref = self.source.ref
         wanted = ("HEAD",) if ref is None else (f"refs/heads/{ref}", f"refs/tags/{ref}", ref)
-        result = self._git("ls-remote", "--", self.source.url, *wanted)
+        result = self._git("ls-remote", "--", self.source.url, *{*wanted, "HEAD"})
         if result.code:
             raise UserError(self._why(result, "read"))
-        lines = [line.partition("\t") for line in os.fsdecode(result.output).split("\n")]
-        found = {name: commit for commit, _, name in lines}
+        lines = [line.partition("\t") for line in os.fsdecode(result.output).split("\n") if line]
+        names = {name for _, _, name in lines}
+        width = len(lines[0][0]) if lines else len(ref or "")
         for name in wanted:
-            if name in found:
-                return name, found[name]
+            if name in names:
+                return name, width
         if ref is None:
             raise UserError(f"{self._shown} has no default branch; write a branch or commit behind it: URL@REF")
         if not _COMMIT.fullmatch(ref):
             raise UserError(self._no_such_ref())
-        return None, ref
+        return None, width
 
     def _fetch_ref(self, name: str) -> str:
         self._first_that_works(("--depth=1", f"+{name}:{_FETCHED}"), (f"+{name}:{_FETCHED}",))
@@ -178,7 +178,7 @@ class _Repository:
     def _access_refused(self, text: str) -> str | None:
         if re.search(r"dubious ownership", text):
             return f"it belongs to another user; run git config --global --add safe.directory {self._shown}"
-        if re.search(r"permission denied \(|permission denied, please", text):
+        if re.search(r"permission denied \([a-z]|permission denied, please", text):
             return "its host refused the ssh key; add yours there, and to ssh-agent if it has a passphrase"
         if not re.search(r"authentication failed|could not read (username|password)|error: 40[13]|access denied", text):
             return None

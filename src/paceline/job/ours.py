@@ -12,6 +12,23 @@ from .home import jobs_folder
 # Beside `code/train` lies the empty file `code/.train.paceline`; while the code is being brought, it lies in
 # `code/.train.paceline.1a2b3c4d`.
 _OURS = re.compile(r"\..+\.paceline(\.[0-9a-f]{8})?", re.DOTALL)
+# What a folder for the code of jobs gets, so that git does not look into it.
+_GITIGNORE = b"# The code of jobs; made by paceline.\n*\n"
+
+
+def write_gitignore(folder: Path) -> Path:
+    """Let git leave out a folder that is paceline's alone."""
+    path = folder / ".gitignore"
+    path.write_bytes(_GITIGNORE)
+    return path
+
+
+def is_for_code(folder: str) -> bool:
+    """Whether paceline made a folder for the code of jobs."""
+    try:
+        return Path(folder, ".gitignore").read_bytes() == _GITIGNORE
+    except OSError:
+        return False
 
 
 def marker_of(destination: Path) -> Path:

@@ -100,12 +100,13 @@ def _rsync(options: tuple[str, ...], origin: str, destination: Path, progress: P
 def _why(result: Result) -> str:
     """Why rsync could not, in one line."""
     text = result.text
-    match = re.search(r'^rsync: .*"(.*)"(?: \(in .*\))? failed: permission denied', text, re.MULTILINE)
-    if match:
-        original = re.search(re.escape(match[1]), "\n".join(result.complaints), re.IGNORECASE)
-        name = original[0] if original else match[1]
-        return f"{printable(name)} cannot be read; check its permissions, or name it in .pacelineignore"
-    if re.search(r"permission denied \(|permission denied, please", text):
+    complaints = "\n".join(result.complaints)
+    unreadable = re.search(
+        r'^rsync: .*?"(.+?)"(?: \(in .*\))?(?: failed)?: Permission denied \(\d', complaints, re.MULTILINE
+    )
+    if unreadable:
+        return f"{printable(unreadable[1])} cannot be read; check its permissions, or name it in .pacelineignore"
+    if re.search(r"permission denied \([a-z]|permission denied, please", text):
         return "its host refused the ssh key; add yours there, and to ssh-agent if it has a passphrase"
     if re.search(r"vanished|no such file or directory", text):
         told = [line for line in result.complaints if re.search("vanished|No such file", line)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from . import git
 from .errors import UserError
 from .ignore import Ignore
-from .ours import Ours, is_our_name
+from .ours import Ours, is_for_code, is_our_name
 from .quantities import show_size
 from .transfer import printable
 
@@ -124,7 +124,8 @@ class Listing:
                     self._add(path)
                 elif self._has_folder(path):
                     waiting.append(path)
-                    self._need(path)
+                    if not is_for_code(self._path(path)):
+                        self._need(path)
 
     def warn_if_huge(self, warn: Callable[[str], None]) -> None:
         """Say so where this is more than code, and where most of it is."""
@@ -141,8 +142,8 @@ class Listing:
         if biggest == ".":
             biggest = max((name for name in by_folder if name != "."), key=by_folder.__getitem__, default=".")
         warn(
-            f"copying {len(self.files):,} files, {show_size(total)}, of {printable(self._root)}; the most of it is in "
-            f"{printable(biggest)}: to leave it out, name it in .pacelineignore"
+            f"copying {len(self.files):,} files, {show_size(total)}, of {printable(self._root)}; "
+            f"the biggest part is in {printable(biggest)}: to leave it out, name it in .pacelineignore"
         )
 
     # -- one by one ----------------------------------------------------------------------------------------------------
@@ -151,7 +152,10 @@ class Listing:
         return f"{self._root}/{relative}" if relative else self._root
 
     def _add(self, path: str) -> None:
-        if self._ignore(path, is_folder=False) or is_our_name(os.path.basename(path)):
+        name = os.path.basename(path)
+        if self._ignore(path, is_folder=False) or is_our_name(name):
+            return
+        if name == ".gitignore" and is_for_code(self._path(os.path.dirname(path))):
             return
         try:
             status = os.lstat(self._path(path))
