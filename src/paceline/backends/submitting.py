@@ -113,15 +113,14 @@ def _places(spec: JobSpec, hidden: Path) -> tuple[Path, Path]:
 def _bring(spec: JobSpec, destination: Path, progress: Progress) -> dict[str, Any]:
     """Copy the code of a job; one that goes on with another job's gets it as that one has left it."""
     assert spec.code is not None
-    if spec.resume_from is None:
-        from paceline.job.code import fetch
+    from paceline.job.code import copy, fetch
 
+    if spec.resume_from is None:
         return fetch(spec.code, Path.cwd(), destination, progress, progress.say)
     old = (read_json(RunDirectory(jobs_folder() / spec.resume_from).job) or {}).get("code")
     if old is None or not Path(old["path"]).is_dir():
         raise UserError(f"the code of job {spec.resume_from} is gone; submit the job anew")
-    progress("copying the code", 0, None)
-    shutil.copytree(old["path"], destination, symlinks=True)
+    copy(Path(old["path"]), destination, progress)
     return {**old}
 
 

@@ -16,7 +16,7 @@ from .spec import Code
 from .transfer import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from .transfer import Progress
 
@@ -78,18 +78,42 @@ def fetch(
         UserError: it cannot be brought; nothing is left at `destination`.
     """
     check(code)
-    folder, destination = Path(os.path.abspath(folder)), Path(os.path.abspath(destination))
+    folder = Path(os.path.abspath(folder))
+    with _building(destination) as building:
+        if code.mode == "git":
+            fetched = git.fetch(code.source or "", folder, building, progress)
+        elif code.mode == "rsync":
+            fetched = rsync.fetch(code.source or "", folder, building, progress, warn)
+        else:
+            fetched = snapshot.fetch(code.source or ".", folder, building, progress, warn)
+    return {"mode": code.mode, **fetched}
+
+
+def copy(old: Path, destination: Path, progress: Progress) -> None:
+    """Bring the code of another job as that one has left it, with what it wrote there.
+
+    Raises:
+        UserError: it cannot be brought; nothing is left at `destination`.
+    """
+    with _building(destination) as building:
+        progress(f"copying {old.name}", 0, None)
+        try:
+            shutil.copytree(old, building, symlinks=True, dirs_exist_ok=True)
+        except shutil.Error as error:
+            source, _, why = error.args[0][0]
+            raise UserError(f"cannot copy {printable(source)}: {printable(why)}; submit the job anew") from None
+
+
+@contextlib.contextmanager
+def _building(destination: Path) -> Iterator[Path]:
+    """A folder that becomes `destination` at the end of the block; nothing is left if that fails."""
+    destination = Path(os.path.abspath(destination))
     if os.path.lexists(destination):
         raise UserError(f"{printable(destination)} is there already; choose another job name")
     with contextlib.ExitStack() as undo:
         try:
             building = _begin(destination, undo)
-            if code.mode == "git":
-                fetched = git.fetch(code.source or "", folder, building, progress)
-            elif code.mode == "rsync":
-                fetched = rsync.fetch(code.source or "", folder, building, progress, warn)
-            else:
-                fetched = snapshot.fetch(code.source or ".", folder, building, progress, warn)
+            yield building
             os.rename(building, destination)
         except OSError as error:
             raise UserError(
@@ -97,7 +121,6 @@ def fetch(
                 "see to it that there is space and you may write there, or choose another working dir"
             ) from None
         undo.pop_all()
-    return {"mode": code.mode, **fetched}
 
 
 def discard(destination: Path) -> None:

@@ -43,7 +43,7 @@ _ANYTHING = ("?",)  # the devices of a holder whose ticket makes no sense
 
 _IN_CLOSE_WRITE, _IN_MOVED_TO, _IN_DELETE = 0x8, 0x80, 0x200
 _IN_EXCL_UNLINK = 0x4000000  # a ticket that was removed first is closed without a word
-_IN_LOST = 0x4000 | 0x8000  # news were dropped, or the folder is gone
+_IN_OVERFLOW, _IN_IGNORED = 0x4000, 0x8000
 _IN_CLOEXEC, _IN_NONBLOCK = 0o2000000, 0o4000
 
 
@@ -243,11 +243,13 @@ class Watch:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self.fd: int = self._libc.inotify_init1(_IN_CLOEXEC | _IN_NONBLOCK)
         self.works = False
+        self._watch = -1
 
     def begin(self) -> None:
         """Watch the folder that has the name now."""
         mask = _IN_CLOSE_WRITE | _IN_MOVED_TO | _IN_DELETE | _IN_EXCL_UNLINK
-        self.works = self.fd >= 0 and self._libc.inotify_add_watch(self.fd, self._folder, mask) >= 0
+        self._watch = self._libc.inotify_add_watch(self.fd, self._folder, mask) if self.fd >= 0 else -1
+        self.works = self._watch >= 0
 
     def read(self) -> set[str] | None:
         """The names of files that a process closed when it ended; None where it may have been any."""
@@ -259,9 +261,9 @@ class Watch:
                 return ended
             position = 0
             while position < len(data):
-                _, mask, _, length = struct.unpack_from("iIII", data, position)
-                if mask & _IN_LOST:
-                    self.works = False
+                watch, mask, _, length = struct.unpack_from("iIII", data, position)
+                if mask & _IN_OVERFLOW or (mask & _IN_IGNORED and watch == self._watch):
+                    self.works = False  # some news were dropped, or the folder is gone, and not one that was before it
                 elif mask & _IN_CLOSE_WRITE:
                     ended.add(data[position + 16 : position + 16 + length].rstrip(b"\0").decode(errors="replace"))
                 position += 16 + length
