@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from paceline.job.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from paceline.job.job import Job, Node, Usage, Volume
     from paceline.job.spec import JobSpec
@@ -97,8 +97,13 @@ class Backend(ABC):
         """What a job's user asked for."""
 
     @abstractmethod
-    def wait(self, names: Sequence[str], seconds: float | None = None) -> bool:
-        """Come back when these jobs have ended or the time is over; returns whether they have."""
+    def wait(
+        self, names: Sequence[str], seconds: float | None = None, tick: Callable[[int], None] = lambda ended: None
+    ) -> bool:
+        """Come back when these jobs have ended or the time is over; returns whether they have.
+
+        `tick` is told now and then how many of them have.
+        """
 
     @abstractmethod
     def events(self, name: str) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -22,7 +23,7 @@ from paceline.node.run_directory import RunDirectory, read_json
 from .base import Backend, Shell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from paceline.job.job import Node, Usage, Volume
     from paceline.job.spec import JobSpec
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from .usage import LocalUsage
 
 CLEAN, AT_ONCE = (15,), (15, 2)  # SIGTERM asks an agent to stop; a second signal, to stop at once
+_TICK = 0.2  # seconds between two looks at the clock while nothing happens
 _AGENT_COMES = 10.0  # seconds for an agent to say who it is
 
 
@@ -173,15 +175,20 @@ class Local(Backend):
 
     # -- act -----------------------------------------------------------------------------------------------------------
 
-    def wait(self, names: Sequence[str], seconds: float | None = None) -> bool:
+    def wait(
+        self, names: Sequence[str], seconds: float | None = None, tick: Callable[[int], None] = lambda ended: None
+    ) -> bool:
         """Come back when these jobs have ended or the time is over; returns whether they have."""
-        deadline = None if seconds is None else time.monotonic() + seconds
-        for run in map(self._run, names):
-            thread = threading.Thread(target=run.wait_until_free, daemon=True)  # only the kernel can cut it short
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        for ended, run in enumerate(map(self._run, names)):
+            thread = threading.Thread(target=run.wait_until_free, daemon=True)  # the kernel wakes it, and nobody else
             thread.start()
-            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
-                return False
+            while thread.is_alive():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                thread.join(min(_TICK, left))
+                tick(ended)
         return True
 
     def stop(self, names: Sequence[str], now: bool = False) -> None:

@@ -16,6 +16,7 @@ from paceline.job.quantities import duration, show_duration, show_time
 
 from .lookup import backend, known, rank_of
 from .output import STATE_COLOURS, Column, output_option, show, show_data
+from .progress import Progress
 
 if TYPE_CHECKING:
     pass
@@ -193,7 +194,7 @@ def wait(names: tuple[str, ...], timeout: str | None) -> int:
     """Wait until JOBs have ended; the exit code is that of the first one that failed."""
     known(names)
     seconds = _seconds("--timeout", timeout)
-    if not backend().wait(names, seconds):
+    if not _wait(names, seconds):
         going = [job.name for job in known(names) if not job.is_over]
         click.echo(f"paceline: {', '.join(going)} did not end within {timeout}", err=True)
         return 124
@@ -202,6 +203,17 @@ def wait(names: tuple[str, ...], timeout: str | None) -> int:
         click.echo(f"paceline: {_outcome(job)}", err=True)
         code = code or _exit_code(job)
     return code
+
+
+def _wait(names: Sequence[str], seconds: float | None = None) -> bool:
+    """Wait for jobs to end, and show that it goes on."""
+    with Progress() as progress:
+        of = len(names) if len(names) > 1 else None
+        return backend().wait(names, seconds, lambda ended: progress(f"waiting for {_listed(names)}", ended, of))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:3])} and {len(names) - 3} more" if len(names) > 4 else ", ".join(names)
 
 
 def _outcome(job: Job) -> str:
@@ -224,7 +236,7 @@ def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
     here = backend()
     here.stop(names, now)
     if not no_wait:
-        here.wait(names)
+        _wait(names)
     for before, after in zip(jobs, known(names), strict=True):
         if before.is_over:
             click.echo(f"paceline: job {before.name} had ended already ({before.state.lower()})", err=True)
@@ -247,7 +259,7 @@ def delete(names: tuple[str, ...], force: bool) -> int:
         raise UserError(f"job {going[0]} has not ended; stop it first with paceline stop {going[0]}, or add --force")
     if going:
         here.stop(going, now=True)
-    here.wait(names)
+    _wait(names)
     here.delete(names)
     for name in names:
         click.echo(f"paceline: job {name} deleted", err=True)
