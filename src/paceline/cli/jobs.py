@@ -21,6 +21,9 @@ from .progress import Progress
 if TYPE_CHECKING:
     pass
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 _KEPT = _RECENT = 7 * 86400.0  # seconds for which a job that has ended is shown by `list`, and kept by `prune`
 _STOP_PATIENCE = 10.0  # seconds beyond its grace in which a job that is being stopped ends
 
