@@ -58,15 +58,18 @@ class Lab:
         self._temporary.cleanup()
 
     @contextlib.contextmanager
-    def started(self, command: Sequence[str], **env: str) -> Iterator[Job]:
-        """A command while it runs; at the end of the block it and all that it started are ended."""
+    def started(self, command: Sequence[str], pipe: int | None = None, **env: str) -> Iterator[Job]:
+        """A command while it runs; at the end of the block it and all that it started are ended.
+
+        Its stdout goes to `pipe` (a descriptor), or to a file.
+        """
         out, err = self.folder / "out", self.folder / "err"
         with open(out, "wb") as stdout, open(err, "wb") as stderr:
             began = time.monotonic()
             try:
                 process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env={**self.env, **env},
-                    cwd=self.folder, start_new_session=True,
+                    command, stdin=subprocess.DEVNULL, stdout=stdout if pipe is None else pipe, stderr=stderr,
+                    env={**self.env, **env}, cwd=self.folder, start_new_session=True,
                 )  # fmt: skip
             except OSError as error:
                 raise Failed(f"cannot start {command[0]}: {error.strerror}") from None

@@ -94,7 +94,8 @@ class LocalRun:
                     more.update(logs)
                 yield Event(name, details)
             if more:
-                grown = more
+                news = waker.grown()  # one that writes all the time does not keep the others waiting
+                grown = None if news is None else more | news
             elif alive:
                 grown, closed = waker.wait(self._lifeline.fileno())
                 if closed:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     Edit = Callable[[LogLines, bytes], bytes]  # whole lines with their ends, to what is shown of them
 
+_LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 _ERASED = re.compile(rb"[^\n]*\r(?=[^\n])")  # what a progress bar has drawn over
 _BLOCKED_LINE_END = re.compile(rb"\r+(?=\n|\Z)")
 
@@ -107,7 +108,7 @@ def _edits(several: bool, grep: str | None, timestamps: bool) -> list[Edit]:
             raise UserError(
                 f"--grep {grep!r} is no regular expression: {error}; put \\ before special letters"
             ) from None
-        edits.append(lambda _, lines: b"".join(filter(pattern.search, lines.splitlines(keepends=True))))
+        edits.append(lambda _, lines: b"".join(filter(pattern.search, _LINE.findall(lines))))
     if timestamps or several:
         edits.append(lambda it, lines: _behind(_prefix(it, several, timestamps), lines))
     return edits

@@ -6,6 +6,7 @@ import ctypes
 import os
 import select
 import struct
+import time
 from typing import TYPE_CHECKING
 
 from .run_directory import read_json
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 CHUNK = 256 * 1024
 POLL_SECONDS = 0.05  # where the kernel cannot tell of changes
+BATCH_SECONDS = 0.02  # a reader of what grows all the time is woken so often
 _MODIFY, _CREATE, _MOVED_TO = 0x2, 0x100, 0x80  # Linux `man 7 inotify`
 _OVERFLOW = 0x4000  # some news were dropped
 _CLOEXEC, _NONBLOCK = 0o2000000, 0o4000
@@ -52,6 +54,7 @@ class Waker(_Inotify):
     def __init__(self) -> None:
         super().__init__()
         self._paths: dict[int, Path] = {}
+        self._woken = 0.0
 
     def watch(self, path: Path) -> None:
         """Wake when `path` grows. Read it once afterwards: what came before is not told."""
@@ -73,10 +76,15 @@ class Waker(_Inotify):
     def wait(self, *others: int) -> tuple[set[Path] | None, set[int]]:
         """Wait for growth or for one of `others` (descriptors) to be readable.
 
+        After a quiet time growth is told at once, and else in batches: that leaves time to those who write.
+
         Returns the files that grew, None meaning that any may have, and the readable ones of `others`.
         """
         watched = [fd for fd in (self.fd, *others) if fd >= 0]
         ready = set(select.select(watched, [], [], POLL_SECONDS if self.fd < 0 else None)[0])
+        if ready == {self.fd} and (early := self._woken + BATCH_SECONDS - time.monotonic()) > 0:
+            ready |= set(select.select(others, [], [], early)[0])
+        self._woken = time.monotonic()
         return self.grown() if self.fd < 0 or self.fd in ready else set(), ready - {self.fd}
 
 

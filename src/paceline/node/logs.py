@@ -95,11 +95,13 @@ def _folders(path: Path) -> list[int]:
 
 
 def _logs(path: Path, attempt: int) -> list[re.Match[str]]:
+    """The log files of an attempt, stdout before stderr: what came at one time is shown in this order."""
     try:
-        names = sorted(os.listdir(path / "logs" / str(attempt)))
+        names = os.listdir(path / "logs" / str(attempt))
     except OSError:
         return []
-    return [match for match in map(_LOG.fullmatch, names) if match is not None]
+    found = [match for match in map(_LOG.fullmatch, names) if match is not None]
+    return sorted(found, key=lambda match: (int(match[1]), match[2] or ""))
 
 
 def _chosen(path: Path, choice: Choice) -> list[tuple[int, frozenset[int]]]:

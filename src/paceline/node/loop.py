@@ -54,7 +54,8 @@ class Loop:
             now = time.monotonic()
             if deadline is not None and deadline <= now:
                 return False
-            self._call_due(now)
+            if self._call_due(now):
+                continue
             times = [when for when, _ in self._timers] + ([] if deadline is None else [deadline])
             for key, events in self._wait(max(0.0, min(times) - now) if times else None):
                 if events & selectors.EVENT_WRITE:
@@ -64,11 +65,12 @@ class Loop:
                     key.data()
         return True
 
-    def _call_due(self, now: float) -> None:
+    def _call_due(self, now: float) -> bool:
         due = [timer for timer in self._timers if timer[0] <= now]
         self._timers = [timer for timer in self._timers if timer[0] > now]
         for _, callback in due:
             callback()
+        return bool(due)
 
     def _wait(self, timeout: float | None) -> list[tuple[Any, int]]:
         for key in list(self._selector.get_map().values()):

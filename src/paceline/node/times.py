@@ -83,10 +83,10 @@ class TimeIndex:
         self._loop.forget(waker.fd)
         self._look_again(waker)
 
-    def _note(self, grown: Iterable[Path] | None) -> bool:
+    def _note(self, grown: set[Path] | None) -> bool:
         """Write down what changed; returns whether something did."""
         changed = []
-        for path in self._keys if grown is None else grown:
+        for path in self._keys if grown is None else filter(grown.__contains__, self._keys):
             try:
                 size = path.stat().st_size
             except OSError:

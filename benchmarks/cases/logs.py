@@ -1,0 +1,145 @@
+"""How fast what the ranks write comes to the screen."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import select
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from ..case import Case, Failed, Goal, Sample, Side
+from ..lab import SCRIPTS, TIMEOUT, Lab, free_port, installed
+
+WRITE_LINES, TELL_TIME = str(SCRIPTS / "write_lines.py"), str(SCRIPTS / "tell_time.py")
+RANKS, LINES = 64, 2000
+TIMES = 60
+_LINE = re.compile(rb"(<(\d+) (\d+) \.+>\n)")
+
+
+class _Reader:
+    """The other end of a pipe that a command writes to."""
+
+    def __init__(self) -> None:
+        self._read, self.write = os.pipe()
+        self.text = bytearray()
+
+    def close(self) -> None:
+        """Release the pipe."""
+        os.close(self._read)
+
+    def take(self) -> bytes:
+        """What comes next; fails when nothing does."""
+        data = self._take()
+        if not data:
+            raise Failed(f"ended after {bytes(self.text[-200:])!r}")
+        return data
+
+    def drain(self) -> None:
+        """Read to the end."""
+        while self._take():
+            pass
+
+    def _take(self) -> bytes:
+        if not select.select([self._read], [], [], TIMEOUT)[0]:
+            raise Failed(f"nothing was written for {TIMEOUT:g} s")
+        data = os.read(self._read, 1 << 20)
+        self.text += data
+        return data
+
+
+@contextlib.contextmanager
+def _reading(lab: Lab, command: Sequence[str]) -> Iterator[_Reader]:
+    """A command that runs, and what it writes to stdout; at the end of the block it has ended well."""
+    with contextlib.closing(_Reader()) as reader, lab.started(command, pipe=reader.write) as job:
+        os.close(reader.write)
+        yield reader
+        reader.drain()
+        job.finish()
+
+
+@contextlib.contextmanager
+def _followed(lab: Lab, run: Sequence[str]) -> Iterator[_Reader]:
+    """A job, and what `paceline logs --all -f` writes of it."""
+    name = f"job-{time.monotonic_ns()}"
+    with lab.started([*run[:2], "--name", name, *run[2:]]):
+        folder = lab.folder / "paceline_home" / "jobs" / name
+        for _ in range(1000):
+            if folder.exists():
+                break
+            time.sleep(0.01)
+        with _reading(lab, [run[0], "logs", name, "--all", "-f"]) as reader:
+            yield reader
+
+
+def _flood(command: Callable[[str], Sequence[str]], follow: bool = False) -> Callable[[Lab], Sample]:
+    """The time in which all lines of all ranks come, none lost and none torn; the ranks begin at once."""
+
+    def measure(lab: Lab) -> Sample:
+        path = lab.folder / "gate"
+        with open(path, "w") as gate:
+            fcntl.flock(gate, fcntl.LOCK_EX)
+            line = [*command(str(path)), WRITE_LINES, str(path), str(LINES)]
+            with _followed(lab, line) if follow else _reading(lab, line) as reader:
+                while reader.text.count(b"ready\n") < RANKS:
+                    reader.take()
+                began = time.monotonic()
+                fcntl.flock(gate, fcntl.LOCK_UN)
+                lines = 0
+                while lines < RANKS * LINES:
+                    lines += reader.take().count(b"\n")
+                seconds = time.monotonic() - began
+        _check(bytes(reader.text))
+        return Sample(seconds)
+
+    return measure
+
+
+def _check(text: bytes) -> None:
+    numbers: dict[bytes, list[int]] = {}
+    for line, rank, number in _LINE.findall(text):
+        if len(line) == 100:
+            numbers.setdefault(rank, []).append(int(number))
+    if len(numbers) != RANKS or any(found != list(range(LINES)) for found in numbers.values()):
+        whole = sum(map(len, numbers.values()))
+        raise Failed(f"{whole} of {RANKS * LINES} lines came whole, or a rank's came in another order")
+
+
+def _latency(value: Callable[[list[float]], float]) -> Callable[[Lab], Sample]:
+    """How long after a rank has written a line `logs -f` writes it."""
+
+    def measure(lab: Lab) -> Sample:
+        late: list[float] = []
+        with _followed(lab, [installed("paceline"), "run", TELL_TIME, str(TIMES)]) as reader:
+            while len(late) < TIMES:
+                lines = reader.take().split()
+                late += [time.time() - float(line) for line in lines]
+        return Sample(value(late[TIMES // 4 :]))  # the first ones were there before the reader was
+
+    return measure
+
+
+def _p95(values: list[float]) -> float:
+    return statistics.quantiles(values, n=20)[-1]
+
+
+def _paceline(_: str) -> list[str]:
+    return [installed("paceline"), "run", "-n", str(RANKS), "--tee", "all"]
+
+
+def _torchrun(_: str) -> list[str]:
+    return [installed("torchrun"), f"--nproc-per-node={RANKS}", f"--master-port={free_port()}", "--tee", "3"]
+
+
+WORK = f"{RANKS * LINES:,} lines of {RANKS} ranks come through a pipe"
+TORCHRUN = Side("torchrun --tee 3", _flood(_torchrun))
+SOON = Goal(seconds=0.1)
+CASES = [
+    Case("lines-run", WORK, Side("run --tee all", _flood(_paceline)), TORCHRUN, Goal(0.33)),
+    Case("lines-follow", WORK, Side("logs --all -f", _flood(_paceline, follow=True)), TORCHRUN, Goal(0.33)),
+    Case("follow-median", "from a write to logs -f, median", Side("logs", _latency(statistics.median)), None, SOON),
+    Case("follow-p95", "from a write to logs -f, 95 % of them", Side("logs", _latency(_p95)), None, SOON),
+]

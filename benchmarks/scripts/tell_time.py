@@ -1,0 +1,8 @@
+"""Rank 0 writes the time 20 times a second."""
+
+import sys
+import time
+
+for _ in range(int(sys.argv[1])):
+    print(time.time(), flush=True)
+    time.sleep(0.05)
