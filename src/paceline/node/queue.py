@@ -243,29 +243,34 @@ class Watch:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self.fd: int = self._libc.inotify_init1(_IN_CLOEXEC | _IN_NONBLOCK)
         self.works = False
+        self._lost = True
 
     def begin(self) -> None:
         """Watch the folder that has the name now."""
         mask = _IN_CLOSE_WRITE | _IN_MOVED_TO | _IN_DELETE | _IN_EXCL_UNLINK
+        self._lost = False
         self.works = self.fd >= 0 and self._libc.inotify_add_watch(self.fd, self._folder, mask) >= 0
 
     def read(self) -> set[str] | None:
-        """The names of files that a process closed when it ended; None where it may have been any."""
+        """The names of files that a process closed when it ended, as far as that is told.
+
+        None before it began, and when news were lost: then it may have been any, and it is time to begin again.
+        """
         ended: set[str] = set()
-        while self.works:
+        while self.works and not self._lost:
             try:
                 data = os.read(self.fd, 65536)
             except BlockingIOError:
-                return ended
+                break
             position = 0
             while position < len(data):
                 _, mask, _, length = struct.unpack_from("iIII", data, position)
                 if mask & _IN_LOST:
-                    self.works = False
+                    self._lost = True
                 elif mask & _IN_CLOSE_WRITE:
                     ended.add(data[position + 16 : position + 16 + length].rstrip(b"\0").decode(errors="replace"))
                 position += 16 + length
-        return None
+        return None if self._lost else ended
 
     def close(self) -> None:
         """Release the descriptor."""
