@@ -234,19 +234,21 @@ class Watch:
     """Tells that the queue changed, through a descriptor to wait for.
 
     Attributes:
-        fd: the descriptor; -1 where the kernel has none to spare.
+        fd: the descriptor; -1 before it began, and where the kernel has none to spare.
         works: whether every change is told.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = os.fsencode(folder)
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self.fd: int = self._libc.inotify_init1(_IN_CLOEXEC | _IN_NONBLOCK)
+        self.fd = -1
         self.works = False
         self._lost = True
 
     def begin(self) -> None:
-        """Watch the folder that has the name now."""
+        """Watch the folder that has the name now, if that is possible now."""
+        if self.fd < 0:
+            self.fd = self._libc.inotify_init1(_IN_CLOEXEC | _IN_NONBLOCK)
         mask = _IN_CLOSE_WRITE | _IN_MOVED_TO | _IN_DELETE | _IN_EXCL_UNLINK
         self._lost = False
         self.works = self.fd >= 0 and self._libc.inotify_add_watch(self.fd, self._folder, mask) >= 0
@@ -335,7 +337,7 @@ class Ticket:
         self._tickets.mkdir(mode=0o700, exist_ok=True)
         ended = self.watch.read()
         with _locked(self._folder):
-            if ended is None:
+            if ended is None or not self.watch.works:
                 self.watch.begin()
             names = self._bury(ended)
             if self._name is None or not self._is_there():  # it is new, or somebody has emptied the folder
