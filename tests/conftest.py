@@ -37,7 +37,7 @@ class Paceline:
         self.home = folder / "home"
         self.env = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES + OTHERS}
         self.env = {k: v for k, v in self.env.items() if not k.startswith("PET_")}
-        self.env.update(PACELINE_HOME=str(self.home))
+        self.env.update(PACELINE_HOME=str(self.home), XDG_CONFIG_HOME=str(folder / "config"))
 
     def script(self, text: str, name: str = "script.py") -> str:
         """Write a script; returns its name."""

@@ -6,9 +6,10 @@ The names below are imported when they are used, so `import paceline` needs noth
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Run", "Strategy", "__version__", "init", "launch"]
+__all__ = ["Run", "Strategy", "__version__", "init", "jobs", "launch"]
 
 if TYPE_CHECKING:
+    from . import jobs
     from .train.launch import launch
     from .train.run import Run, init
     from .train.strategy import Strategy
@@ -17,8 +18,10 @@ _HOMES = {"init": "run", "Run": "run", "Strategy": "strategy", "launch": "launch
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOMES and name != "jobs":
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     import importlib
 
+    if name == "jobs":
+        return importlib.import_module("paceline.jobs")
     return getattr(importlib.import_module(f"paceline.train.{_HOMES[name]}"), name)

@@ -29,8 +29,8 @@ CASES = {
     "gpus where there are none": (["-n", "gpu", "ok.py"], "no GPU that a process may use", "-n cpu"),
     "devices that are not there": (
         ["-n", "gpu", "--devices", "0,1", "ok.py"],
-        "device 0, 1 does not exist",
-        "--devices",
+        "it needs device 0, 1, and this machine has none",
+        "[local] devices = N",
     ),
     "empty device": (["--devices", "0,,1", "ok.py"], "--devices '0,,1' is no list", "--devices 0,1"),
     "total and per node": (["-np", "4", "-n", "2", "ok.py"], "-np counts the ranks of all nodes", "give one"),

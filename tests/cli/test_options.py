@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.cli.options import parse_address, parse_env, parse_numbers, parse_streams
+from paceline.cli.options import parse_address, parse_numbers, parse_pairs, parse_streams
 from paceline.job.errors import UserError
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,10}", fullmatch=True)
@@ -14,7 +14,7 @@ names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,10}", fullmatch=True)
 
 @given(st.dictionaries(names, st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))))
 def test_env_is_read_back(env: dict[str, str]) -> None:
-    assert parse_env(f"{name}={value}" for name, value in env.items()) == env
+    assert parse_pairs("--env", (f"{name}={value}" for name, value in env.items()), variable=True) == env
 
 
 @given(st.dictionaries(st.integers(0, 7), st.integers(0, 3), min_size=1))

@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import replace
 from itertools import chain, combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.conftest import GENEROUS, eventually
 
-from paceline.backends import local
-from paceline.job.errors import UserError
+from paceline.backends import prepare
+from paceline.backends.starting import staged, start
 from paceline.job.spec import JobSpec
 from paceline.node.processes import descendants
 from paceline.node.queue import POLL_SECONDS, Entry, Ticket, Watch, explain, impossible, overview, turn
+from paceline.node.run_directory import RunDirectory
 from paceline.node.spec import NodeSpec, Request
 
 if TYPE_CHECKING:
@@ -314,12 +315,6 @@ def test_nobody_waits_for_what_can_never_be() -> None:
     assert impossible(replace(request, need=("1", "7"))) == "it needs device 7, and this machine has 2 (0, 1)"
     assert impossible(replace(request, of=())) == "it needs 2 devices, and this machine has none"
     assert impossible(replace(request, need=0)) == "it needs no device"
-    spec = JobSpec(command="true", devices=3, priority=2)
-    assert local.request(JobSpec(command="true"), Path("/queue"), 2) is None
-    assert local.request(JobSpec(command="true", devices=0), Path("/queue"), 2) is None
-    assert local.request(spec, Path("/queue"), 3) == Request("/queue", 3, ("0", "1", "2"), False, 2, True)
-    with pytest.raises(UserError, match="it needs 3 devices, and this machine has 2"):
-        local.request(spec, Path("/queue"), 2)
 
 
 # -- agents ------------------------------------------------------------------------------------------------------------
@@ -341,6 +336,16 @@ RANK = """
 """
 
 
+class Started(NamedTuple):
+    """A job's folder and its agent."""
+
+    directory: RunDirectory
+    process: subprocess.Popen[bytes]
+
+    def status(self) -> dict[str, Any]:
+        return self.directory.read_status() or {}
+
+
 class Machine:
     """Starts jobs that ask for devices, and knows what became of them."""
 
@@ -348,27 +353,32 @@ class Machine:
         self.folder = paceline.folder
         self.home = paceline.home
         self.queue = paceline.home / "queue"
-        self.runs: dict[str, local.LocalRun] = {}
+        self.runs: dict[str, Started] = {}
         paceline.script(RANK, "rank.py")
 
-    def spec(self, job: str, need: int | tuple[str, ...], free: str = "when-told", **more: Any) -> NodeSpec:
+    def spec(
+        self, job: str, need: int | tuple[str, ...], free: str = "when-told", **more: Any
+    ) -> tuple[JobSpec, NodeSpec]:
         fields = {"script": "rank.py", "args": (job, free), "start_method": "exec", **more}
         share, of = fields.pop("share", False), fields.pop("of", ("0", "1", "2"))
         slots, priority = fields.pop("slots", False), fields.pop("priority", 0)
         spec = JobSpec(name=job, framework="torch", working_dir=str(self.folder), detached=True, **fields)
-        return local.place(spec, request=Request(str(self.queue), need, of, share, priority, slots))
+        request = Request(str(self.queue), need, of, share, priority, slots)
+        return spec, replace(prepare.place(spec), devices=None, request=request)
 
-    def start(self, job: str, need: int | tuple[str, ...] = 1, *args: Any, **more: Any) -> local.LocalRun:
-        self.runs[job] = local.LocalRun(self.spec(job, need, *args, **more), None)
+    def start(self, job: str, need: int | tuple[str, ...] = 1, *args: Any, **more: Any) -> Started:
+        spec, node = self.spec(job, need, *args, **more)
+        with staged(spec) as staging:
+            self.runs[job] = Started(*start(staging, spec, node, {}, None))
         return self.runs[job]
 
-    def queued(self, job: str, *args: Any, **more: Any) -> local.LocalRun:
+    def queued(self, job: str, *args: Any, **more: Any) -> Started:
         """Start a job that has to wait."""
         run = self.start(job, *args, **more)
         eventually(lambda: self.status(job).get("waiting"), f"{job} waits")
         return run
 
-    def running(self, job: str, *args: Any, **more: Any) -> local.LocalRun:
+    def running(self, job: str, *args: Any, **more: Any) -> Started:
         """Start a job that runs at once."""
         run = self.start(job, *args, **more)
         eventually(lambda: job in self.order(), f"{job} runs")

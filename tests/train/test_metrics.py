@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from tests.conftest import eventually  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402 - after torch is known to be there
 
 import paceline  # noqa: E402
 from paceline.train.metrics import LogMismatch  # noqa: E402
+from paceline.train.progress import Moment, Progress  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -399,6 +403,123 @@ def test_no_progress_is_shown_where_none_is_wanted(paceline: Paceline, terminal:
     script(paceline, options="progress=False")
     seen = on_terminal(paceline) if terminal else paceline.run("-n", "2", "script.py").stderr
     assert "epoch 1" not in seen
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def test_others_can_read_how_far_it_is(paceline: Paceline) -> None:
+    paceline.script("""
+        import json, os, time, torch, paceline
+        from paceline.train import progress
+        progress._File.every = 0.0
+        file = os.environ["PACELINE_RUN_DIR"] + "/progress.json"
+        with paceline.init(log_every=10, progress=False) as run:
+            train = run.dataloader(torch.utils.data.TensorDataset(torch.arange(30.0)), global_batch_size=2)
+            for epoch in run.epochs(3):
+                for (batch,) in train:
+                    run.log(loss=batch.sum() * 0 + run.step)
+                    if epoch == 1 and run.step == 29 and run.is_main:
+                        while json.load(open(file))["epoch"] == 0:
+                            time.sleep(0.01)
+                        print(open(file).read(), flush=True)
+                    if epoch == 2 and run.step == 34:
+                        break
+    """)
+    done = paceline.run("-n", "2", "script.py")
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert (seen["epoch"], seen["epochs"], seen["steps"]) == (1, 3, 15)
+    assert 1 <= seen["step"] <= 14
+    assert seen["samples_per_second"] > 0
+    assert 0 <= seen["epoch_seconds_left"] <= seen["seconds_left"]
+    assert seen["metrics"] == {"loss": 12.0}, "the mean of the steps 10 … 14 is the end of the first epoch's"
+    last = json.loads((paceline.job() / "progress.json").read_text())
+    assert (last["epoch"], last["step"], last["steps"]) == (2, 4, 15)
+    assert not list(paceline.job().glob(".progress*"))
+    assert "progress     epoch 3/3, step 4/15, " in paceline("get", paceline.job().name).stdout
+
+
+def test_at_the_end_nothing_is_left_and_the_means_are_the_last_ones(paceline: Paceline) -> None:
+    paceline.script("""
+        import torch, paceline
+        with paceline.init(log_every=10) as run:
+            train = run.dataloader(torch.utils.data.TensorDataset(torch.arange(30.0)), global_batch_size=2)
+            for epoch in run.epochs(1):
+                for (batch,) in train:
+                    run.log(number=float(run.step))
+    """)
+    done = paceline.run("-n", "2", "script.py")
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("epoch")]
+    mean = read(paceline.job() / "metrics.jsonl")[-1]["number"]
+    assert line.startswith(f"epoch 1/1 step 15/15 number {mean:.4g} ")
+    last = json.loads((paceline.job() / "progress.json").read_text())
+    assert (last["epoch_seconds_left"], last["seconds_left"], last["metrics"]) == (0, 0, {"number": mean})
+
+
+@pytest.mark.parametrize("trouble", ["no folder", "NaN"])
+def test_a_file_of_progress_is_never_in_the_way(tmp_path: Path, trouble: str) -> None:
+    path = tmp_path / ("gone" if trouble == "no folder" else "here") / "progress.json"
+    (tmp_path / "here").mkdir()
+    progress = Progress(screen=False, file=path)
+    for epoch in range(2):
+        progress.begin(epoch, None, None, 0)
+        progress.measured({"loss": math.nan})
+        progress.step_done(4)
+        progress.end()
+    progress.close()
+    if trouble == "NaN":
+        told = json.loads(path.read_text())
+        assert (told["metrics"], told["epochs"], told["steps"], told["seconds_left"]) == (
+            {"loss": None},
+            None,
+            None,
+            None,
+        )
+        assert (told["epoch"], told["step"], told["epoch_seconds_left"]) == (1, 1, 0)
+
+
+def test_a_file_of_progress_is_written_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[object] = []
+    monkeypatch.setattr("paceline.train.progress._File.every", 3600.0)
+    monkeypatch.setattr("paceline.train.progress._File._write", lambda self: written.append(self._latest))
+    progress = Progress(screen=False, file=tmp_path / "progress.json")
+    progress.begin(0, 1, 1000, 0)
+    for _ in range(1000):
+        progress.step_done(1)
+    assert not written
+    progress.leave()
+    progress.leave()
+    eventually(lambda: len(written) == 1, "it is written once")
+
+
+@given(st.integers(0, 5), st.none() | st.integers(1, 6), st.none() | st.integers(0, 9), st.lists(st.integers(0, 9)))
+def test_how_far_it_is_makes_sense(epoch: int, epochs: int | None, done: int | None, samples: list[int]) -> None:
+    shown: list[Moment] = []
+    progress = Progress(screen=False, file=Path("/nowhere"))
+    view = progress._file
+    assert view is not None
+    view.every, view.show = 0.0, shown.append  # type: ignore[method-assign]
+    steps = None if done is None else done + len(samples)
+    progress.begin(epoch, None if epochs is None else epoch + epochs, steps, done or 0)
+    for number in samples:
+        progress.step_done(number)
+    progress.end()
+    assert len(shown) == len(samples) + (1 if samples else 0)
+    for number, moment in enumerate(shown[:-1], 1):
+        assert moment.done == (done or 0) + number
+        assert (moment.left is None) == (steps is None)
+        assert moment.rate >= 0
+        assert moment.took is None
+    if shown:
+        last = shown[-1]
+        assert last.left == 0
+        assert (last.all_left is None) == (epochs is None)
+        assert last.took is not None
+
+
+# -- without what is not needed ----------------------------------------------------------------------------------------
 
 
 def test_neither_tqdm_nor_tensorboard_is_needed(paceline: Paceline) -> None:

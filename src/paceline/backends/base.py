@@ -5,15 +5,14 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from paceline.job.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from paceline.job.job import Job, Node, Volume
+    from paceline.job.job import Job, Node, Usage, Volume
     from paceline.job.spec import JobSpec
 
 BACKENDS = {"local": "paceline.backends.local:Local"}
@@ -24,11 +23,13 @@ class LogQuery:
     """Which lines of a job's logs.
 
     Attributes:
-        ranks: of these; None for rank 0, or for all where `merged`.
+        ranks: of these; None for all.
         follow: go on until the job ends.
         tail: only the last so many lines; None for all.
         since: only what was written after this time, in seconds since the epoch.
-        attempt: of this attempt; None for the last one.
+        attempt: of this attempt; None for the last one, and with `follow` for those that come.
+        timed: the lines' times are wanted, not only their order.
+        raw: with `follow`, pass on unfinished lines too, such as a progress bar.
     """
 
     ranks: tuple[int, ...] | None = (0,)
@@ -36,32 +37,85 @@ class LogQuery:
     tail: int | None = None
     since: float | None = None
     attempt: int | None = None
+    timed: bool = False
+    raw: bool = False
 
 
-@dataclass(frozen=True)
-class LogLine:
-    """A whole line, without its end: when it was written (about), by which rank, to which stream."""
+class LogLines(NamedTuple):
+    """Lines with their ends (the last one of an attempt may have none): when they were written (about), and by whom."""
 
     time: float
+    attempt: int
     rank: int
     stream: str
     text: bytes
+
+
+@dataclass(frozen=True)
+class Shell:
+    """A command to replace this process with, its variables and its folder."""
+
+    command: tuple[str, ...]
+    env: dict[str, str]
+    folder: str
+
+
+class Progress(Protocol):
+    """Hears how far something is."""
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        """What is being done, how much of it is done, and how much there is, or None."""
+
+    def say(self, line: str) -> None:
+        """Something that the user should read."""
 
 
 class Backend(ABC):
     """A place where jobs run. Every method takes many jobs at once where that saves calls."""
 
     @abstractmethod
-    def submit(self, spec: JobSpec, progress: Callable[[str, int, int | None], None]) -> Job:
-        """Start a job that goes on by itself; `progress` hears what is done, how much of it, and how much there is."""
+    def plan(self, spec: JobSpec) -> dict[str, Any]:
+        """What `submit` would do: the complete job, and the variables of its ranks. Starts nothing."""
 
     @abstractmethod
-    def describe(self, names: Sequence[str] | None = None) -> list[Job]:
-        """These jobs, or all, the newest first; those that are unknown are left out."""
+    def submit(self, spec: JobSpec, progress: Progress) -> Job:
+        """Start a job that goes on by itself."""
 
     @abstractmethod
-    def logs(self, name: str, query: LogQuery) -> Iterator[LogLine]:
-        """Lines of a job in the order in which they were written."""
+    def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> list[Job]:
+        """These jobs, or all, the newest first; those that are unknown are left out.
+
+        With `since`, in seconds since the epoch, jobs that ended before are left out too.
+        """
+
+    @abstractmethod
+    def count(self) -> int:
+        """How many jobs there are."""
+
+    @abstractmethod
+    def spec(self, name: str) -> JobSpec:
+        """What a job's user asked for."""
+
+    @abstractmethod
+    def wait(
+        self, names: Sequence[str], seconds: float | None = None, tick: Callable[[int], None] = lambda ended: None
+    ) -> bool:
+        """Come back when these jobs have ended or the time is over; returns whether they have.
+
+        `tick` is told now and then how many of them have.
+        """
+
+    @abstractmethod
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """What happened to a job: time, event, and details."""
+
+    @abstractmethod
+    def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
+        """How to run a command where a rank runs, and as it does."""
+
+    @abstractmethod
+    def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
+        """Lines of a job in the order in which they were written; a query that cannot be met is a UserError at once."""
 
     @abstractmethod
     def stop(self, names: Sequence[str], now: bool = False) -> None:
@@ -76,6 +130,18 @@ class Backend(ABC):
         """The machines, and what is in use there."""
 
     @abstractmethod
+    def usage(self, names: Sequence[str]) -> dict[str, Usage]:
+        """What these jobs use now, over a moment or since the last call; those that do not run are left out."""
+
+    @abstractmethod
+    def open_tensorboard(self, name: str, logdir: str | None = None) -> str:
+        """The address of a job's TensorBoard, which is started if there is none; it shows `logdir`, or its default."""
+
+    @abstractmethod
+    def close_tensorboard(self, name: str) -> bool:
+        """End it; returns whether there was one."""
+
+    @abstractmethod
     def volumes(self) -> list[Volume]:
         """The named volumes."""
 
@@ -88,6 +154,8 @@ def load(name: str) -> Backend:
     """
     place = BACKENDS.get(name)
     if place is None:
+        from importlib.metadata import entry_points  # takes longer than all else here
+
         found = {point.name: point.value for point in entry_points(group="paceline.backends")}
         if name not in found:
             raise UserError(f"no backend {name!r}; {nearest(name, [*BACKENDS, *found])}")

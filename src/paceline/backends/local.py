@@ -1,371 +1,253 @@
-"""This machine: an agent is a child process, or a process of its own when the job is detached."""
+"""This machine as a backend: every job has an agent that outlives the terminal, and a run directory."""
 
 from __future__ import annotations
 
-import importlib.util
+import itertools
 import json
+import math
 import os
-import signal
-import socket
-import subprocess
+import re
+import shutil
 import sys
-import uuid
-from dataclasses import dataclass, replace
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.contract import CONTRACTS, thread_count
 from paceline.job.errors import UserError
 from paceline.job.home import jobs_folder
-from paceline.job.script import Imports, imports_of, module_file
-from paceline.node import ENTRY, devices, placing, queue
-from paceline.node.follow import GrowingFile, Lines, RankLog, Waker
-from paceline.node.ports import is_listening
-from paceline.node.run_directory import RunDirectory
-from paceline.node.spec import NodeSpec, Program, Request
+from paceline.job.job import FINAL, Job
+from paceline.node import records, tensorboard
+from paceline.node.run_directory import RunDirectory, read_json
+
+from .base import Backend, Shell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from paceline.job.job import Node, Usage, Volume
     from paceline.job.spec import JobSpec
 
-# The package of each framework, and what the fork server imports for it.
-PACKAGES = {"torch": "torch", "horovod": "horovod", "paddle": "paddle", "tensorflow": "tensorflow", "jax": "jax"}
-PRELOAD = {
-    "torch": ("torch", "torch.distributed"),
-    "paddle": ("paddle",),
-    "tensorflow": ("tensorflow",),
-    "jax": ("jax",),
-}
-# Importing these touches no GPU; the others may initialise one, which a forked process cannot use.
-SAFE_WITH_DEVICES = ("torch",)
+    from .base import LogLines, LogQuery, Progress
+    from .usage import LocalUsage
+
+CLEAN, AT_ONCE = (15,), (15, 2)  # SIGTERM asks an agent to stop; a second signal, to stop at once
+_TICK = 0.2  # seconds between two looks at the clock while nothing happens
+_AGENT_COMES = 10.0  # seconds for an agent to say who it is
 
 
-def complete(spec: JobSpec) -> JobSpec:
-    """Fill in what the script itself and this machine say, and refuse what cannot work; starts nothing.
-
-    Raises:
-        UserError: the job cannot run here.
-    """
-    folder = Path(spec.working_dir)
-    imports = _imports(spec, folder)
-    framework = spec.framework or imports.framework or "torch"
-    package = PACKAGES.get(framework)
-    needed = package is not None and (spec.framework or package in imports.required) and spec.kind != "command"
-    if needed and package is not None and importlib.util.find_spec(package) is None:
-        raise UserError(
-            f"{package} is not installed for {sys.executable}; install it there, or run paceline with another Python"
-        )
-    for module in spec.preload:
-        if importlib.util.find_spec(module.partition(".")[0]) is None and module_file(module, folder) is None:
-            raise UserError(f"--preload {module}: no such module is installed for {sys.executable}; check the name")
-    spec = spec.model_copy(update={"framework": framework})
-    changes: dict[str, Any] = {"ranks": _count_ranks(spec)}
-    if spec.kind == "command":
-        changes["start_method"] = "exec"
-    elif spec.start_method == "fork":
-        if package in imports.every:
-            changes["preload"] = PRELOAD.get(framework, ()) + spec.preload
-            changes["env"] = {**spec.env, **imports.variables}
-            if imports.sets_more:  # the framework is to see them when it is imported, and only the script knows them
-                changes["start_method"] = "exec"
-        if package is not None and framework not in SAFE_WITH_DEVICES and devices.accelerators():
-            changes["start_method"] = "exec"
-    _check_meeting(spec)
-    return spec.model_copy(update=changes)
+def _warn(text: str) -> None:
+    print(f"paceline: {text}", file=sys.stderr)
 
 
-def _imports(spec: JobSpec, folder: Path) -> Imports:
-    if spec.kind == "script":
-        file = folder / spec.target
-        return imports_of(file, file.parent)
-    if spec.kind == "module":
-        found = module_file(spec.target, folder)
-        return imports_of(found, folder) if found else Imports()
-    return Imports()
+class Local(Backend):
+    """Jobs of this user on this machine."""
 
+    def __init__(self) -> None:
+        self._jobs = jobs_folder()
+        self._measured: LocalUsage | None = None
 
-def _count_ranks(spec: JobSpec) -> int:
-    """How many ranks `auto`, `gpu`, `cpu` or a number are on this machine."""
-    present = devices.accelerators()
-    if spec.devices is not None or spec.ranks == "gpu":
-        unknown = [d for d in spec.devices or () if d not in present and (d.isdigit() or not present)]
-        if unknown:
-            has = f"devices {', '.join(present)}" if present else "no GPU"
-            raise UserError(f"device {', '.join(unknown)} does not exist: this machine has {has}; correct --devices")
-    usable = present if spec.devices is None else spec.devices
-    if spec.ranks == "gpu":
-        if not usable:
-            raise UserError("-n gpu, but this machine has no GPU that a process may use; take -n cpu or a number")
-        return len(usable)
-    if spec.ranks == "auto":
-        return len(usable) or devices.cores()
-    if spec.ranks == "cpu":
-        return devices.cores()
-    if spec.ranks < 1:
-        raise UserError(f"-n {spec.ranks} starts no rank; take 1 or more")
-    if spec.devices and spec.ranks > len(spec.devices) and spec.framework != "indexed":
-        raise UserError(
-            f"-n {spec.ranks} is more than the {len(spec.devices)} devices of --devices {','.join(spec.devices)}; "
-            "name more devices, start fewer ranks, or share devices with --framework indexed"
-        )
-    return spec.ranks
+    # -- submit --------------------------------------------------------------------------------------------------------
 
+    def plan(self, spec: JobSpec) -> dict[str, Any]:
+        """What `submit` would do: the complete job, and the variables of its ranks. Starts nothing."""
+        from . import prepare
+        from .submitting import named
 
-def _check_meeting(spec: JobSpec) -> None:
-    if spec.nodes > 1 and not spec.main_address:
-        raise UserError(
-            f"--nnodes {spec.nodes} needs to know where the nodes meet; give --master-addr with node 0's address"
-        )
-    if spec.node_rank is not None and spec.node_rank >= spec.nodes:
-        raise UserError(
-            f"--node-rank {spec.node_rank} with --nnodes {spec.nodes}; nodes are numbered 0 … {spec.nodes - 1}"
-        )
-    listens_here = spec.nodes == 1 or spec.node_rank == 0
-    if listens_here and spec.main_port is not None and is_listening(spec.main_port):
-        raise UserError(f"port {spec.main_port} is in use on this machine; choose another --master-port, or none")
+        spec = named(spec).model_copy(update={"detached": True})
+        snapshot = spec.code is not None and spec.code.mode == "snapshot"
+        spec = prepare.complete(spec, Path.cwd() if snapshot else None)
+        return {"job": spec.model_dump(mode="json"), "ranks": prepare.describe_ranks(prepare.place(spec))}
 
-
-def request(spec: JobSpec, folder: Path, slots: int | None = None) -> Request | None:
-    """What a job asks of this machine's queue in `folder`, None if it asks for no device.
-
-    `slots` are how many jobs' worth of places there are on a machine whose devices are not to be handed out.
-
-    Raises:
-        UserError: this machine does not have the devices.
-    """
-    if not spec.devices:
-        return None
-    of = devices.accelerators() if slots is None else tuple(str(slot) for slot in range(slots))
-    asked = Request(str(folder), spec.devices, of, spec.share_devices, spec.priority, slots is not None)
-    if why := queue.impossible(asked):
-        raise UserError(f"the job can never start: {why}; ask for other devices, or declare slots in the settings")
-    return asked
-
-
-def place(spec: JobSpec, split_streams: tuple[int, ...] = (), request: Request | None = None) -> NodeSpec:
-    """This node's part of a completed job.
-
-    `split_streams` are the local ranks whose stderr is kept apart. With a `request`, the agent asks the machine's queue
-    for the devices before it starts anything.
-    """
-    ranks = int(spec.ranks)
-    env = dict(spec.env)
-    if "OMP_NUM_THREADS" not in {**os.environ, **env}:
-        env["OMP_NUM_THREADS"] = str(thread_count(devices.cores(), ranks))
-    names = spec.devices if isinstance(spec.devices, tuple) else () if spec.devices == 0 else None
-    if names is not None and request is None:
-        env.update(devices.visibility(names))
-    job_id = uuid.uuid4().hex
-    env["PACELINE_JOB_ID"] = job_id
-    return NodeSpec(
-        job=spec.name,
-        job_id=job_id,
-        program=Program(spec.kind, spec.target, spec.args),
-        framework=spec.framework,
-        nproc=ranks,
-        python=python_command(),
-        working_dir=spec.working_dir,
-        env=env,
-        preload=spec.preload,
-        start_method=spec.start_method,
-        devices=None if request is not None else names if names is not None else devices.accelerators(),
-        node_rank=spec.node_rank,
-        nodes=spec.nodes,
-        main_address=spec.main_address,
-        main_port=spec.main_port if spec.nodes == 1 else spec.main_port or 29500,
-        local_address=spec.local_address,
-        join_timeout=spec.join_timeout,
-        max_restarts=spec.max_restarts,
-        grace=spec.grace,
-        split_streams=split_streams,
-        pass_index=spec.pass_index,
-        role=spec.role,
-        run_id=spec.run_id,
-        detached=spec.detached,
-        request=request,
-    )
-
-
-def python_command() -> tuple[str, ...]:
-    """This interpreter with the options it was started with (-X, -W, -u, -O, …), so that the ranks get them too."""
-    options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
-    if sys.stdout is not None and getattr(sys.stdout, "write_through", False):
-        options.append("-u")
-    return (sys.executable, *options)
-
-
-@dataclass(frozen=True)
-class Output:
-    """Bytes that a rank wrote."""
-
-    attempt: int
-    rank: int
-    local_rank: int
-    stream: str
-    data: bytes
-
-
-@dataclass(frozen=True)
-class Event:
-    """A line of events.jsonl: what happened, and its details."""
-
-    name: str
-    details: dict[str, Any]
-
-
-class LocalRun:
-    """A job on this machine whose agent was just started."""
-
-    def __init__(self, spec: NodeSpec, log_dir: str | None) -> None:
-        """Make the run directory and start the agent.
+    def submit(self, spec: JobSpec, progress: Progress) -> Job:
+        """Start a job that goes on by itself.
 
         Raises:
-            UserError: the run directory cannot be made.
+            UserError: it cannot run here, or its name is taken.
         """
-        self.spec = spec
-        self.directory = _make_directory(spec.job, log_dir)
-        self.directory.spec.write_text(spec.to_json())
-        self.directory.spec.chmod(0o600)
-        ours, theirs = socket.socketpair()
-        command = [
-            *spec.python,
-            ENTRY,
-            "agent",
-            str(self.directory.path),
-            "-1" if spec.detached else str(theirs.fileno()),
-        ]
-        with theirs, open(self.directory.agent_log, "ab") as log:
-            self.process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True, cwd="/", env={**_terminal_size(), **os.environ},
-            )  # fmt: skip
-        self._lifeline = ours
+        from .starting import NameTaken
 
-    def interrupt(self, number: int = signal.SIGINT) -> None:
-        """Ask the agent to stop the job; asked twice, it stops it at once."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
+        if not spec.name.endswith("-"):
+            return self._launch(spec, progress)
+        first = 2 if spec.resume_from else 1
+        for number in itertools.count(first):
+            name = f"{spec.name}{number}"
+            if not os.path.lexists(self._jobs / name):
+                try:
+                    return self._launch(spec.model_copy(update={"name": name}), progress)
+                except NameTaken:  # by another one, just now
+                    continue
+        raise AssertionError("unreachable")
 
-    def updates(self) -> Iterator[Output | Event]:
-        """What ranks write and what happens, as it comes, until the agent is gone.
+    def _launch(self, spec: JobSpec, progress: Progress) -> Job:
+        from .submitting import launch
 
-        All output of an attempt comes before the event that tells how the attempt ended.
+        (job,) = self.describe([launch(spec, progress).spec.name])
+        return job
+
+    # -- look ----------------------------------------------------------------------------------------------------------
+
+    def count(self) -> int:
+        """How many jobs there are."""
+        return len(records.names(self._jobs))
+
+    def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> list[Job]:
+        """These jobs, or all, the newest first; those that are unknown are left out."""
+        if names is not None:
+            line = records.line_of(self._jobs.parent)
+            found = (records.record(self._jobs / name, line) for name in names if _is_name(name))
+            return [Job.from_record(record) for record in found if record is not None]
+        now = time.time()
+        jobs = [Job.from_record(record) for record in self._all(since or 0.0)]
+        expired = [job.name for job in jobs if job.has_expired(now)]
+        if expired:
+            self.delete(expired)
+        return sorted((job for job in jobs if job.name not in expired), key=lambda job: job.created, reverse=True)
+
+    def _all(self, since: float) -> list[dict[str, Any]]:
+        """The records of all jobs but those that ended before `since`.
+
+        Those of jobs that have ended come from the index, as far as it knows them, the others from their folders.
         """
-        waker = Waker()
-        events, lines = GrowingFile(self.directory.events), Lines()
-        waker.watch(events.path)
-        logs: dict[Path, _Log] = {}
-        grown: set[Path] | None = None  # the files to look at; None for all
-        alive = True
-        while True:
-            more: set[Path] = set()  # files that may hold more than was read
-            for path, log in logs.items():
-                if (grown is None or path in grown) and (data := log.file.read()):
-                    more.add(path)
-                    yield replace(log.output, data=data)
-            for line in lines.add(events.read()):
-                details = json.loads(line)
-                name = details.pop("event")
-                if name in ("restarting", "finished"):
-                    yield from _drain(logs)
-                elif name == "started":
-                    logs = _open_logs(details)
-                    for path in logs:
-                        waker.watch(path)
-                    more.update(logs)
-                yield Event(name, details)
-            if more:
-                grown = more
-            elif alive:
-                grown, closed = waker.wait(self._lifeline.fileno())
-                if closed:
-                    alive, grown = False, None  # one more look at everything
-            else:
-                break
-        yield from _drain(logs)
-        self.process.wait()
-        self._lifeline.close()
-        waker.close()
-        events.close()
+        from paceline.job.index import Index
 
-    def is_disk_full(self) -> bool:
-        """Whether the run directory has no space left for another file."""
-        space = os.statvfs(self.directory.path)
-        return space.f_bavail * space.f_frsize < 65536
+        present = records.names(self._jobs)
+        if not present:
+            return []
+        index = Index(self._jobs.parent / "jobs.db", _warn)
+        known = index.names()
+        changed = dict(present.items() - known.items())
+        ended = [row for name, row in index.load(since).items() if present.get(name) == known.get(name)]
+        line = records.line_of(self._jobs.parent)
+        read = {name: records.record(self._jobs / name, line) for name in changed}
+        new = {name: (present[name], record) for name, record in read.items() if record and record["state"] in FINAL}
+        index.update(new, known.keys() - present.keys())
+        index.close()
+        old: list[dict[str, Any]] = json.loads(f"[{','.join(ended)}]")
+        return old + [r for r in read.values() if r is not None and (r["finished"] is None or r["finished"] >= since)]
 
-    def status(self) -> dict[str, Any]:
-        """What the agent last said of the job."""
-        return self.directory.read_status() or {}
+    def spec(self, name: str) -> JobSpec:
+        """What a job's user asked for."""
+        from paceline.job.spec import JobSpec
+
+        stored = read_json(self._run(name).job)
+        if stored is None:
+            raise UserError(f"job {name} was not stored with what it runs; submit it anew")
+        return JobSpec.model_validate(stored["spec"])
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """What happened to a job."""
+        lines = self._run(name).events.read_bytes().split(b"\n")
+        return [json.loads(line) for line in lines[:-1]]
+
+    def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
+        """Lines of a job in the order in which they were written."""
+        from .local_logs import read_logs
+
+        return read_logs(self._run(name).path, query)
+
+    def nodes(self) -> list[Node]:
+        """This machine."""
+        return self._usage.nodes()
+
+    def usage(self, names: Sequence[str]) -> dict[str, Usage]:
+        """What these jobs use now, over a moment or since the last call; those that do not run are left out."""
+        return self._usage.of_jobs(names)
+
+    @property
+    def _usage(self) -> LocalUsage:
+        """What measures from call to call."""
+        if self._measured is None:
+            from .prepare import devices_here
+            from .usage import LocalUsage
+
+            present, slots = devices_here()
+            self._measured = LocalUsage(self._jobs, present, slots=slots)
+        return self._measured
+
+    def volumes(self) -> list[Volume]:
+        """The volumes that the settings name."""
+        from paceline.job.settings import load
+
+        from .volumes import volumes
+
+        return volumes(load())
+
+    # -- act -----------------------------------------------------------------------------------------------------------
+
+    def wait(
+        self, names: Sequence[str], seconds: float | None = None, tick: Callable[[int], None] = lambda ended: None
+    ) -> bool:
+        """Come back when these jobs have ended or the time is over; returns whether they have."""
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        for ended, run in enumerate(map(self._run, names)):
+            thread = threading.Thread(target=run.wait_until_free, daemon=True)  # the kernel wakes it, and nobody else
+            thread.start()
+            while thread.is_alive():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                thread.join(min(_TICK, left))
+                tick(ended)
+        return True
+
+    def stop(self, names: Sequence[str], now: bool = False) -> None:
+        """Ask jobs to stop: cleanly, with their grace, or at once. Jobs that have ended are left as they are."""
+        for run in map(self._run, names):
+            deadline = time.monotonic() + _AGENT_COMES
+            while run.is_held and not records.signal_agent(run.path, AT_ONCE if now else CLEAN):
+                if time.monotonic() > deadline:
+                    raise UserError(f"the agent of job {run.path.name} does not answer; see {run.agent_log}")
+                self.wait([run.path.name], 0.02)  # it has just been started
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Remove jobs that have ended, with all that was written for them.
+
+        Raises:
+            UserError: one has not ended.
+        """
+        from paceline.job.code import discard
+
+        runs = [self._run(name) for name in names]
+        for run in runs:
+            if run.is_held:
+                raise UserError(f"job {run.path.name} has not ended; stop it first: paceline stop {run.path.name}")
+        for run in runs:
+            tensorboard.stop(run.path)
+            code = (read_json(run.job) or {}).get("code")
+            if code is not None:
+                discard(Path(code["path"]))
+            folder = run.path.resolve()
+            hidden = folder.with_name(f".{folder.name}.deleted.{time.monotonic_ns()}")
+            folder.rename(hidden)  # so that there is never half a job
+            if run.path.is_symlink():
+                run.path.unlink()
+            shutil.rmtree(hidden)
+
+    def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
+        """How to run a command where a rank runs, and as it does."""
+        from .prepare import shell_of
+
+        env, folder = shell_of(self._run(name), rank)
+        return Shell(tuple(command), {**os.environ, **env}, folder)
+
+    def open_tensorboard(self, name: str, logdir: str | None = None) -> str:
+        """The address of a job's TensorBoard, which is started if there is none; it shows `logdir`, or its default."""
+        from .prepare import python_command
+        from .tensorboard import open_tensorboard
+
+        return open_tensorboard(python_command(), self._run(name).path, logdir)
+
+    def close_tensorboard(self, name: str) -> bool:
+        """End it; returns whether there was one."""
+        return tensorboard.stop(self._run(name).path)
+
+    def _run(self, name: str) -> RunDirectory:
+        run = RunDirectory(self._jobs / name)
+        if not _is_name(name) or not run.spec.exists():
+            raise UserError(f"no job {name}")
+        return run
 
 
-@dataclass(frozen=True)
-class _Log:
-    """A followed log file, and an `Output` that says whose it is."""
-
-    file: GrowingFile
-    output: Output
-
-
-def _open_logs(started: dict[str, Any]) -> dict[Path, _Log]:
-    logs: dict[Path, _Log] = {}
-    for entry in started["logs"]:
-        out, err, error = Path(entry["out"]), Path(entry["err"]), Path(entry["error"])
-        what = Output(started["attempt"], entry["rank"], entry["local_rank"], "out", b"")
-        if err != out:
-            logs[out] = _Log(GrowingFile(out), what)
-        logs[err] = _Log(RankLog(err, error), replace(what, stream="both" if err == out else "err"))
-    return logs
-
-
-def _drain(logs: dict[Path, _Log]) -> Iterator[Output]:
-    """What is left in the logs of an attempt that is over; they are closed."""
-    for log in logs.values():
-        while data := log.file.read():
-            yield replace(log.output, data=data)
-        log.file.close()
-    logs.clear()
-
-
-def _terminal_size() -> dict[str, str]:
-    """The size of the terminal that shows rank 0, so that its progress bars fit though it writes to a file."""
-    if not sys.stdout.isatty():
-        return {}
-    size = os.get_terminal_size(sys.stdout.fileno())
-    columns = str(size.columns or 80)  # 0 when the terminal does not know
-    # tqdm has a variable of its own; the last two make rich draw although it writes to a file.
-    return {
-        "COLUMNS": columns,
-        "LINES": str(size.lines or 24),
-        "TQDM_NCOLS": columns,
-        "TTY_COMPATIBLE": "1",
-        "TTY_INTERACTIVE": "1",
-    }
-
-
-def _make_directory(job: str, log_dir: str | None) -> RunDirectory:
-    path = Path(log_dir).absolute() / job if log_dir else jobs_folder() / job
-    directory = RunDirectory(path)
-    try:
-        directory.create()
-    except FileExistsError as error:
-        if Path(error.filename) != path:
-            raise UserError(f"cannot write to {path.parent}: it is no folder; choose another --log-dir") from None
-        raise UserError(f"a job named {job} has its files in {path}; choose another --name") from None
-    except OSError as error:
-        where = "--log-dir" if log_dir else "PACELINE_HOME"
-        raise UserError(
-            f"cannot write to {path.parent}: {error.strerror}; choose another folder with {where}"
-        ) from None
-    return directory
-
-
-def describe_ranks(spec: NodeSpec) -> list[dict[str, Any]]:
-    """The variables that each rank of a single-node job would get, for --dry-run; ports are chosen at the start."""
-    port = spec.main_port or 0
-    endpoints = spec.nproc if "endpoints" in CONTRACTS[spec.framework].carries else 0
-    node = {"address": "127.0.0.1", "slots": spec.nproc, "ports": [port] * endpoints}
-    start = {
-        "nodes": [node], "node_rank": 0, "main_address": "127.0.0.1", "main_port": port, "attempt": 0, "job": spec.job,
-    }  # fmt: skip
-    return [placing.variables(spec, placing.place(spec, start, rank)) for rank in range(spec.nproc)]
+def _is_name(name: str) -> bool:
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) is not None

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
-import sys
-from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import ValidationError
 
-from paceline.contract import CONTRACTS
-from paceline.job.errors import UserError, nearest
-from paceline.job.script import Kind, module_file, program_kind
-from paceline.job.spec import JobSpec, new_name
+from paceline.job.errors import UserError
+from paceline.job.spec import JobSpec
+from paceline.job.validation import validation_error
 
-from .options import BOTH, ERR, OUT, parse_address, parse_env, parse_numbers, parse_streams
+from .options import BOTH, ERR, OUT, parse_address, parse_numbers, parse_pairs, parse_streams
+
+if TYPE_CHECKING:
+    from paceline.job.spec import Code
+    from paceline.job.validation import Place
 
 MOST_RANKS = 4096
 Counted = Literal["auto", "gpu", "cpu"]
+# The flags that are not called as the field that they set.
+_NAMES = {
+    "nodes": "--nnodes",
+    "ranks": "-n",
+    "secrets": "--secret",
+    "labels": "--label",
+    "options": "--option",
+    "tensorboard_dir": "--logdir",
+    "run_id": "--rdzv-id",
+    "main_address": "--master-addr",
+    "main_port": "--master-port",
+    "local_address": "--local-addr",
+    "join_timeout": "--rdzv-conf join_timeout",
+}
 
 
 def job_spec(given: dict[str, Any]) -> JobSpec:
@@ -28,55 +41,84 @@ def job_spec(given: dict[str, Any]) -> JobSpec:
     Raises:
         UserError: they contradict each other or cannot be read.
     """
-    folder = _working_dir()
-    script, framework = given["script"], given["framework"]
-    if framework is not None and framework not in CONTRACTS:
-        raise UserError(f"unknown framework {framework!r}; {nearest(framework, CONTRACTS)}")
-    if given["pass_index"] and framework != "indexed":
-        raise UserError("--pass-index needs independent processes; add --framework indexed")
+    try:
+        return JobSpec.model_validate(fields(given))
+    except ValidationError as error:
+        raise validation_error(error, JobSpec, flag) from None
+
+
+def flag(place: Place) -> str:
+    """The flag that sets a field of a job."""
+    if not place:
+        return "the job"
+    name = str(place[0])
+    if name == "code":
+        return "--sync-source" if place[1:] == ("source",) else "--sync-mode"
+    return _NAMES.get(name, f"--{name.replace('_', '-')}")
+
+
+def fields(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a job that the flags name.
+
+    Raises:
+        UserError: they contradict each other or cannot be read.
+    """
+    nodes = _nodes(given["nnodes"] or "1")
+    found: dict[str, Any] = {
+        "name": given["name"],
+        "args": given["args"] or None,
+        "framework": given["framework"],
+        "nodes": given["nnodes"],
+        "ranks": _ranks(given, nodes),
+        "devices": _devices(given),
+        "share_devices": given["share_devices"] or None,
+        "cpus": given["cpus"],
+        "memory": given["memory"],
+        "image": given["image"],
+        "env": parse_pairs("--env", given["env"], variable=True) or None,
+        "secrets": given["secret"] or None,
+        "working_dir": given["working_dir"],
+        "code": _code(given["sync_mode"], given["sync_source"]),
+        "data": given["data"] or None,
+        "tensorboard": given["tensorboard"] or None,
+        "tensorboard_dir": given["logdir"],
+        "log_dir": given["log_dir"],
+        "checkpoint_dir": given["checkpoint_dir"],
+        "start_method": {None: None, "spawn": "exec", "forkserver": "fork"}.get(
+            given["start_method"], given["start_method"]
+        ),
+        "preload": tuple(filter(None, (given["preload"] or "").split(","))) or None,
+        "max_restarts": given["max_restarts"],
+        "time_limit": given["time_limit"],
+        "ttl": given["ttl"],
+        "priority": given["priority"],
+        "queue": given["queue"],
+        "labels": parse_pairs("--label", given["label"]) or None,
+        "options": parse_pairs("--option", given["option"]) or None,
+        "grace": given["grace"],
+        "pass_index": given["pass_index"] or None,
+        "role": given["role"],
+        **_program(given),
+        **_meeting(given, nodes),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _code(mode: str | None, source: str | None) -> Code | None:
+    if mode is None and source is None:
+        return None
+    from paceline.job.code import parse  # brings much along that most jobs do not need
+
+    return parse(mode, source)
+
+
+def _program(given: dict[str, Any]) -> dict[str, Any]:
     if given["module"] and given["no_python"]:
         raise UserError("--module and --no-python contradict each other; give one of them")
-    nodes, node_rank, meeting = _meeting(given)
-    if given["module"]:
-        kind: Kind = "module"
-        _check_module(script, folder)
-    elif given["no_python"]:
-        kind = "command"
-        _check_program(script, folder)
-    else:
-        kind = program_kind(script, folder)
-    target = str(folder / script) if kind == "command" and not given["no_python"] else script
-    try:
-        return JobSpec.model_validate(dict(
-            name=given["name"] or new_name(script.rpartition(".")[2] if kind == "module" else Path(script).stem),
-            **{kind: target},
-            args=given["args"],
-            framework=framework,
-            nodes=nodes,
-            ranks=_ranks(given, nodes),
-            devices=None if given["devices"] is None else _devices(given["devices"]),
-            env=parse_env(given["env"]),
-            working_dir=str(folder),
-            log_dir=given["log_dir"],
-            start_method="exec" if given["start_method"] in ("exec", "spawn") else "fork",
-            preload=tuple(filter(None, (given["preload"] or "").split(","))),
-            max_restarts=given["max_restarts"],
-            grace=given["grace"],
-            pass_index=given["pass_index"],
-            role=given["role"],
-            node_rank=node_rank,
-            detached=given["detach"],
-            **meeting,
-        ))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = str(first["loc"][0]) if first["loc"] else "job"
-        raise UserError(
-            f"--{where.replace('_', '-')} {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"
-        ) from None
+    return {"module" if given["module"] else "command" if given["no_python"] else "script": given["script"]}
 
 
-def _ranks(given: dict[str, Any], nodes: int) -> int | Counted:
+def _ranks(given: dict[str, Any], nodes: int) -> int | Counted | None:
     ranks, total = given["ranks"], given["total"]
     if total is not None:
         if ranks is not None and os.environ.get("PET_NPROC_PER_NODE") != ranks:
@@ -85,7 +127,7 @@ def _ranks(given: dict[str, Any], nodes: int) -> int | Counted:
             raise UserError(f"-np {total} cannot be shared by {nodes} nodes; take a positive multiple of {nodes}")
         return int(total // nodes)
     if ranks is None:
-        return 1
+        return None
     if ranks in ("auto", "gpu", "cpu"):
         return cast("Counted", ranks)
     try:
@@ -99,9 +141,8 @@ def _ranks(given: dict[str, Any], nodes: int) -> int | Counted:
     return count
 
 
-def _meeting(given: dict[str, Any]) -> tuple[int, int | None, dict[str, Any]]:
-    """How many nodes there are, this one's number, and where they meet."""
-    nodes = _nodes(given["nnodes"])
+def _meeting(given: dict[str, Any], nodes: int) -> dict[str, Any]:
+    """This node's number, and where the nodes meet."""
     backend = given["rdzv_backend"]
     if backend not in (None, "c10d", "static"):
         raise UserError(
@@ -127,48 +168,26 @@ def _meeting(given: dict[str, Any]) -> tuple[int, int | None, dict[str, Any]]:
                 raise UserError(f"--rdzv-conf {key}={conf[key]} is no number of seconds") from None
             break
     meeting.update(main_address=address if nodes > 1 else None, main_port=port)
-    node_rank = given["node_rank"] if nodes > 1 else 0
-    return nodes, node_rank, meeting
+    return {**meeting, "node_rank": given["node_rank"] if nodes > 1 else None}
 
 
 def _nodes(text: str) -> int:
     low, colon, high = text.partition(":")
     if not low.isdecimal() or (colon and not high.isdecimal()) or int(low) < 1:
         raise UserError(f"--nnodes {text!r} is no number of machines; write for example --nnodes 2")
-    if colon and low != high:
-        raise UserError(f"--nnodes {text}: a changing number of machines is not supported; give one number")
     return int(low)
 
 
-def _devices(text: str) -> tuple[str, ...]:
+def _devices(given: dict[str, Any]) -> int | tuple[str, ...] | None:
+    text, count = given["devices"], given["gpus"]
+    if text is None:
+        return cast("int | None", count)
+    if count is not None:
+        raise UserError("--devices says which GPUs, --gpus how many; give one of them")
     devices = tuple(part.strip() for part in text.split(","))
     if not all(devices):
         raise UserError(f"--devices {text!r} is no list of devices; write for example --devices 0,1")
     return devices
-
-
-def _working_dir() -> Path:
-    try:
-        return Path.cwd()
-    except FileNotFoundError:
-        raise UserError("the folder that you are in was deleted; change to one that exists") from None
-
-
-def _check_module(name: str, folder: Path) -> None:
-    """Refuse a module that is not there. Parent packages are not imported: that is the ranks' business."""
-    top = name.partition(".")[0]
-    if module_file(name, folder) is None and importlib.util.find_spec(top) is None:
-        raise UserError(
-            f"no module {name} in {folder} or installed for {sys.executable}; check the name and the folder"
-        )
-
-
-def _check_program(name: str, folder: Path) -> None:
-    path = folder / name if os.sep in name else None
-    if shutil.which(str(path) if path else name) is None:
-        raise UserError(
-            f"no program {name} {'that can be run' if path else 'on PATH'}; check the name, or give its whole path"
-        )
 
 
 def shown_streams(given: dict[str, Any], ranks: int) -> dict[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import importlib
 import os
@@ -15,8 +16,28 @@ from paceline import __version__
 # verb → (module, what `paceline --help` says of it)
 VERBS = {
     "run": ("run", "Train a script here, on as many ranks as you like."),
+    "submit": ("submit", "Start a job that outlives this terminal."),
+    "list": ("jobs", "List the jobs."),
+    "get": ("jobs", "Show everything that is known of a job."),
+    "logs": ("logs", "Show what the ranks of a job wrote, or write."),
+    "wait": ("jobs", "Wait until jobs have ended."),
+    "stop": ("jobs", "Stop jobs: cleanly, or at once."),
+    "delete": ("jobs", "Delete jobs that have ended."),
+    "prune": ("jobs", "Delete jobs that ended long ago."),
+    "events": ("jobs", "Show what happened to a job."),
+    "attach": ("jobs", "Run a shell where a rank of a job runs."),
+    "resubmit": ("submit", "Run a job again, from its last checkpoint on."),
     "check": ("check", "Say what this machine has, and what would go wrong."),
+    "data": ("data", "The named volumes, and whether they can be read here."),
+    "top": ("top", "What jobs and machines use now."),
+    "tensorboard": ("tensorboard", "The address of a job's TensorBoard, which is started if need be."),
+    "schema": ("schema", "The JSON schema of job files, for editors."),
 }
+
+
+def _attribute(verb: str) -> str:
+    """The command's name in its module: a name of Python's gets an underscore."""
+    return f"{verb}_" if hasattr(builtins, verb) else verb
 
 
 class _Verbs(click.Group):
@@ -29,7 +50,7 @@ class _Verbs(click.Group):
         if cmd_name not in VERBS:
             return None
         module = importlib.import_module(f"paceline.cli.{VERBS[cmd_name][0]}")
-        command: click.Command = getattr(module, cmd_name)
+        command: click.Command = getattr(module, _attribute(cmd_name))
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:

@@ -40,19 +40,24 @@ class SectionedCommand(click.Command):
                 formatter.write_dl(records)
 
 
-def parse_env(pairs: Iterable[str]) -> dict[str, str]:
-    """NAME=VALUE pairs of --env.
+def parse_pairs(flag: str, pairs: Iterable[str], variable: bool = False) -> dict[str, str]:
+    """NAME=VALUE pairs of a repeatable flag.
+
+    Args:
+        flag: its name.
+        pairs: what was given.
+        variable: whether the names are those of environment variables.
 
     Raises:
         UserError: one has no `=`, or its name is none.
     """
-    env = {}
+    found = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
-        if not equals or not _VARIABLE.fullmatch(name) or "\0" in value:
-            raise UserError(f"--env {pair!r} is not NAME=VALUE; write for example --env LR=0.1")
-        env[name] = value
-    return env
+        if not equals or not name or (variable and not _VARIABLE.fullmatch(name)) or "\0" in pair:
+            raise UserError(f"{flag} {pair!r} is not NAME=VALUE; write for example {flag} LR=0.1")
+        found[name] = value
+    return found
 
 
 def parse_streams(flag: str, text: str, ranks: int) -> dict[int, int]:

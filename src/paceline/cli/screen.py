@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import select
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from paceline.backends.local import Event, Output
+from paceline.backends.foreground import Event, Output
 
 from .options import BOTH, ERR, OUT
+from .writing import write
 
 if TYPE_CHECKING:
-    from paceline.backends.local import LocalRun
+    from paceline.backends.foreground import LocalRun
 
 _STREAM_BITS = {"out": OUT, "err": ERR, "both": BOTH}
 
@@ -48,7 +47,7 @@ class Screen:
             return
         target = 2 if update.stream == "err" else 1
         if update.local_rank == 0 and (self._terminal or not self._prefix_all):
-            _write(target, update.data)
+            write(target, update.data)
             if target == 1 or self._terminal:
                 self._first = (self._first + update.data).rpartition(b"\n")[2][-4096:]
             return
@@ -63,7 +62,13 @@ class Screen:
     def _event(self, event: Event) -> None:
         """Say what happened to the job."""
         details = event.details
-        if event.name == "stopping":
+        if event.name == "queued":
+            need, ahead = details["need"], details["ahead"]
+            what = _count(need, "device") if isinstance(need, int) else f"device {', '.join(need)}"
+            self._say(f"waiting for {what}, {_count(ahead, 'job')} ahead; Ctrl-C leaves the queue")
+        elif event.name == "granted":
+            self._say(f"got device{'s' if len(details['devices']) > 1 else ''} {', '.join(details['devices'])}")
+        elif event.name == "stopping":
             name = signal.Signals(details["signal"]).name
             self._say(f"stopping ({name}); ranks have {details['grace']:g} s, Ctrl-C again ends them at once")
         elif event.name == "restarting":
@@ -103,13 +108,13 @@ class Screen:
 
     def _show_lines(self, target: int, update: Output, lines: bytes) -> None:
         if update.local_rank == 0:
-            _write(target, lines + b"\n")
+            write(target, lines + b"\n")
             return
         prefix = b"[rank %d] " % update.rank
         text = prefix + lines.replace(b"\n", b"\n" + prefix) + b"\n"
         if self._terminal and self._first:  # take rank 0's progress bar away and put it back below
             text = b"\r\x1b[K" + text + self._first.rpartition(b"\r")[2]
-        _write(target, text)
+        write(target, text)
 
     def _finish_lines(self) -> None:
         """End the lines that the ranks left open."""
@@ -117,17 +122,17 @@ class Screen:
             rest = b"".join(parts)
             if rest:
                 first = rank == min(key[0] for key in self._rest) and self._shown.get(0)
-                _write(2 if stream == "err" else 1, rest + b"\n" if first else b"[rank %d] %s\n" % (rank, rest))
+                write(2 if stream == "err" else 1, rest + b"\n" if first else b"[rank %d] %s\n" % (rank, rest))
         self._rest.clear()
         if self._first and self._terminal:
-            _write(1, b"\n")
+            write(1, b"\n")
         self._first = b""
 
     def _say(self, text: str) -> None:
         if self._first and self._terminal:
-            _write(1, b"\n")
+            write(1, b"\n")
             self._first = b""
-        _write(2, _encode(f"paceline: {text}\n"))
+        write(2, _encode(f"paceline: {text}\n"))
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
@@ -144,10 +149,10 @@ class Screen:
         if others:
             self._say(f"{_names(others)} failed after it: {others[0]['message'][:200]}")
         if failure["has_traceback"]:
-            _write(2, _encode(failure["traceback"].rstrip("\n") + "\n"))
+            write(2, _encode(failure["traceback"].rstrip("\n") + "\n"))
         elif failure["traceback"] and not self._shown.get(self._local_rank(rank), 0):
             self._say(f"the last lines of rank {rank}:")
-            _write(2, _encode(failure["traceback"] + "\n"))
+            write(2, _encode(failure["traceback"] + "\n"))
         self._say(
             f"rank {rank} failed first: {failure['message'][:200]} (node {failure['node']} on {failure['host']}, "
             f"pid {failure['pid']}, exit code {failure['exit_code']}); log {failure['log']}"
@@ -155,15 +160,6 @@ class Screen:
 
     def _local_rank(self, rank: int) -> int:
         return next((r["local_rank"] for r in self._job.status().get("ranks", ()) if r["rank"] == rank), -1)
-
-
-def _write(target: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        try:
-            view = view[os.write(target, view) :]
-        except BlockingIOError:  # whoever started us made it non-blocking
-            select.select([], [target], [])
 
 
 def _encode(text: str) -> bytes:

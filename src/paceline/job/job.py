@@ -26,6 +26,13 @@ class Instance:
     pid: int | None = None
     exit_code: int | None = None
 
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Instance:
+        """From what a node says of it, which has all keys."""
+        instance = object.__new__(cls)
+        vars(instance).update(record)
+        return instance
+
 
 @dataclass(frozen=True)
 class Job:
@@ -44,7 +51,8 @@ class Job:
         started: when all ranks ran for the first time.
         finished: when it ended.
         instances: its ranks.
-        error: why it failed, or what it waits for, in one line.
+        error: why it failed, in one line.
+        waiting: what it waits for, in one line.
         restarts: how many of the attempts were restarts after a failure.
         max_restarts: how many of these it may have.
         devices: names of the accelerators it was given.
@@ -52,6 +60,7 @@ class Job:
         priority: a waiting job with a higher one starts first.
         queue: the backend's queue.
         labels: the user's.
+        ttl: seconds for which it is kept after its end; None for as long as nobody prunes it.
         command: what each rank runs, with arguments.
         working_dir: where the ranks start.
         folder: its run directory.
@@ -74,6 +83,7 @@ class Job:
     finished: float | None
     instances: tuple[Instance, ...]
     error: str | None
+    waiting: str | None = None
     restarts: int = 0
     max_restarts: int = 0
     devices: tuple[str, ...] = ()
@@ -81,6 +91,7 @@ class Job:
     priority: int = 0
     queue: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    ttl: float | None = None
     command: str = ""
     working_dir: str = ""
     folder: str = ""
@@ -94,14 +105,20 @@ class Job:
         """Whether it has ended for good."""
         return self.state in FINAL
 
+    def has_expired(self, now: float) -> bool:
+        """Whether its time to live is over."""
+        return self.is_over and self.ttl is not None and now - (self.finished or self.created) >= self.ttl
+
     def duration(self, now: float) -> float | None:
         """Seconds from its start to its end, or to `now`."""
         return None if self.started is None else (self.finished or now) - self.started
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Job:
-        """From what a node says of it (`node/records.py`)."""
-        return cls(**{**record, "instances": tuple(Instance(**i) for i in record["instances"])})
+        """From what a node says of it (`node/records.py`), which has all keys."""
+        job = object.__new__(cls)  # several times as fast as calling it, and there may be thousands
+        vars(job).update(record, instances=tuple(map(Instance.from_record, record["instances"])))
+        return job
 
     def to_dict(self) -> dict[str, Any]:
         """The stable keys of `-o json`; times are RFC 3339 in UTC."""
@@ -125,7 +142,8 @@ class Node:
         memory_used: of it.
         disk: of the file system with the run directories.
         disk_used: of it.
-        gpus: use and memory of each accelerator, as the driver tells them.
+        gpus: of each GPU `{"index", "uuid", "name", "use", "memory", "memory_used", "temperature", "power"}`, in
+            percent, bytes, degrees Celsius and watts; None is what the driver does not tell.
     """
 
     name: str
@@ -141,9 +159,38 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Usage:
+    """What a job uses now, on all nodes together.
+
+    Attributes:
+        processes: how many it has, paceline's own among them.
+        cpu: cores that they keep busy.
+        memory: bytes; what several of them share counts once.
+        gpus: of each accelerator it uses `{"device", "use", "memory"}`: percentage of time and bytes, None if unknown.
+    """
+
+    processes: int
+    cpu: float
+    memory: int
+    gpus: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
 class Volume:
-    """A named place for data: its path on the backend's machines, and whether it can be read there."""
+    """A named place for data on the backend's machines. Sizes are in bytes.
+
+    Attributes:
+        name: what jobs call it.
+        path: of a folder or file.
+        problem: why it cannot be read there; None when it can.
+        file: which settings define it.
+        size: of its file system.
+        free: of it.
+    """
 
     name: str
     path: str
     problem: str | None = None
+    file: str | None = None
+    size: int | None = None
+    free: int | None = None

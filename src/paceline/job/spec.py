@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
+    model_validator,
+)
 
 from paceline.contract import CONTRACTS
 
@@ -16,7 +25,7 @@ from .script import Kind
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"  # none that reads like another
+_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"  # 32, none that reads like another
 
 
 def _valid_name(name: str) -> str:
@@ -53,8 +62,30 @@ def _valid_env(env: dict[str, str]) -> dict[str, str]:
     return env
 
 
-Duration = Annotated[float, BeforeValidator(duration), Field(gt=0, allow_inf_nan=False)]
-Size = Annotated[int, BeforeValidator(size), Field(gt=0)]
+def _or_text(kind: str, pattern: str, **limits: int) -> WithJsonSchema:
+    """The JSON schema of a number that may also be written as text."""
+    return WithJsonSchema({"anyOf": [{"type": kind, **limits}, {"type": "string", "pattern": f"^{pattern}$"}]})
+
+
+Name = Annotated[str, AfterValidator(_valid_name)]
+Framework = Annotated[
+    str, AfterValidator(_valid_framework), WithJsonSchema({"type": "string", "enum": sorted(CONTRACTS)})
+]
+Nodes = Annotated[int | str, BeforeValidator(_valid_nodes), _or_text("integer", "[0-9]+(:[0-9]+)?", minimum=1)]
+Duration = Annotated[
+    float,
+    BeforeValidator(duration),
+    Field(gt=0, allow_inf_nan=False),
+    _or_text("number", r"([0-9]+(\.[0-9]+)?|([0-9]+(\.[0-9]+)?[smhdw])+)", exclusiveMinimum=0),
+]
+Size = Annotated[
+    int,
+    BeforeValidator(size),
+    Field(gt=0),
+    _or_text("integer", r"[0-9]+(\.[0-9]+)?\s*([KMGTPkmgtp][iI]?)?[Bb]?", exclusiveMinimum=0),
+]
+# What a job file may leave unquoted: `job/reading.py` takes it as it is written.
+Text = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
 
 
 class _Model(BaseModel):
@@ -85,6 +116,11 @@ class Mount(_Model):
             raise ValueError("not VOLUME:/PATH; write for example training-data:/mnist_data")
         return {"volume": volume, "path": path}
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        short = {"type": "string", "pattern": "^[^:]+:/", "examples": ["training-data:/mnist_data"]}
+        return {"anyOf": [short, handler.resolve_ref_schema(handler(core_schema))]}
+
     @property
     def variable(self) -> str:
         """The variable that tells the job where the volume really is."""
@@ -100,28 +136,36 @@ class JobSpec(_Model):
         pydantic.ValidationError: a field is unknown, missing or malformed.
     """
 
-    name: Annotated[str, AfterValidator(_valid_name)] = Field(
+    model_config = ConfigDict(
+        title="paceline job",
+        json_schema_extra={
+            "description": "What `paceline submit FILE.yaml` reads",
+            "anyOf": [{"required": [program]} for program in ("script", "module", "command")],
+        },
+    )
+
+    name: Name = Field(
         "", description="unique; one that ends in '-' is completed by the next free number, an empty one is made up"
     )
     script: str | None = Field(None, description="Python file that each rank runs")
     module: str | None = Field(None, description="Python module that each rank runs, as python -m")
     command: str | None = Field(None, description="program that each rank runs")
-    args: tuple[str, ...] = ()
-    framework: Annotated[str, AfterValidator(_valid_framework)] | None = Field(
+    args: tuple[Text, ...] = ()
+    framework: Framework | None = Field(
         None, description="whose variables the ranks get; the default is what the script imports"
     )
-    nodes: Annotated[int | str, BeforeValidator(_valid_nodes)] = Field(1, description="N, or MIN:MAX")
+    nodes: Nodes = Field(1, description="N, or MIN:MAX")
     ranks: Annotated[int, Field(ge=1, le=4096)] | Literal["auto", "gpu", "cpu"] = Field(
         1, description="ranks on each node, or what to count"
     )
-    devices: Annotated[int, Field(ge=0)] | tuple[str, ...] | None = Field(
+    devices: Annotated[int, Field(ge=0)] | tuple[Text, ...] | None = Field(
         None, description="accelerators on each node: how many, or which"
     )
     share_devices: bool = Field(False, description="other jobs may use the same devices at the same time")
     cpus: Annotated[int, Field(ge=1)] | None = Field(None, description="cores on each node")
     memory: Size | None = Field(None, description="memory on each node: bytes, or 16Gi")
     image: str | None = Field(None, description="container image, where the backend runs containers")
-    env: Annotated[dict[str, str], AfterValidator(_valid_env)] = Field({}, description="variables of the ranks")
+    env: Annotated[dict[str, Text], AfterValidator(_valid_env)] = Field({}, description="variables of the ranks")
     secrets: Annotated[tuple[str, ...], AfterValidator(_valid_variables)] = Field(
         (), description="variables whose values are taken from the submitter's environment and never shown"
     )
@@ -132,6 +176,7 @@ class JobSpec(_Model):
     tensorboard_dir: str | None = Field(None, description="what it shows; the default is the job's folder")
     log_dir: str | None = Field(None, description="where the run directory goes instead of the user's state folder")
     checkpoint_dir: str | None = Field(None, description="where the library keeps checkpoints unless the script says")
+    resume_from: str | None = Field(None, description="job whose code and checkpoints this one goes on with")
     start_method: Literal["fork", "exec"] = "fork"
     preload: tuple[str, ...] = Field((), description="modules imported once a node, before the ranks are forked")
     max_restarts: int = Field(0, ge=0)
@@ -139,14 +184,14 @@ class JobSpec(_Model):
     ttl: Duration | None = Field(None, description="time to live: how long after its end the job is kept")
     priority: int = Field(0, description="a waiting job with a higher one starts first")
     queue: str | None = Field(None, description="queue or partition, where the backend has several")
-    labels: dict[str, str] = {}
+    labels: dict[str, Text] = {}
     backend: str = "local"
     options: dict[str, Any] = Field({}, description="what only this backend knows")
     grace: float = Field(30.0, ge=0, allow_inf_nan=False, description="seconds between SIGTERM and SIGKILL")
     pass_index: bool = Field(False, description="append --process_index I --process_num N to the arguments")
     role: str = "default"
     run_id: str | None = Field(None, description="what the nodes of this job have in common, and other jobs do not")
-    node_rank: int | None = Field(0, ge=0, description="this node's number; None lets the coordinator choose")
+    node_rank: int | None = Field(None, ge=0, description="this node's number; None lets the coordinator choose")
     main_address: str | None = Field(None, description="where the nodes meet; None on a single node")
     main_port: int | None = Field(None, ge=1, le=65535)
     local_address: str | None = None
@@ -181,4 +226,4 @@ class JobSpec(_Model):
 def new_name(stem: str) -> str:
     """A name for a job that was given none: the script's, made unlike any other by five random characters."""
     cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:50] or "job"
-    return f"{cleaned}-{''.join(secrets.choice(_LETTERS) for _ in range(5))}"
+    return f"{cleaned}-{''.join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(5))}"

@@ -18,7 +18,7 @@ def main() -> None:
     if role == "agent":
         from paceline.node.agent import main as agent
 
-        sys.exit(agent(sys.argv[2], int(sys.argv[3])))
+        sys.exit(agent(sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
     elif role == "forkserver":
         from paceline.node.forkserver import main as forkserver
 

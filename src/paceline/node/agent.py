@@ -30,10 +30,13 @@ from .queue import Ticket, impossible
 from .ranks import Rank, Ranks
 from .run_directory import RunDirectory
 from .spec import NodeSpec
+from .tensorboard import PAUSE, TensorBoard, start_with_job
+from .times import TimeIndex
 
 FAILURE_GRACE = 5.0  # seconds between SIGTERM and SIGKILL for the peers of a failed rank
 SYMPTOM_WAIT = 1.0  # seconds to wait for the cause when all that is known is that a peer went away
 ANSWER_SECONDS = 10.0  # how long the coordinator may take to answer a node that was told to stop
+TIMED_OUT = 124  # the exit code of a job that came to its time limit, as timeout(1) has it
 CONNECT_PAUSE = 0.3  # seconds between two tries to reach the coordinator
 
 
@@ -49,16 +52,21 @@ class Agent:
         self.ports = Reservation()
         self.inbox: collections.deque[Message] = collections.deque()
         self.ranks = Ranks(self.loop, spec, run, lambda: self.inbox.append({"do": "look"}))
+        self.times = TimeIndex(self.loop)
         self.coordinator = Coordinator(spec.nodes, spec.max_restarts)
         self.meeting: Host | Guest | None = None
         self.lifeline = lifeline
         self.ticket: Ticket | None = None
+        self.tensorboard: TensorBoard | None = None
         self.status: dict[str, Any] = {
             "job": spec.job, "job_id": spec.job_id, "state": "PENDING" if spec.request else "STARTING",
             "framework": spec.framework,
-            "agent": {"pid": os.getpid(), "start_time": processes.start_time(os.getpid()), "host": self.host},
+            "agent": {
+                "pid": os.getpid(), "start_time": processes.start_time(os.getpid()), "host": self.host,
+                "boot": processes.boot_id(),
+            },
             "nodes": spec.nodes, "node_rank": spec.node_rank, "world_size": None,
-            "attempt": 0, "max_restarts": spec.max_restarts, "exit_code": None,
+            "attempt": 0, "restarts": 0, "max_restarts": spec.max_restarts, "exit_code": None,
             "created": time.time(), "started": None, "finished": None, "ranks": [], "failure": None, "others": [],
             "devices": list(spec.devices or ()), "waiting": None,
         }  # fmt: skip
@@ -68,6 +76,8 @@ class Agent:
         self.reported = False  # whether the coordinator knows how this attempt went here
         self.halted = False  # whether the ranks of this attempt were stopped
         self.join_by = time.monotonic() + spec.join_timeout
+        self.end_by: float | None = None  # when the time limit is over, once the ranks run
+        self.timed_out = False
         self.finish: Message | None = None
 
     # -- the way of a job ----------------------------------------------------------------------------------------------
@@ -86,7 +96,7 @@ class Agent:
                 self._meet()
             while self.finish is None:
                 if not self.loop.run_until(lambda: bool(self.inbox) or self.finish is not None, self._patience()):
-                    self._give_up_waiting()
+                    self._lose_patience()
                 elif self.finish is None:
                     self._act(self.inbox.popleft())
             self._end(self.finish)
@@ -106,7 +116,7 @@ class Agent:
         elif what == "halt":
             self._halt(message["signal"])
         elif what == "restart":
-            self._tell_status(state="RESTARTING", attempt=message["attempt"])
+            self._tell_status(state="RESTARTING", attempt=message["attempt"], restarts=message["restarts"])
             self._tell_event("restarting", message)
         elif what == "refuse":
             self._fail(f"node 0 refused this node: {message['why']}", exit_code=2)
@@ -115,6 +125,11 @@ class Agent:
 
     def _end(self, finish: Message) -> None:
         """Leave nothing running, and say how the job ended."""
+        if self.timed_out and finish["state"] == "STOPPED":
+            why = f"stopped at its time limit of {self.spec.time_limit:g} s"
+            failure = node_failure(self.status["node_rank"] or 0, self.host, why, TIMED_OUT)
+            finish = {**finish, "state": "FAILED", "exit_code": TIMED_OUT, "failure": failure.to_dict()}
+            self.finish = finish
         if not self.halted:
             self.ranks.stop(0.0, lambda: self.asked_to_stop > 1)
         if isinstance(self.meeting, Host):
@@ -122,6 +137,7 @@ class Agent:
         if self.meeting is not None:
             self.meeting.close()
         self.ranks.close()
+        self.times.end()
         self._tell_status(
             finished=time.time(), waiting=None, state=finish["state"], exit_code=finish["exit_code"],
             failure=finish["failure"], others=finish["others"],
@@ -129,16 +145,22 @@ class Agent:
         self._tell_event("finished", finish)
 
     def _patience(self) -> float | None:
-        """How long the next message may take: for ever, but for nodes to come and for an answer after a stop."""
+        """How long the next message may take: up to the time limit, for nodes to come, and for an answer to a stop."""
         if self.halted and self.stop_signal:
             return ANSWER_SECONDS
         if self.spec.nodes > 1 and self.status["state"] == "STARTING":
             return max(0.0, self.join_by - time.monotonic())
+        if self.end_by is not None and not self.stop_signal:
+            return max(0.0, self.end_by - time.monotonic())
         return None
 
-    def _give_up_waiting(self) -> None:
+    def _lose_patience(self) -> None:
         if self.stop_signal:
             self._stop_alone()
+            return
+        if self.end_by is not None:
+            self.timed_out = True
+            self._ask_to_stop(signal.SIGTERM)
             return
         missing = f"{self.coordinator.missing}" if isinstance(self.meeting, Host) else "some"
         self._fail(
@@ -289,7 +311,25 @@ class Agent:
         ]  # fmt: skip
         self.dir.append_event("started", attempt=attempt, world_size=world_size, logs=logs)
         self.status.update(attempt=attempt, node_rank=start["node_rank"], world_size=world_size)
+        self.times.start(self.dir.times(attempt), {path: key for rank in ranks for path, key in rank.logs().items()})
         self.ranks.launch(ranks)
+        if self.spec.tensorboard is not None and start["node_rank"] == 0:
+            self._start_tensorboard(self.spec.tensorboard or str(self.dir.path))
+
+    def _start_tensorboard(self, logdir: str) -> None:
+        """Start it, unless it has outlived the attempt before."""
+        if self.tensorboard is None or not self.tensorboard.is_alive():
+            self.tensorboard = start_with_job(self.spec.python, logdir, self.dir.path)
+            self._look_at_tensorboard(self.tensorboard)
+
+    def _look_at_tensorboard(self, board: TensorBoard | None) -> None:
+        """Until it is known whether it runs, or another has taken its place."""
+        if board is None or board is not self.tensorboard:
+            return
+        if board.look():
+            self.dir.append_event("tensorboard", url=board.url, problem=board.problem)
+        else:
+            self.loop.after(PAUSE, lambda: self._look_at_tensorboard(board))
 
     def _is_through(self, local_rank: int) -> bool:
         """Independent processes that have succeeded stay so when others start again."""
@@ -317,6 +357,8 @@ class Agent:
         """After news of a rank: tell the coordinator what decides something."""
         ranks = self.ranks
         if self.status["state"] != "RUNNING" and ranks.left and all(r.pid for r in ranks.current.values()):
+            if self.status["started"] is None and self.spec.time_limit is not None:
+                self.end_by = time.monotonic() + self.spec.time_limit
             self._tell_status(state="RUNNING", started=self.status["started"] or time.time())
         if self.reported or self.halted or not ranks.current:
             if ranks.server_failure and not ranks.current:
@@ -346,11 +388,10 @@ class Agent:
         if self.halted:
             return
         self.halted = True
-        asked = self.asked_to_stop
         if number:
             self.dir.append_event("stopping", signal=number, grace=self.spec.grace)
         grace = self.spec.grace if number else min(FAILURE_GRACE, self.spec.grace)
-        self.ranks.stop(grace, lambda: self.asked_to_stop > max(asked, 1))
+        self.ranks.stop(grace, lambda: self.asked_to_stop > 1)
         failures = [f.to_dict() for f in self.ranks.failures()]
         if self.ranks.server_failure:
             failure = node_failure(self.status["node_rank"] or 0, self.host, self.ranks.server_failure)
@@ -409,8 +450,15 @@ def _is_here(address: str) -> bool:
     return False
 
 
-def main(run_directory: str, lifeline_fd: int) -> int:
-    """Run the job of a run directory to its end; `lifeline_fd` -1 means that nobody waits for it."""
+def main(run_directory: str, lock_fd: int, lifeline_fd: int) -> int:
+    """Run the job of a run directory to its end.
+
+    Args:
+        run_directory: its path.
+        lock_fd: holds its lock, until this process is gone.
+        lifeline_fd: closes when whoever waits for the job is gone; -1 means that nobody does.
+    """
+    os.set_inheritable(lock_fd, False)
     run = RunDirectory(Path(run_directory))
     lifeline = socket.socket(fileno=lifeline_fd) if lifeline_fd >= 0 else None
     return Agent(run, NodeSpec.load(run.spec), lifeline).run()

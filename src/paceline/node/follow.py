@@ -16,52 +16,81 @@ if TYPE_CHECKING:
 
 CHUNK = 256 * 1024
 POLL_SECONDS = 0.05  # where the kernel cannot tell of changes
-_IN_MODIFY = 0x2
-_IN_CLOEXEC, _IN_NONBLOCK = 0o2000000, 0o4000
+_MODIFY, _CREATE, _MOVED_TO = 0x2, 0x100, 0x80  # Linux `man 7 inotify`
+_OVERFLOW = 0x4000  # some news were dropped
+_CLOEXEC, _NONBLOCK = 0o2000000, 0o4000
+_NEWS = 256 * 1024  # bytes: the kernel keeps 16384 events
 
 
-class Waker:
-    """Wakes a reader when one of the watched files grows (Linux `man 7 inotify`), or every 50 ms without inotify."""
+class _Inotify:
+    """News of files from the kernel; `fd` is -1 where it gives none, and everything has to be polled."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._fd: int = self._libc.inotify_init1(_IN_CLOEXEC | _IN_NONBLOCK)
+        self.fd: int = self._libc.inotify_init1(_CLOEXEC | _NONBLOCK)
+
+    def _add(self, path: Path, mask: int) -> int:
+        watch: int = self._libc.inotify_add_watch(self.fd, os.fsencode(path), mask) if self.fd >= 0 else -1
+        return watch
+
+    def _news(self) -> bytes:
+        try:
+            return os.read(self.fd, _NEWS)
+        except BlockingIOError:
+            return b""
+
+    def close(self) -> None:
+        """Release the descriptor."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Waker(_Inotify):
+    """Wakes a reader when one of the watched files grows, or every 50 ms without inotify."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._paths: dict[int, Path] = {}
 
     def watch(self, path: Path) -> None:
         """Wake when `path` grows. Read it once afterwards: what came before is not told."""
-        if self._fd >= 0:
-            watch = self._libc.inotify_add_watch(self._fd, os.fsencode(path), _IN_MODIFY)
-            if watch < 0:  # out of watches: poll everything
-                self.close()
-            else:
-                self._paths[watch] = path
+        watch = self._add(path, _MODIFY)
+        if watch < 0:  # out of watches: poll everything
+            self.close()
+        else:
+            self._paths[watch] = path
 
-    def wait(self, other: int) -> tuple[set[Path] | None, bool]:
-        """Wait for growth or for `other` (a descriptor) to be readable.
+    def grown(self) -> set[Path] | None:
+        """The files that grew since the last look; None where any may have."""
+        if self.fd < 0:
+            return None
+        events = {(watch, mask) for watch, mask, _, _ in struct.iter_unpack("iIII", self._news())}
+        if any(mask & _OVERFLOW for _, mask in events):
+            return None
+        return {self._paths[watch] for watch, _ in events}
 
-        Returns the files that grew, None meaning that any may have, and whether `other` is readable.
+    def wait(self, *others: int) -> tuple[set[Path] | None, set[int]]:
+        """Wait for growth or for one of `others` (descriptors) to be readable.
+
+        Returns the files that grew, None meaning that any may have, and the readable ones of `others`.
         """
-        if self._fd < 0:
-            return None, bool(select.select([other], [], [], POLL_SECONDS)[0])
-        ready = select.select([self._fd, other], [], [])[0]
-        grown: set[Path] = set()
-        if self._fd in ready:
-            data = os.read(self._fd, 65536)
-            position = 0
-            while position < len(data):
-                watch, mask, _, length = struct.unpack_from("iIII", data, position)
-                if mask & 0x4000:  # IN_Q_OVERFLOW: some news were dropped
-                    return None, other in ready
-                grown.add(self._paths[watch])
-                position += 16 + length
-        return grown, other in ready
+        watched = [fd for fd in (self.fd, *others) if fd >= 0]
+        ready = set(select.select(watched, [], [], POLL_SECONDS if self.fd < 0 else None)[0])
+        return self.grown() if self.fd < 0 or self.fd in ready else set(), ready - {self.fd}
 
-    def close(self) -> None:
-        """Release the descriptor."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+
+class FolderWaker(_Inotify):
+    """Tells that something came into a folder."""
+
+    def watch(self, path: Path) -> None:
+        """Tell of what comes into `path` from now on; one that does not exist is not watched."""
+        self._add(path, _CREATE | _MOVED_TO)
+
+    def clear(self) -> None:
+        """Take note of what was told."""
+        if self.fd >= 0:
+            self._news()
 
 
 class GrowingFile:
@@ -75,11 +104,19 @@ class GrowingFile:
     def read(self, limit: int = CHUNK) -> bytes:
         """The next bytes, b"" at the end as it is now."""
         data = os.pread(self._file.fileno(), limit, self.offset)
-        if not data and os.fstat(self._file.fileno()).st_size < self.offset:
+        if not data and self.status().st_size < self.offset:
             self.offset = 0  # somebody opened /dev/stdout anew, which empties the file
             data = os.pread(self._file.fileno(), limit, 0)
         self.offset += len(data)
         return data
+
+    def peek(self, position: int, length: int) -> bytes:
+        """Bytes from anywhere."""
+        return os.pread(self._file.fileno(), length, position)
+
+    def status(self) -> os.stat_result:
+        """Size and times as they are now."""
+        return os.fstat(self._file.fileno())
 
     def close(self) -> None:
         """Release the descriptor."""

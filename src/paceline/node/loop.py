@@ -24,6 +24,7 @@ class Loop:
         os.set_blocking(self._signals_read, False)
         os.set_blocking(self._signals_write, False)
         self._on_signal: Callable[[int], None] = lambda _: None
+        self._timers: list[tuple[float, Callable[[], None]]] = []
         self.watch(self._signals_read, self._read_signals)
 
     def watch(self, source: Any, callback: Callable[[], None]) -> None:
@@ -42,20 +43,32 @@ class Loop:
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(self._signals_write, warn_on_full_buffer=False)
 
+    def after(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Call `callback` once, so many seconds from now."""
+        self._timers.append((time.monotonic() + seconds, callback))
+
     def run_until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
         """Handle events until `condition()` holds or `timeout` seconds are over; returns whether it holds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not condition():
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
+            now = time.monotonic()
+            if deadline is not None and deadline <= now:
                 return False
-            for key, events in self._wait(left):
+            self._call_due(now)
+            times = [when for when, _ in self._timers] + ([] if deadline is None else [deadline])
+            for key, events in self._wait(max(0.0, min(times) - now) if times else None):
                 if events & selectors.EVENT_WRITE:
                     with contextlib.suppress(ChannelClosed):  # reading tells the owner
                         key.fileobj.flush()
                 if events & selectors.EVENT_READ and key.fd in self._selector.get_map():
                     key.data()
         return True
+
+    def _call_due(self, now: float) -> None:
+        due = [timer for timer in self._timers if timer[0] <= now]
+        self._timers = [timer for timer in self._timers if timer[0] > now]
+        for _, callback in due:
+            callback()
 
     def _wait(self, timeout: float | None) -> list[tuple[Any, int]]:
         for key in list(self._selector.get_map().values()):

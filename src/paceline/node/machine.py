@@ -208,13 +208,14 @@ def _folders(path: Path) -> list[Path]:
 
 def cores(proc: Path = PROC, cgroup: Path = CGROUP) -> Cores:
     """The cores, and the cgroup's quota of them."""
-    quotas = list(_cpu_quotas(limits_of_cgroups("cpu", ("cpu.max", "cpu.cfs_quota_us"), proc, cgroup)))
+    quotas = list(cpu_quotas(limits_of_cgroups("cpu", ("cpu.max", "cpu.cfs_quota_us"), proc, cgroup)))
     present = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else present
     return Cores(present, usable, min(quotas, default=None))
 
 
-def _cpu_quotas(found: Iterable[tuple[Path, str]]) -> Iterable[float]:
+def cpu_quotas(found: Iterable[tuple[Path, str]]) -> Iterable[float]:
+    """How many cores these files of `limits_of_cgroups` let a process keep busy; those without a limit are left out."""
     for path, text in found:
         fields = text.split()
         if path.name == "cpu.cfs_quota_us":

@@ -54,6 +54,15 @@ def start_time(pid: int) -> int | None:
     return None if fields is None or fields[0] == "Z" else int(fields[19])
 
 
+def boot_id() -> str:
+    """Names the time since the machine was started last; empty where the kernel does not tell."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
 def descendants(root: int) -> list[int]:
     """All living descendants of a process, in sessions of their own included; zombies are left out."""
     children: dict[int, list[int]] = {}

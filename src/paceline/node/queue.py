@@ -43,7 +43,7 @@ _ANYTHING = ("?",)  # the devices of a holder whose ticket makes no sense
 
 _IN_CLOSE_WRITE, _IN_MOVED_TO, _IN_DELETE = 0x8, 0x80, 0x200
 _IN_EXCL_UNLINK = 0x4000000  # a ticket that was removed first is closed without a word
-_IN_LOST = 0x4000 | 0x8000  # news were dropped, or the folder is gone
+_IN_OVERFLOW, _IN_IGNORED = 0x4000, 0x8000
 _IN_CLOEXEC, _IN_NONBLOCK = 0o2000000, 0o4000
 
 
@@ -244,6 +244,7 @@ class Watch:
         self.fd = -1
         self.works = False
         self._lost = True
+        self._watch = -1
 
     def begin(self) -> None:
         """Watch the folder that has the name now, if that is possible now."""
@@ -251,7 +252,8 @@ class Watch:
             self.fd = self._libc.inotify_init1(_IN_CLOEXEC | _IN_NONBLOCK)
         mask = _IN_CLOSE_WRITE | _IN_MOVED_TO | _IN_DELETE | _IN_EXCL_UNLINK
         self._lost = False
-        self.works = self.fd >= 0 and self._libc.inotify_add_watch(self.fd, self._folder, mask) >= 0
+        self._watch = self._libc.inotify_add_watch(self.fd, self._folder, mask) if self.fd >= 0 else -1
+        self.works = self._watch >= 0
 
     def read(self) -> set[str] | None:
         """The names of files that a process closed when it ended, as far as that is told.
@@ -266,9 +268,9 @@ class Watch:
                 break
             position = 0
             while position < len(data):
-                _, mask, _, length = struct.unpack_from("iIII", data, position)
-                if mask & _IN_LOST:
-                    self._lost = True
+                watch, mask, _, length = struct.unpack_from("iIII", data, position)
+                if mask & _IN_OVERFLOW or (mask & _IN_IGNORED and watch == self._watch):
+                    self._lost = True  # some news were dropped, or the folder is gone, and not one that was before it
                 elif mask & _IN_CLOSE_WRITE:
                     ended.add(data[position + 16 : position + 16 + length].rstrip(b"\0").decode(errors="replace"))
                 position += 16 + length

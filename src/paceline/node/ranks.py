@@ -62,6 +62,11 @@ class Rank:
             return "SUCCEEDED"
         return "FAILED" if self.failure else "STOPPED"
 
+    def logs(self) -> dict[Path, bytes]:
+        """Its log files, and their names in the time index."""
+        rank = self.placement.rank
+        return {self.out: b"%do" % rank} if self.err == self.out else {self.out: b"%do" % rank, self.err: b"%de" % rank}
+
     def describe(self, job: str) -> dict[str, Any]:
         """Its row in the job's status.json."""
         return {

@@ -1,11 +1,14 @@
 """The folder in which a node keeps what is true about its part of a job.
 
 ```
+job.json                       what the user asked for, as the client stored it
 spec.json                      what the agent was told
+lock                           held by whoever works on the job: the client that submits it, then its agent
 status.json                    state now, replaced atomically
 events.jsonl                   what happened, one JSON object a line
 agent.log                      what the agent and the fork server themselves print
 logs/<attempt>/rank-<r>.log    what rank r wrote (and rank-<r>.err.log where stderr is kept apart)
+logs/<attempt>/times           which of these files had which size when
 errors/<attempt>/rank-<r>.json the exception that ended rank r
 ```
 """
@@ -13,36 +16,39 @@ errors/<attempt>/rank-<r>.json the exception that ended rank r
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import shutil
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_ABANDONED = 60.0  # seconds after which a folder that nobody holds is not about to be held
 
 
 class RunDirectory:
-    """Paths and atomic writes of one run directory; it is created with mode 0700."""
+    """Paths and atomic writes of one run directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.job = path / "job.json"
         self.spec = path / "spec.json"
+        self.lock = path / "lock"
         self.status = path / "status.json"
         self.events = path / "events.jsonl"
         self.agent_log = path / "agent.log"
 
-    def create(self) -> None:
-        """Make the folder.
-
-        Raises:
-            OSError: it exists already or cannot be written.
-        """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.mkdir(mode=0o700)
-        self.events.touch()
-
     def log(self, attempt: int, rank: int, stream: str = "out") -> Path:
         """The log file of a rank; `stream` "err" names the one that holds stderr where it is kept apart."""
         return self.path / "logs" / str(attempt) / (f"rank-{rank}.log" if stream == "out" else f"rank-{rank}.err.log")
+
+    def times(self, attempt: int) -> Path:
+        """The time index of an attempt's logs."""
+        return self.path / "logs" / str(attempt) / "times"
 
     def error(self, attempt: int, rank: int) -> Path:
         """The error record of a rank."""
@@ -72,6 +78,95 @@ class RunDirectory:
         finally:
             os.close(fd)
 
+    # -- whether somebody works on it ----------------------------------------------------------------------------------
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a client or an agent works on the job: the kernel frees the lock of one that was killed."""
+        try:
+            fd = os.open(self.lock, os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    def wait_until_free(self) -> None:
+        """Come back when nobody works on the job any more."""
+        try:
+            fd = os.open(self.lock, os.O_RDONLY)
+        except OSError:
+            return
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH)
+        finally:
+            os.close(fd)
+
+
+class Staging:
+    """A run directory that is being made: nobody sees it as a job until `settle`, and a failure leaves nothing.
+
+    Attributes:
+        directory: the folder to fill, with mode 0700.
+        lock: descriptor that holds its lock, for the agent to inherit.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Make the folder beside `path`.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        hidden = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+        hidden.mkdir(mode=0o700)
+        self.directory = RunDirectory(hidden)
+        self.lock = os.open(self.directory.lock, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
+        self.directory.events.touch()
+
+    def __enter__(self) -> Staging:
+        return self
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has become a job."""
+        return self.directory.path == self._path
+
+    def settle(self) -> RunDirectory:
+        """Give the folder its name; of two that do so at the same instant one succeeds.
+
+        Raises:
+            FileExistsError: the name is taken.
+        """
+        try:
+            os.rename(self.directory.path, self._path)  # replaces nothing but an empty folder
+        except OSError as error:
+            if self._path.exists() or self._path.is_symlink():
+                raise FileExistsError(error.errno, error.strerror, str(self._path)) from None
+            raise
+        self.directory = RunDirectory(self._path)
+        return self.directory
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        os.close(self.lock)
+        if not self.is_settled:
+            shutil.rmtree(self.directory.path, ignore_errors=True)
+
+
+def abandoned(path: Path) -> bool:
+    """Whether a hidden folder was left by a client that was killed while it made a job."""
+    try:
+        age = time.time() - path.stat().st_mtime
+    except OSError:
+        return False
+    return age > _ABANDONED and not RunDirectory(path).is_held
+
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` to `path` in one step."""
@@ -81,9 +176,9 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in `path`, or None when there is none."""
+    """The object in `path`, or None when there is none that can be read."""
     try:
-        value: dict[str, Any] = json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError):
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
         return None
-    return value
+    return value if isinstance(value, dict) else None

@@ -72,7 +72,9 @@ class NodeSpec:
         pass_index: append `--process_index I --process_num N` to the arguments.
         role: torchrun's role name.
         run_id: torchrun's --rdzv-id: the nodes of a job have it in common, and other jobs do not.
+        time_limit: seconds from the first start of the ranks on after which the job is stopped; None for no limit.
         detached: the job outlives the process that started it and its terminal.
+        tensorboard: what a TensorBoard beside the job shows, "" for the run directory; None starts none.
         request: what to wait for before anything starts: the devices of this node are what it is granted.
     """
 
@@ -99,7 +101,9 @@ class NodeSpec:
     pass_index: bool = False
     role: str = "default"
     run_id: str | None = None
+    time_limit: float | None = None
     detached: bool = False
+    tensorboard: str | None = None
     request: Request | None = None
 
     def to_json(self) -> str:

@@ -125,19 +125,28 @@ class Metrics:
     appends its own times to `steps/rank-<rank>.jsonl`.
     """
 
-    def __init__(self, run: Run, folder: Path | None, *, progress: bool = True, every: int | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        folder: Path | None,
+        *,
+        progress: bool = True,
+        progress_file: Path | None = None,
+        every: int | None = None,
+    ) -> None:
         """Nothing is written before the first steps are done.
 
         Args:
             folder: where the files go; None writes none.
             progress: whether rank 0 shows how far the epoch is.
+            progress_file: where rank 0 writes how far it is, for others to read; None writes it nowhere.
             every: steps between two lines; None takes 10, or up to 100 where steps are so short that 10 take less than
                 a second.
         """
         self._run = run
         self._folder = folder
         self._times = StepTimes(make_clock(run.device), exchanges=run.world_size > 1)
-        self._progress = Progress() if progress and run.is_main else None
+        self._progress = Progress(screen=progress, file=progress_file) if run.is_main else None
         self._sums: dict[str, _Sum] = {}
         self._names: list[str] = []  # all that were ever logged: the same list on every rank
         self._in_step = False
@@ -179,13 +188,14 @@ class Metrics:
             self._progress.begin(epoch, epochs, steps, done)
 
     def epoch_ends(self) -> None:
-        """The epoch is over: all ranks at once.
+        """The epoch is over: all ranks at once, and what they have logged is shown.
 
         Raises:
             LogMismatch: the ranks have logged different names.
         """
         if self._steps:
             self.flush()
+        self.settle()
         if self._progress is not None:
             self._progress.end()
 

@@ -1,29 +1,72 @@
-"""How far the epoch is: a bar where a terminal shows this rank's output, else a plain line now and then."""
+"""How far the epoch is: on the screen, and in a file from which `paceline get` reads it."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 _BAR_EVERY = 0.5  # seconds between two looks of a bar
 _LINE_EVERY = 30.0  # seconds between two plain lines
+_FILE_EVERY = 1.0  # seconds between two times that the file is written
 _WINDOW = 30.0  # seconds over which rates are taken, about
 
 
-class Progress:
-    """Shows the epoch, the steps done and to do, the last metrics, samples a second, and the time left."""
+@dataclass(frozen=True)
+class Moment:
+    """How far the epoch is now.
 
-    def __init__(self) -> None:
-        self._view: _View | None = None
-        self._label = ""
+    Attributes:
+        epoch: counted from 0.
+        epochs: how many there will be; None where nobody knows.
+        done: steps of the epoch that are done.
+        steps: of the whole epoch; None where nobody knows.
+        rate: samples a second of all ranks together.
+        left: seconds that the rest of the epoch takes at this rate, None where nobody knows.
+        all_left: the same of all epochs; what happens between two of them is not counted.
+        took: seconds of the epoch, when it is over.
+        means: the last metrics.
+    """
+
+    epoch: int
+    epochs: int | None
+    done: int
+    steps: int | None
+    rate: float
+    left: float | None
+    all_left: float | None
+    took: float | None
+    means: Mapping[str, float]
+
+
+class Progress:
+    """Counts steps and samples, and shows now and then the last metrics, samples a second, and the time left."""
+
+    def __init__(self, *, screen: bool, file: Path | None) -> None:
+        """Show nothing yet.
+
+        Args:
+            screen: a bar where a terminal shows this rank's output, else a plain line now and then.
+            file: replaced at most once a second, and when the loop is left; None writes none.
+        """
+        self._screen = screen
+        self._file = None if file is None else _File(file)
+        self._views: list[_View] = []
+        self._epoch = 0
+        self._epochs: int | None = None
         self._means: dict[str, float] = {}
         self._steps: int | None = None
-        self._done = self._samples = 0
+        self._resumed_at = self._done = self._samples = 0
         self._began = self._next = 0.0
         self._window: list[tuple[float, int, int]] = []  # when, and what was done then: steps, samples
 
@@ -36,13 +79,19 @@ class Progress:
             steps: of the whole epoch; None where nobody knows.
             done: steps of it that were done before.
         """
-        self.close()
-        self._label = f"epoch {epoch + 1}/{epochs}" if epochs is not None else f"epoch {epoch + 1}"
-        self._steps, self._done, self._samples = steps, done, 0
-        self._view = _make_view(self._label, steps, done)
+        self.leave()
+        self._epoch, self._epochs = epoch, epochs
+        self._steps, self._resumed_at, self._done, self._samples = steps, done, done, 0
         self._began = time.monotonic()
-        self._next = self._began + self._view.every
         self._window = [(self._began, done, 0)]
+        if self._screen:
+            label = f"epoch {epoch + 1}/{epochs}" if epochs is not None else f"epoch {epoch + 1}"
+            self._views.append(_make_view(label, steps, done))
+        if self._file is not None:
+            self._views.append(self._file)
+        for view in self._views:
+            view.next = self._began + view.every
+        self._next = min((view.next for view in self._views), default=math.inf)
 
     def step_done(self, samples: int) -> None:
         """Another step is done.
@@ -53,9 +102,13 @@ class Progress:
         self._done += 1
         self._samples += samples
         now = time.monotonic()
-        if now >= self._next and self._view is not None:
-            self._next = now + self._view.every
-            self._view.show(self._done, self._text(now))
+        if now >= self._next:
+            moment = self._moment(now)
+            for view in self._views:
+                if now >= view.next:
+                    view.next = now + view.every
+                    view.show(moment)
+            self._next = min(view.next for view in self._views)
 
     def measured(self, means: Mapping[str, float]) -> None:
         """There are new metrics to show."""
@@ -63,46 +116,70 @@ class Progress:
 
     def end(self) -> None:
         """The epoch is over: its last line stays."""
-        now = time.monotonic()
-        if self._view is not None and self._samples:
-            seconds = max(now - self._began, 1e-9)
-            text = self._join(f"{_number(self._samples / seconds)} samples/s", f"in {_duration(seconds)}")
-            self._view.show(self._done, text)
-        self.close()
+        if self._done > self._resumed_at:
+            moment = self._moment(time.monotonic(), is_over=True)
+            for view in self._views:
+                view.show(moment)
+        self._end_views()
+
+    def leave(self) -> None:
+        """The loop was left: the screen stays as it is, and the file tells all that was done."""
+        if self._views and self._done > self._resumed_at:
+            moment = self._moment(time.monotonic())
+            for view in self._views:
+                view.leave(moment)
+        self._end_views()
 
     def close(self) -> None:
-        """Leave the line as it is."""
-        if self._view is not None:
-            self._view.close()
-            self._view = None
+        """Leave the loop, if it was not left yet, and wait until the file is written; another epoch may follow."""
+        self.leave()
+        if self._file is not None:
+            self._file.finish()
 
-    def _text(self, now: float) -> str:
-        """What stands behind the steps: metrics, rate, time left."""
-        then, done, samples = self._window[0]
+    def _end_views(self) -> None:
+        for view in self._views:
+            view.close()
+        self._views = []
+
+    def _moment(self, now: float, *, is_over: bool = False) -> Moment:
+        """How far it is, at least one step; at the end of an epoch, at the rate of all of it."""
+        then, done, samples = (self._began, self._resumed_at, 0) if is_over else self._window[0]
         seconds = max(now - then, 1e-9)
-        rate = (self._samples - samples) / seconds
-        parts = [f"{_number(rate)} samples/s"]
-        if self._steps is not None and self._done > done:
-            parts.append(f"{_duration((self._steps - self._done) * seconds / (self._done - done))} left")
+        step_seconds = seconds / (self._done - done) if self._done > done else None
+        steps = self._done if is_over else self._steps
+        left = all_left = None
+        if steps is not None and step_seconds is not None:
+            left = max(0, steps - self._done) * step_seconds
+            if self._epochs is not None:
+                all_left = left + (self._epochs - self._epoch - 1) * steps * step_seconds
         self._window.append((now, self._done, self._samples))
         while now - self._window[0][0] > _WINDOW and len(self._window) > 1:
             del self._window[0]
-        return self._join(*parts)
+        return Moment(
+            epoch=self._epoch, epochs=self._epochs, done=self._done, steps=self._steps,
+            rate=(self._samples - samples) / seconds, left=left, all_left=all_left,
+            took=seconds if is_over else None, means=dict(self._means),
+        )  # fmt: skip
 
-    def _join(self, *parts: str) -> str:
-        return " ".join([*(f"{name} {value:.4g}" for name, value in self._means.items()), *parts])
 
-
-class _View(Protocol):
-    """How progress is drawn."""
+class _View:
+    """Where progress is shown."""
 
     every: float  # seconds between two calls of `show`
+    next = 0.0  # when it is due again
 
-    def show(self, done: int, text: str) -> None: ...
-    def close(self) -> None: ...
+    def show(self, moment: Moment) -> None:
+        """Show how far it is."""
+        raise NotImplementedError
+
+    def leave(self, moment: Moment) -> None:
+        """The loop is left in the middle of an epoch."""
+
+    def close(self) -> None:
+        """Nothing more is shown of this epoch."""
 
 
-class _Lines:
+class _Lines(_View):
     """Plain lines, for files and pipes."""
 
     every = _LINE_EVERY
@@ -110,15 +187,12 @@ class _Lines:
     def __init__(self, label: str, steps: int | None) -> None:
         self._label, self._steps = label, steps
 
-    def show(self, done: int, text: str) -> None:
-        steps = f"{done}/{self._steps}" if self._steps is not None else f"{done}"
-        print(f"{self._label} step {steps} {text}", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        pass
+    def show(self, moment: Moment) -> None:
+        steps = f"{moment.done}/{self._steps}" if self._steps is not None else f"{moment.done}"
+        print(f"{self._label} step {steps} {_text(moment)}", file=sys.stderr, flush=True)
 
 
-class _Bar:
+class _Bar(_View):
     """A bar of tqdm."""
 
     every = _BAR_EVERY
@@ -126,13 +200,73 @@ class _Bar:
     def __init__(self, bar: Any) -> None:
         self._bar = bar
 
-    def show(self, done: int, text: str) -> None:
-        self._bar.n = done
-        self._bar.set_postfix_str(text, refresh=False)
+    def show(self, moment: Moment) -> None:
+        self._bar.n = moment.done
+        self._bar.set_postfix_str(_text(moment), refresh=False)
         self._bar.refresh()
 
     def close(self) -> None:
         self._bar.close()
+
+
+class _File(_View):
+    """A file of JSON, replaced in one step, in a thread of its own: a disk may take its time.
+
+    That it cannot be written is no error.
+    """
+
+    every = _FILE_EVERY
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+        self._new = str(path.with_name(f".{path.name}.{os.getpid()}"))
+        self._latest: Moment | None = None
+        self._written: Moment | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._writing: Future[None] | None = None
+
+    def show(self, moment: Moment) -> None:
+        self._latest = moment
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "paceline-progress")
+        if self._writing is None or self._writing.done():  # else the disk is slow, and this moment may be left out
+            self._writing = self._thread.submit(self._write)
+
+    def leave(self, moment: Moment) -> None:
+        self.show(moment)
+
+    def finish(self) -> None:
+        """Wait until the last moment is written."""
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = self._writing = None
+            self._write()
+
+    def _write(self) -> None:
+        moment = self._latest
+        if moment is None or moment is self._written:
+            return
+        self._written = moment
+        text = json.dumps(
+            {
+                "time": time.time(),
+                "epoch": moment.epoch,
+                "epochs": moment.epochs,
+                "step": moment.done,
+                "steps": moment.steps,
+                "samples_per_second": round(moment.rate, 3),
+                "epoch_seconds_left": _rounded(moment.left),
+                "seconds_left": _rounded(moment.all_left),
+                "metrics": {n: value if math.isfinite(value) else None for n, value in moment.means.items()},
+            }
+        )
+        try:
+            with open(self._new, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                file.write(text)
+            os.replace(self._new, self._path)
+        except OSError:  # the disk is full, or the folder is gone
+            with contextlib.suppress(OSError):
+                os.unlink(self._new)
 
 
 def _make_view(label: str, steps: int | None, done: int) -> _View:
@@ -157,6 +291,21 @@ def _is_terminal() -> bool:
     """Whether a terminal shows what this rank writes: `paceline run` says so of the file that it copies there."""
     said = os.environ.get("TTY_INTERACTIVE")
     return said == "1" if said in ("0", "1") else sys.stderr.isatty()
+
+
+def _text(moment: Moment) -> str:
+    """What stands behind the steps: metrics, rate, time left or taken."""
+    parts = [f"{name} {value:.4g}" for name, value in moment.means.items()]
+    parts.append(f"{_number(moment.rate)} samples/s")
+    if moment.took is not None:
+        parts.append(f"in {_duration(moment.took)}")
+    elif moment.left is not None:
+        parts.append(f"{_duration(moment.left)} left")
+    return " ".join(parts)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
 
 
 def _number(value: float) -> str:

@@ -10,7 +10,7 @@ import random
 import sys
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -58,8 +58,8 @@ def init(
         device: the default is this rank's GPU, or the CPU where there is none.
         backend: the default is nccl for tensors on GPUs and gloo for those on the CPU.
         timeout: seconds after which a collective that others do not enter is an error.
-        checkpoint_dir: where checkpoints go, a folder that all ranks share; the default is `checkpoints` in the job's
-            folder, and none where no job has one.
+        checkpoint_dir: where checkpoints go, a folder that all ranks share; the default is the job's
+            `--checkpoint-dir`, else `checkpoints` in its folder, and none where there is no job.
         checkpoint_every: steps (`500`) or time (`"90s"`, `"10m"`) between two checkpoints; None takes them only when
             `Run.save` is called.
         keep: how many checkpoints are kept.
@@ -82,7 +82,7 @@ def init(
     if seed is not None:
         _seed(seed + membership.placement.rank)
     job = run_folder()
-    folder = Path(checkpoint_dir) if checkpoint_dir is not None else _own_folder(job) if job else None
+    folder = Path(checkpoint_dir) if checkpoint_dir is not None else _own_folder(job)
     logs = Path(log_dir) if log_dir is not None else job
     return Run(
         membership,
@@ -93,6 +93,7 @@ def init(
         log_dir=logs,
         log_every=log_every,
         progress=progress,
+        progress_file=job / "progress.json" if job else None,
     )
 
 
@@ -110,6 +111,7 @@ class Run(Collectives):
         log_dir: Path | None = None,
         log_every: int | None = None,
         progress: bool = False,
+        progress_file: Path | None = None,
     ) -> None:
         self._membership = membership
         self._models: list[wrap.Model] = []
@@ -119,7 +121,7 @@ class Run(Collectives):
         self._backwards = 0
         self._optimizers: list[torch.optim.Optimizer] = []
         self._registered: dict[str, Any] = {}
-        self._metrics = Metrics(self, log_dir, progress=progress, every=log_every)
+        self._metrics = Metrics(self, log_dir, progress=progress, progress_file=progress_file, every=log_every)
         self._steps = Steps(self, folder, every, keep, self._metrics)
         self._pid = os.getpid()
         atexit.register(self._at_exit)
@@ -372,11 +374,15 @@ def leave_all() -> None:
         run._at_exit()
 
 
-def _own_folder(job: Path) -> Path:
-    """Where checkpoints go in the job's folder: each run of a script has its own."""
+def _own_folder(job: Path | None) -> Path | None:
+    """Where checkpoints go unless the script says: each run of a script has a folder of its own."""
     global _runs  # noqa: PLW0603 - counts the runs of this process that ask for a folder
+    given = os.environ.get("PACELINE_CHECKPOINT_DIR")
+    if given is None and job is None:
+        return None
     _runs += 1
-    return job / ("checkpoints" if _runs == 1 else f"checkpoints-{_runs}")
+    first = Path(given) if given is not None else cast("Path", job) / "checkpoints"
+    return first if _runs == 1 else first.with_name(f"{first.name}-{_runs}")
 
 
 def _seed(seed: int) -> None:

@@ -1,0 +1,140 @@
+"""Gives a job its run directory and starts its agent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.job.errors import UserError
+from paceline.job.home import jobs_folder
+from paceline.node import ENTRY
+from paceline.node.run_directory import RunDirectory, Staging, write_json
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+
+    from paceline.job.spec import JobSpec
+    from paceline.node.spec import NodeSpec
+
+NOT_FOR_JOBS = ("GIT_SYNC_USERNAME", "GIT_SYNC_PASSWORD")  # they fetch the code, and end there
+
+
+def folder_of(spec: JobSpec) -> Path:
+    """Where the job's run directory goes."""
+    return Path(spec.log_dir).absolute() / spec.name if spec.log_dir else jobs_folder() / spec.name
+
+
+@contextlib.contextmanager
+def staged(spec: JobSpec) -> Iterator[Staging]:
+    """A run directory for a job, which becomes one by `start`; a failure before leaves nothing.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    path = folder_of(spec)
+    try:
+        staging = Staging(path)
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(f"cannot write to {path.parent}: it is no folder; choose another {_where(spec)}") from None
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {path.parent}: {error.strerror}; choose another folder with {_where(spec)}"
+        ) from None
+    with staging:
+        try:
+            yield staging
+        except OSError as error:
+            raise UserError(
+                f"cannot write to {path.parent}: {error.strerror}; make room, or choose another {_where(spec)}"
+            ) from None
+
+
+def _where(spec: JobSpec) -> str:
+    return "--log-dir" if spec.log_dir else "PACELINE_HOME"
+
+
+class NameTaken(UserError):
+    """A job of this name exists."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        super().__init__(f"a job named {name} has its files in {path}; choose another --name, or delete that job")
+
+
+def start(
+    staging: Staging, spec: JobSpec, node: NodeSpec, record: dict[str, Any], lifeline: socket.socket | None
+) -> tuple[RunDirectory, subprocess.Popen[bytes]]:
+    """Write down what the job is, give it its name, and start its agent.
+
+    Args:
+        staging: the job's folder, being made.
+        spec: what the user asked for, complete.
+        node: this node's part of it.
+        record: what is known of the job beside the two, for `job.json`.
+        lifeline: the job ends when the other end of this closes; None for one that outlives the client.
+
+    Raises:
+        NameTaken: another job has the name.
+    """
+    directory = staging.directory
+    write_json(directory.job, {**record, "spec": spec.model_dump(mode="json"), "created": time.time()})
+    directory.spec.write_text(node.to_json())
+    directory.spec.chmod(0o600)
+    with _registered(spec):
+        try:
+            directory = staging.settle()
+        except FileExistsError as error:
+            raise NameTaken(spec.name, Path(error.filename)) from None
+    env = {name: value for name, value in os.environ.items() if name not in NOT_FOR_JOBS}
+    ends = [staging.lock] + ([] if lifeline is None else [lifeline.fileno()])
+    command = [
+        *node.python, ENTRY, "agent", str(directory.path), str(staging.lock),
+        "-1" if lifeline is None else str(lifeline.fileno()),
+    ]  # fmt: skip
+    with open(directory.agent_log, "ab") as log:
+        process = subprocess.Popen(
+            command, pass_fds=ends, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
+            env=env if lifeline is None else {**_terminal_size(), **env},
+        )  # fmt: skip
+    return directory, process
+
+
+@contextlib.contextmanager
+def _registered(spec: JobSpec) -> Iterator[None]:
+    """A run directory elsewhere is known by a link among the others, where names are unique."""
+    link = jobs_folder() / spec.name if spec.log_dir else None
+    if link is not None:
+        try:
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(folder_of(spec))
+        except FileExistsError:
+            raise NameTaken(spec.name, link) from None
+        except OSError:  # no home that can be written to: the job runs, and only `list` does not know it
+            link = None
+    try:
+        yield
+    except BaseException:
+        if link is not None:
+            link.unlink(missing_ok=True)
+        raise
+
+
+def _terminal_size() -> dict[str, str]:
+    """The size of the terminal that shows rank 0, so that its progress bars fit though it writes to a file."""
+    if not sys.stdout.isatty():
+        return {}
+    size = os.get_terminal_size(sys.stdout.fileno())
+    columns = str(size.columns or 80)  # 0 when the terminal does not know
+    # tqdm has a variable of its own; the last two make rich draw although it writes to a file.
+    return {
+        "COLUMNS": columns,
+        "LINES": str(size.lines or 24),
+        "TQDM_NCOLS": columns,
+        "TTY_COMPATIBLE": "1",
+        "TTY_INTERACTIVE": "1",
+    }

@@ -1,0 +1,92 @@
+"""What this machine and the jobs on it use now."""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from paceline.job.job import Node, Usage
+from paceline.node import queue
+from paceline.node.run_directory import RunDirectory
+from paceline.node.usage import Meter
+
+from .nvml import reader
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+class LocalUsage:
+    """Measures this machine; one that is kept measures from call to call."""
+
+    def __init__(self, jobs: Path, devices: Sequence[str], *, slots: bool = False) -> None:
+        """Begin to measure.
+
+        Args:
+            jobs: the folder of run directories, beside which the queue has its own.
+            devices: of this machine.
+            slots: they are mere places, no accelerators.
+        """
+        self._jobs, self._devices, self._slots = jobs, tuple(devices), slots
+        self._meter = Meter(reader())
+
+    def nodes(self) -> list[Node]:
+        """This machine."""
+        self._meter.read()
+        use = self._meter.machine(self._jobs)
+        holders = self._holders()
+        devices = (*self._devices, *sorted(holders.keys() - set(self._devices)))
+        return [
+            Node(
+                name=socket.gethostname(),
+                devices=devices,
+                allocated={device: holders[device] for device in devices if device in holders},
+                cores=use.cores,
+                load=round(use.load, 3),
+                memory=use.memory,
+                memory_used=use.memory_used,
+                disk=use.disk,
+                disk_used=use.disk_used,
+                gpus=tuple(_without(asdict(gpu), "processes") for gpu in use.gpus),
+            )
+        ]
+
+    def of_jobs(self, names: Sequence[str]) -> dict[str, Usage]:
+        """What jobs use; those that do not run are left out."""
+        agents = {name: agent for name in names if (agent := self._agent(name)) is not None}
+        self._meter.read()
+        alone: dict[str, list[str]] = {}
+        for device, jobs in self._holders().items():
+            if len(jobs) == 1 and not self._slots:
+                alone.setdefault(jobs[0], []).append(device)
+        return {
+            name: Usage(use.processes, round(use.cpu, 3), use.memory, use.gpus)
+            for name, use in self._meter.jobs(agents, alone).items()
+        }
+
+    def _agent(self, name: str) -> tuple[int, int | None] | None:
+        try:
+            status = RunDirectory(self._jobs / name).read_status() or {}
+            agent = status.get("agent") or {}
+            return int(agent["pid"]), agent["start_time"]
+        except (OSError, json.JSONDecodeError, KeyError, TypeError, ValueError):
+            return None
+
+    def _holders(self) -> dict[str, tuple[str, ...]]:
+        """Device → the jobs that have it."""
+        held: dict[str, tuple[str, ...]] = {}
+        try:
+            entries = queue.overview(self._jobs.parent / "queue")
+        except OSError:
+            return {}
+        for entry in entries:
+            for device in entry.devices:
+                held[device] = (*held.get(device, ()), entry.job)
+        return held
+
+
+def _without(values: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != key}

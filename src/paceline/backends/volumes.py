@@ -1,0 +1,124 @@
+"""Named volumes on a machine that mounts nothing for its jobs: where their data is, and whether it can be read."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.job.errors import UserError, nearest
+from paceline.job.job import Volume
+from paceline.job.settings import PROJECT_FILE, user_file
+from paceline.job.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from paceline.job.settings import Settings
+    from paceline.job.spec import Mount
+
+PATIENCE = 5.0  # seconds that a file system has to answer
+
+
+@dataclass(frozen=True)
+class Source:
+    """A volume that a job wants, and where it finds it.
+
+    Attributes:
+        volume: its name.
+        path: where it is on this machine.
+        wanted: where the job wants to see it.
+        visible: whether it is seen there: the paths are the same, or a link or mount leads from one to the other.
+        variable: the environment variable with `path`, which the job gets in any case.
+    """
+
+    volume: str
+    path: str
+    wanted: str
+    visible: bool
+    variable: str
+
+
+def volumes(settings: Settings) -> list[Volume]:
+    """All volumes of the settings, by name, looked at at the same time."""
+    looks = {name: _Look(path) for name, path in sorted(settings.volumes.items())}
+    for look in looks.values():
+        look.wait()
+    return [
+        Volume(name, look.path, look.problem, str(settings.file_of("volumes", name)), look.size, look.free)
+        for name, look in looks.items()
+    ]
+
+
+def resolve(mounts: Sequence[Mount], settings: Settings) -> list[Source]:
+    """Where a job's volumes are on this machine.
+
+    Raises:
+        UserError: one is unknown or cannot be read, or two of them cannot be told apart.
+    """
+    variables: dict[str, str] = {}
+    wanted: dict[str, str] = {}
+    for mount in mounts:
+        if mount.volume not in settings.volumes:
+            raise UserError(printable(_unknown(mount.volume, settings.volumes)))
+        for taken, key in ((variables, mount.variable), (wanted, os.path.normpath(mount.path))):
+            other = taken.setdefault(key, mount.volume)
+            if other != mount.volume:
+                raise UserError(
+                    printable(f"volumes {other} and {mount.volume} would share {key}; rename or leave out one")
+                )
+    looks = {name: _Look(settings.volumes[name]) for name in variables.values()}
+    for name, look in looks.items():
+        look.wait()
+        if look.problem is not None:
+            file = settings.file_of("volumes", name)
+            raise UserError(printable(f"volume {name}, {look.path}: {look.problem}; correct it in {file}"))
+    return [
+        Source(m.volume, looks[m.volume].path, m.path, _is_same(looks[m.volume].path, m.path), m.variable)
+        for m in mounts
+    ]
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    where = f"volumes are defined under [volumes] in {PROJECT_FILE} or {user_file()}"
+    return f"no volume {name!r}; {nearest(name, names)} {where}" if names else f"no volume {name!r}; {where}"
+
+
+def _is_same(path: str, wanted: str) -> bool:
+    try:
+        return os.path.samefile(path, wanted)
+    except (OSError, ValueError):
+        return False
+
+
+class _Look:
+    """Tries to read a folder or file, in a thread of its own: a network file system may never answer."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.problem: str | None = None
+        self.size: int | None = None
+        self.free: int | None = None
+        self._answered = threading.Event()
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def wait(self) -> None:
+        """Until there is an answer, or for as long as is decent."""
+        if not self._answered.wait(PATIENCE):
+            self.problem = f"no answer within {PATIENCE:g} s"
+
+    def _look(self) -> None:
+        try:
+            if os.path.isdir(self.path):
+                with os.scandir(self.path) as entries:
+                    next(entries, None)
+            else:
+                with open(self.path, "rb") as file:
+                    file.read(1)
+            space = os.statvfs(self.path)
+            self.size, self.free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
+        except OSError as error:
+            self.problem = (error.strerror or str(error)).lower()
+        self._answered.set()

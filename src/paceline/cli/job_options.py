@@ -1,0 +1,283 @@
+"""The flags that say what a job is, for every verb that starts one."""
+
+from __future__ import annotations
+
+import click
+
+from .options import Option
+
+RANKS = [
+    Option(
+        ["-n", "--nproc-per-node", "ranks"],
+        section="Ranks",
+        envvar="PET_NPROC_PER_NODE",
+        metavar="N|auto|gpu|cpu",
+        help="Ranks on this machine. auto: one a GPU, else one a core.  [default: 1]",
+    ),
+    Option(
+        ["-np", "total"],
+        section="Ranks",
+        type=int,
+        metavar="N",
+        help="Ranks on all machines together, as horovodrun counts.",
+    ),
+    Option(
+        ["--gpus"],
+        section="Ranks",
+        type=click.IntRange(0),
+        metavar="N",
+        help="GPUs that the job gets to itself; it waits until so many are free.  [default: see docs/jobs.md]",
+    ),
+    Option(["--devices"], section="Ranks", metavar="0,1", help="The same, by name."),
+    Option(["--share-devices"], section="Ranks", is_flag=True, help="Others that say so too may use the same GPUs."),
+    Option(["--cpus"], section="Ranks", type=click.IntRange(1), metavar="N", help="Cores for all ranks of a machine."),
+    Option(["--memory"], section="Ranks", metavar="16Gi", help="Memory that a machine must have."),
+    Option(
+        ["--framework"],
+        section="Ranks",
+        metavar="NAME",
+        help="Whose variables the ranks get.  [default: what the script imports]",
+    ),
+    Option(
+        ["--env"],
+        section="Ranks",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Set a variable for the ranks; repeatable.",
+    ),
+    Option(
+        ["--secret"],
+        section="Ranks",
+        multiple=True,
+        metavar="NAME",
+        help="Hand a variable of your environment to the ranks, and show its value nowhere; repeatable.",
+    ),
+    Option(
+        ["--pass-index"],
+        section="Ranks",
+        is_flag=True,
+        help="Append --process_index I --process_num N (with --framework indexed).",
+    ),
+]
+
+PROGRAM = [
+    Option(
+        ["-m", "--module"],
+        section="Program",
+        is_flag=True,
+        envvar="PET_MODULE",
+        help="SCRIPT is a module, as in python -m.",
+    ),
+    Option(
+        ["--no-python"],
+        section="Program",
+        is_flag=True,
+        envvar="PET_NO_PYTHON",
+        help="SCRIPT is any program on PATH.",
+    ),
+    Option(
+        ["--run-path"],
+        section="Program",
+        is_flag=True,
+        envvar="PET_RUN_PATH",
+        help="As in torchrun; every script runs inside its rank anyway.",
+    ),
+    Option(
+        ["--start-method"],
+        section="Program",
+        type=click.Choice(["fork", "exec", "spawn", "forkserver"]),
+        envvar="PET_START_METHOD",
+        help="fork: from a process that has imported the framework; exec: each on its own.  [default: fork]",
+    ),
+    Option(["--preload"], section="Program", metavar="MODULE,…", help="More modules to import once, before the fork."),
+]
+
+JOB = [
+    Option(
+        ["--name"],
+        section="Job",
+        metavar="NAME",
+        help="The job's name; NAME- takes the next free number.  [default: the script's and five random characters]",
+    ),
+    Option(["--label"], section="Job", multiple=True, metavar="NAME=VALUE", help="A label to find it by; repeatable."),
+    Option(["--priority"], section="Job", type=int, metavar="N", help="Of waiting jobs the highest starts first."),
+    Option(["--queue"], section="Job", metavar="NAME", help="Queue, where the backend has several."),
+    Option(["--time-limit"], section="Job", metavar="2h", help="Stop it when it has run so long."),
+    Option(["--ttl"], section="Job", metavar="7d", help="Delete it so long after its end."),
+    Option(["--image"], section="Job", metavar="IMAGE", help="Container image, where the backend runs containers."),
+    Option(
+        ["--option"],
+        section="Job",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="What only the backend knows; repeatable.",
+    ),
+    Option(
+        ["--max-restarts"],
+        section="Job",
+        type=click.IntRange(0),
+        envvar="PET_MAX_RESTARTS",
+        metavar="N",
+        help="How often all ranks start again after a failure.  [default: 0]",
+    ),
+    Option(
+        ["--grace"],
+        section="Job",
+        type=click.FloatRange(0),
+        metavar="SECONDS",
+        help="Between SIGTERM and SIGKILL when the job is stopped.  [default: 30]",
+    ),
+    Option(["--dry-run"], section="Job", is_flag=True, help="Print the job and the ranks' variables; start nothing."),
+]
+
+FILES = [
+    Option(["--working-dir"], section="Files", metavar="DIR", help="Where the ranks start.  [default: this folder]"),
+    Option(
+        ["--sync-mode"],
+        section="Files",
+        metavar="git|rsync|snapshot",
+        help="Copy the code to DIR/code/NAME and start there.  [default: run what is there]",
+    ),
+    Option(["--sync-source"], section="Files", metavar="URL[@REF]|PATH", help="Where to copy it from."),
+    Option(["--data"], section="Files", multiple=True, metavar="VOLUME:/PATH", help="A named volume; repeatable."),
+    Option(["--tensorboard"], section="Files", is_flag=True, help="Start a TensorBoard with the job."),
+    Option(["--logdir"], section="Files", metavar="DIR", help="What it shows.  [default: the job's folder]"),
+    Option(
+        ["--checkpoint-dir"],
+        section="Files",
+        metavar="DIR",
+        help="Where paceline.init keeps checkpoints.  [default: the job's folder]",
+    ),
+    Option(
+        ["--log-dir"],
+        section="Files",
+        envvar="PET_LOG_DIR",
+        metavar="DIR",
+        help="Where the job's folder with its logs goes.  [default: ~/.local/state/paceline/jobs]",
+    ),
+]
+
+OUTPUT = [
+    Option(["--detach"], section="Output", is_flag=True, help="The same as paceline submit."),
+    Option(
+        ["-t", "--tee"],
+        section="Output",
+        envvar="PET_TEE",
+        metavar="all|0:3,1:2",
+        help="Ranks to show besides local rank 0 (1 stdout, 2 stderr, 3 both), their lines behind [rank N].",
+    ),
+    Option(
+        ["-r", "--redirects"],
+        section="Output",
+        envvar="PET_REDIRECTS",
+        metavar="3|0:1,…",
+        help="Streams to keep off the screen.",
+    ),
+    Option(
+        ["--local-ranks-filter"],
+        section="Output",
+        envvar="PET_LOCAL_RANKS_FILTER",
+        metavar="0,1",
+        help="Show these local ranks and no others.",
+    ),
+]
+
+NODES = [
+    Option(
+        ["--nnodes"],
+        section="Several machines, by hand",
+        envvar="PET_NNODES",
+        metavar="N",
+        help="How many machines take part; start this command on each.  [default: 1]",
+    ),
+    Option(
+        ["--node-rank"],
+        section="Several machines, by hand",
+        type=click.IntRange(0),
+        envvar="PET_NODE_RANK",
+        metavar="I",
+        help="This machine's number, 0 at the main address.  [default: as they come]",
+    ),
+    Option(
+        ["--master-addr"],
+        section="Several machines, by hand",
+        envvar="PET_MASTER_ADDR",
+        metavar="HOST",
+        help="Address of node 0.",
+    ),
+    Option(
+        ["--master-port"],
+        section="Several machines, by hand",
+        type=click.IntRange(1, 65535),
+        envvar="PET_MASTER_PORT",
+        metavar="PORT",
+        help="Where the machines meet; on one machine, MASTER_PORT.  [default: 29500; a free one]",
+    ),
+    Option(
+        ["--local-addr"],
+        section="Several machines, by hand",
+        envvar="PET_LOCAL_ADDR",
+        metavar="HOST",
+        help="Name of this machine among the others.  [default: found out]",
+    ),
+    Option(
+        ["--rdzv-endpoint"],
+        section="Several machines, by hand",
+        envvar="PET_RDZV_ENDPOINT",
+        metavar="HOST[:PORT]",
+        help="The same as --master-addr and --master-port.",
+    ),
+    Option(
+        ["--rdzv-id"],
+        section="Several machines, by hand",
+        envvar="PET_RDZV_ID",
+        metavar="ID",
+        help="What the machines of one job have in common.  [default: none]",
+    ),
+    Option(
+        ["--rdzv-backend"],
+        section="Several machines, by hand",
+        envvar="PET_RDZV_BACKEND",
+        metavar="c10d|static",
+        help="Either means paceline's own coordinator.",
+    ),
+    Option(
+        ["--rdzv-conf"],
+        section="Several machines, by hand",
+        envvar="PET_RDZV_CONF",
+        metavar="K=V,…",
+        help="join_timeout=SECONDS: how long to wait for the others.  [default: 600]",
+    ),
+    Option(
+        ["--standalone"],
+        section="Several machines, by hand",
+        is_flag=True,
+        envvar="PET_STANDALONE",
+        help="One machine; the default.",
+    ),
+]
+
+TORCHRUN = [
+    Option(
+        ["--role"],
+        section="torchrun",
+        envvar="PET_ROLE",
+        metavar="NAME",
+        help="ROLE_NAME of the ranks.",
+    ),
+    Option(
+        ["--monitor-interval"],
+        section="torchrun",
+        type=float,
+        envvar="PET_MONITOR_INTERVAL",
+        metavar="SECONDS",
+        help="Accepted; paceline waits for events.",
+    ),
+]
+
+SPEC = [*RANKS, *PROGRAM, *JOB, *FILES]
+
+PROGRAM_ARGUMENTS = [
+    click.Argument(["script"]),
+    click.Argument(["args"], nargs=-1, type=click.UNPROCESSED),
+]

@@ -1,0 +1,85 @@
+"""`paceline submit` and `paceline resubmit`: jobs that outlive the terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .job_options import NODES, PROGRAM_ARGUMENTS, SPEC, TORCHRUN
+from .options import SectionedCommand
+from .progress import Progress
+
+if TYPE_CHECKING:
+    from paceline.job.spec import JobSpec
+
+
+def _submit(**given: Any) -> int:
+    """Submit a job that goes on without this terminal: SCRIPT with ARGS, or a YAML file that describes one.
+
+    Flags go over what the file says. `paceline get`, `logs -f`, `wait` and `stop` take the name that is printed.
+    """
+    if given["script"].endswith((".yaml", ".yml")):
+        from paceline.job.reading import read
+
+        from .flags import fields, flag
+
+        spec = read(given["script"], fields({**given, "script": None}), flag)
+    else:
+        from .flags import job_spec
+
+        spec = job_spec(given)
+    return dry_run(spec) if given["dry_run"] else detached(spec)
+
+
+def dry_run(spec: JobSpec) -> int:
+    """Print the job, complete, and the variables of its ranks; start nothing."""
+    from paceline.backends.base import load
+
+    click.echo(json.dumps(load(spec.backend).plan(spec), indent=2))
+    return 0
+
+
+def detached(spec: JobSpec) -> int:
+    """Start the job, and say what to type next."""
+    from paceline.backends.base import load
+
+    with Progress() as progress:
+        job = load(spec.backend).submit(spec, progress)
+    click.echo(job.name)
+    click.echo(f"paceline: submitted; follow it with: paceline logs -f {job.name}", err=True)
+    click.echo(f"paceline: see it with: paceline get {job.name}; stop it with: paceline stop {job.name}", err=True)
+    return 0
+
+
+submit = SectionedCommand(
+    "submit",
+    callback=_submit,
+    help=_submit.__doc__,
+    context_settings={
+        "allow_interspersed_args": False,
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 110,
+    },
+    params=[*SPEC, *NODES, *TORCHRUN, *PROGRAM_ARGUMENTS],
+)
+
+
+@click.command()
+@click.argument("job")
+@click.option("--name", metavar="NAME", help="Name of the new job.  [default: the old one's with the next free number]")
+def resubmit(job: str, name: str | None) -> int:
+    """Run JOB again as it was submitted; it goes on from the checkpoints that JOB has left."""
+    from paceline.job.errors import UserError
+
+    from .lookup import backend, known
+
+    (old,) = known([job])
+    if not old.is_over and old.state != "LOST":
+        raise UserError(f"job {job} is {old.state}; wait for it, or stop it first: paceline stop {job}")
+    new = name or re.sub(r"-\d+$", "", old.name)[:55] + "-"
+    spec = backend().spec(job)
+    return detached(spec.model_copy(update={"name": new, "resume_from": job}))

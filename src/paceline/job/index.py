@@ -1,0 +1,112 @@
+"""An index of the jobs that have ended, so that listing thousands of them opens none of their folders.
+
+What is true is in the run directories; the index only remembers what they said, and is made anew where it is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+_BUSY = 2.0  # seconds to wait for another process that writes
+_VERSION = 1
+_SCHEMA = """
+    CREATE TABLE IF NOT EXISTS jobs (
+        name TEXT PRIMARY KEY, inode INTEGER NOT NULL, finished REAL NOT NULL, record TEXT NOT NULL
+    )
+"""
+
+
+class Index:
+    """Records by name, each of the run directory with a certain inode: another one of that name is another job.
+
+    Args:
+        path: the database (SQLite, WAL).
+        warn: told in a line what was wrong with it.
+    """
+
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+        self._path = path
+        self._warn = warn
+        self._connection: sqlite3.Connection | None = None
+        try:
+            self._open()
+        except sqlite3.Error as error:
+            self._give_up(error)
+
+    def _open(self) -> None:
+        try:
+            self._connect()
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):  # locked, or it cannot be written
+                raise
+            self._start_anew(error)
+
+    def _connect(self) -> None:
+        self._connection = sqlite3.connect(self._path, timeout=_BUSY, isolation_level=None)
+        self._connection.execute("PRAGMA journal_mode=WAL")
+        self._connection.execute("PRAGMA synchronous=NORMAL")
+        if self._connection.execute("PRAGMA user_version").fetchone() != (_VERSION,):
+            self._connection.execute("DROP TABLE IF EXISTS jobs")
+            self._connection.execute(_SCHEMA)
+            self._connection.execute(f"PRAGMA user_version={_VERSION}")
+
+    def _start_anew(self, error: sqlite3.Error) -> None:
+        self._warn(f"the index {self._path} was damaged ({error}); it is made anew from the jobs' folders")
+        self.close()
+        for end in ("", "-wal", "-shm"):
+            self._path.with_name(self._path.name + end).unlink(missing_ok=True)
+        self._connect()
+
+    def _give_up(self, error: sqlite3.Error) -> None:
+        self._warn(f"the index {self._path} cannot be used ({error}); reading the jobs' folders instead")
+        self.close()
+
+    def close(self) -> None:
+        """Release the database."""
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = None
+
+    def names(self) -> dict[str, int]:
+        """Name → inode of every job that is known to have ended."""
+        return dict(self._execute("SELECT name, inode FROM jobs"))
+
+    def load(self, since: float) -> dict[str, str]:
+        """Name → record, as JSON, of the jobs that ended after `since`, in seconds since the epoch."""
+        return dict(self._execute("SELECT name, record FROM jobs WHERE finished >= ?", (since,)))
+
+    def update(self, ended: Mapping[str, tuple[int, dict[str, Any]]], gone: Iterable[str]) -> None:
+        """Remember jobs that have ended, and forget those whose folders are gone."""
+        rows = [
+            (name, inode, record["finished"] or record["created"], json.dumps(record))
+            for name, (inode, record) in ended.items()
+        ]
+        missing = [(name,) for name in gone]
+        if self._connection is None or not (rows or missing):
+            return
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.executemany("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?)", rows)
+            self._connection.executemany("DELETE FROM jobs WHERE name = ?", missing)
+            self._connection.execute("COMMIT")
+        except sqlite3.Error:
+            self.close()  # a full disk, or others that write: what is true is elsewhere
+
+    def _execute(self, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        if self._connection is None:
+            return []
+        try:
+            return self._connection.execute(statement, values).fetchall()
+        except sqlite3.OperationalError as error:
+            self._give_up(error)
+        except sqlite3.DatabaseError as error:
+            self._start_anew(error)
+        return []

@@ -1,0 +1,191 @@
+"""Settings: what is so on this machine and in this project, whatever the job.
+
+They come from the user's `paceline/config.toml` and from the project's `paceline.toml`, whose keys win one by one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+
+from .errors import UserError
+from .text import printable
+from .validation import validation_error
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from .validation import Place
+
+PROJECT_FILE = "paceline.toml"
+_VOLUME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+Files = dict[tuple[str, ...], Path]  # key → the file that sets it
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class LocalSettings(_Model):
+    """This machine: `devices` is how many slots it has where it has no GPUs; GPUs are counted."""
+
+    devices: int | None = Field(default=None, ge=0, le=4096)
+
+
+class Target(_Model):
+    """A place for jobs that has a name: a backend, and options that this backend knows."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    backend: str = Field(min_length=1)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All keys but `backend`."""
+        return dict(self.model_extra or {})
+
+
+class Settings(_Model):
+    """What the files say.
+
+    Attributes:
+        volumes: name → absolute path.
+        local: this machine.
+        targets: named places for jobs.
+    """
+
+    volumes: dict[str, str] = {}
+    local: LocalSettings = LocalSettings()
+    targets: dict[str, Target] = {}
+    _files: Files = PrivateAttr(default={})
+
+    def file_of(self, *key: str) -> Path | None:
+        """The file that sets a key such as `"volumes", "training-data"`; None where none does."""
+        return self._files.get(key)
+
+
+def load(folder: Path | None = None) -> Settings:
+    """The settings for work in `folder`, the current one by default.
+
+    Raises:
+        UserError: a file cannot be read, or holds something wrong; names the file and the key.
+    """
+    tables: dict[str, Any] = {}
+    files: Files = {}
+    for file, is_project in ((user_file(), False), (project_file(folder), True)):
+        if file is not None and (table := _table(file)) is not None:
+            _place_volumes(table, file, is_project)
+            _merge(tables, table, file, files, ())
+
+    def where(place: Place) -> str:
+        key = tuple(str(part) for part in place)
+        while key and key not in files:
+            key = key[:-1]
+        return f"{files[key]}: {'.'.join(map(str, place))}"
+
+    try:
+        settings = Settings.model_validate(tables)
+    except ValidationError as error:
+        raise validation_error(error, Settings, where) from None
+    settings._files = files
+    return settings
+
+
+def user_file() -> Path | None:
+    """Where the user's settings are, or would be; None for a user without a home."""
+    folder = os.environ.get("XDG_CONFIG_HOME", "")
+    try:
+        base = Path(folder) if os.path.isabs(folder) else Path.home() / ".config"
+    except RuntimeError:
+        return None
+    return base / "paceline" / "config.toml"
+
+
+def project_file(folder: Path | None = None) -> Path | None:
+    """The nearest `paceline.toml` from a folder upwards, or None.
+
+    The search ends with the root of a git repository, the user's home, and the file system.
+    """
+    try:
+        here = (folder or Path.cwd()).resolve()
+        device = here.stat().st_dev
+        for candidate in (here, *here.parents):
+            if candidate.stat().st_dev != device:
+                return None
+            if (candidate / PROJECT_FILE).exists():
+                return candidate / PROJECT_FILE
+            if (candidate / ".git").exists() or candidate == _home():
+                return None
+    except OSError:  # the folder is gone, or one above it may not be entered
+        pass
+    return None
+
+
+def _home() -> Path | None:
+    try:
+        return Path.home().resolve()
+    except RuntimeError:
+        return None
+
+
+def _table(file: Path) -> dict[str, Any] | None:
+    """What a TOML file holds; None where there is none."""
+    try:
+        table: dict[str, Any] = tomllib.loads(file.read_bytes().decode("utf-8-sig"))
+        return table
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UserError(printable(f"cannot read {file}: {error.strerror}; mend or remove it")) from None
+    except UnicodeDecodeError:
+        raise UserError(printable(f"{file}: this is not UTF-8; save the file as UTF-8")) from None
+    except tomllib.TOMLDecodeError as error:
+        what, _, place = str(error).partition(" (at ")
+        found = re.match(r"line (\d+)", place)
+        # At the end of the document there is no number; its last line it is.
+        line = found[1] if found else max(1, len(file.read_bytes().splitlines()))
+        raise UserError(printable(f"{file}:{line}: not valid TOML: {what[:1].lower()}{what[1:]}")) from None
+    except RecursionError:
+        raise UserError(printable(f"{file}: its values are nested too deeply")) from None
+
+
+def _place_volumes(table: dict[str, Any], file: Path, is_project: bool) -> None:
+    """Make the paths of volumes absolute: a project's relative ones start at its file, `~` is the user's home."""
+    volumes = table.get("volumes")
+    if not isinstance(volumes, dict):
+        return
+    for name, text in volumes.items():
+        where = printable(f"{file}: volumes.{name}")
+        if not _VOLUME.fullmatch(name):
+            raise UserError(f"{where}: a volume's name has letters, digits, '.', '_' and '-'; rename it")
+        if not isinstance(text, str):
+            continue
+        try:
+            path = Path(text).expanduser()
+        except RuntimeError:
+            raise UserError(f"{where} {text!r}: there is no such home folder; write the whole path") from None
+        if not text or "\0" in text or not (path.is_absolute() or is_project):
+            raise UserError(f"{where} {text!r}: not an absolute path; write for example /mnt/data or ~/data")
+        volumes[name] = os.path.normpath(file.parent / path)
+
+
+def _merge(into: dict[str, Any], table: dict[str, Any], file: Path, files: Files, above: tuple[str, ...]) -> None:
+    for name, value in table.items():
+        key = (*above, name)
+        files[key] = file
+        if isinstance(value, dict) and isinstance(into.get(name), dict):
+            _merge(into[name], value, file, files, key)
+        elif isinstance(value, dict):
+            into[name] = {}
+            _merge(into[name], value, file, files, key)
+        else:
+            into[name] = value

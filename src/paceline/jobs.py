@@ -1,0 +1,103 @@
+"""Jobs from Python: what the command line does, with the same `JobSpec` and the same refusals.
+
+import paceline.jobs
+
+job = paceline.jobs.submit(paceline.jobs.JobSpec(script="train.py", ranks=2))
+paceline.jobs.wait(job.name)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .backends.base import Backend, LogLines, LogQuery, load
+from .job.errors import UserError
+from .job.job import Instance, Job, Node, Volume
+from .job.spec import Code, JobSpec, Mount
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "Code", "Instance", "Job", "JobSpec", "LogLines", "LogQuery", "Mount", "Node", "UserError", "Volume",
+    "delete", "get", "list_jobs", "logs", "stop", "submit", "wait",
+]  # fmt: skip
+
+
+def submit(spec: JobSpec) -> Job:
+    """Start a job that goes on by itself.
+
+    Raises:
+        UserError: it cannot run, or its name is taken.
+    """
+    return load(spec.backend).submit(spec, _Silence())
+
+
+def list_jobs() -> list[Job]:
+    """All jobs, the newest first."""
+    return _backend().describe()
+
+
+def get(name: str) -> Job:
+    """What is known of a job.
+
+    Raises:
+        UserError: there is none of this name.
+    """
+    found = _backend().describe([name])
+    if not found:
+        raise UserError(f"no job {name!r}")
+    return found[0]
+
+
+def logs(name: str, query: LogQuery | None = None) -> Iterator[LogLines]:
+    """Lines that a job has written: rank 0's, unless the query says otherwise.
+
+    Raises:
+        UserError: there is no such job.
+    """
+    get(name)
+    return _backend().logs(name, query or LogQuery())
+
+
+def wait(name: str, seconds: float | None = None) -> Job:
+    """Come back when a job has ended, or the time is over; what is known of it then.
+
+    Raises:
+        UserError: there is no such job.
+    """
+    get(name)
+    _backend().wait([name], seconds)
+    return get(name)
+
+
+def stop(name: str, now: bool = False) -> None:
+    """Ask a job to stop: cleanly, or at once.
+
+    Raises:
+        UserError: there is no such job.
+    """
+    _backend().stop([name], now)
+
+
+def delete(name: str) -> None:
+    """Remove a job that has ended, with all that was written for it.
+
+    Raises:
+        UserError: there is no such job, or it has not ended.
+    """
+    _backend().delete([name])
+
+
+class _Silence:
+    """Tells nobody how far it is."""
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        pass
+
+    def say(self, line: str) -> None:
+        pass
+
+
+def _backend() -> Backend:
+    return load("local")

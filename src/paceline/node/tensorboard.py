@@ -1,0 +1,237 @@
+"""A TensorBoard beside a job: on a free port of this machine's own address, recorded in the job's run directory.
+
+With the job it is the agent's child and ends with it; for a job that has ended, or has none, it is a process of its own
+until `stop`. `tensorboard.json` names it by pid and start time, so that no other process is ever taken for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any
+
+from . import processes
+from .ports import Reservation, is_listening
+from .run_directory import read_json, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+PAUSE = 0.1  # seconds between two looks at one that is coming up
+PATIENCE = 120.0  # seconds for it to come up, where a person waits for it
+STOP_SECONDS = 5.0  # between SIGTERM and SIGKILL
+_TRIES = 3  # ports
+_HOST = "127.0.0.1"
+
+
+class TensorBoardError(Exception):
+    """It cannot be started; says why in one line."""
+
+
+class TensorBoard:
+    """A TensorBoard that this process starts.
+
+    Attributes:
+        url: where it answers; None as long as it does not.
+        problem: why it does not run, in one line; empty as long as it may.
+    """
+
+    def __init__(self, python: Sequence[str], logdir: str, folder: Path, *, detached: bool) -> None:
+        """Start it; `look` tells what became of it.
+
+        Args:
+            python: interpreter with its options, as an argument vector.
+            logdir: what it shows.
+            folder: the run directory, for its record and its output.
+            detached: it outlives this process; else the kernel ends it with this process.
+        """
+        self.url: str | None = None
+        self.problem = ""
+        self._python, self._logdir, self._folder, self._detached = tuple(python), logdir, folder, detached
+        self._tries = 0
+        self._ports = Reservation()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._start()
+
+    def look(self) -> bool:
+        """Whether it is known by now if it runs; a port that another process was faster to take is replaced."""
+        if self._process is None or self.url is not None:
+            return True
+        has_ended = self._process.poll() is not None
+        said = _tail(log_file(self._folder))
+        if has_ended:
+            self._ports.release()
+            if is_listening(self._port) and self._tries < _TRIES:
+                self._start()
+            else:
+                self._give_up(said.strip().rpartition("\n")[2] or f"it ended with status {self._process.returncode}")
+            return self._process is None
+        found = re.search(rf"http://\S+:{self._port}/\S*", said)
+        if found is None:
+            return False
+        self.url = f"http://{_HOST}:{self._port}/"
+        self._ports.release()
+        self._record(self._process)
+        return True
+
+    def is_alive(self) -> bool:
+        """Whether it runs, or is coming up."""
+        return self._process is not None and self._process.poll() is None
+
+    def end(self) -> None:
+        """End it at once, if it runs."""
+        self._ports.release()
+        if self._process is not None and self.is_alive():
+            processes.signal_process(self._process.pid, signal.SIGKILL, group=True)
+            self._process.wait()
+
+    def _start(self) -> None:
+        self._tries += 1
+        parent = os.getpid()
+        # The port is ours until it listens there. It needs no GPU, and the current folder may shadow what it imports.
+        self._port = self._ports.take()
+        command = [*self._python, "-m", "tensorboard.main", "--logdir", self._logdir, "--host", _HOST]
+        try:
+            with open(log_file(self._folder), "wb") as log:
+                self._process = subprocess.Popen(
+                    [*command, "--port", str(self._port)],
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
+                    env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"},
+                    preexec_fn=None if self._detached else lambda: processes.die_with(parent),  # noqa: PLW1509 - one thread
+                )  # fmt: skip
+        except OSError as error:
+            self._ports.release()
+            self._give_up(f"{error.strerror or error}")
+        else:
+            self._record(self._process)
+
+    def _record(self, process: subprocess.Popen[bytes]) -> None:
+        began = processes.start_time(process.pid)
+        if began is not None:
+            self._write({"pid": process.pid, "start_time": began, "port": self._port, "url": self.url,
+                         "logdir": self._logdir})  # fmt: skip
+
+    def _give_up(self, problem: str) -> None:
+        self._process = None
+        self.problem = problem
+        self._write({"problem": problem, "logdir": self._logdir})
+
+    def _write(self, record: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the disk is full
+            write_json(record_file(self._folder), record)
+
+
+def record_file(folder: Path) -> Path:
+    """Where a run directory says which TensorBoard it has."""
+    return folder / "tensorboard.json"
+
+
+def log_file(folder: Path) -> Path:
+    """Where what it prints goes."""
+    return folder / "tensorboard.log"
+
+
+def describe(folder: Path) -> str | None:
+    """The address of a job's TensorBoard, or why it could not be started; None where there is none now."""
+    record = _read(folder)
+    if "problem" in record:
+        return f"not running: {record['problem']}"
+    return record["url"] if _runs(record) else None
+
+
+def start_with_job(python: Sequence[str], logdir: str, folder: Path) -> TensorBoard | None:
+    """Start one that ends with this process; None where somebody else has started one, or is about to."""
+    with _alone(folder, wait=False) as is_alone:
+        if not is_alone or _runs(_read(folder)):
+            return None
+        return TensorBoard(python, logdir, folder, detached=False)
+
+
+def open_for(python: Sequence[str], logdir: str | None, default: str, folder: Path) -> str:
+    """The address of the TensorBoard of a run directory, which is started, detached, if there is none.
+
+    Args:
+        logdir: what it is to show; None takes what the running one shows, or `default`.
+
+    Raises:
+        TensorBoardError: it cannot be started, or the running one shows something else.
+    """
+    enough = time.monotonic() + PATIENCE
+    with _alone(folder):
+        while _runs(record := _read(folder)):  # perhaps it is just coming up with its job
+            if logdir is not None and record["logdir"] != logdir:
+                raise TensorBoardError(f"one runs that shows {record['logdir']}; end it first with --stop")
+            if record["url"] is not None:
+                return str(record["url"])
+            if time.monotonic() > enough:
+                raise TensorBoardError(f"it did not come up within {PATIENCE:g} s; see {log_file(folder)}")
+            time.sleep(PAUSE)
+        board = TensorBoard(python, default if logdir is None else logdir, folder, detached=True)
+        try:
+            while not board.look() and time.monotonic() < enough:
+                time.sleep(PAUSE)
+        finally:
+            if board.url is None:
+                board.end()
+    if board.url is None:
+        why = board.problem or f"it did not come up within {PATIENCE:g} s"
+        raise TensorBoardError(f"{why}; see {log_file(folder)}")
+    return board.url
+
+
+def stop(folder: Path) -> bool:
+    """End the TensorBoard of a run directory; returns whether one ran."""
+    record = _read(folder)
+    ran = _runs(record)
+    if ran:
+        processes.signal_process(record["pid"], signal.SIGTERM)
+        enough = time.monotonic() + STOP_SECONDS
+        while _runs(record) and time.monotonic() < enough + STOP_SECONDS:
+            if time.monotonic() > enough:
+                processes.signal_process(record["pid"], signal.SIGKILL, group=True)
+            time.sleep(0.01)
+    with contextlib.suppress(OSError):
+        record_file(folder).unlink()
+    return ran
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    try:
+        return read_json(record_file(folder)) or {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _runs(record: dict[str, Any]) -> bool:
+    began = record.get("start_time")
+    return began is not None and processes.start_time(record["pid"]) == began
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Let no other process start one for this folder; False where another is at it, and we do not wait."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_alone = True
+        except BlockingIOError:
+            is_alone = False
+        yield is_alone
+    finally:
+        os.close(descriptor)
+
+
+def _tail(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

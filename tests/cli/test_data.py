@@ -1,0 +1,57 @@
+"""`paceline data list`: the volumes of the settings, and whether they can be read."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import yaml
+
+if TYPE_CHECKING:
+    from tests.conftest import Paceline
+
+
+def test_the_volumes_of_both_files(paceline: Paceline) -> None:
+    user = paceline.folder / "config" / "paceline" / "config.toml"
+    user.parent.mkdir(parents=True)
+    user.write_text('[volumes]\nmnist = "/no/such/place"\n')
+    project = paceline.folder / "paceline.toml"
+    project.write_text('[volumes]\nhere = "."\n')
+    table = paceline("data", "list")
+    assert (table.returncode, table.stderr) == (0, "")
+    heading, here, mnist = (line.split() for line in table.stdout.splitlines())
+    assert heading == ["NAME", "PATH", "READABLE", "DEFINED", "IN"]
+    assert here == ["here", str(paceline.folder), "yes", str(project)]
+    assert mnist == ["mnist", "/no/such/place", "no:", "no", "such", "file", "or", "directory", str(user)]
+    wide = paceline("data", "list", "-o", "wide").stdout.splitlines()
+    assert wide[0].endswith("SIZE       FREE") or wide[0].split()[-2:] == ["SIZE", "FREE"]
+    found = json.loads(paceline("data", "list", "-o", "json").stdout)
+    assert [set(volume) for volume in found] == [{"name", "path", "problem", "file", "size", "free"}] * 2
+    assert found[1] == {
+        "name": "mnist",
+        "path": "/no/such/place",
+        "problem": "no such file or directory",
+        "file": str(user),
+        "size": None,
+        "free": None,
+    }
+    names = [volume["name"] for volume in yaml.safe_load(paceline("data", "list", "-o", "yaml").stdout)]
+    assert names == ["here", "mnist"]
+
+
+def test_no_volumes_say_where_to_define_some(paceline: Paceline) -> None:
+    done = paceline("data", "list")
+    assert done.returncode == 0
+    assert done.stdout.split() == ["NAME", "PATH", "READABLE", "DEFINED", "IN"]
+    assert done.stderr == (
+        "paceline: no volumes; define them under [volumes] in paceline.toml or "
+        f"{paceline.folder}/config/paceline/config.toml\n"
+    )
+
+
+def test_settings_that_are_wrong(paceline: Paceline) -> None:
+    path = paceline.folder / "paceline.toml"
+    path.write_text('[volume]\na = "/a"\n')
+    done = paceline("data", "list")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"paceline: {path}: volume: unknown key; did you mean volumes?\n"

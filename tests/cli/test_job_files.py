@@ -1,0 +1,53 @@
+"""`paceline submit job.yaml --dry-run`: the file and the flags together."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.conftest import Paceline
+
+
+def test_flags_go_over_the_file(paceline: Paceline) -> None:
+    paceline.script("print('ran')", "train.py")
+    paceline.script("script: train.py\nranks: 2\nargs: [--lr, 1e-3]\nenv: {A: 1, B: 2}\n", "job.yaml")
+    done = paceline("submit", "--dry-run", "-n", "3", "--env", "B=3", "job.yaml")
+    assert (done.returncode, done.stderr) == (0, "")
+    job = json.loads(done.stdout)["job"]
+    assert (job["script"], job["ranks"], job["args"]) == ("train.py", 3, ["--lr", "1e-3"])
+    assert {name: job["env"][name] for name in "AB"} == {"A": "1", "B": "3"}
+    assert not paceline.home.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ((), "job.yaml:2: rank: unknown key; did you mean ranks?"),
+        (("--label", "a=b", "--ttl", "soon"), "job.yaml:2: rank: unknown key; did you mean ranks?"),
+    ],
+)
+def test_one_line(paceline: Paceline, flags: tuple[str, ...], line: str) -> None:
+    paceline.script("script: train.py\nrank: 2\n", "job.yaml")
+    done = paceline("submit", *flags, "job.yaml")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"paceline: {line}\n")
+    assert not paceline.home.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (("--ttl", "soon"), "--ttl: 'soon' is no time; write for example 90s, 10m, 2h or 7d"),
+        (("--data", "nonsense"), "--data 'nonsense': not VOLUME:/PATH; write for example training-data:/mnist_data"),
+        (("--secret", "A B"), "--secret: 'A B' is no name of an environment variable"),
+    ],
+)
+def test_flags_are_called_by_their_names(paceline: Paceline, flags: tuple[str, ...], line: str) -> None:
+    paceline.script("print('ran')", "train.py")
+    paceline.script("script: train.py\n", "job.yaml")
+    for what in ("train.py", "job.yaml"):
+        done = paceline("submit", *flags, what)
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", f"paceline: {line}\n")
+    assert not paceline.home.exists()

@@ -1,0 +1,207 @@
+"""Settings: where they are looked for, which wins, and what is wrong with them in one line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline.job.errors import UserError
+from paceline.job.settings import Settings, Target, load, project_file, user_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "home" / "project"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _home(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
+    monkeypatch.setenv("HOME", str(project.parent))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+
+
+@pytest.fixture
+def of_user(project: Path) -> Write:
+    """Writes the user's file; returns its path."""
+
+    def write(text: str) -> Path:
+        path = project.parent / ".config" / "paceline" / "config.toml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def of_project(project: Path) -> Write:
+    """Writes the project's file; returns its path."""
+
+    def write(text: str) -> Path:
+        path = project / "paceline.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_none_at_all(project: Path) -> None:
+    assert load(project) == Settings()
+
+
+def test_project_wins_key_by_key(project: Path, of_user: Write, of_project: Write) -> None:
+    mine = of_user("""
+        volumes = {a = "/user/a", b = "/user/b"}
+        local.devices = 4
+        [targets.lab]
+        backend = "slurm"
+        partition = "small"
+        account = "me"
+    """)
+    ours = of_project("""
+        volumes = {b = "/project/b", c = "/project/c"}
+        [targets.lab]
+        partition = "large"
+        [targets.cloud]
+        backend = "kubernetes"
+    """)
+    found = load(project)
+    assert found.volumes == {"a": "/user/a", "b": "/project/b", "c": "/project/c"}
+    assert found.local.devices == 4
+    assert found.targets["lab"].backend == "slurm"
+    assert found.targets["lab"].options == {"partition": "large", "account": "me"}
+    assert found.targets["cloud"] == Target(backend="kubernetes")
+    assert [found.file_of("volumes", name) for name in "abcd"] == [mine, ours, ours, None]
+    assert found.file_of("local", "devices") == mine
+
+
+def test_where_relative_paths_start(project: Path, of_user: Write, of_project: Write) -> None:
+    of_user('[volumes]\nmine = "~/data"\n')
+    of_project('[volumes]\nours = "data/../mnist"\nup = "../data"\nhome = "~"\n')
+    (project / "src").mkdir()
+    home = str(project.parent)
+    assert load(project / "src").volumes == {
+        "mine": f"{home}/data",
+        "ours": f"{project}/mnist",
+        "up": f"{home}/data",
+        "home": home,
+    }
+
+
+def test_the_nearest_project_file_is_taken(project: Path, of_project: Write) -> None:
+    outer = of_project("")
+    inner = project / "a" / "b" / "paceline.toml"
+    inner.parent.mkdir(parents=True)
+    assert project_file(inner.parent) == outer
+    inner.write_text("")
+    assert project_file(inner.parent) == inner
+    assert project_file(project / "a") == outer
+
+
+def test_the_search_ends_with_the_repository_and_the_home(project: Path) -> None:
+    (project.parents[1] / "paceline.toml").write_text("")
+    assert project_file(project) is None
+    in_home = project.parent / "paceline.toml"
+    in_home.write_text("")
+    assert project_file(project) == in_home
+    (project / ".git").mkdir()
+    assert project_file(project) is None
+
+
+def test_the_search_ends_with_the_file_system() -> None:
+    if Path("/dev/shm").stat().st_dev == Path("/").stat().st_dev:
+        pytest.skip("/dev/shm is no file system of its own here")
+    assert project_file(Path("/dev/shm")) is None
+
+
+def test_a_folder_that_is_gone_has_no_project(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = project / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert load() == Settings()
+
+
+def test_xdg_config_home_is_respected(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(project / "config"))
+    assert user_file() == project / "config" / "paceline" / "config.toml"
+    monkeypatch.setenv("XDG_CONFIG_HOME", "relative")  # to be ignored, as its specification has it
+    assert user_file() == project.parent / ".config" / "paceline" / "config.toml"
+
+
+CASES = {
+    "syntax": ("[volumes]\na = /mnt\n", ":2: not valid TOML: invalid value"),
+    "unfinished": ("[volumes]\na = ", ":2: not valid TOML: "),
+    "given twice": ('[volumes]\na = "/a"\na = "/b"\n', ":3: not valid TOML: cannot overwrite a value"),
+    "unknown table": ("[volume]\n", ": volume: unknown key; did you mean volumes?"),
+    "unknown key": ("[local]\ndevice = 1\n", ": local.device: unknown key; did you mean devices?"),
+    "wrong type": ('[local]\ndevices = "4"\n', ": local.devices '4': should be a whole number"),
+    "boolean": ("[local]\ndevices = true\n", ": local.devices True: should be a whole number"),
+    "negative": ("[local]\ndevices = -1\n", ": local.devices -1: should be greater than or equal to 0"),
+    "no table": ("volumes = 3\n", ": volumes 3: should be a mapping"),
+    "no path": ("[volumes]\na = 3\n", ": volumes.a 3: should be text"),
+    "empty path": ('[volumes]\na = ""\n', ": volumes.a '': not an absolute path"),
+    "relative path of the user": ('[volumes]\na = "data"\n', ": volumes.a 'data': not an absolute path; write"),
+    "home that is none": ('[volumes]\na = "~no-such-user/x"\n', ": volumes.a '~no-such-user/x': there is no such home"),
+    "name that is none": ('[volumes]\n"a:\\n" = "/a"\n', ": volumes.a:\\n: a volume's name has letters"),
+    "target without backend": ("[targets.lab]\nhosts = []\n", ": targets.lab.backend: missing; add it"),
+    "target that is none": ("[targets]\nlab = 'slurm'\n", ": targets.lab 'slurm': should be a mapping"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_line_with_file_and_key(project: Path, of_user: Write, of_project: Write, case: str) -> None:
+    text, message = CASES[case]
+    of_project("")
+    path = of_user(text)
+    with pytest.raises(UserError) as caught:
+        load(project)
+    assert str(caught.value).startswith(f"{path}{message}")
+    assert str(caught.value).isprintable()
+
+
+def test_the_file_is_the_one_with_the_mistake(project: Path, of_user: Write, of_project: Write) -> None:
+    of_user("[local]\ndevices = 2\n")
+    path = of_project("[local]\ndevices = 'two'\n")
+    with pytest.raises(UserError, match=f"^{path}: local.devices 'two'"):
+        load(project)
+
+
+def test_files_that_cannot_be_read(project: Path, of_project: Write) -> None:
+    path = of_project("")
+    path.write_bytes(b"# \xff")
+    with pytest.raises(UserError, match=f"^{path}: this is not UTF-8"):
+        load(project)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UserError, match=f"^cannot read {path}: Is a directory"):
+        load(project)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(["volumes", "local", "devices", "targets", "backend", "[", "]", "=", "\n", "{", "}", '"', "."])
+        | st.text(st.characters(exclude_categories=["Cs"]), max_size=3),
+        max_size=12,
+    ).map("".join)
+)  # fmt: skip
+def test_any_text_is_settings_or_one_line(project: Path, of_project: Write, text: str) -> None:
+    path = of_project(text)
+    try:
+        assert isinstance(load(project), Settings)
+    except UserError as error:
+        assert str(error).isprintable()
+        assert os.fspath(path) in str(error)
