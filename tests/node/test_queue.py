@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from paceline.backends import prepare
 from paceline.backends.starting import staged, start
 from paceline.job.spec import JobSpec
 from paceline.node.processes import descendants
-from paceline.node.queue import POLL_SECONDS, Entry, Ticket, explain, impossible, overview, turn
+from paceline.node.queue import POLL_SECONDS, Entry, Ticket, Watch, explain, impossible, overview, turn
 from paceline.node.run_directory import RunDirectory
 from paceline.node.spec import NodeSpec, Request
 
@@ -109,6 +110,17 @@ def test_what_is_told() -> None:
 # -- tickets in a folder, and death at any moment ----------------------------------------------------------------------
 
 
+def order(ticket: Ticket) -> tuple[int, int]:
+    return -ticket.request.priority, int(ticket.job.removeprefix("job-"))
+
+
+class Blind(Watch):
+    """As where the kernel has no inotify."""
+
+    def begin(self) -> None:
+        self._lost = False
+
+
 class Tickets(RuleBasedStateMachine):
     """Jobs come, look, go and die in any order, with tickets in a real folder."""
 
@@ -128,6 +140,7 @@ class Tickets(RuleBasedStateMachine):
         devices = ticket.look()
         if devices is not None:
             self.waiting.remove(ticket)
+            assert not any(order(other) < order(ticket) for other in self.waiting)
             for other, theirs in self.holding.items():
                 assert not set(theirs) & set(devices) or (other.request.share and ticket.request.share)
             need = ticket.request.need
@@ -137,14 +150,16 @@ class Tickets(RuleBasedStateMachine):
     def any_of(self, data: st.DataObject, tickets: list[Ticket]) -> Ticket:
         return data.draw(st.sampled_from(tickets))
 
-    @rule(need=NEEDS, share=st.booleans(), priority=st.integers(-1, 1), works=st.booleans())
-    def come(self, need: int | tuple[str, ...], share: bool, priority: int, works: bool) -> None:
+    @rule(need=NEEDS, share=st.booleans(), priority=st.integers(-1, 1), works=st.booleans(), settles=st.booleans())
+    def come(self, need: int | tuple[str, ...], share: bool, priority: int, works: bool, settles: bool) -> None:
         self.count += 1
         ticket = Ticket(Request(str(self.folder), need, DEVICES, share, priority), f"job-{self.count}")
         if not works:
-            ticket.watch.close()  # as where there is no inotify
+            ticket.watch = Blind(self.folder)
         self.waiting.append(ticket)
         self.look(ticket)
+        if settles:
+            self.settle()
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -152,8 +167,8 @@ class Tickets(RuleBasedStateMachine):
         self.look(self.any_of(data, self.waiting))
 
     @precondition(lambda self: self.waiting or self.holding)
-    @rule(data=st.data(), killed=st.booleans())
-    def go(self, data: st.DataObject, killed: bool) -> None:
+    @rule(data=st.data(), killed=st.booleans(), settles=st.booleans())
+    def go(self, data: st.DataObject, killed: bool, settles: bool) -> None:
         ticket = self.any_of(data, [*self.waiting, *self.holding])
         if killed:
             os.close(ticket.fd)  # all that the kernel does for a dead process
@@ -162,6 +177,8 @@ class Tickets(RuleBasedStateMachine):
         self.holding.pop(ticket, None)
         if ticket in self.waiting:
             self.waiting.remove(ticket)
+        if settles:
+            self.settle()
 
     @rule(name=st.sampled_from(["holding.0.1", "waiting.7.2", "holding.0.99", "new", "what is this"]), text=st.binary())
     def litter(self, name: str, text: bytes) -> None:
@@ -170,27 +187,23 @@ class Tickets(RuleBasedStateMachine):
         if path.parent.exists() and not path.exists():
             path.write_bytes(text)
 
-    @rule()
     def settle(self) -> None:
         """Whoever is told of a change looks, until nothing changes any more."""
-        eager = set(self.waiting)
-        while eager:
-            for ticket in eager & set(self.waiting):
+        told = [t for t in self.waiting if not t.watch.works or select.select([t.watch.fd], [], [], 0)[0]]
+        while told:
+            before = os.listdir(self.folder / "tickets")
+            for ticket in told:
                 self.look(ticket)
-            eager = {t for t in self.waiting if not t.watch.works or t.watch.read() != set()}
-            if all(not t.watch.works for t in eager):
-                break
+            told = [t for t in self.waiting if t.watch.works and select.select([t.watch.fd], [], [], 0)[0]]
+            if before != os.listdir(self.folder / "tickets"):
+                told += [t for t in self.waiting if not t.watch.works]
         held = [Entry(t.job, 0, 0, 0.0, t.request.need, DEVICES, t.request.share, d) for t, d in self.holding.items()]
-        for ticket in self.waiting:
-            self.look(ticket)
         line = [e for e in overview(self.folder) if not e.devices]
-        assert [e.job for e in line] == [
-            t.job for t in sorted(self.waiting, key=lambda t: (-t.request.priority, int(t.job[4:])))
-        ]
+        assert [e.job for e in line] == [t.job for t in sorted(self.waiting, key=order)]
         assert turn([*held, *line]) is None  # nobody waits for what is free
         for ahead, entry in enumerate(line):
             ticket = next(t for t in self.waiting if t.job == entry.job)
-            assert ticket.ahead == ahead
+            assert ticket.ahead == ahead or (ticket.ahead > ahead and not ticket.watch.works)
 
     @invariant()
     def all_is_known(self) -> None:
@@ -245,12 +258,15 @@ def test_without_inotify_it_looks_from_time_to_time(
     tmp_path: Path, ask: Callable[..., Ticket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holder, waiter = ask("a"), ask("b")
-    waiter.watch.close()
+    waiter.watch = Blind(tmp_path)
     assert holder.look() == ("0",)
     assert waiter.look() is None
     assert waiter.patience == POLL_SECONDS
-    os.close(holder.fd)
-    holder.fd = -1
+    first = ask("c", priority=1)
+    assert first.look() is None
+    for killed in (holder, first):
+        os.close(killed.fd)
+        killed.fd = -1
     assert waiter.look() == ("0",)
 
 

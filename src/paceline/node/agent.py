@@ -206,24 +206,24 @@ class Agent:
     def _wait_for_turn(self, ticket: Ticket) -> tuple[str, ...] | None:
         """The devices, or None if the job ends before it gets any."""
         news: list[bool] = []
-        if ticket.watch.fd >= 0:
-            self.loop.watch(ticket.watch.fd, lambda: news.append(True))
-        try:
-            while self.finish is None:
-                news.clear()
-                devices = ticket.look()
-                if devices is not None:
-                    return devices
-                waiting = {"need": ticket.request.need, "ahead": ticket.ahead, "problem": ticket.problem}
-                if self.status["waiting"] is None:
-                    self.dir.append_event("queued", **waiting)
-                if self.status["waiting"] != waiting:
-                    self._tell_status(waiting=waiting)
-                self.loop.run_until(lambda: bool(news) or self.finish is not None, ticket.patience)
-            return None
-        finally:
+        while self.finish is None:
+            devices = ticket.look()
+            if devices is not None:
+                break
+            waiting = {"need": ticket.request.need, "ahead": ticket.ahead, "problem": ticket.problem}
+            if self.status["waiting"] is None:
+                self.dir.append_event("queued", **waiting)
+            if self.status["waiting"] != waiting:
+                self._tell_status(waiting=waiting)
+            news.clear()
+            if ticket.watch.fd >= 0:
+                self.loop.watch(ticket.watch.fd, lambda: news.append(True))
+            self.loop.run_until(lambda: bool(news) or self.finish is not None, ticket.patience)
             self.loop.forget(ticket.watch.fd)
-            ticket.watch.close()
+        else:
+            devices = None
+        ticket.watch.close()
+        return devices
 
     # -- meeting the other nodes ---------------------------------------------------------------------------------------
 

@@ -234,40 +234,47 @@ class Watch:
     """Tells that the queue changed, through a descriptor to wait for.
 
     Attributes:
-        fd: the descriptor; -1 where the kernel has none to spare.
+        fd: the descriptor; -1 before it began, and where the kernel has none to spare.
         works: whether every change is told.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = os.fsencode(folder)
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self.fd: int = self._libc.inotify_init1(_IN_CLOEXEC | _IN_NONBLOCK)
+        self.fd = -1
         self.works = False
+        self._lost = True
         self._watch = -1
 
     def begin(self) -> None:
-        """Watch the folder that has the name now."""
+        """Watch the folder that has the name now, if that is possible now."""
+        if self.fd < 0:
+            self.fd = self._libc.inotify_init1(_IN_CLOEXEC | _IN_NONBLOCK)
         mask = _IN_CLOSE_WRITE | _IN_MOVED_TO | _IN_DELETE | _IN_EXCL_UNLINK
+        self._lost = False
         self._watch = self._libc.inotify_add_watch(self.fd, self._folder, mask) if self.fd >= 0 else -1
         self.works = self._watch >= 0
 
     def read(self) -> set[str] | None:
-        """The names of files that a process closed when it ended; None where it may have been any."""
+        """The names of files that a process closed when it ended, as far as that is told.
+
+        None before it began, and when news were lost: then it may have been any, and it is time to begin again.
+        """
         ended: set[str] = set()
-        while self.works:
+        while self.works and not self._lost:
             try:
                 data = os.read(self.fd, 65536)
             except BlockingIOError:
-                return ended
+                break
             position = 0
             while position < len(data):
                 watch, mask, _, length = struct.unpack_from("iIII", data, position)
                 if mask & _IN_OVERFLOW or (mask & _IN_IGNORED and watch == self._watch):
-                    self.works = False  # some news were dropped, or the folder is gone, and not one that was before it
+                    self._lost = True  # some news were dropped, or the folder is gone, and not one that was before it
                 elif mask & _IN_CLOSE_WRITE:
                     ended.add(data[position + 16 : position + 16 + length].rstrip(b"\0").decode(errors="replace"))
                 position += 16 + length
-        return None
+        return None if self._lost else ended
 
     def close(self) -> None:
         """Release the descriptor."""
@@ -332,7 +339,7 @@ class Ticket:
         self._tickets.mkdir(mode=0o700, exist_ok=True)
         ended = self.watch.read()
         with _locked(self._folder):
-            if ended is None:
+            if ended is None or not self.watch.works:
                 self.watch.begin()
             names = self._bury(ended)
             if self._name is None or not self._is_there():  # it is new, or somebody has emptied the folder
