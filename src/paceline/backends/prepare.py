@@ -196,7 +196,7 @@ def _request(spec: JobSpec) -> Request | None:
     if not spec.devices:
         return None
     of, slots = devices_here()
-    folder = str(jobs_folder().parent / "queue")
+    folder = str(queue.folder_of(jobs_folder().parent))
     return Request(folder, spec.devices, of, spec.share_devices, spec.priority, slots)
 
 

@@ -79,7 +79,7 @@ class LocalUsage:
         """Device → the jobs that have it."""
         held: dict[str, tuple[str, ...]] = {}
         try:
-            entries = queue.overview(self._jobs.parent / "queue")
+            entries = queue.overview(queue.folder_of(self._jobs.parent))
         except OSError:
             return {}
         for entry in entries:

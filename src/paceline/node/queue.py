@@ -22,6 +22,7 @@ import fcntl
 import json
 import os
 import re
+import socket
 import struct
 import time
 from dataclasses import asdict, dataclass, replace
@@ -158,6 +159,11 @@ class _Name(NamedTuple):
     @property
     def order(self) -> tuple[int, int]:
         return -self.priority, self.number
+
+
+def folder_of(home: Path) -> Path:
+    """Where the queue of this machine is: several machines may share a home, and their devices have the same names."""
+    return home / "queue" / socket.gethostname()
 
 
 def overview(folder: Path) -> list[Entry]:

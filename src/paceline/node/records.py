@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import processes, tensorboard
-from .queue import explain, overview
+from .queue import explain, folder_of, overview
 from .run_directory import RunDirectory, abandoned, read_json
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def line_of(home: Path) -> Callable[[], list[Entry]]:
     @functools.lru_cache(maxsize=1)
     def line() -> list[Entry]:
         try:
-            return overview(home / "queue")
+            return overview(folder_of(home))
         except OSError:
             return []
 
