@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import shutil
 import sys
 import threading
 import time
@@ -17,23 +16,22 @@ from typing import TYPE_CHECKING, Any
 from paceline.job.errors import UserError
 from paceline.job.home import jobs_folder
 from paceline.job.job import FINAL, Job
-from paceline.node import records, tensorboard
+from paceline.node import launching, placing, records, tensorboard
 from paceline.node.run_directory import RunDirectory, read_json
 
 from .base import Backend, Shell
+from .refusals import refusals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from paceline.job.job import Node, Usage, Volume
     from paceline.job.spec import JobSpec
+    from paceline.node.gauge import Gauge
 
     from .base import LogLines, LogQuery, Progress
-    from .usage import LocalUsage
 
-CLEAN, AT_ONCE = (15,), (15, 2)  # SIGTERM asks an agent to stop; a second signal, to stop at once
 _TICK = 0.2  # seconds between two looks at the clock while nothing happens
-_AGENT_COMES = 10.0  # seconds for an agent to say who it is
 
 
 def _warn(text: str) -> None:
@@ -45,7 +43,7 @@ class Local(Backend):
 
     def __init__(self) -> None:
         self._jobs = jobs_folder()
-        self._measured: LocalUsage | None = None
+        self._measures: Gauge | None = None
 
     # -- submit --------------------------------------------------------------------------------------------------------
 
@@ -148,22 +146,28 @@ class Local(Backend):
 
     def nodes(self) -> list[Node]:
         """This machine."""
-        return self._usage.nodes()
+        from paceline.job.job import Node
+
+        return [Node(**self._gauge.machine())]
 
     def usage(self, names: Sequence[str]) -> dict[str, Usage]:
         """What these jobs use now, over a moment or since the last call; those that do not run are left out."""
-        return self._usage.of_jobs(names)
+        from paceline.job.job import Usage
+
+        return {name: Usage(**usage) for name, usage in self._gauge.of_jobs(names).items()}
 
     @property
-    def _usage(self) -> LocalUsage:
+    def _gauge(self) -> Gauge:
         """What measures from call to call."""
-        if self._measured is None:
-            from .prepare import devices_here
-            from .usage import LocalUsage
+        if self._measures is None:
+            from paceline.node.gauge import Gauge
 
-            present, slots = devices_here()
-            self._measured = LocalUsage(self._jobs, present, slots=slots)
-        return self._measured
+            from .nvml import reader
+            from .prepare import here
+
+            present, slots = here().devices
+            self._measures = Gauge(self._jobs, present, reader(), slots=slots)
+        return self._measures
 
     def volumes(self) -> list[Volume]:
         """The volumes that the settings name."""
@@ -193,12 +197,9 @@ class Local(Backend):
 
     def stop(self, names: Sequence[str], now: bool = False) -> None:
         """Ask jobs to stop: cleanly, with their grace, or at once. Jobs that have ended are left as they are."""
-        for run in map(self._run, names):
-            deadline = time.monotonic() + _AGENT_COMES
-            while run.is_held and not records.signal_agent(run.path, AT_ONCE if now else CLEAN):
-                if time.monotonic() > deadline:
-                    raise UserError(f"the agent of job {run.path.name} does not answer; see {run.agent_log}")
-                self.wait([run.path.name], 0.02)  # it has just been started
+        with refusals():
+            for run in map(self._run, names):
+                launching.stop(run, now)
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove jobs that have ended, with all that was written for them.
@@ -209,34 +210,27 @@ class Local(Backend):
         from paceline.job.code import discard
 
         runs = [self._run(name) for name in names]
+        with refusals():
+            for run in runs:
+                launching.check_over(run)
         for run in runs:
-            if run.is_held:
-                raise UserError(f"job {run.path.name} has not ended; stop it first: paceline stop {run.path.name}")
-        for run in runs:
-            tensorboard.stop(run.path)
             code = (read_json(run.job) or {}).get("code")
             if code is not None:
                 discard(Path(code["path"]))
-            folder = run.path.resolve()
-            hidden = folder.with_name(f".{folder.name}.deleted.{time.monotonic_ns()}")
-            folder.rename(hidden)  # so that there is never half a job
-            if run.path.is_symlink():
-                run.path.unlink()
-            shutil.rmtree(hidden)
+            launching.remove(run)
 
     def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
         """How to run a command where a rank runs, and as it does."""
-        from .prepare import shell_of
-
-        env, folder = shell_of(self._run(name), rank)
+        with refusals():
+            env, folder = placing.shell_of(self._run(name), rank)
         return Shell(tuple(command), {**os.environ, **env}, folder)
 
     def open_tensorboard(self, name: str, logdir: str | None = None) -> str:
         """The address of a job's TensorBoard, which is started if there is none; it shows `logdir`, or its default."""
         from .prepare import python_command
-        from .tensorboard import open_tensorboard
 
-        return open_tensorboard(python_command(), self._run(name).path, logdir)
+        with refusals():
+            return tensorboard.open_for_job(python_command(), self._run(name).path, logdir)
 
     def close_tensorboard(self, name: str) -> bool:
         """End it; returns whether there was one."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.job.errors import UserError
 from paceline.job.home import jobs_folder
-from paceline.node import ENTRY
-from paceline.node.run_directory import RunDirectory, Staging, write_json
+from paceline.node.launching import start_agent, write_down
+from paceline.node.run_directory import Staging
 
 if TYPE_CHECKING:
     import socket
+    import subprocess
     from collections.abc import Iterator
 
     from paceline.job.spec import JobSpec
+    from paceline.node.run_directory import RunDirectory
     from paceline.node.spec import NodeSpec
 
 NOT_FOR_JOBS = ("GIT_SYNC_USERNAME", "GIT_SYNC_PASSWORD")  # they fetch the code, and end there
@@ -82,26 +83,16 @@ def start(
         NameTaken: another job has the name.
     """
     directory = staging.directory
-    write_json(directory.job, {**record, "spec": spec.model_dump(mode="json"), "created": time.time()})
-    directory.spec.write_text(node.to_json())
-    directory.spec.chmod(0o600)
+    write_down(directory, {**record, "spec": spec.model_dump(mode="json"), "created": time.time()}, node)
     with _registered(spec):
         try:
             directory = staging.settle()
         except FileExistsError as error:
             raise NameTaken(spec.name, Path(error.filename)) from None
     env = {name: value for name, value in os.environ.items() if name not in NOT_FOR_JOBS}
-    ends = [staging.lock] + ([] if lifeline is None else [lifeline.fileno()])
-    command = [
-        *node.python, ENTRY, "agent", str(directory.path), str(staging.lock),
-        "-1" if lifeline is None else str(lifeline.fileno()),
-    ]  # fmt: skip
-    with open(directory.agent_log, "ab") as log:
-        process = subprocess.Popen(
-            command, pass_fds=ends, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
-            env=env if lifeline is None else {**_terminal_size(), **env},
-        )  # fmt: skip
-    return directory, process
+    if lifeline is not None:
+        env = {**_terminal_size(), **env}
+    return directory, start_agent(staging, node.python, env, lifeline)
 
 
 @contextlib.contextmanager

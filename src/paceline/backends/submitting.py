@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.job.errors import UserError
 from paceline.job.home import jobs_folder
 from paceline.job.spec import JobSpec, new_name
+from paceline.node.launching import take_checkpoints
 from paceline.node.run_directory import RunDirectory, read_json
 
 from . import prepare
@@ -84,7 +84,7 @@ def launch(
             split = split_streams(spec)
         node = prepare.place(spec, split, folder=folder, sources=sources)
         if spec.resume_from is not None:
-            _take_checkpoints(spec.resume_from, staging.directory.path)
+            take_checkpoints(jobs_folder() / spec.resume_from, staging.directory.path)
         directory, agent = start(staging, spec, node, record, lifeline)
     return Launched(spec, node, directory, agent)
 
@@ -136,17 +136,3 @@ def named(spec: JobSpec) -> JobSpec:
     """The job with a name, made up where it has none."""
     stem = spec.target.rpartition(".")[2] if spec.kind == "module" else Path(spec.target).stem
     return spec if spec.name else spec.model_copy(update={"name": new_name(stem)})
-
-
-def _take_checkpoints(name: str, folder: Path) -> None:
-    """Give a job the checkpoints that another one kept in its own folder."""
-    for old in (jobs_folder() / name).glob("checkpoints*"):
-        shutil.copytree(old, folder / old.name, copy_function=_link)
-
-
-def _link(source: str, target: str) -> None:
-    """Committed checkpoints never change, so both jobs may have the same file."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)

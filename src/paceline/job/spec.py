@@ -21,8 +21,8 @@ from paceline.contract import CONTRACTS
 
 from .errors import nearest
 from .quantities import duration, size
-from .script import Kind
 
+Kind = Literal["script", "module", "command"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"  # 32, none that reads like another

@@ -2,4 +2,7 @@
 
 import os
 
-ENTRY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")  # what every process of a node runs
+_here = os.path.dirname(os.path.abspath(__file__))
+_root = os.path.dirname(os.path.dirname(_here))
+# What every process of a node runs: a file of this package, or the zip archive that the package is in.
+ENTRY = _root if os.path.isfile(_root) else os.path.join(_here, "__main__.py")

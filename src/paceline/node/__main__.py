@@ -1,4 +1,4 @@
-"""Entry of every process on a node: `python <this file> agent|forkserver|rank …`."""
+"""Entry of every process on a node: `python <this file, or the archive with it> agent|forkserver|rank|shell …`."""
 
 import os
 import sys
@@ -8,6 +8,8 @@ _here = os.path.dirname(os.path.abspath(__file__))
 if sys.path and os.path.abspath(sys.path[0]) == _here:
     del sys.path[0]
 _root = os.path.dirname(os.path.dirname(_here))
+if sys.path and sys.path[0] == _root and os.path.isfile(_root):  # nor is an archive the first place to look
+    del sys.path[0]
 if _root not in sys.path:
     sys.path.append(_root)
 
@@ -33,6 +35,10 @@ def main() -> None:
         if not getattr(sys.flags, "safe_path", False):
             sys.path.insert(0, script_folder(target) if kind == "script" else os.getcwd())
         run_program(Program(kind, target, tuple(args)), Path(error))
+    elif role == "shell":
+        from paceline.node.host import shell
+
+        shell(sys.argv[2])
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from .errors import Refused
 from .follow import CHUNK, FolderWaker, GrowingFile, Waker
-from .run_directory import RunDirectory
+from .run_directory import RunDirectory, read_json
 from .times import find, moments
 
 if TYPE_CHECKING:
@@ -75,6 +76,32 @@ def attempts(path: Path) -> list[int]:
 def ranks(path: Path, attempt: int) -> frozenset[int]:
     """The ranks that have a log of this attempt here."""
     return frozenset(int(match[1]) for match in _logs(path, attempt))
+
+
+def check(path: Path, choice: Choice) -> None:
+    """See that the job in a run directory has what is chosen.
+
+    Raises:
+        Refused: it has no such attempt or rank.
+    """
+    existing = attempts(path)
+    if choice.attempt is not None and choice.attempt not in existing:
+        has = f"there are {_listed(existing)}" if existing else "none has started yet"
+        raise Refused(f"job {path.name} has no attempt {choice.attempt}: {has}; correct --attempt")
+    spec = read_json(RunDirectory(path).spec) or {"nproc": 1, "nodes": 1}
+    count = spec["nproc"] * spec["nodes"]
+    here = sorted({rank for a in existing if choice.attempt in (None, a) for rank in ranks(path, a)})
+    for rank in sorted(choice.ranks or ()):
+        if rank >= count:
+            has = "rank 0 alone" if count == 1 else f"ranks 0 … {count - 1}"
+            raise Refused(f"job {path.name} has {has}, not rank {rank}; correct -i")
+        if here and rank not in here:
+            wrote = f"but these did: {_listed(here)}"
+            raise Refused(f"rank {rank} of job {path.name} wrote no log here, {wrote}; correct -i")
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def read(path: Path, choice: Choice) -> Iterator[Text]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract import CONTRACTS, OWN_CONTRACT, Placement
 
 from . import devices
+from .errors import Refused
+from .spec import NodeSpec
 
 if TYPE_CHECKING:
     from .channel import Message
-    from .spec import NodeSpec
+    from .run_directory import RunDirectory
 
 
 def place(spec: NodeSpec, start: Message, local_rank: int) -> Placement:
@@ -45,3 +48,32 @@ def variables(spec: NodeSpec, placement: Placement) -> dict[str, Any]:
     elif spec.devices and spec.framework in ("paddle", "indexed"):  # these choose no device: they see theirs alone
         env.update(devices.visibility((spec.devices[placement.local_rank % len(spec.devices)],)))
     return env
+
+
+def shell_of(run: RunDirectory, rank: int) -> tuple[dict[str, str], str]:
+    """The variables of a rank of a job, and the folder in which it started.
+
+    Raises:
+        Refused: the job has no such rank here.
+    """
+    spec, status = NodeSpec.load(run.spec), run.read_status() or {}
+    local = {entry["rank"]: entry["local_rank"] for entry in status.get("ranks", ())} or {
+        number: number for number in range(spec.nproc)
+    }
+    if rank not in local:
+        raise Refused(f"job {spec.job} has no rank {rank} here; its ranks are {', '.join(map(str, local))}")
+    if status.get("devices"):
+        spec = dataclasses.replace(spec, devices=tuple(status["devices"]))
+    return {**spec.env, **foreseen(spec, local[rank], status)}, spec.working_dir
+
+
+def foreseen(spec: NodeSpec, local_rank: int, status: dict[str, Any]) -> dict[str, Any]:
+    """The variables of a rank of a job on a single node, as far as they are known without the coordinator."""
+    port = spec.main_port or 0
+    endpoints = spec.nproc if "endpoints" in CONTRACTS[spec.framework].carries else 0
+    node = {"address": "127.0.0.1", "slots": spec.nproc, "ports": [port] * endpoints}
+    start = {
+        "nodes": [node], "node_rank": 0, "main_address": "127.0.0.1", "main_port": port,
+        "attempt": status.get("attempt", 0), "job": spec.job,
+    }  # fmt: skip
+    return variables(spec, place(spec, start, local_rank))

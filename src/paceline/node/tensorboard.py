@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib.util
 import os
 import re
 import signal
 import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import processes
+from .errors import Refused
 from .ports import Reservation, is_listening
 from .run_directory import read_json, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 PAUSE = 0.1  # seconds between two looks at one that is coming up
 PATIENCE = 120.0  # seconds for it to come up, where a person waits for it
@@ -151,6 +154,39 @@ def start_with_job(python: Sequence[str], logdir: str, folder: Path) -> TensorBo
         if not is_alone or _runs(_read(folder)):
             return None
         return TensorBoard(python, logdir, folder, detached=False)
+
+
+def check_installed() -> None:
+    """See that this Python, on which ranks run too, has TensorBoard.
+
+    Raises:
+        Refused: it has not.
+    """
+    found = importlib.util.find_spec("tensorboard")
+    if found is None or found.origin is None:  # a folder of event files may have the same name
+        raise Refused(f"tensorboard is not installed for {sys.executable}; pip install 'paceline[train]'")
+
+
+def logdir_of(working_dir: str, logdir: str) -> str:
+    """A log folder as TensorBoard takes it from any current folder; an address such as s3://… stays as it is."""
+    return logdir if "://" in logdir else str(Path(working_dir, logdir).absolute())
+
+
+def open_for_job(python: Sequence[str], folder: Path, logdir: str | None) -> str:
+    """The address of the TensorBoard of a run directory, which is started if there is none.
+
+    Args:
+        logdir: what it shows; None takes what its job asked for, or the run directory.
+
+    Raises:
+        Refused: it cannot be started.
+    """
+    check_installed()
+    try:
+        default = (read_json(folder / "spec.json") or {}).get("tensorboard") or str(folder)
+        return open_for(python, None if logdir is None else logdir_of(".", logdir), default, folder)
+    except (OSError, ValueError, TensorBoardError) as error:
+        raise Refused(f"no TensorBoard for {folder.name}: {error}") from None
 
 
 def open_for(python: Sequence[str], logdir: str | None, default: str, folder: Path) -> str:

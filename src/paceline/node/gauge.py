@@ -7,55 +7,55 @@ import socket
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from paceline.job.job import Node, Usage
-from paceline.node import queue
-from paceline.node.run_directory import RunDirectory
-from paceline.node.usage import Meter
-
-from .nvml import reader
+from . import queue
+from .run_directory import RunDirectory
+from .usage import Meter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from .usage import Gpu
 
-class LocalUsage:
+
+class Gauge:
     """Measures this machine; one that is kept measures from call to call."""
 
-    def __init__(self, jobs: Path, devices: Sequence[str], *, slots: bool = False) -> None:
+    def __init__(
+        self, jobs: Path, devices: Sequence[str], gpus: Callable[[], tuple[Gpu, ...]], *, slots: bool = False
+    ) -> None:
         """Begin to measure.
 
         Args:
             jobs: the folder of run directories, beside which the queue has its own.
             devices: of this machine.
+            gpus: asks their driver.
             slots: they are mere places, no accelerators.
         """
         self._jobs, self._devices, self._slots = jobs, tuple(devices), slots
-        self._meter = Meter(reader())
+        self._meter = Meter(gpus)
 
-    def nodes(self) -> list[Node]:
-        """This machine."""
+    def machine(self) -> dict[str, Any]:
+        """This machine, with the keys of `job/job.py`'s Node."""
         self._meter.read()
         use = self._meter.machine(self._jobs)
         holders = self._holders()
         devices = (*self._devices, *sorted(holders.keys() - set(self._devices)))
-        return [
-            Node(
-                name=socket.gethostname(),
-                devices=devices,
-                allocated={device: holders[device] for device in devices if device in holders},
-                cores=use.cores,
-                load=round(use.load, 3),
-                memory=use.memory,
-                memory_used=use.memory_used,
-                disk=use.disk,
-                disk_used=use.disk_used,
-                gpus=tuple(_without(asdict(gpu), "processes") for gpu in use.gpus),
-            )
-        ]
+        return {
+            "name": socket.gethostname(),
+            "devices": devices,
+            "allocated": {device: holders[device] for device in devices if device in holders},
+            "cores": use.cores,
+            "load": round(use.load, 3),
+            "memory": use.memory,
+            "memory_used": use.memory_used,
+            "disk": use.disk,
+            "disk_used": use.disk_used,
+            "gpus": tuple(_without(asdict(gpu), "processes") for gpu in use.gpus),
+        }
 
-    def of_jobs(self, names: Sequence[str]) -> dict[str, Usage]:
-        """What jobs use; those that do not run are left out."""
+    def of_jobs(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """What jobs use, with the keys of `job/job.py`'s Usage; those that do not run are left out."""
         agents = {name: agent for name in names if (agent := self._agent(name)) is not None}
         self._meter.read()
         alone: dict[str, list[str]] = {}
@@ -63,7 +63,7 @@ class LocalUsage:
             if len(jobs) == 1 and not self._slots:
                 alone.setdefault(jobs[0], []).append(device)
         return {
-            name: Usage(use.processes, round(use.cpu, 3), use.memory, use.gpus)
+            name: {"processes": use.processes, "cpu": round(use.cpu, 3), "memory": use.memory, "gpus": use.gpus}
             for name, use in self._meter.jobs(agents, alone).items()
         }
 

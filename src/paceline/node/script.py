@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from .errors import UserError
+from .errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,28 +54,28 @@ def program_kind(target: str, folder: Path) -> Kind:
     """Whether `target` is a Python "script" or another "command" that its first line or bytes name.
 
     Raises:
-        UserError: there is no such file, or it cannot be run.
+        Refused: there is no such file, or it cannot be run.
     """
     path = folder / target
     if not target:
-        raise UserError("the name of the script is empty; name a file")
+        raise Refused("the name of the script is empty; name a file")
     if path.is_dir():
-        raise UserError(f"{target} is a folder, not a script; name the file in it, or use -m for a package")
+        raise Refused(f"{target} is a folder, not a script; name the file in it, or use -m for a package")
     if not path.exists():
         if shutil.which(target) and os.sep not in target:
-            raise UserError(f"no script {target} in {folder}; to run the program {target} from PATH add --no-python")
-        raise UserError(f"no script {target} in {folder}; check the name and the folder")
+            raise Refused(f"no script {target} in {folder}; to run the program {target} from PATH add --no-python")
+        raise Refused(f"no script {target} in {folder}; check the name and the folder")
     try:
         with open(path, "rb") as file:
             start = file.read(128)
     except OSError as error:
-        raise UserError(f"cannot read {target}: {error.strerror}; check its permissions") from None
+        raise Refused(f"cannot read {target}: {error.strerror}; check its permissions") from None
     first_line = start.split(b"\n", 1)[0]
     foreign = start.startswith(b"\x7fELF") or (first_line.startswith(b"#!") and b"python" not in first_line)
     if path.suffix in (".py", ".pyc") or not foreign:
         return "script"
     if not os.access(path, os.X_OK):
-        raise UserError(f"{target} is no Python script and not executable; run chmod +x {target}")
+        raise Refused(f"{target} is no Python script and not executable; run chmod +x {target}")
     return "command"
 
 
@@ -110,7 +110,8 @@ def _parse(file: Path) -> ast.Module:
 def _reachable(script: ast.Module, root: Path, top_level_only: bool) -> set[str]:
     """Top-level names imported by a script and, transitively, the modules in `root` that it imports."""
     found: set[str] = set()
-    queue, seen = [script], set[Path]()
+    queue: list[ast.Module] = [script]
+    seen: set[Path] = set()
     while queue and len(seen) < _MAX_FILES:
         tree = queue.pop()
         names = _names(tree.body if top_level_only else ast.walk(tree))
@@ -132,35 +133,56 @@ def _variables_before_framework(script: ast.Module) -> tuple[dict[str, str], boo
     for statement in script.body:
         if _top(_names([statement])) & set(_IMPORTS):
             break
-        match statement:
-            case ast.Assign(
-                targets=[ast.Subscript(value=ast.Attribute(attr="environ"), slice=ast.Constant(value=str(name)))],
-                value=ast.Constant(value=str(value)),
-            ):
-                variables[name] = value
-            case ast.Expr(
-                value=ast.Call(
-                    func=ast.Attribute(value=ast.Attribute(attr="environ"), attr="setdefault"),
-                    args=[ast.Constant(value=str(name)), ast.Constant(value=str(value))],
-                )
-            ):
-                variables[name] = os.environ.get(name, value)
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                continue
-            case _ if any(_changes_environment(node) for node in ast.walk(statement)):
-                return variables, True
+        constant = _constant(statement)
+        if constant is not None:
+            name, value, is_default = constant
+            variables[name] = os.environ.get(name, value) if is_default else value
+        elif not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and any(
+            map(_changes_environment, ast.walk(statement))
+        ):
+            return variables, True
     return variables, False
 
 
+def _constant(statement: ast.stmt) -> tuple[str, str, bool] | None:
+    """Name and value of a variable that a statement sets to a constant, and whether only where it is not set yet."""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target = statement.targets[0]
+        if isinstance(target, ast.Subscript) and _is_environment(target.value):
+            name, value, is_default = target.slice, statement.value, False
+        else:
+            return None
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        call = statement.value
+        if not _is_method(call, ("setdefault",)) or len(call.args) != 2 or call.keywords:
+            return None
+        (name, value), is_default = call.args, True
+    else:
+        return None
+    if not (isinstance(name, ast.Constant) and isinstance(value, ast.Constant)):
+        return None
+    if not (isinstance(name.value, str) and isinstance(value.value, str)):
+        return None
+    return name.value, value.value, is_default
+
+
 def _changes_environment(node: ast.AST) -> bool:
-    match node:
-        case ast.Subscript(value=ast.Attribute(attr="environ"), ctx=ast.Store() | ast.Del()):
-            return True
-        case ast.Call(func=ast.Attribute(attr="putenv" | "unsetenv")):
-            return True
-        case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="environ"), attr="setdefault" | "update" | "pop")):
-            return True
-    return False
+    if isinstance(node, ast.Subscript):
+        return _is_environment(node.value) and isinstance(node.ctx, (ast.Store, ast.Del))
+    if not isinstance(node, ast.Call):
+        return False
+    if isinstance(node.func, ast.Attribute) and node.func.attr in ("putenv", "unsetenv"):
+        return True
+    return _is_method(node, ("setdefault", "update", "pop"))
+
+
+def _is_environment(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "environ"
+
+
+def _is_method(call: ast.Call, names: tuple[str, ...]) -> bool:
+    """Whether it calls one of these methods of `os.environ`."""
+    return isinstance(call.func, ast.Attribute) and call.func.attr in names and _is_environment(call.func.value)
 
 
 def _top(names: Iterable[str]) -> set[str]:

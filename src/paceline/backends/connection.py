@@ -1,0 +1,250 @@
+"""Connections to hosts, by the system's own ssh: so the user's configuration, keys, agents and jump hosts just work.
+
+What runs on a host is a constant command; everything else goes through its stdin. The first line is the program below,
+which brings the archive of paceline's node side along where the host does not have it yet.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import shlex
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.job.errors import UserError
+from paceline.job.text import printable
+
+from .packing import archive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import IO
+
+    Request = dict[str, Any]
+    Answer = dict[str, Any]
+    Body = Callable[[IO[bytes]], None]  # writes what follows a request
+
+CONNECT_SECONDS = 10
+PERSIST_SECONDS = 60  # a connection that nobody uses is kept so long for the next command
+_OPTIONS = {
+    "BatchMode": "yes",
+    "ConnectTimeout": CONNECT_SECONDS,
+    "ServerAliveInterval": 5,
+    "ServerAliveCountMax": 3,
+    "ControlMaster": "auto",
+    "ControlPersist": PERSIST_SECONDS,
+}
+# Nothing in the home folder, where it starts, may shadow what it imports. Every Python 3 understands it.
+_READ = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; import json; "
+    "exec(json.loads(sys.stdin.buffer.readline().decode()))"
+)
+_BEGIN = """
+import os
+def say(answer):
+    sys.stdout.write(json.dumps(answer) + chr(10))
+    sys.stdout.flush()
+order = json.loads(sys.stdin.buffer.readline().decode())
+if sys.version_info < (3, 9):
+    version = ".".join(map(str, sys.version_info[:3]))
+    say({"error": sys.executable + " is Python " + version + ", too old; name one from 3.9 on with python = in the settings"})
+    sys.exit()
+root = os.path.expanduser(order["root"])
+path = os.path.join(root, order["name"])
+try:
+    os.makedirs(root, mode=0o700, exist_ok=True)
+    is_missing = not os.path.exists(path)
+    if is_missing:
+        with open(path + "." + str(os.getpid()), "wb") as file:
+            say({"need": True})
+            data = sys.stdin.buffer.read(order["bytes"])
+            file.write(data)
+        if len(data) < order["bytes"]:
+            os.unlink(file.name)
+            sys.exit()
+        os.replace(file.name, path)
+    else:
+        say({"need": False})
+except OSError as error:
+    say({"error": "cannot write to " + root + ": " + str(error.strerror) + "; choose another root in the settings"})
+    sys.exit()
+sys.path.append(path)
+from paceline.node.host import main
+main(root, sys.stdin.buffer.readline())
+"""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine that ssh reaches.
+
+    Attributes:
+        name: as the settings have it, without slots: what people are shown.
+        slots: how many devices it counts where it has no accelerators.
+        port: of its sshd; None leaves it to ssh's own configuration.
+        identity_file: the key to use; None leaves it to ssh.
+        python: the interpreter there.
+        root: the folder there with the jobs, and with paceline's archive.
+    """
+
+    name: str
+    slots: int
+    port: int | None
+    identity_file: str | None
+    python: str
+    root: str
+
+    def command(self, remote: str, *options: str) -> list[str]:
+        """The argument vector that runs a line of a remote shell."""
+        command = ["ssh", *options, "-o", f"ControlPath={_control_folder()}/%C"]
+        for name, value in _OPTIONS.items():
+            command += ["-o", f"{name}={value}"]
+        if self.port is not None:
+            command += ["-p", str(self.port)]
+        if self.identity_file is not None:
+            command += ["-i", os.path.expanduser(self.identity_file)]
+        return [*command, "--", self.name, remote]
+
+    def shell_command(self, request: Request, terminal: bool) -> list[str]:
+        """The argument vector that runs a command where a rank runs, once the archive is there."""
+        path = f"{self.root.rstrip('/')}/{archive().name}"
+        argument = base64.urlsafe_b64encode(json.dumps({**request, "root": self.root}).encode()).decode()
+        return self.command(
+            f"exec {_quoted(self.python)} {_quoted(path)} shell {argument}", "-t" if terminal else "-T"
+        )
+
+    def ask(self, request: Request, body: Body | None = None) -> Answer:
+        """Its answer to a request.
+
+        Args:
+            request: what `node/host.py` understands.
+            body: writes what follows it.
+
+        Raises:
+            UserError: it cannot be reached, or does not do what was asked.
+        """
+        with self.listen(request, body) as answers:
+            return next(answers)
+
+    @contextlib.contextmanager
+    def listen(self, request: Request, body: Body | None = None) -> Iterator[Iterator[Answer]]:
+        """Its answers to a request that it answers again and again; it is told when the block is left.
+
+        Raises:
+            UserError: see `ask`.
+        """
+        packed = archive()
+        order = {"root": self.root, "name": packed.name, "bytes": len(packed.data)}
+        lines = [json.dumps(_BEGIN), json.dumps(order)]
+        with tempfile.TemporaryFile() as errors:  # ssh keeps it open as long as it keeps the connection
+            process = self._start(errors)
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                with contextlib.suppress(BrokenPipeError):  # why, stdout and the exit status tell
+                    _write(process.stdin, "".join(f"{line}\n" for line in lines).encode())
+                    if self._next(process, errors)["need"]:
+                        process.stdin.write(packed.data)
+                    _write(process.stdin, json.dumps(request).encode() + b"\n")
+                    if body is not None:
+                        body(process.stdin)
+                        process.stdin.flush()
+                yield iter(lambda: self._next(process, errors), None)
+            finally:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
+                process.stdout.close()
+                if process.poll() is None:
+                    process.terminate()
+                process.wait()
+
+    def _start(self, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(
+                self.command(f"exec {_quoted(self.python)} -c {shlex.quote(_READ)}", "-T"),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+            )  # fmt: skip
+        except FileNotFoundError:
+            raise UserError("no ssh on PATH; install the OpenSSH client") from None
+
+    def _next(self, process: subprocess.Popen[bytes], errors: IO[bytes]) -> Answer:
+        """The next line that it says, with the bytes that follow.
+
+        Raises:
+            UserError: there is none, or it is an error.
+        """
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        try:
+            answer: Answer = json.loads(line) if line.endswith(b"\n") else {}
+        except ValueError:
+            said = printable(line.decode(errors="replace").strip())
+            raise UserError(f"{self.name}: its shell says {said!r} first; let it say nothing without a terminal") from None
+        if not answer:
+            raise UserError(self._failure(process, errors))
+        if "error" in answer:
+            raise UserError(printable(f"{self.name}: {answer['error']}"))
+        if "bytes" in answer:
+            answer["data"] = process.stdout.read(answer.pop("bytes"))
+        return answer
+
+    def _failure(self, process: subprocess.Popen[bytes], errors: IO[bytes]) -> str:
+        """Why it said no more."""
+        status = process.wait()
+        errors.seek(0)
+        said = [line.strip() for line in errors.read().decode(errors="replace").splitlines() if line.strip()]
+        last = printable(said[-1].rstrip(".") if said else f"exit status {status}")
+        if status == 255:
+            return f"cannot connect to {self.name}: {last}; try: ssh {shlex.quote(self.name)}"
+        if status in (126, 127):
+            return f"no Python on {self.name} ({last}); name one with python = in the target's settings"
+        return f"{self.name} did not answer: {last}"
+
+
+def _write(stdin: IO[bytes], data: bytes) -> None:
+    stdin.write(data)
+    stdin.flush()
+
+
+def _quoted(path: str) -> str:
+    """A path as a remote shell takes it; one that begins with `~/` is in the home there."""
+    return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
+
+
+def ask_all(hosts: Iterable[Host], request: Callable[[Host], Request]) -> dict[Host, Answer | UserError]:
+    """The answers of hosts, or why there is none, all asked at once."""
+
+    def ask(host: Host) -> Answer | UserError:
+        try:
+            return host.ask(request(host))
+        except UserError as error:
+            return error
+
+    hosts = list(hosts)
+    with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
+        return dict(zip(hosts, pool.map(ask, hosts), strict=True))
+
+
+def _control_folder() -> Path:
+    """A folder of this user alone for the sockets of shared connections; its path must be short.
+
+    Raises:
+        UserError: there is none.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    folder = Path(runtime, "paceline") if 0 < len(runtime) < 32 else Path(f"/tmp/paceline-{os.getuid()}")
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise UserError(f"cannot make {folder}: {error.strerror}; set XDG_RUNTIME_DIR to a folder of yours") from None
+    if status.st_uid != os.getuid() or status.st_mode & 0o77 or folder.is_symlink():
+        raise UserError(f"{folder} is not yours alone; remove it, or set XDG_RUNTIME_DIR to a folder of yours")
+    return folder

@@ -1,0 +1,338 @@
+"""What a client asks of this machine over a connection, such as ssh's: a request on stdin, answers on stdout.
+
+A request is an object on a line; `do` names what to do, and for some more bytes follow. An answer is an object on a
+line: `{"error": …}` where something cannot be done. What lasts is answered by several lines, and ends with stdin.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+import tarfile
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import ENTRY, fitting, launching, logs, placing, queue, records, tensorboard
+from .errors import Refused
+from .gauge import Gauge
+from .ports import Reservation
+from .run_directory import RunDirectory, Staging, read_json
+from .usage import gpus_of_nvidia_smi
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    Request = Mapping[str, Any]
+    Answer = dict[str, Any]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class Host:
+    """This machine, with the jobs that a folder holds."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.jobs = root / "jobs"
+
+    def here(self, slots: int) -> fitting.Here:
+        """This machine with so many slots, if it has no accelerators."""
+        declare = 'declare N slots with hosts = ["HOST:N"] in the target\'s settings'
+        return fitting.Here(self.root, (sys.executable,), lambda: slots, declare)
+
+    def runs(self, names: Sequence[str]) -> list[RunDirectory]:
+        """Those of these jobs that are here."""
+        found = [RunDirectory(self.jobs / name) for name in names if _NAME.fullmatch(name)]
+        return [run for run in found if run.spec.exists()]
+
+    def run(self, name: str) -> RunDirectory:
+        """A job that is here.
+
+        Raises:
+            Refused: it is not.
+        """
+        for run in self.runs([name]):
+            return run
+        raise Refused(f"no job {name}")
+
+    # -- look ----------------------------------------------------------------------------------------------------------
+
+    def look(self, request: Request) -> Answer:
+        """What decides where a job goes: names that are taken, devices that are free, and where nodes could meet."""
+        devices, _ = self.here(request["slots"]).devices
+        try:
+            held = {device for entry in queue.overview(queue.folder_of(self.root)) for device in entry.devices}
+        except OSError:
+            held = set()
+        connection = os.environ.get("SSH_CONNECTION", "").split()
+        ports = Reservation()
+        port = ports.take()
+        ports.release()
+        return {
+            "names": list(records.names(self.jobs)),
+            "free": len([device for device in devices if device not in held]),
+            "address": connection[2] if len(connection) == 4 else socket.gethostname(),
+            "port": port,
+        }
+
+    def describe(self, request: Request) -> Answer:
+        """The records of jobs, those left out that ended before a time; jobs whose time to live is over go."""
+        line, since, now = records.line_of(self.root), request["since"] or 0.0, time.time()
+        names = list(records.names(self.jobs)) if request["names"] is None else request["names"]
+        found = []
+        for run in self.runs(names):
+            record = records.record(run.path, line)
+            if record is None:
+                continue
+            is_over, ended = record["state"] in records.FINAL, record["finished"] or record["created"]
+            if is_over and record["ttl"] is not None and now - ended >= record["ttl"]:
+                self._remove(run)
+            elif not is_over or ended >= since:
+                node = read_json(run.spec) or {}
+                found.append({**record, "job_id": node.get("job_id"), "node_rank": node.get("node_rank")})
+        return {"jobs": found, "count": len(names)}
+
+    def spec(self, request: Request) -> Answer:
+        """What a job's user asked for."""
+        return {"spec": (read_json(self.run(request["name"]).job) or {})["spec"]}
+
+    def events(self, request: Request) -> Answer:
+        """What happened to a job here."""
+        lines = self.run(request["name"]).events.read_bytes().split(b"\n")
+        return {"events": [json.loads(line) for line in lines[:-1]]}
+
+    def nodes(self, request: Request) -> Answer:
+        """This machine, and what is in use."""
+        return {"node": self._gauge(request).machine()}
+
+    def usage(self, request: Request) -> Answer:
+        """What jobs use here."""
+        return {"usage": self._gauge(request).of_jobs([run.path.name for run in self.runs(request["names"])])}
+
+    def _gauge(self, request: Request) -> Gauge:
+        devices, slots = self.here(request["slots"]).devices
+        return Gauge(self.jobs, devices, gpus_of_nvidia_smi, slots=slots)
+
+    def volumes(self, request: Request) -> Answer:
+        """Whether paths can be read here, and how large their file systems are."""
+        return {"volumes": {name: _volume(path) for name, path in request["paths"].items()}}
+
+    # -- act -----------------------------------------------------------------------------------------------------------
+
+    def start(self, request: Request) -> Answer:
+        """Make a job, and start its agent.
+
+        The job's `code` says that an archive of it (tar) follows on stdin.
+
+        Raises:
+            Refused: it cannot run here.
+        """
+        job = dict(request["job"])
+        path = self.jobs / job["name"]
+        if os.path.lexists(path):
+            return {"taken": str(path)}
+        here = self.here(request["slots"])
+        own_code = job["code"] is not None
+        if not own_code or job["working_dir"] != ".":
+            job["working_dir"] = os.path.expanduser(job["working_dir"])
+        data = [{**source, **_find(source)} for source in request["data"]]
+        with contextlib.ExitStack() as stack:
+            staging = stack.enter_context(Staging(path))
+            made = folder = None
+            record: Answer = {"data": data}
+            if own_code:
+                made, folder = _places(job, staging.directory.path, path)
+                stack.callback(_unless_started, made, staging)
+                record["code"] = {**self._bring(job, made, request["code"]), "path": str(folder)}
+            job = fitting.complete(job, here, made)
+            variables = [(source["variable"], source["path"]) for source in data]
+            node = fitting.place(job, here, folder=folder, variables=variables, job_id=request["job_id"])
+            node = replace(node, env={**node.env, "PYTHONPATH": _python_path(node.env)})
+            if job["resume_from"] is not None:
+                launching.take_checkpoints(self.jobs / job["resume_from"], staging.directory.path)
+            created = time.time()
+            launching.write_down(staging.directory, {**record, "spec": job, "created": created}, node)
+            try:
+                staging.settle()
+            except FileExistsError:
+                return {"taken": str(path)}
+            env = {**os.environ, **request["secrets"], "PACELINE_HOME": str(self.root)}
+            if request["token"] is not None:
+                env["PACELINE_TOKEN"] = request["token"]
+            launching.start_agent(staging, node.python, env)
+        return {"started": job["name"]}
+
+    def _bring(self, job: Request, made: Path, code: Request) -> Answer:
+        """The code of a job: what comes on stdin, or what another job has left."""
+        made.parent.mkdir(parents=True, exist_ok=True)
+        if job["resume_from"] is None:
+            with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as tar:
+                tar.extraction_filter = lambda member, _: member  # it is the user's own, with all its links
+                tar.extractall(made)
+            return dict(code)
+        old = (read_json(RunDirectory(self.jobs / job["resume_from"]).job) or {}).get("code")
+        if old is None or not os.path.isdir(old["path"]):
+            raise Refused(f"the code of job {job['resume_from']} is gone; submit the job anew")
+        shutil.copytree(old["path"], made, symlinks=True)
+        return dict(old)
+
+    def stop(self, request: Request) -> Answer:
+        """Stop those of the jobs that are here."""
+        runs = self.runs(request["names"])
+        for run in runs:
+            launching.stop(run, request["now"])
+        return {"names": [run.path.name for run in runs]}
+
+    def delete(self, request: Request) -> Answer:
+        """Remove those of the jobs that are here."""
+        runs = self.runs(request["names"])
+        for run in runs:
+            launching.check_over(run)
+        for run in runs:
+            self._remove(run)
+        return {"names": [run.path.name for run in runs]}
+
+    def _remove(self, run: RunDirectory) -> None:
+        code = (read_json(run.job) or {}).get("code")
+        if code is not None:
+            shutil.rmtree(code["path"], ignore_errors=True)
+        launching.remove(run)
+
+    def open_tensorboard(self, request: Request) -> Answer:
+        """The address of a job's TensorBoard, on this machine."""
+        run = self.run(request["name"])
+        return {"url": tensorboard.open_for_job((sys.executable,), run.path, request["logdir"])}
+
+    def close_tensorboard(self, request: Request) -> Answer:
+        """End it."""
+        return {"ran": tensorboard.stop(self.run(request["name"]).path)}
+
+    # -- what lasts ----------------------------------------------------------------------------------------------------
+
+    def wait(self, request: Request) -> Iterator[Answer]:
+        """A line for each of the jobs here when it has ended, and a last one."""
+        for run in self.runs(request["names"]):
+            run.wait_until_free()
+            yield {"ended": run.path.name}
+        yield {"end": True}
+
+    def logs(self, request: Request) -> Iterator[Answer]:
+        """A line for what a rank wrote; the bytes follow it."""
+        run = self.run(request["name"])
+        ranks = request["choice"].pop("ranks")
+        choice = logs.Choice(None if ranks is None else frozenset(ranks), **request["choice"])
+        if request["checked"]:
+            logs.check(run.path, choice)
+        yield {"begin": True}
+        for text in logs.read(run.path, choice):
+            yield {"text": text[:4], "data": text.data}
+        yield {"end": True}
+
+
+def _places(job: Request, hidden: Path, path: Path) -> tuple[Path, Path]:
+    """Where to put the code while the job is being made in a hidden folder, and where it is afterwards."""
+    below = Path("code") / job["name"]
+    if job["working_dir"] == ".":
+        return hidden / below, path / below
+    place = Path(job["working_dir"]) / below
+    if place.exists():
+        raise Refused(f"{place} is there already; remove it, or choose another --name or --working-dir")
+    return place, place
+
+
+def _unless_started(made: Path, staging: Staging) -> None:
+    if not staging.is_settled:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _python_path(env: Mapping[str, str]) -> str:
+    """PYTHONPATH such that every Python of the job finds paceline, after all that the user names."""
+    given = env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    return os.pathsep.join([given, ENTRY] if given else [ENTRY])
+
+
+def _find(source: Mapping[str, Any]) -> Answer:
+    """Whether a volume is where the job wants it.
+
+    Raises:
+        Refused: it cannot be read.
+    """
+    problem = _volume(source["path"])["problem"]
+    if problem is not None:
+        raise Refused(f"volume {source['volume']}, {source['path']}: {problem}; correct it in the settings")
+    try:
+        return {"visible": os.path.samefile(source["path"], source["wanted"])}
+    except OSError:
+        return {"visible": False}
+
+
+def _volume(path: str) -> Answer:
+    try:
+        if os.path.isdir(path):
+            os.listdir(path)
+        else:
+            with open(path, "rb") as file:
+                file.read(1)
+        space = os.statvfs(path)
+        size, free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
+        return {"problem": None, "size": size, "free": free}
+    except OSError as error:
+        return {"problem": (error.strerror or str(error)).lower(), "size": None, "free": None}
+
+
+def _send(answer: Answer) -> None:
+    data = answer.pop("data", b"")
+    line = json.dumps({**answer, "bytes": len(data)} if data else answer)
+    sys.stdout.buffer.write(line.encode() + b"\n" + data)
+    sys.stdout.buffer.flush()
+
+
+def _end_with_stdin() -> None:
+    """End this process when whoever asked is gone: it may wait for what never comes."""
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    os._exit(0)
+
+
+def main(root: str, line: bytes) -> None:
+    """Answer a request."""
+    host, request = Host(Path(root)), json.loads(line)
+    verb = getattr(host, request["do"])
+    try:
+        if request["do"] in ("wait", "logs"):
+            threading.Thread(target=_end_with_stdin, daemon=True).start()
+            for answer in verb(request):
+                _send(answer)
+        else:
+            _send(verb(request))
+    except Refused as error:
+        _send({"error": str(error)})
+    except BrokenPipeError:
+        os._exit(0)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _send({"error": f"{where}{error.strerror or error}; choose another root in the target's settings, or make room"})
+
+
+def shell(argument: str) -> None:
+    """Become a command that a user wants where a rank of a job runs, and as it does."""
+    request = json.loads(base64.urlsafe_b64decode(argument))
+    try:
+        env, folder = placing.shell_of(Host(Path(request["root"])).run(request["name"]), request["rank"])
+        os.chdir(folder)
+        command = request["command"] or [os.environ.get("SHELL", "/bin/sh")]
+        os.execvpe(command[0], command, {**os.environ, **env})
+    except Refused as error:
+        sys.exit(f"paceline: {error}")
+    except OSError as error:
+        sys.exit(f"paceline: cannot run that there: {error}")
