@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .backends.base import Backend, LogLines, LogQuery, load
+from .backends.base import HERE, LogLines, LogQuery, load
 from .job.errors import UserError
 from .job.job import Instance, Job, Node, Volume
 from .job.spec import Code, JobSpec, Mount
@@ -33,60 +33,60 @@ def submit(spec: JobSpec) -> Job:
     return load(spec.backend).submit(spec, _Silence())
 
 
-def list_jobs() -> list[Job]:
-    """All jobs, the newest first."""
-    return _backend().describe()
+def list_jobs(on: str = HERE) -> list[Job]:
+    """All jobs of this machine, or of a target of the settings, the newest first."""
+    return load(on).describe()
 
 
-def get(name: str) -> Job:
+def get(name: str, on: str = HERE) -> Job:
     """What is known of a job.
 
     Raises:
         UserError: there is none of this name.
     """
-    found = _backend().describe([name])
+    found = load(on).describe([name])
     if not found:
         raise UserError(f"no job {name!r}")
     return found[0]
 
 
-def logs(name: str, query: LogQuery | None = None) -> Iterator[LogLines]:
+def logs(name: str, query: LogQuery | None = None, on: str = HERE) -> Iterator[LogLines]:
     """Lines that a job has written: rank 0's, unless the query says otherwise.
 
     Raises:
         UserError: there is no such job.
     """
-    get(name)
-    return _backend().logs(name, query or LogQuery())
+    get(name, on)
+    return load(on).logs(name, query or LogQuery())
 
 
-def wait(name: str, seconds: float | None = None) -> Job:
+def wait(name: str, seconds: float | None = None, on: str = HERE) -> Job:
     """Come back when a job has ended, or the time is over; what is known of it then.
 
     Raises:
         UserError: there is no such job.
     """
-    get(name)
-    _backend().wait([name], seconds)
-    return get(name)
+    get(name, on)
+    load(on).wait([name], seconds)
+    return get(name, on)
 
 
-def stop(name: str, now: bool = False) -> None:
+def stop(name: str, now: bool = False, on: str = HERE) -> None:
     """Ask a job to stop: cleanly, or at once.
 
     Raises:
         UserError: there is no such job.
     """
-    _backend().stop([name], now)
+    load(on).stop([name], now)
 
 
-def delete(name: str) -> None:
+def delete(name: str, on: str = HERE) -> None:
     """Remove a job that has ended, with all that was written for it.
 
     Raises:
         UserError: there is no such job, or it has not ended.
     """
-    _backend().delete([name])
+    load(on).delete([name])
 
 
 class _Silence:
@@ -97,7 +97,3 @@ class _Silence:
 
     def say(self, line: str) -> None:
         pass
-
-
-def _backend() -> Backend:
-    return load("local")

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from paceline.job.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from paceline.job.job import Job, Node, Usage, Volume
     from paceline.job.spec import JobSpec
 
-BACKENDS = {"local": "paceline.backends.local:Local"}
+BACKENDS = {"local": "paceline.backends.local:Local", "ssh": "paceline.backends.ssh:Ssh"}
+HERE = "local"
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,17 @@ class Progress(Protocol):
 class Backend(ABC):
     """A place where jobs run. Every method takes many jobs at once where that saves calls."""
 
+    @classmethod
+    def configured(cls, name: str, options: Mapping[str, Any]) -> Backend:
+        """The place that the settings call so, with its options there.
+
+        Raises:
+            UserError: the options make no sense.
+        """
+        for option in options:
+            raise UserError(f"targets.{name}.{option}: this backend has no options; remove it")
+        return cls()
+
     @abstractmethod
     def plan(self, spec: JobSpec) -> dict[str, Any]:
         """What `submit` would do: the complete job, and the variables of its ranks. Starts nothing."""
@@ -111,7 +123,7 @@ class Backend(ABC):
 
     @abstractmethod
     def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
-        """How to run a command where a rank runs, and as it does."""
+        """How to run a command, or a shell if it is empty, where a rank runs, and as it does."""
 
     @abstractmethod
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
@@ -146,11 +158,29 @@ class Backend(ABC):
         """The named volumes."""
 
 
-def load(name: str) -> Backend:
-    """The backend of this name: one of paceline's own, or of the entry-point group `paceline.backends`.
+def load(name: str = HERE) -> Backend:
+    """The place of this name: this machine, or a target of the settings.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or its settings make no sense.
+    """
+    if name == HERE:
+        return _kind(HERE).configured(HERE, {})
+    from paceline.job.settings import load as settings  # takes long to import
+
+    targets = settings().targets
+    target = targets.get(name)
+    if target is None:
+        hint = nearest(name, [HERE, *targets]) if targets else "define it as [targets.NAME] in paceline.toml"
+        raise UserError(f"no target {name!r}; {hint}")
+    return _kind(target.backend).configured(name, target.options)
+
+
+def _kind(name: str) -> type[Backend]:
+    """A kind of backend: one of paceline's own, or of the entry-point group `paceline.backends`.
+
+    Raises:
+        UserError: there is none of this name.
     """
     place = BACKENDS.get(name)
     if place is None:
@@ -161,5 +191,5 @@ def load(name: str) -> Backend:
             raise UserError(f"no backend {name!r}; {nearest(name, [*BACKENDS, *found])}")
         place = found[name]
     module, _, attribute = place.partition(":")
-    backend: Backend = getattr(importlib.import_module(module), attribute)()
+    backend: type[Backend] = getattr(importlib.import_module(module), attribute)
     return backend

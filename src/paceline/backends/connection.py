@@ -52,9 +52,10 @@ def say(answer):
     sys.stdout.write(json.dumps(answer) + chr(10))
     sys.stdout.flush()
 order = json.loads(sys.stdin.buffer.readline().decode())
+request = sys.stdin.buffer.readline()
 if sys.version_info < (3, 9):
-    version = ".".join(map(str, sys.version_info[:3]))
-    say({"error": sys.executable + " is Python " + version + ", too old; name one from 3.9 on with python = in the settings"})
+    found = sys.executable + " is Python " + ".".join(map(str, sys.version_info[:3]))
+    say({"error": found + ", too old; name one from 3.9 on with python = in the settings"})
     sys.exit()
 root = os.path.expanduser(order["root"])
 path = os.path.join(root, order["name"])
@@ -77,7 +78,7 @@ except OSError as error:
     sys.exit()
 sys.path.append(path)
 from paceline.node.host import main
-main(root, sys.stdin.buffer.readline())
+main(root, request)
 """
 
 
@@ -116,9 +117,7 @@ class Host:
         """The argument vector that runs a command where a rank runs, once the archive is there."""
         path = f"{self.root.rstrip('/')}/{archive().name}"
         argument = base64.urlsafe_b64encode(json.dumps({**request, "root": self.root}).encode()).decode()
-        return self.command(
-            f"exec {_quoted(self.python)} {_quoted(path)} shell {argument}", "-t" if terminal else "-T"
-        )
+        return self.command(f"exec {_quoted(self.python)} {_quoted(path)} shell {argument}", "-t" if terminal else "-T")
 
     def ask(self, request: Request, body: Body | None = None) -> Answer:
         """Its answer to a request.
@@ -134,7 +133,7 @@ class Host:
             return next(answers)
 
     @contextlib.contextmanager
-    def listen(self, request: Request, body: Body | None = None) -> Iterator[Iterator[Answer]]:
+    def listen(self, request: Request, body: Body | None = None) -> Iterator[Answers]:
         """Its answers to a request that it answers again and again; it is told when the block is left.
 
         Raises:
@@ -142,28 +141,22 @@ class Host:
         """
         packed = archive()
         order = {"root": self.root, "name": packed.name, "bytes": len(packed.data)}
-        lines = [json.dumps(_BEGIN), json.dumps(order)]
         with tempfile.TemporaryFile() as errors:  # ssh keeps it open as long as it keeps the connection
             process = self._start(errors)
             assert process.stdin is not None
-            assert process.stdout is not None
+            answers = Answers(self, process, errors)
             try:
-                with contextlib.suppress(BrokenPipeError):  # why, stdout and the exit status tell
-                    _write(process.stdin, "".join(f"{line}\n" for line in lines).encode())
-                    if self._next(process, errors)["need"]:
+                with contextlib.suppress(BrokenPipeError):  # why, the answers tell
+                    _write(process.stdin, json.dumps(_BEGIN), json.dumps(order), json.dumps(request))
+                    if next(answers)["need"]:
                         process.stdin.write(packed.data)
-                    _write(process.stdin, json.dumps(request).encode() + b"\n")
+                        process.stdin.flush()
                     if body is not None:
                         body(process.stdin)
                         process.stdin.flush()
-                yield iter(lambda: self._next(process, errors), None)
+                yield answers
             finally:
-                with contextlib.suppress(BrokenPipeError):
-                    process.stdin.close()
-                process.stdout.close()
-                if process.poll() is None:
-                    process.terminate()
-                process.wait()
+                answers.stop()
 
     def _start(self, errors: IO[bytes]) -> subprocess.Popen[bytes]:
         try:
@@ -174,42 +167,67 @@ class Host:
         except FileNotFoundError:
             raise UserError("no ssh on PATH; install the OpenSSH client") from None
 
-    def _next(self, process: subprocess.Popen[bytes], errors: IO[bytes]) -> Answer:
-        """The next line that it says, with the bytes that follow.
+
+class Answers:
+    """What a host says, line by line."""
+
+    def __init__(self, host: Host, process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
+        self._host = host
+        self._process = process
+        self._errors = errors
+
+    def __iter__(self) -> Answers:
+        return self
+
+    def __next__(self) -> Answer:
+        """The next line, with the bytes that follow it as `data`.
 
         Raises:
             UserError: there is none, or it is an error.
         """
-        assert process.stdout is not None
-        line = process.stdout.readline()
+        stdout = self._process.stdout
+        assert stdout is not None
+        line = stdout.readline()
         try:
             answer: Answer = json.loads(line) if line.endswith(b"\n") else {}
         except ValueError:
             said = printable(line.decode(errors="replace").strip())
-            raise UserError(f"{self.name}: its shell says {said!r} first; let it say nothing without a terminal") from None
+            raise UserError(
+                f"{self._host.name}: its shell says {said!r} first; let it say nothing where there is no terminal"
+            ) from None
         if not answer:
-            raise UserError(self._failure(process, errors))
+            raise UserError(self._failure())
         if "error" in answer:
-            raise UserError(printable(f"{self.name}: {answer['error']}"))
+            raise UserError(printable(f"{self._host.name}: {answer['error']}"))
         if "bytes" in answer:
-            answer["data"] = process.stdout.read(answer.pop("bytes"))
+            answer["data"] = stdout.read(answer.pop("bytes"))
         return answer
 
-    def _failure(self, process: subprocess.Popen[bytes], errors: IO[bytes]) -> str:
+    def stop(self) -> None:
+        """Listen no more, and let the host know."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        if self._process.poll() is None:
+            self._process.terminate()
+        self._process.wait()
+
+    def _failure(self) -> str:
         """Why it said no more."""
-        status = process.wait()
-        errors.seek(0)
-        said = [line.strip() for line in errors.read().decode(errors="replace").splitlines() if line.strip()]
+        status = self._process.wait()
+        self._errors.seek(0)
+        said = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
         last = printable(said[-1].rstrip(".") if said else f"exit status {status}")
+        name = self._host.name
         if status == 255:
-            return f"cannot connect to {self.name}: {last}; try: ssh {shlex.quote(self.name)}"
+            return f"cannot reach {name}: {last}; try: ssh {shlex.quote(name)}"
         if status in (126, 127):
-            return f"no Python on {self.name} ({last}); name one with python = in the target's settings"
-        return f"{self.name} did not answer: {last}"
+            return f"no Python on {name} ({last}); name one with python = in the target's settings"
+        return f"{name} did not answer: {last}"
 
 
-def _write(stdin: IO[bytes], data: bytes) -> None:
-    stdin.write(data)
+def _write(stdin: IO[bytes], *lines: str) -> None:
+    stdin.write("".join(f"{line}\n" for line in lines).encode())
     stdin.flush()
 
 

@@ -223,7 +223,7 @@ class Local(Backend):
         """How to run a command where a rank runs, and as it does."""
         with refusals():
             env, folder = placing.shell_of(self._run(name), rank)
-        return Shell(tuple(command), {**os.environ, **env}, folder)
+        return Shell(tuple(command) or (os.environ.get("SHELL", "/bin/sh"),), {**os.environ, **env}, folder)
 
     def open_tensorboard(self, name: str, logdir: str | None = None) -> str:
         """The address of a job's TensorBoard, which is started if there is none; it shows `logdir`, or its default."""

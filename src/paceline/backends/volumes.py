@@ -51,11 +51,11 @@ def volumes(settings: Settings) -> list[Volume]:
     ]
 
 
-def resolve(mounts: Sequence[Mount], settings: Settings) -> list[Source]:
-    """Where a job's volumes are on this machine.
+def check(mounts: Sequence[Mount], settings: Settings) -> dict[str, str]:
+    """Name → path of a job's volumes, by the settings alone.
 
     Raises:
-        UserError: one is unknown or cannot be read, or two of them cannot be told apart.
+        UserError: one is unknown, or two of them cannot be told apart.
     """
     variables: dict[str, str] = {}
     wanted: dict[str, str] = {}
@@ -68,7 +68,16 @@ def resolve(mounts: Sequence[Mount], settings: Settings) -> list[Source]:
                 raise UserError(
                     printable(f"volumes {other} and {mount.volume} would share {key}; rename or leave out one")
                 )
-    looks = {name: _Look(settings.volumes[name]) for name in variables.values()}
+    return {name: settings.volumes[name] for name in variables.values()}
+
+
+def resolve(mounts: Sequence[Mount], settings: Settings) -> list[Source]:
+    """Where a job's volumes are on this machine.
+
+    Raises:
+        UserError: one is unknown or cannot be read, or two of them cannot be told apart.
+    """
+    looks = {name: _Look(path) for name, path in check(mounts, settings).items()}
     for name, look in looks.items():
         look.wait()
         if look.problem is not None:

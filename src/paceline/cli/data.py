@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .lookup import backend, on_option
 from .options import SectionedCommand
 from .output import Column, output_option, show
 
@@ -26,7 +27,6 @@ def data() -> None:
 
 def _list(output: str) -> None:
     """List the volumes, and whether they can be read here."""
-    from paceline.backends.base import load
     from paceline.job.quantities import show_size
 
     def size(number: int | None) -> str | None:
@@ -40,7 +40,7 @@ def _list(output: str) -> None:
         Column("SIZE", lambda volume: size(volume.size), wide=True),
         Column("FREE", lambda volume: size(volume.free), wide=True),
     ]
-    volumes = load("local").volumes()
+    volumes = backend().volumes()
     show(volumes, columns, output, asdict)
     if not volumes:
         from paceline.job.settings import PROJECT_FILE, user_file
@@ -50,5 +50,7 @@ def _list(output: str) -> None:
 
 
 data.add_command(
-    SectionedCommand("list", callback=_list, help=_list.__doc__, context_settings=_HELP, params=[output_option()])
+    SectionedCommand(
+        "list", callback=_list, help=_list.__doc__, context_settings=_HELP, params=[on_option(), output_option()]
+    )
 )

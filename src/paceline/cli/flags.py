@@ -26,6 +26,7 @@ _NAMES = {
     "secrets": "--secret",
     "labels": "--label",
     "options": "--option",
+    "backend": "--on",
     "tensorboard_dir": "--logdir",
     "run_id": "--rdzv-id",
     "main_address": "--master-addr",
@@ -95,6 +96,7 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
         "queue": given["queue"],
         "labels": parse_pairs("--label", given["label"]) or None,
         "options": parse_pairs("--option", given["option"]) or None,
+        "backend": given.get("on"),  # only `submit` has it
         "grace": given["grace"],
         "pass_index": given["pass_index"] or None,
         "role": given["role"],

@@ -14,7 +14,7 @@ from paceline.job.errors import UserError, nearest
 from paceline.job.job import STATES, Instance, Job
 from paceline.job.quantities import duration, show_duration, show_time
 
-from .lookup import backend, known, rank_of
+from .lookup import backend, known, on_option, rank_of
 from .output import STATE_COLOURS, Column, output_option, show, show_data
 from .progress import Progress
 
@@ -47,7 +47,7 @@ def _seconds(flag: str, text: str | None) -> float | None:
 # -- list --------------------------------------------------------------------------------------------------------------
 
 
-@click.command("list", params=[output_option()])
+@click.command("list", params=[on_option(), output_option()])
 @click.option("-A", "--all", "every", is_flag=True, help="Also those that ended more than 7 days ago.")
 @click.option("--state", multiple=True, metavar="STATE", help="Only jobs in this state; repeatable.")
 @click.option("--since", metavar="2h", help="Only jobs submitted within this time.")
@@ -104,7 +104,7 @@ _LIST: list[Column[Job]] = [
 # -- get ---------------------------------------------------------------------------------------------------------------
 
 
-@click.command(params=[output_option()])
+@click.command(params=[on_option(), output_option()])
 @click.argument("name", metavar="JOB")
 def get(name: str, output: str) -> int:
     """Show everything that is known of JOB."""
@@ -190,7 +190,7 @@ _INSTANCES: list[Column[Instance]] = [
 # -- wait, stop, delete ------------------------------------------------------------------------------------------------
 
 
-@click.command()
+@click.command(params=[on_option()])
 @click.argument("names", nargs=-1, required=True, metavar="JOB…")
 @click.option("--timeout", metavar="10m", help="Give up after this time, with exit code 124.")
 def wait(names: tuple[str, ...], timeout: str | None) -> int:
@@ -229,7 +229,7 @@ def _exit_code(job: Job) -> int:
     return (0 if job.state == "SUCCEEDED" else 1) if job.exit_code is None else job.exit_code
 
 
-@click.command()
+@click.command(params=[on_option()])
 @click.argument("names", nargs=-1, required=True, metavar="JOB…")
 @click.option("--now", is_flag=True, help="At once: nothing is saved.")
 @click.option("--no-wait", is_flag=True, help="Come back before they have ended.")
@@ -250,7 +250,7 @@ def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
     return 0
 
 
-@click.command()
+@click.command(params=[on_option()])
 @click.argument("names", nargs=-1, required=True, metavar="JOB…")
 @click.option("--force", is_flag=True, help="Stop those that run, at once, and delete them as well.")
 def delete(names: tuple[str, ...], force: bool) -> int:
@@ -269,7 +269,7 @@ def delete(names: tuple[str, ...], force: bool) -> int:
     return 0
 
 
-@click.command()
+@click.command(params=[on_option()])
 @click.option(
     "-s", "--since", metavar="7d", help="Delete those that ended longer ago.  [default: 7d, or their own --ttl]"
 )
@@ -307,7 +307,7 @@ def _ended_before(job: Job, now: float, age: float | None) -> bool:
 # -- events, attach ----------------------------------------------------------------------------------------------------
 
 
-@click.command(params=[output_option()])
+@click.command(params=[on_option(), output_option()])
 @click.argument("name", metavar="JOB")
 def events(name: str, output: str) -> int:
     """Show what happened to JOB, in order."""
@@ -330,7 +330,7 @@ _EVENTS: list[Column[dict[str, Any]]] = [
 ]
 
 
-@click.command()
+@click.command(params=[on_option()])
 @click.argument("name", metavar="JOB")
 @click.option("-i", "--instance", metavar="INSTANCE|RANK", default="0", help="Whose variables to take.  [default: 0]")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] [COMMAND]…")
@@ -338,10 +338,11 @@ def attach(name: str, instance: str, command: tuple[str, ...]) -> int:
     """Run COMMAND, or a shell, where a rank of JOB runs: in its folder, with its variables and devices."""
     (job,) = known([name])
     rank = rank_of(job, instance)
-    shell = os.environ.get("SHELL", "/bin/sh")
-    how = backend().shell(name, rank, command or (shell,))
+    how = backend().shell(name, rank, command)
     if not command and sys.stdin.isatty():
-        click.echo(f"paceline: a shell beside rank {rank} of job {name}, in {how.folder}; leave it with exit", err=True)
+        click.echo(
+            f"paceline: a shell beside rank {rank} of job {name}, in {job.working_dir}; leave it with exit", err=True
+        )
     try:
         os.chdir(how.folder)
     except OSError as error:

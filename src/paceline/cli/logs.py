@@ -16,7 +16,7 @@ from paceline.backends.base import LogQuery
 from paceline.job.errors import UserError
 from paceline.job.quantities import duration, show_time
 
-from .lookup import backend, rank_of
+from .lookup import backend, on_option, rank_of
 from .lookup import known as jobs_named
 from .options import Option, SectionedCommand
 from .writing import write
@@ -156,6 +156,7 @@ logs = SectionedCommand(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     params=[
         click.Argument(["job"]),
+        on_option(),
         Option(
             ["-i", "--instance", "instances"],
             section="Ranks",

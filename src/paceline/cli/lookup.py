@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from paceline.backends.base import load
+import click
+
+from paceline.backends.base import HERE, load
 from paceline.job.errors import UserError, nearest
+
+from .options import Option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,12 +18,44 @@ if TYPE_CHECKING:
     from paceline.backends.base import Backend
     from paceline.job.job import Job
 
+_ON, _BACKEND = "paceline.on", "paceline.backend"  # keys of click's meta, which is one for a command line
 _INSTANCE = re.compile(r"(?:(?P<job>.+)-)?(?P<role>master|worker)-(?P<number>\d{1,9})")
 
 
+def on_option() -> Option:
+    """`--on TARGET`, which `backend` heeds."""
+
+    def remember(context: click.Context, _: click.Parameter, target: str) -> str:
+        context.meta[_ON] = target
+        return target
+
+    return Option(
+        ["--on"],
+        section="Where",
+        metavar="TARGET",
+        default=HERE,
+        callback=remember,
+        expose_value=False,
+        help="Hosts that the settings name as [targets.TARGET].  [default: this machine]",
+    )
+
+
 def backend() -> Backend:
-    """Where this command line's jobs are."""
-    return load("local")
+    """Where this command line's jobs are.
+
+    Raises:
+        UserError: there is no such target.
+    """
+    meta = click.get_current_context().meta
+    if _BACKEND not in meta:
+        meta[_BACKEND] = load(meta.get(_ON, HERE))
+    found: Backend = meta[_BACKEND]
+    return found
+
+
+def on_flag(target: str) -> str:
+    """What a command line for a job of a target needs beside its name."""
+    return "" if target == HERE else f" --on {target}"
 
 
 def known(names: Sequence[str]) -> list[Job]:

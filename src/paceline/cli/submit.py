@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .job_options import NODES, PROGRAM_ARGUMENTS, SPEC, TORCHRUN
-from .options import SectionedCommand
+from .lookup import backend, known, on_flag, on_option
+from .options import Option, SectionedCommand
 from .progress import Progress
 
 if TYPE_CHECKING:
@@ -49,8 +50,9 @@ def detached(spec: JobSpec) -> int:
     with Progress() as progress:
         job = load(spec.backend).submit(spec, progress)
     click.echo(job.name)
-    click.echo(f"paceline: submitted; follow it with: paceline logs -f {job.name}", err=True)
-    click.echo(f"paceline: see it with: paceline get {job.name}; stop it with: paceline stop {job.name}", err=True)
+    it = f"{on_flag(spec.backend).lstrip()} {job.name}".lstrip()
+    click.echo(f"paceline: submitted; follow it with: paceline logs -f {it}", err=True)
+    click.echo(f"paceline: see it with: paceline get {it}; stop it with: paceline stop {it}", err=True)
     return 0
 
 
@@ -64,18 +66,27 @@ submit = SectionedCommand(
         "help_option_names": ["-h", "--help"],
         "max_content_width": 110,
     },
-    params=[*SPEC, *NODES, *TORCHRUN, *PROGRAM_ARGUMENTS],
+    params=[
+        Option(
+            ["--on"],
+            section="Where",
+            metavar="TARGET",
+            help="Hosts that the settings name as [targets.TARGET].  [default: this machine]",
+        ),
+        *SPEC,
+        *NODES,
+        *TORCHRUN,
+        *PROGRAM_ARGUMENTS,
+    ],
 )
 
 
-@click.command()
+@click.command(params=[on_option()])
 @click.argument("job")
 @click.option("--name", metavar="NAME", help="Name of the new job.  [default: the old one's with the next free number]")
 def resubmit(job: str, name: str | None) -> int:
     """Run JOB again as it was submitted; it goes on from the checkpoints that JOB has left."""
     from paceline.job.errors import UserError
-
-    from .lookup import backend, known
 
     (old,) = known([job])
     if not old.is_over and old.state != "LOST":

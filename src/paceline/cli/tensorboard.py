@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from .lookup import backend, known, on_option
 from .options import Option, SectionedCommand
 
 
@@ -13,8 +14,6 @@ def _tensorboard(job: str, logdir: str | None, stop: bool) -> None:
     One is started if there is none, also for a job that has ended; it runs until --stop, or until the job is deleted.
     """
     from paceline.job.errors import UserError
-
-    from .lookup import backend, known
 
     if stop and logdir is not None:
         raise UserError("--stop and --logdir contradict each other; give one of them")
@@ -34,6 +33,7 @@ tensorboard = SectionedCommand(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     params=[
         click.Argument(["job"]),
+        on_option(),
         Option(["--logdir"], metavar="DIR", help="What it shows.  [default: what the job said, or its folder]"),
         Option(["--stop"], is_flag=True, help="End it."),
     ],

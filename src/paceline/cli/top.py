@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from .live import watch, watch_option
+from .lookup import backend, known, on_option
 from .options import SectionedCommand
 from .output import STATE_COLOURS, Column, output_option, show
 
@@ -34,8 +35,6 @@ def _job(jobs: tuple[str, ...], watch: bool, output: str) -> None:
 
     Without JOB these are all that have not ended. With -w it goes on until the named ones have.
     """
-    from .lookup import backend, known
-
     here = backend()
 
     def look() -> bool:
@@ -49,8 +48,6 @@ def _job(jobs: tuple[str, ...], watch: bool, output: str) -> None:
 
 def _node(watch: bool, output: str) -> None:
     """Show what machines have and what is in use: devices and whose they are, cores, memory, disk."""
-    from .lookup import backend
-
     here = backend()
 
     def look() -> bool:
@@ -169,11 +166,15 @@ top.add_command(
         callback=_job,
         help=_job.__doc__,
         context_settings=_HELP,
-        params=[click.Argument(["jobs"], nargs=-1, metavar="[JOB]…"), watch_option(), output_option()],
+        params=[click.Argument(["jobs"], nargs=-1, metavar="[JOB]…"), on_option(), watch_option(), output_option()],
     )
 )
 top.add_command(
     SectionedCommand(
-        "node", callback=_node, help=_node.__doc__, context_settings=_HELP, params=[watch_option(), output_option()]
+        "node",
+        callback=_node,
+        help=_node.__doc__,
+        context_settings=_HELP,
+        params=[on_option(), watch_option(), output_option()],
     )
 )

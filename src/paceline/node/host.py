@@ -126,6 +126,14 @@ class Host:
         """Whether paths can be read here, and how large their file systems are."""
         return {"volumes": {name: _volume(path) for name, path in request["paths"].items()}}
 
+    def plan(self, request: Request) -> Answer:
+        """What `start` would do: the complete job, and the variables of its ranks."""
+        job, here = dict(request["job"]), self.here(request["slots"])
+        job["working_dir"] = os.path.expanduser(job["working_dir"])
+        job = fitting.complete(job, here, None)
+        node = replace(fitting.place(job, here), nodes=1)
+        return {"job": job, "ranks": [placing.foreseen(node, rank, {}) for rank in range(node.nproc)]}
+
     # -- act -----------------------------------------------------------------------------------------------------------
 
     def start(self, request: Request) -> Answer:
@@ -200,6 +208,14 @@ class Host:
         for run in runs:
             self._remove(run)
         return {"names": [run.path.name for run in runs]}
+
+    def discard(self, request: Request) -> Answer:
+        """End those of the jobs that are here, at once, and remove them."""
+        for run in self.runs(request["names"]):
+            launching.stop(run, True)
+            run.wait_until_free()
+            self._remove(run)
+        return {}
 
     def _remove(self, run: RunDirectory) -> None:
         code = (read_json(run.job) or {}).get("code")
@@ -321,7 +337,9 @@ def main(root: str, line: bytes) -> None:
         os._exit(0)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        _send({"error": f"{where}{error.strerror or error}; choose another root in the target's settings, or make room"})
+        _send(
+            {"error": f"{where}{error.strerror or error}; choose another root in the target's settings, or make room"}
+        )
 
 
 def shell(argument: str) -> None:

@@ -1,0 +1,547 @@
+"""Machines that ssh reaches as a backend: each keeps its jobs itself, and nothing of ours is installed there.
+
+A verb asks all hosts at once, in one round trip each. What a host says of its jobs comes from its run directories, by
+the same code as on this machine; this one only remembers where the jobs went that it has submitted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import heapq
+import itertools
+import os
+import re
+import secrets
+import sys
+import tarfile
+import tempfile
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from paceline.job.errors import UserError
+from paceline.job.home import jobs_folder
+from paceline.job.job import FINAL, Job, Node, Usage, Volume
+from paceline.job.text import printable
+from paceline.job.validation import validation_error
+
+from .base import Backend, LogLines, Shell
+from .connection import Host, ask_all
+from .sent import Sent
+from .streams import Streams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import IO
+
+    from paceline.job.spec import JobSpec
+
+    from .base import LogQuery, Progress
+    from .connection import Answer, Request
+
+_HOST = re.compile(r"(?P<name>[^\s:\[\]-][^\s:\[\]]*|\[[0-9A-Fa-f:.]+\])(:(?P<slots>[0-9]{1,4}))?")
+_GOING = ("PENDING", "STARTING", "RESTARTING", "RUNNING")  # of several nodes the least advanced tells the job's state
+
+
+class Options(BaseModel):
+    """What a target's settings say, beside its backend."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    hosts: list[str] = Field(min_length=1)
+    port: int | None = Field(None, ge=1, le=65535)
+    identity_file: str | None = None
+    python: str = "python3"
+    root: str = "~/.local/state/paceline"
+
+
+def hosts_of(target: str, given: Mapping[str, Any]) -> list[Host]:
+    """The hosts of a target of the settings.
+
+    Raises:
+        UserError: the settings make no sense.
+    """
+    where = f"targets.{target}"
+    try:
+        options = Options.model_validate(dict(given))
+    except ValidationError as error:
+        raise validation_error(error, Options, lambda place: ".".join((where, *map(str, place)))) from None
+    hosts: dict[str, Host] = {}
+    for text in options.hosts:
+        found = _HOST.fullmatch(text)
+        if found is None:
+            raise UserError(printable(f"{where}.hosts: {text!r} is no host; write for example node1, or user@node2:4"))
+        name = found["name"].strip("[]")
+        slots = int(found["slots"] or 0)
+        if name in hosts:
+            raise UserError(f"{where}.hosts names {name} twice; leave one out")
+        hosts[name] = Host(name, slots, options.port, options.identity_file, options.python, options.root)
+    return list(hosts.values())
+
+
+class Ssh(Backend):
+    """Jobs of this user on machines that ssh reaches.
+
+    Attributes:
+        name: of the target.
+    """
+
+    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
+        self.name = name
+        self._hosts = hosts_of(name, options)
+        self._sent = Sent(jobs_folder().parent / "targets" / name)
+        self._places: dict[str, list[Host]] = {}  # where jobs were seen, node 0 first
+        self._ranks: dict[tuple[str, int], Host] = {}  # where their ranks were
+        self._count = 0
+        self._told: set[Host] = set()
+
+    @classmethod
+    def configured(cls, name: str, options: Mapping[str, Any]) -> Ssh:
+        """The backend of a target of the settings."""
+        return cls(name, options)
+
+    # -- submit --------------------------------------------------------------------------------------------------------
+
+    def plan(self, spec: JobSpec) -> dict[str, Any]:
+        """What `submit` would do: the complete job, and the variables of its ranks on one host. Starts nothing."""
+        spec = self._asked(spec)
+        request = {"do": "plan", "job": {**spec.model_dump(mode="json"), "nodes": 1}}
+        answers = self._ask(self._hosts[:1], lambda host: {**request, "slots": host.slots})
+        (answer,) = self._only_answers(answers).values()
+        return {"job": {**answer["job"], "nodes": spec.nodes}, "ranks": answer["ranks"]}
+
+    def submit(self, spec: JobSpec, progress: Progress) -> Job:
+        """Start a job that goes on by itself.
+
+        Raises:
+            UserError: it cannot run there, or its name is taken.
+        """
+        spec = self._asked(spec)
+        missing = [name for name in spec.secrets if name not in os.environ]
+        if missing:
+            raise UserError(f"secret {missing[0]} is not set in your environment; export it, then submit again")
+        data = self._sources(spec)
+        looks = self._looks(spec, progress)
+        taken = {name: host for host, look in looks.items() for name in look["names"]}
+        chosen = self._chosen(spec, looks)
+        with tempfile.TemporaryDirectory() as folder:
+            code, record = Path(folder, "code"), None
+            if spec.code is not None and spec.resume_from is None:
+                from paceline.job.code import fetch
+
+                record = fetch(spec.code, Path.cwd(), code, progress, progress.say)
+            for number in itertools.count(2 if spec.resume_from else 1):
+                name = f"{spec.name}{number}" if spec.name.endswith("-") else spec.name
+                if name not in taken:
+                    order = {"job": spec.model_copy(update={"name": name}), "data": data, "code": record}
+                    progress(f"starting {name}", 0, None)
+                    taken.update(self._start(order, chosen, looks[chosen[0]], code))
+                if name not in taken:
+                    break
+                if name == spec.name:
+                    raise UserError(
+                        f"a job named {name} is on {taken[name].name}; choose another --name, or delete that job"
+                    )
+        (job,) = self.describe([name])
+        self._sent.add(job, [host.name for host in chosen])
+        return job
+
+    def _asked(self, spec: JobSpec) -> JobSpec:
+        """What the user asked for, as a host understands it.
+
+        Raises:
+            UserError: it is nothing for hosts.
+        """
+        from .submitting import named
+
+        for flag, value in (
+            ("--log-dir", spec.log_dir),
+            ("--image", spec.image),
+            ("--queue", spec.queue),
+            ("--master-addr", spec.main_address),
+            ("--node-rank", spec.node_rank),
+        ):
+            if value is not None:
+                raise UserError(f"{flag} means nothing on {self.name}, whose hosts are reached by ssh; leave it out")
+        least, most = spec.node_range
+        if least != most:
+            raise UserError(f"--nnodes {spec.nodes}: a changing number of machines is not supported; give one number")
+        if least > len(self._hosts):
+            raise UserError(f"--nnodes {least}, but {self.name} has {len(self._hosts)} hosts; ask for fewer")
+        folder = spec.working_dir
+        if not folder.startswith("~") and (spec.code is None or folder != "."):
+            folder = os.path.normpath(Path.cwd() / folder)
+        return named(spec).model_copy(update={"detached": True, "backend": self.name, "working_dir": folder})
+
+    def _sources(self, spec: JobSpec) -> list[dict[str, Any]]:
+        """Where the job's volumes are on the hosts, by the settings."""
+        if not spec.data:
+            return []
+        from paceline.job.settings import load
+
+        from .volumes import check
+
+        paths = check(spec.data, load())
+        return [
+            {"volume": m.volume, "path": paths[m.volume], "wanted": m.path, "variable": m.variable} for m in spec.data
+        ]
+
+    def _looks(self, spec: JobSpec, progress: Progress) -> dict[Host, Answer]:
+        """What the hosts say that answer.
+
+        Raises:
+            UserError: too few of them answer.
+        """
+        answers = self._ask(self._hosts, lambda host: {"do": "look", "slots": host.slots})
+        failed = {host: answer for host, answer in answers.items() if isinstance(answer, UserError)}
+        for error in failed.values():
+            if len(answers) - len(failed) < spec.node_range[0]:
+                raise error
+            progress.say(str(error))
+        return {host: answer for host, answer in answers.items() if not isinstance(answer, UserError)}
+
+    def _chosen(self, spec: JobSpec, looks: Mapping[Host, Answer]) -> list[Host]:
+        """The hosts that the job goes to: those with enough free devices come first, then as the settings have them.
+
+        A job that goes on with another one's checkpoints goes where these are.
+
+        Raises:
+            UserError: a host with checkpoints does not answer.
+        """
+        if spec.resume_from is not None:
+            hosts = self._hosts_of(spec.resume_from)
+            if gone := [host.name for host in hosts if host not in looks]:
+                raise UserError(f"{gone[0]} has the checkpoints of {spec.resume_from} and does not answer; try later")
+            return hosts
+        need = spec.devices if isinstance(spec.devices, int) else len(spec.devices or "1")
+        return sorted(looks, key=lambda host: looks[host]["free"] < need)[: spec.node_range[0]]
+
+    def _start(self, order: dict[str, Any], hosts: list[Host], main: Answer, code: Path) -> dict[str, Host]:
+        """Start a job's agents, which meet at what the first host told; returns a host that has a job of the name.
+
+        Raises:
+            UserError: one cannot be started; nothing is left of the others.
+        """
+        spec: JobSpec = order["job"]
+        common = {
+            **order,
+            "do": "start",
+            "job_id": uuid.uuid4().hex,
+            "token": secrets.token_hex(16) if len(hosts) > 1 else None,
+            "secrets": {name: os.environ[name] for name in spec.secrets},
+        }
+        meeting = {"main_address": main["address"], "main_port": spec.main_port or main["port"]}
+
+        def start(node_rank: int) -> Answer | UserError:
+            here = {**meeting, "node_rank": node_rank} if len(hosts) > 1 else {}
+            job = {**spec.model_dump(mode="json"), **here}
+            host = hosts[node_rank]
+            try:
+                return host.ask({**common, "job": job, "slots": host.slots}, _sender(code) if code.exists() else None)
+            except UserError as error:
+                return error
+
+        with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
+            answers = dict(zip(hosts, pool.map(start, range(len(hosts))), strict=True))
+        failed = [answer for answer in answers.values() if isinstance(answer, UserError)]
+        taken = [host for host, a in answers.items() if not isinstance(a, UserError) and "taken" in a]
+        if failed or taken:
+            started = [host for host, a in answers.items() if not isinstance(a, UserError) and "started" in a]
+            self._ask(started, lambda host: {"do": "discard", "names": [spec.name]})
+            for error in failed:
+                raise error
+        return dict.fromkeys([spec.name], taken[0]) if taken else {}
+
+    # -- look ----------------------------------------------------------------------------------------------------------
+
+    def _ask(self, hosts: Sequence[Host], request: Callable[[Host], Request]) -> dict[Host, Answer | UserError]:
+        return ask_all(hosts, request) if hosts else {}
+
+    def _only_answers(self, answers: Mapping[Host, Answer | UserError]) -> dict[Host, Answer]:
+        """The answers of all that were asked.
+
+        Raises:
+            UserError: one did not answer.
+        """
+        for answer in answers.values():
+            if isinstance(answer, UserError):
+                raise answer
+        return {host: answer for host, answer in answers.items() if not isinstance(answer, UserError)}
+
+    def _warn(self, failed: Mapping[Host, UserError]) -> None:
+        """Tell once of hosts that did not answer."""
+        for host, error in failed.items():
+            if host not in self._told:
+                self._told.add(host)
+                print(f"paceline: {error}; what is there is not shown", file=sys.stderr)
+
+    def count(self) -> int:
+        """How many jobs there are, of those hosts that answer."""
+        if not self._count:
+            self.describe()
+        return self._count
+
+    def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> list[Job]:
+        """These jobs, or all, the newest first; those that are unknown are left out.
+
+        A job on a host that does not answer is LOST, if it was submitted from here.
+
+        Raises:
+            UserError: no host answers, or one does not that may have a job that no other has.
+        """
+        request = {"do": "describe", "names": None if names is None else list(names), "since": since}
+        answers = self._ask(self._hosts, lambda host: request)
+        failed = {host: answer for host, answer in answers.items() if isinstance(answer, UserError)}
+        parts: dict[tuple[str, str], list[tuple[Host, dict[str, Any]]]] = {}
+        self._count = 0
+        for host, answer in answers.items():
+            if not isinstance(answer, UserError):
+                self._count += answer["count"]
+                for record in answer["jobs"]:
+                    parts.setdefault((record["name"], record["job_id"]), []).append((host, record))
+        reasons = {host.name: str(error) for host, error in failed.items()}
+        jobs = {}
+        for (name, _), found in parts.items():
+            found.sort(key=lambda pair: pair[1]["node_rank"] or 0)
+            self._places[name] = [host for host, _ in found]
+            self._ranks.update(((name, rank["rank"]), host) for host, part in found for rank in part["instances"])
+            jobs[name] = self._job(found, next(iter(reasons.values()), None))
+        known = self._sent.on(reasons) if reasons else {}
+        for name, (hosts, record) in known.items():
+            if name not in jobs and (names is None or name in names):
+                self._places[name] = [host for host in self._hosts if host.name in hosts]
+                jobs[name] = self._lost(record, next(reasons[host] for host in hosts if host in reasons))
+        if failed and names is not None and (unknown := [name for name in names if name not in jobs]):
+            raise UserError(f"no job {unknown[0]} on the hosts that answer, and {next(iter(reasons.values()))}")
+        if failed and len(failed) == len(self._hosts) and not jobs:
+            raise next(iter(failed.values()))
+        if names is None:
+            self._warn(failed)
+            return sorted(jobs.values(), key=lambda job: job.created, reverse=True)
+        return [jobs[name] for name in dict.fromkeys(names) if name in jobs]
+
+    def _job(self, parts: list[tuple[Host, dict[str, Any]]], reason: str | None) -> Job:
+        """A job by what its hosts say; `reason` is why another host says nothing."""
+        records = [{k: v for k, v in part.items() if k not in ("job_id", "node_rank")} for _, part in parts]
+        merged = {**records[0], "backend": self.name}
+        if records[0]["nodes"] > 1:
+            merged.update(_merged(records))
+        job = Job.from_record(merged)
+        if len(records) < job.nodes and not job.is_over:
+            return dataclasses.replace(job, state="LOST", error=reason or "a part of it is gone from its host")
+        return job
+
+    def _lost(self, record: Mapping[str, Any], reason: str) -> Job:
+        job = Job.from_record(record)
+        return job if job.is_over else dataclasses.replace(job, state="LOST", error=reason)
+
+    def _hosts_of(self, name: str) -> list[Host]:
+        """The hosts that have a job, node 0 first.
+
+        Raises:
+            UserError: there is no such job.
+        """
+        if name not in self._places and not self.describe([name]):
+            raise UserError(f"no job {name} on {self.name}")
+        return self._places[name]
+
+    def spec(self, name: str) -> JobSpec:
+        """What a job's user asked for."""
+        from paceline.job.spec import JobSpec
+
+        stored = self._hosts_of(name)[0].ask({"do": "spec", "name": name})["spec"]
+        if stored["nodes"] != 1:
+            stored.update(node_rank=None, main_address=None, main_port=None)
+        return JobSpec.model_validate(stored)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """What happened to a job, on all its hosts."""
+        answers = self._only_answers(self._ask(self._hosts_of(name), lambda host: {"do": "events", "name": name}))
+        return list(heapq.merge(*(answer["events"] for answer in answers.values()), key=lambda event: event["time"]))
+
+    def nodes(self) -> list[Node]:
+        """The hosts that answer."""
+        answers = self._ask(self._hosts, lambda host: {"do": "nodes", "slots": host.slots})
+        failed = {host: answer for host, answer in answers.items() if isinstance(answer, UserError)}
+        if len(failed) == len(answers):
+            raise next(iter(failed.values()))
+        self._warn(failed)
+        return [
+            Node(**{**answer["node"], "name": host.name})
+            for host, answer in answers.items()
+            if not isinstance(answer, UserError)
+        ]
+
+    def usage(self, names: Sequence[str]) -> dict[str, Usage]:
+        """What these jobs use now, on the hosts that answer; those that do not run are left out."""
+        request = {"do": "usage", "names": list(names)}
+        answers = self._ask(self._hosts, lambda host: {**request, "slots": host.slots})
+        self._warn({host: answer for host, answer in answers.items() if isinstance(answer, UserError)})
+        found: dict[str, Usage] = {}
+        for answer in answers.values():
+            for name, use in {} if isinstance(answer, UserError) else answer["usage"].items():
+                other = found.get(name, Usage(0, 0.0, 0))
+                found[name] = Usage(
+                    other.processes + use["processes"],
+                    other.cpu + use["cpu"],
+                    other.memory + use["memory"],
+                    (*other.gpus, *use["gpus"]),
+                )
+        return found
+
+    def volumes(self) -> list[Volume]:
+        """The volumes that the settings name, each with what keeps a host from reading it."""
+        from paceline.job.settings import load
+
+        settings = load()
+        answers = self._only_answers(
+            self._ask(self._hosts, lambda host: {"do": "volumes", "paths": dict(settings.volumes)})
+        )
+        found = []
+        for name, path in sorted(settings.volumes.items()):
+            seen = {host: answer["volumes"][name] for host, answer in answers.items()}
+            problem = next((f"{h.name}: {look['problem']}" for h, look in seen.items() if look["problem"]), None)
+            first = next(iter(seen.values()))
+            file = str(settings.file_of("volumes", name))
+            found.append(Volume(name, path, problem, file, first["size"], first["free"]))
+        return found
+
+    # -- act -----------------------------------------------------------------------------------------------------------
+
+    def wait(
+        self, names: Sequence[str], seconds: float | None = None, tick: Callable[[int], None] = lambda ended: None
+    ) -> bool:
+        """Come back when these jobs have ended or the time is over; returns whether they have.
+
+        Raises:
+            UserError: a host can no longer be reached.
+        """
+        deadline = None if seconds is None else time.monotonic() + seconds
+        hosts = list(dict.fromkeys(host for name in names for host in self._hosts_of(name)))
+        request = {"do": "wait", "names": list(names)}
+        left = {(host, name) for name in names for host in self._hosts_of(name)}
+        with contextlib.closing(Streams(hosts, request)) as streams:
+            while True:
+                try:
+                    found = streams.next(None if deadline is None else deadline - time.monotonic())
+                except TimeoutError:
+                    return False
+                if found is None:
+                    return True
+                host, answer = found
+                left.discard((host, answer.get("ended", "")))
+                tick(len(set(names) - {name for _, name in left}))
+
+    def stop(self, names: Sequence[str], now: bool = False) -> None:
+        """Ask jobs to stop: cleanly, with their grace, or at once. Jobs that have ended are left as they are."""
+        self._act({"do": "stop", "names": list(names), "now": now})
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Remove jobs that have ended, with all that was written for them.
+
+        Raises:
+            UserError: one has not ended.
+        """
+        if names:
+            self._act({"do": "delete", "names": list(names)})
+        for name in names:
+            self._sent.forget(name)
+            self._places.pop(name, None)
+
+    def _act(self, request: Request) -> None:
+        """Have all hosts do something with their jobs of these names.
+
+        Raises:
+            UserError: a host that has one of them does not.
+        """
+        hosts = list(dict.fromkeys(host for name in request["names"] for host in self._hosts_of(name)))
+        self._only_answers(self._ask(hosts, lambda host: request))
+
+    def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
+        """How to run a command where a rank runs, and as it does."""
+        host = self._ranks.get((name, rank)) or self._hosts_of(name)[0]
+        request = {"name": name, "rank": rank, "command": list(command)}
+        return Shell(tuple(host.shell_command(request, sys.stdin.isatty())), dict(os.environ), os.getcwd())
+
+    def open_tensorboard(self, name: str, logdir: str | None = None) -> str:
+        """The address of a job's TensorBoard on its host, which is started if there is none."""
+        host = self._hosts_of(name)[0]
+        url = str(host.ask({"do": "open_tensorboard", "name": name, "logdir": logdir})["url"])
+        port = url.rstrip("/").rpartition(":")[2]
+        print(
+            f"paceline: it is on {host.name}; reach it with: ssh -L {port}:127.0.0.1:{port} {host.name}",
+            file=sys.stderr,
+        )
+        return url
+
+    def close_tensorboard(self, name: str) -> bool:
+        """End it; returns whether there was one."""
+        return bool(self._hosts_of(name)[0].ask({"do": "close_tensorboard", "name": name})["ran"])
+
+    # -- logs ----------------------------------------------------------------------------------------------------------
+
+    def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
+        """Lines of a job in the order in which they were written, of several hosts as they come."""
+        hosts = self._hosts_of(name)
+        request = {"do": "logs", "name": name, "choice": dataclasses.asdict(query), "checked": len(hosts) == 1}
+        streams = Streams(hosts, request)
+        first = streams.next()  # so that what cannot be met is told at once
+        assert first is not None
+        lines = _lines(streams)
+        if len(hosts) == 1 or query.follow:
+            return lines
+        return iter(_last(sorted(lines, key=lambda it: (it.attempt, it.time)), query.tail))
+
+
+def _lines(streams: Streams) -> Iterator[LogLines]:
+    with contextlib.closing(streams):
+        while (found := streams.next()) is not None:
+            if "text" in found[1]:
+                moment, attempt, rank, stream = found[1]["text"]
+                yield LogLines(moment, attempt, rank, stream, found[1]["data"])
+
+
+def _last(found: list[LogLines], count: int | None) -> list[LogLines]:
+    """The last lines of them."""
+    if count is None:
+        return found
+    kept: list[LogLines] = []
+    while found and count > 0:
+        it = found.pop()
+        lines = it.text.splitlines(keepends=True)[-count:]
+        kept.append(it._replace(text=b"".join(lines)))
+        count -= len(lines)
+    return kept[::-1]
+
+
+def _merged(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the hosts of a job say together."""
+    states = [record["state"] for record in records]
+    going = [state for state in _GOING if state in states]
+    worst = next((state for state in ("FAILED", "LOST", "STOPPED") if state in states), "SUCCEEDED")
+    state = going[0] if going else worst
+    telling = next((record for record in records if record["state"] == state), records[0])
+    is_over = state in FINAL
+    return {
+        "state": state,
+        "exit_code": telling["exit_code"],
+        "error": next((record["error"] for record in records if record["error"]), None),
+        "waiting": telling["waiting"],
+        "finished": max(record["finished"] or 0.0 for record in records) if is_over else None,
+        "instances": [rank for record in records for rank in record["instances"]],
+        "devices": [f"{node}:{device}" for node, record in enumerate(records) for device in record["devices"]],
+    }
+
+
+def _sender(code: Path) -> Callable[[IO[bytes]], None]:
+    """What sends a folder as an archive."""
+
+    def send(stdin: IO[bytes]) -> None:
+        with tarfile.open(fileobj=stdin, mode="w|") as tar:
+            tar.add(code, arcname=".")
+
+    return send

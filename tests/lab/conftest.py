@@ -1,0 +1,50 @@
+"""The lab for a whole run of the tests, and a client in it for each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.conftest import eventually
+
+from .lab import Client, Lab, missing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Lab]:
+    """Two hosts; where that is impossible tests are skipped, in CI they fail."""
+    why = missing()
+    if why and os.environ.get("CI") == "true":
+        pytest.fail(why)
+    if why:
+        pytest.skip(why)
+    it = Lab(2)
+    try:
+        it.start()
+        yield it
+    finally:
+        it.stop()
+
+
+@pytest.fixture
+def client(lab: Lab, tmp_path: Path) -> Iterator[Client]:
+    """A client; after the test nothing that it started may be left, here or on any host."""
+    it = Client(tmp_path, lab)
+    yield it
+    for host in lab.hosts:
+        host.heal()
+    it.hang_up()
+    try:
+        eventually(lambda: not it.processes(), "all processes of the client have ended")
+        eventually(lambda: not any(host.processes() for host in lab.hosts), "all processes on the hosts have ended")
+    finally:
+        for pid in [*it.processes(), *(pid for host in lab.hosts for pid in host.processes())]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
