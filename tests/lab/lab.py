@@ -224,7 +224,15 @@ class Client(Paceline):
 
     def hang_up(self) -> None:
         """End the connections that are kept for the next command."""
+        for pid in self._connections():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        eventually(lambda: not self._connections(), "no connection is kept")
+
+    def _connections(self) -> list[int]:
+        found = []
         for pid in self.processes():
             with contextlib.suppress(OSError):
                 if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ssh: "):
-                    os.kill(pid, signal.SIGTERM)
+                    found.append(pid)
+        return found

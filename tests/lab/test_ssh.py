@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from tests.conftest import eventually
+
+from paceline import __version__
 
 if TYPE_CHECKING:
     from .lab import Client
@@ -45,3 +50,237 @@ def test_a_job_outlives_its_client_and_is_looked_at_over_ssh(client: Client) -> 
     assert "[rank 0] hello from h1 0" in logs
     assert "[rank 1] hello from h1 1" in logs
     assert ".pyz/paceline/__init__.py" in logs
+
+
+def test_logs_follow_until_the_job_is_stopped_and_deleted(client: Client) -> None:
+    name = submit(client, "--name", "long", client.script(FOREVER))
+    host = client.lab.hosts[0]
+    follower = client.start("logs", "--on", "lab", "-f", name)
+    assert follower.stdout is not None
+    assert follower.stdout.readline() == "here 0\n"
+    eventually(lambda: get(client, name)["state"] == "RUNNING", "it runs")
+    refused = client("delete", "--on", "lab", name)
+    assert refused.returncode == 2
+    assert "has not ended; stop it first" in refused.stderr
+    stopped = client("stop", "--on", "lab", name)
+    assert stopped.returncode == 0, stopped.stderr
+    assert "job long stopped" in stopped.stderr
+    assert follower.wait() == 143
+    follower.communicate()
+    assert [event["event"] for event in json.loads(client("events", "--on", "lab", name, "-o", "json").stdout)] == [
+        "started", "stopping", "finished",
+    ]  # fmt: skip
+    assert client("delete", "--on", "lab", name).returncode == 0
+    assert not client.run_directory(host, name).exists()
+    unknown = client("get", "--on", "lab", name)
+    assert (unknown.returncode, unknown.stderr) == (
+        2,
+        "paceline: no job 'long'; there is none yet; start one with paceline submit\n",
+    )
+
+
+def test_a_follower_that_goes_away_leaves_nothing_on_the_host(client: Client) -> None:
+    name = submit(client, "--name", "watched", client.script(FOREVER))
+    host = client.lab.hosts[0]
+    eventually(lambda: get(client, name)["state"] == "RUNNING", "it runs")
+    eventually(lambda: get(client, name)["state"] == "RUNNING", "it runs")
+    alone = len(host.processes())
+    follower = client.start("logs", "--on", "lab", "-f", name)
+    assert follower.stdout is not None
+    assert follower.stdout.readline() == "here 0\n"
+    follower.kill()
+    follower.communicate()
+    eventually(lambda: len(host.processes()) <= alone, "the follower's end on the host is gone")
+    assert client("stop", "--on", "lab", "--now", name).returncode == 0
+
+
+def test_two_hosts_meet(client: Client) -> None:
+    script = client.script("""
+        import os, socket
+        print(socket.gethostname(), os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["MASTER_ADDR"], flush=True)
+    """)
+    name = submit(client, "--nnodes", "2", "-n", "2", "--name", "both", script)
+    assert client("wait", "--on", "lab", name).returncode == 0
+    job = get(client, name)
+    assert (job["state"], job["nodes"], job["ranks"]) == ("SUCCEEDED", 2, 4)
+    assert [rank["node"] for rank in job["instances"]] == ["h1", "h1", "h2", "h2"]
+    main = client.lab.hosts[0].address
+    logs = client("logs", "--on", "lab", "--all", name).stdout
+    assert sorted(logs.splitlines()) == [
+        f"[rank {rank}] {host} {rank} 4 {main}" for rank, host in enumerate(["h1", "h1", "h2", "h2"])
+    ]
+    assert client("logs", "--on", "lab", "-i", "3", name).stdout == f"h2 3 4 {main}\n"
+    (listed,) = json.loads(client("list", "--on", "lab", "-o", "json").stdout)
+    assert listed["name"] == name
+    assert client("delete", "--on", "lab", name).returncode == 0
+    assert not any(client.run_directory(host, name).exists() for host in client.lab.hosts)
+
+
+def test_the_library_is_there_however_a_rank_is_started(client: Client) -> None:
+    script = client.script("""
+        import multiprocessing, os, subprocess, sys
+        import paceline.contract
+        def version(_):
+            import paceline.contract
+            return paceline.__version__
+        if __name__ == "__main__":
+            for method in ("fork", "spawn"):
+                with multiprocessing.get_context(method).Pool(1) as pool:
+                    print(pool.map(version, [0]))
+            subprocess.run([sys.executable, "-c", "import paceline; print(paceline.__version__)"], check=True)
+    """)
+    for method in ("fork", "exec"):
+        name = submit(client, "--start-method", method, "--name", method, script)
+        logs = client("logs", "--on", "lab", "-f", name)
+        assert logs.returncode == 0, logs.stdout
+        assert logs.stdout == f"['{__version__}']\n['{__version__}']\n{__version__}\n"
+
+
+def test_a_failing_rank_is_named(client: Client) -> None:
+    name = submit(
+        client,
+        "--nnodes",
+        "2",
+        "--name",
+        "bad",
+        client.script("""
+        import os
+        if os.environ["RANK"] == "1":
+            raise ValueError("no good")
+    """),
+    )
+    assert client("wait", "--on", "lab", name).returncode == 1
+    job = get(client, name)
+    assert (job["state"], job["exit_code"], job["error"]) == ("FAILED", 1, "rank 1: ValueError: no good")
+    assert "ValueError: no good" in client("logs", "--on", "lab", "-i", "1", name).stdout
+
+
+def test_a_killed_agent_is_a_failed_job(client: Client) -> None:
+    name = submit(client, "--name", "shot", client.script(FOREVER))
+    host = client.lab.hosts[0]
+    eventually(lambda: get(client, name)["state"] == "RUNNING", "it runs")
+    status = json.loads((client.run_directory(host, name) / "status.json").read_text())
+    os.kill(status["agent"]["pid"], signal.SIGKILL)
+    eventually(lambda: get(client, name)["state"] == "FAILED", "it is known to have failed")
+    assert "its agent" in get(client, name)["error"]
+    eventually(lambda: not host.processes(), "nothing is left of it")
+    again = client("resubmit", "--on", "lab", name)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == "shot-2\n"
+    assert client("stop", "--on", "lab", "--now", "shot-2").returncode == 0
+
+
+def test_a_host_that_is_cut_off_loses_its_jobs_until_it_is_back(client: Client) -> None:
+    client.settings(hosts=["h2"])
+    name = submit(client, "--name", "far", client.script(FOREVER))
+    client.settings()
+    eventually(lambda: get(client, name)["state"] == "RUNNING", "it runs")
+    client.hang_up()
+    client.lab.hosts[1].cut()
+    job = get(client, name)
+    assert job["state"] == "LOST"
+    assert job["error"].startswith("cannot reach h2: ")
+    listed = client("list", "--on", "lab", "-o", "json")
+    assert [job["state"] for job in json.loads(listed.stdout)] == ["LOST"]
+    assert listed.stderr.count("\n") == 1
+    stopped = client("stop", "--on", "lab", name)
+    assert stopped.returncode == 2
+    assert stopped.stderr.startswith("paceline: cannot reach h2: ")
+    client.lab.hosts[1].heal()
+    assert get(client, name)["state"] == "RUNNING"
+    assert client("stop", "--on", "lab", "--now", name).returncode == 0
+
+
+def test_what_shells_would_obey_arrives_as_it_is(client: Client) -> None:
+    nasty = """a b'"$(touch /tmp/pwned)`id`\\;&|*~\n<>#"""
+    script = client.script(
+        """
+        import json, os, sys
+        print(json.dumps([sys.argv[1:], os.environ["NASTY"]]))
+    """,
+        "it's $HOME.py",
+    )
+    name = submit(client, "--env", f"NASTY={nasty}", "--label", f"why={nasty}", script, nasty, "--x")
+    assert client("wait", "--on", "lab", name).returncode == 0
+    assert json.loads(client("logs", "--on", "lab", name).stdout) == [[nasty, "--x"], nasty]
+    assert get(client, name)["labels"] == {"why": nasty}
+    shown = client("attach", "--on", "lab", name, "--", "printf", "%s|%s", nasty, "$RANK")
+    assert (shown.returncode, shown.stdout) == (0, f"{nasty}|$RANK")
+    assert "RANK=0" in client("attach", "--on", "lab", name, "--", "env").stdout.splitlines()
+
+
+def test_code_and_secrets_travel_with_the_job(client: Client) -> None:
+    client.script("VALUE = 42", "source/helper.py")
+    client.script("import helper, os; print(helper.VALUE, os.getcwd(), os.environ['TOKEN'])", "source/main.py")
+    client.env["TOKEN"] = "hunter2"
+    name = submit(
+        client, "--name", "mine-", "--secret", "TOKEN", "--sync-mode", "snapshot", "--sync-source", "source", "main.py"
+    )
+    assert name == "mine-1"
+    assert client("wait", "--on", "lab", name).returncode == 0
+    host = client.lab.hosts[0]
+    folder = client.run_directory(host, name)
+    assert client("logs", "--on", "lab", name).stdout == f"42 {folder}/code/{name} hunter2\n"
+    stored = b"".join(path.read_bytes() for path in folder.iterdir() if path.is_file())
+    assert b"hunter2" not in stored
+    again = client("resubmit", "--on", "lab", name)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == "mine-2\n"
+    assert client("wait", "--on", "lab", "mine-2").returncode == 0
+    assert "42 " in client("logs", "--on", "lab", "mine-2").stdout
+    assert client("prune", "--on", "lab", "-s", "0s").returncode == 0
+    assert client("list", "--on", "lab", "-A", "-o", "json").stdout == "[]\n"
+
+
+def test_slots_make_jobs_go_to_a_free_host_and_then_wait(client: Client) -> None:
+    client.settings(hosts=["h1:1", "h2:1"])
+    names = [submit(client, "--name", "s-", "--gpus", "1", client.script(FOREVER)) for _ in range(3)]
+    eventually(lambda: [get(client, name)["state"] for name in names] == ["RUNNING", "RUNNING", "PENDING"], "they run")
+    assert get(client, names[2])["waiting"] == "waits for 1 device; held by: s-1"
+    nodes = json.loads(client("top", "node", "--on", "lab", "-o", "json").stdout)
+    assert [(node["name"], node["allocated"]) for node in nodes] == [("h1", {"0": ["s-1"]}), ("h2", {"0": ["s-2"]})]
+    used = json.loads(client("top", "job", "--on", "lab", "-o", "json").stdout)
+    assert all(row["processes"] for row in used if row["state"] == "RUNNING")
+    assert client("stop", "--on", "lab", "--now", *names).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "flags", "said"),
+    [
+        ({"hosts": ["nowhere"]}, [], "cannot reach nowhere: "),
+        ({"python": "/no/python3"}, [], "no Python on h1 ("),
+        ({"root": "/proc/nothing"}, [], "h1: cannot write to /proc/nothing: "),
+        ({"hosts": ["h1", "h1"]}, [], "targets.lab.hosts names h1 twice"),
+        ({"hosts": ["-oProxyCommand=id"]}, [], "targets.lab.hosts: '-oProxyCommand=id' is no host"),
+        ({"hots": ["h1"]}, [], "did you mean hosts?"),
+        ({}, ["--framework", "jax"], "h1: jax is not installed for /"),
+        ({}, ["--working-dir", "/not/there"], "h1: no folder /not/there to run in"),
+        ({}, ["--nnodes", "3"], "lab has 2 hosts"),
+        ({}, ["--cpus", "5000"], "h1: --cpus 5000: this machine lets a job use"),
+        ({}, ["--data", "set:/set"], "no volume 'set'"),
+    ],
+)
+def test_what_cannot_work_is_told_in_a_line(
+    client: Client, settings: dict[str, object], flags: list[str], said: str
+) -> None:
+    client.settings(**settings)
+    done = client("submit", "--on", "lab", *flags, client.script("print(1)"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr
+    assert not any(list((host.home / client.root).glob("jobs/*")) for host in client.lab.hosts)
+
+
+def test_an_unknown_target_names_the_nearest(client: Client) -> None:
+    done = client("list", "--on", "lap")
+    assert (done.returncode, done.stderr) == (2, "paceline: no target 'lap'; did you mean lab?\n")
+
+
+def test_a_host_needs_no_newer_python_than_it_has(client: Client) -> None:
+    old = client.folder / "python3"
+    old.write_text('#!/bin/sh\nexec python3 -c "import sys; sys.version_info = (3, 8, 1); $2"\n')
+    old.chmod(0o755)
+    client.settings(python=str(old))
+    done = client("submit", "--on", "lab", client.script("print(1)"))
+    assert done.returncode == 2
+    assert "is Python 3.8.1, too old" in done.stderr

@@ -37,7 +37,7 @@ _OPTIONS = {
     "BatchMode": "yes",
     "ConnectTimeout": CONNECT_SECONDS,
     "ServerAliveInterval": 5,
-    "ServerAliveCountMax": 3,
+    "ServerAliveCountMax": 2,
     "ControlMaster": "auto",
     "ControlPersist": PERSIST_SECONDS,
 }
@@ -168,6 +168,10 @@ class Host:
             raise UserError("no ssh on PATH; install the OpenSSH client") from None
 
 
+class Silent(UserError):
+    """A host cannot be reached, or breaks off."""
+
+
 class Answers:
     """What a host says, line by line."""
 
@@ -196,7 +200,7 @@ class Answers:
                 f"{self._host.name}: its shell says {said!r} first; let it say nothing where there is no terminal"
             ) from None
         if not answer:
-            raise UserError(self._failure())
+            raise Silent(self._failure())
         if "error" in answer:
             raise UserError(printable(f"{self._host.name}: {answer['error']}"))
         if "bytes" in answer:

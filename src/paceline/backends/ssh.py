@@ -31,7 +31,7 @@ from paceline.job.text import printable
 from paceline.job.validation import validation_error
 
 from .base import Backend, LogLines, Shell
-from .connection import Host, ask_all
+from .connection import Host, Silent, ask_all
 from .sent import Sent
 from .streams import Streams
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 _HOST = re.compile(r"(?P<name>[^\s:\[\]-][^\s:\[\]]*|\[[0-9A-Fa-f:.]+\])(:(?P<slots>[0-9]{1,4}))?")
 _GOING = ("PENDING", "STARTING", "RESTARTING", "RUNNING")  # of several nodes the least advanced tells the job's state
+_SILENCE = 10.0  # seconds in which a host that does not answer is not asked again
 
 
 class Options(BaseModel):
@@ -96,7 +97,8 @@ class Ssh(Backend):
         self._sent = Sent(jobs_folder().parent / "targets" / name)
         self._places: dict[str, list[Host]] = {}  # where jobs were seen, node 0 first
         self._ranks: dict[tuple[str, int], Host] = {}  # where their ranks were
-        self._count = 0
+        self._count: int | None = None
+        self._silent: dict[Host, tuple[UserError, float]] = {}  # why, and since when
         self._told: set[Host] = set()
 
     @classmethod
@@ -259,7 +261,17 @@ class Ssh(Backend):
     # -- look ----------------------------------------------------------------------------------------------------------
 
     def _ask(self, hosts: Sequence[Host], request: Callable[[Host], Request]) -> dict[Host, Answer | UserError]:
-        return ask_all(hosts, request) if hosts else {}
+        """Their answers; a host that was silent just now is not asked again."""
+        now = time.monotonic()
+        silent = {
+            host: error for host, (error, when) in self._silent.items() if host in hosts and now - when < _SILENCE
+        }
+        asked = [host for host in hosts if host not in silent]
+        answers: dict[Host, Answer | UserError] = {**silent, **(ask_all(asked, request) if asked else {})}
+        self._silent.update(
+            (host, (answer, time.monotonic())) for host in asked if isinstance(answer := answers[host], Silent)
+        )
+        return {host: answers[host] for host in hosts}
 
     def _only_answers(self, answers: Mapping[Host, Answer | UserError]) -> dict[Host, Answer]:
         """The answers of all that were asked.
@@ -281,9 +293,9 @@ class Ssh(Backend):
 
     def count(self) -> int:
         """How many jobs there are, of those hosts that answer."""
-        if not self._count:
+        if self._count is None:
             self.describe()
-        return self._count
+        return self._count or 0
 
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> list[Job]:
         """These jobs, or all, the newest first; those that are unknown are left out.
@@ -297,12 +309,14 @@ class Ssh(Backend):
         answers = self._ask(self._hosts, lambda host: request)
         failed = {host: answer for host, answer in answers.items() if isinstance(answer, UserError)}
         parts: dict[tuple[str, str], list[tuple[Host, dict[str, Any]]]] = {}
-        self._count = 0
+        seen: set[str] = set()
         for host, answer in answers.items():
             if not isinstance(answer, UserError):
-                self._count += answer["count"]
+                seen.update(answer["names"])
                 for record in answer["jobs"]:
                     parts.setdefault((record["name"], record["job_id"]), []).append((host, record))
+        if names is None:
+            self._count = len(seen)
         reasons = {host.name: str(error) for host, error in failed.items()}
         jobs = {}
         for (name, _), found in parts.items():

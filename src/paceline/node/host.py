@@ -99,7 +99,7 @@ class Host:
             elif not is_over or ended >= since:
                 node = read_json(run.spec) or {}
                 found.append({**record, "job_id": node.get("job_id"), "node_rank": node.get("node_rank")})
-        return {"jobs": found, "count": len(names)}
+        return {"jobs": found, "names": names}
 
     def spec(self, request: Request) -> Answer:
         """What a job's user asked for."""
@@ -161,14 +161,15 @@ class Host:
                 made, folder = _places(job, staging.directory.path, path)
                 stack.callback(_unless_started, made, staging)
                 record["code"] = {**self._bring(job, made, request["code"]), "path": str(folder)}
-            job = fitting.complete(job, here, made)
+            asked, job = job, fitting.complete(job, here, made)
             variables = [(source["variable"], source["path"]) for source in data]
             node = fitting.place(job, here, folder=folder, variables=variables, job_id=request["job_id"])
             node = replace(node, env={**node.env, "PYTHONPATH": _python_path(node.env)})
             if job["resume_from"] is not None:
                 launching.take_checkpoints(self.jobs / job["resume_from"], staging.directory.path)
             created = time.time()
-            launching.write_down(staging.directory, {**record, "spec": job, "created": created}, node)
+            spec = {**asked, "devices": job["devices"]}
+            launching.write_down(staging.directory, {**record, "spec": spec, "created": created}, node)
             try:
                 staging.settle()
             except FileExistsError:
@@ -346,7 +347,9 @@ def shell(argument: str) -> None:
     """Become a command that a user wants where a rank of a job runs, and as it does."""
     request = json.loads(base64.urlsafe_b64decode(argument))
     try:
-        env, folder = placing.shell_of(Host(Path(request["root"])).run(request["name"]), request["rank"])
+        env, folder = placing.shell_of(
+            Host(Path(os.path.expanduser(request["root"]))).run(request["name"]), request["rank"]
+        )
         os.chdir(folder)
         command = request["command"] or [os.environ.get("SHELL", "/bin/sh")]
         os.execvpe(command[0], command, {**os.environ, **env})
