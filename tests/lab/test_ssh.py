@@ -180,15 +180,40 @@ def test_a_host_that_is_cut_off_loses_its_jobs_until_it_is_back(client: Client) 
     job = get(client, name)
     assert job["state"] == "LOST"
     assert job["error"].startswith("cannot reach h2: ")
-    listed = client("list", "--on", "lab", "-o", "json")
-    assert [job["state"] for job in json.loads(listed.stdout)] == ["LOST"]
-    assert listed.stderr.count("\n") == 1
-    stopped = client("stop", "--on", "lab", name)
-    assert stopped.returncode == 2
-    assert stopped.stderr.startswith("paceline: cannot reach h2: ")
     client.lab.hosts[1].heal()
     assert get(client, name)["state"] == "RUNNING"
     assert client("stop", "--on", "lab", "--now", name).returncode == 0
+
+
+def test_where_nobody_lets_us_in_what_was_submitted_from_here_is_lost(client: Client) -> None:
+    name = submit(client, "--name", "both", "--nnodes", "2", client.script(FOREVER))
+    eventually(lambda: get(client, name)["state"] == "RUNNING", "it runs")
+    client.hang_up()
+    client.settings(port=23)  # nobody listens there
+    listed = client("list", "--on", "lab", "-o", "json")
+    assert [(job["name"], job["state"]) for job in json.loads(listed.stdout)] == [("both", "LOST")]
+    assert [line.split(": ")[1] for line in listed.stderr.splitlines()] == ["cannot reach h1", "cannot reach h2"]
+    for verb in ("stop", "events", "logs"):
+        done = client(verb, "--on", "lab", name)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert done.stderr.startswith("paceline: cannot reach h1: ")
+    client.settings()
+    assert client("stop", "--on", "lab", "--now", name).returncode == 0
+
+
+def test_a_client_killed_while_it_sends_the_code_leaves_nothing(client: Client) -> None:
+    client.script("print(1)", "source/main.py")
+    (client.folder / "source" / "large").write_bytes(os.urandom(64 << 20))
+    flags = ("--name", "half", "--sync-mode", "snapshot", "--sync-source", "source", "main.py")
+    submitting = client.start("submit", "--on", "lab", *flags)
+    jobs = client.run_directory(client.lab.hosts[0], "half").parent
+    eventually(lambda: list(jobs.glob(".half.*/code/half/large")) or submitting.poll() is not None, "it arrives")
+    submitting.kill()
+    submitting.communicate()
+    eventually(lambda: not client.lab.hosts[0].processes(), "the host has noticed")
+    assert not list(jobs.glob(".half.*"))
+    if (jobs / "half").exists():  # it was too fast for us
+        assert get(client, "half")["state"] in ("STARTING", "RUNNING", "SUCCEEDED")
 
 
 def test_what_shells_would_obey_arrives_as_it_is(client: Client) -> None:

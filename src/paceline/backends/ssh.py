@@ -13,6 +13,7 @@ import itertools
 import os
 import re
 import secrets
+import shutil
 import sys
 import tarfile
 import tempfile
@@ -131,17 +132,24 @@ class Ssh(Backend):
         taken = {name: host for host, look in looks.items() for name in look["names"]}
         chosen = self._chosen(spec, looks)
         with tempfile.TemporaryDirectory() as folder:
-            code, record = Path(folder, "code"), None
+            code, archive, record = Path(folder, "code"), Path(folder, "code.tar"), None
             if spec.code is not None and spec.resume_from is None:
                 from paceline.job.code import fetch
 
                 record = fetch(spec.code, Path.cwd(), code, progress, progress.say)
+                with tarfile.open(archive, "w") as tar:
+                    tar.add(code, arcname=".")
             for number in itertools.count(2 if spec.resume_from else 1):
                 name = f"{spec.name}{number}" if spec.name.endswith("-") else spec.name
                 if name not in taken:
-                    order = {"job": spec.model_copy(update={"name": name}), "data": data, "code": record}
+                    order = {
+                        "job": spec.model_copy(update={"name": name}),
+                        "data": data,
+                        "code": record,
+                        "bytes": _size(archive),
+                    }
                     progress(f"starting {name}", 0, None)
-                    taken.update(self._start(order, chosen, looks[chosen[0]], code))
+                    taken.update(self._start(order, chosen, looks[chosen[0]], archive))
                 if name not in taken:
                     break
                 if name == spec.name:
@@ -222,7 +230,7 @@ class Ssh(Backend):
         need = spec.devices if isinstance(spec.devices, int) else len(spec.devices or "1")
         return sorted(looks, key=lambda host: looks[host]["free"] < need)[: spec.node_range[0]]
 
-    def _start(self, order: dict[str, Any], hosts: list[Host], main: Answer, code: Path) -> dict[str, Host]:
+    def _start(self, order: dict[str, Any], hosts: list[Host], main: Answer, archive: Path) -> dict[str, Host]:
         """Start a job's agents, which meet at what the first host told; returns a host that has a job of the name.
 
         Raises:
@@ -243,7 +251,9 @@ class Ssh(Backend):
             job = {**spec.model_dump(mode="json"), **here}
             host = hosts[node_rank]
             try:
-                return host.ask({**common, "job": job, "slots": host.slots}, _sender(code) if code.exists() else None)
+                return host.ask(
+                    {**common, "job": job, "slots": host.slots}, _sender(archive) if archive.exists() else None
+                )
             except UserError as error:
                 return error
 
@@ -551,11 +561,15 @@ def _merged(records: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _sender(code: Path) -> Callable[[IO[bytes]], None]:
-    """What sends a folder as an archive."""
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _sender(file: Path) -> Callable[[IO[bytes]], None]:
+    """What sends a file."""
 
     def send(stdin: IO[bytes]) -> None:
-        with tarfile.open(fileobj=stdin, mode="w|") as tar:
-            tar.add(code, arcname=".")
+        with open(file, "rb") as source:
+            shutil.copyfileobj(source, stdin)
 
     return send

@@ -185,7 +185,7 @@ class JobSpec(_Model):
     priority: int = Field(0, description="a waiting job with a higher one starts first")
     queue: str | None = Field(None, description="queue or partition, where the backend has several")
     labels: dict[str, Text] = {}
-    backend: str = "local"
+    backend: str = Field("local", description="where it runs: local, or a target of the settings")
     options: dict[str, Any] = Field({}, description="what only this backend knows")
     grace: float = Field(30.0, ge=0, allow_inf_nan=False, description="seconds between SIGTERM and SIGKILL")
     pass_index: bool = Field(False, description="append --process_index I --process_num N to the arguments")

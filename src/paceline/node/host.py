@@ -50,9 +50,10 @@ class Host:
         return fitting.Here(self.root, (sys.executable,), lambda: slots, declare)
 
     def runs(self, names: Sequence[str]) -> list[RunDirectory]:
-        """Those of these jobs that are here."""
+        """Those of these jobs that are here; hosts may share the folder, and have their own jobs in it."""
         found = [RunDirectory(self.jobs / name) for name in names if _NAME.fullmatch(name)]
-        return [run for run in found if run.spec.exists()]
+        me = socket.gethostname()
+        return [run for run in found if run.spec.exists() and (read_json(run.job) or {}).get("host", me) == me]
 
     def run(self, name: str) -> RunDirectory:
         """A job that is here.
@@ -87,9 +88,9 @@ class Host:
     def describe(self, request: Request) -> Answer:
         """The records of jobs, those left out that ended before a time; jobs whose time to live is over go."""
         line, since, now = records.line_of(self.root), request["since"] or 0.0, time.time()
-        names = list(records.names(self.jobs)) if request["names"] is None else request["names"]
+        runs = self.runs(list(records.names(self.jobs)) if request["names"] is None else request["names"])
         found = []
-        for run in self.runs(names):
+        for run in runs:
             record = records.record(run.path, line)
             if record is None:
                 continue
@@ -99,7 +100,7 @@ class Host:
             elif not is_over or ended >= since:
                 node = read_json(run.spec) or {}
                 found.append({**record, "job_id": node.get("job_id"), "node_rank": node.get("node_rank")})
-        return {"jobs": found, "names": names}
+        return {"jobs": found, "names": [run.path.name for run in runs]}
 
     def spec(self, request: Request) -> Answer:
         """What a job's user asked for."""
@@ -139,7 +140,7 @@ class Host:
     def start(self, request: Request) -> Answer:
         """Make a job, and start its agent.
 
-        The job's `code` says that an archive of it (tar) follows on stdin.
+        An archive (tar) of the job's code, so many `bytes`, follows on stdin, unless it is another job's.
 
         Raises:
             Refused: it cannot run here.
@@ -156,11 +157,11 @@ class Host:
         with contextlib.ExitStack() as stack:
             staging = stack.enter_context(Staging(path))
             made = folder = None
-            record: Answer = {"data": data}
+            record: Answer = {"data": data, "host": socket.gethostname()}
             if own_code:
                 made, folder = _places(job, staging.directory.path, path)
                 stack.callback(_unless_started, made, staging)
-                record["code"] = {**self._bring(job, made, request["code"]), "path": str(folder)}
+                record["code"] = {**self._bring(job, made, request), "path": str(folder)}
             asked, job = job, fitting.complete(job, here, made)
             variables = [(source["variable"], source["path"]) for source in data]
             node = fitting.place(job, here, folder=folder, variables=variables, job_id=request["job_id"])
@@ -180,14 +181,17 @@ class Host:
             launching.start_agent(staging, node.python, env)
         return {"started": job["name"]}
 
-    def _bring(self, job: Request, made: Path, code: Request) -> Answer:
+    def _bring(self, job: Request, made: Path, request: Request) -> Answer:
         """The code of a job: what comes on stdin, or what another job has left."""
         made.parent.mkdir(parents=True, exist_ok=True)
         if job["resume_from"] is None:
-            with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as tar:
+            code = _Bytes(request["bytes"])
+            with tarfile.open(fileobj=code, mode="r|") as tar:  # type: ignore[call-overload]  # it has all that is used
                 tar.extraction_filter = lambda member, _: member  # it is the user's own, with all its links
                 tar.extractall(made)
-            return dict(code)
+            while code.read(1 << 16):
+                pass
+            return dict(request["code"])
         old = (read_json(RunDirectory(self.jobs / job["resume_from"]).job) or {}).get("code")
         if old is None or not os.path.isdir(old["path"]):
             raise Refused(f"the code of job {job['resume_from']} is gone; submit the job anew")
@@ -253,6 +257,25 @@ class Host:
         for text in logs.read(run.path, choice):
             yield {"text": text[:4], "data": text.data}
         yield {"end": True}
+
+
+class _Bytes:
+    """So many bytes of stdin, and never fewer."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, b"" after the last one.
+
+        Raises:
+            Refused: there are fewer: the client is gone.
+        """
+        data = sys.stdin.buffer.read(min(size, self._left))
+        self._left -= len(data)
+        if not data and self._left:
+            raise Refused("the code did not arrive; submit the job anew")
+        return data
 
 
 def _places(job: Request, hidden: Path, path: Path) -> tuple[Path, Path]:
