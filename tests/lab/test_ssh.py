@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -134,6 +136,20 @@ def test_the_library_is_there_however_a_rank_is_started(client: Client) -> None:
         logs = client("logs", "--on", "lab", "-f", name)
         assert logs.returncode == 0, logs.stdout
         assert logs.stdout == f"['{__version__}']\n['{__version__}']\n{__version__}\n"
+
+
+def test_another_paceline_on_a_host_does_no_harm(client: Client) -> None:
+    host = client.lab.hosts[0]
+    installed = client.lab.ssh(host, "python3 -m site --user-site").stdout.strip()
+    other = Path(installed, "paceline", "__init__.py")
+    other.parent.mkdir(parents=True)
+    try:
+        other.write_text("raise ImportError('the wrong one')")
+        for method in ("fork", "exec"):
+            name = submit(client, "--start-method", method, client.script("import paceline; print(paceline.__file__)"))
+            assert client("logs", "--on", "lab", "-f", name).stdout.endswith(".pyz/paceline/__init__.py\n")
+    finally:
+        shutil.rmtree(other.parent)
 
 
 def test_a_failing_rank_is_named(client: Client) -> None:

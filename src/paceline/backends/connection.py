@@ -76,8 +76,9 @@ try:
 except OSError as error:
     say({"error": "cannot write to " + root + ": " + str(error.strerror) + "; choose another root in the settings"})
     sys.exit()
-sys.path.append(path)
+sys.path.insert(0, path)  # there may be another paceline
 from paceline.node.host import main
+sys.path.append(sys.path.pop(0))
 main(root, request)
 """
 
