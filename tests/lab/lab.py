@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.conftest import Paceline, eventually
 
-_NAMESPACE = re.compile(r"pl([0-9]+)-\w+")
+_NAME = re.compile(r"pl([0-9]+)-\w+")  # of namespaces and folders
 _NETWORK = "10.77.0"
 _SSHD = "/usr/sbin/sshd"
 
@@ -60,9 +60,16 @@ def _remove(namespace: str) -> None:
 def remove_leftovers() -> None:
     """Remove the labs whose makers are gone."""
     for namespace in _namespaces():
-        found = _NAMESPACE.fullmatch(namespace)
-        if found and not Path("/proc", found[1]).exists():
+        if _is_left_over(namespace):
             _remove(namespace)
+    for folder in Path(tempfile.gettempdir()).glob("pl*-*"):
+        if _is_left_over(folder.name):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_left_over(name: str) -> bool:
+    found = _NAME.fullmatch(name)
+    return found is not None and not Path("/proc", found[1]).exists()
 
 
 class Host:
@@ -147,7 +154,7 @@ class Lab:
     def __init__(self, count: int) -> None:
         self.prefix = f"pl{os.getpid()}"
         self.hub = f"{self.prefix}-hub"
-        self.folder = Path(tempfile.mkdtemp(prefix="pl"))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{self.prefix}-"))
         self.hosts = [Host(self, number) for number in range(1, count + 1)]
 
     def start(self) -> None:

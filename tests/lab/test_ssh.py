@@ -99,7 +99,8 @@ def test_a_follower_that_goes_away_leaves_nothing_on_the_host(client: Client) ->
 def test_two_hosts_meet(client: Client) -> None:
     script = client.script("""
         import os, socket
-        print(socket.gethostname(), os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["MASTER_ADDR"], flush=True)
+        names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "GLOO_SOCKET_IFNAME")
+        print(socket.gethostname(), *(os.environ[name] for name in names))
     """)
     name = submit(client, "--nnodes", "2", "-n", "2", "--name", "both", script)
     assert client("wait", "--on", "lab", name).returncode == 0
@@ -109,9 +110,9 @@ def test_two_hosts_meet(client: Client) -> None:
     main = client.lab.hosts[0].address
     logs = client("logs", "--on", "lab", "--all", name).stdout
     assert sorted(logs.splitlines()) == [
-        f"[rank {rank}] {host} {rank} 4 {main}" for rank, host in enumerate(["h1", "h1", "h2", "h2"])
+        f"[rank {rank}] {host} {rank} 4 {main} eth0" for rank, host in enumerate(["h1", "h1", "h2", "h2"])
     ]
-    assert client("logs", "--on", "lab", "-i", "3", name).stdout == f"h2 3 4 {main}\n"
+    assert client("logs", "--on", "lab", "-i", "3", name).stdout == f"h2 3 4 {main} eth0\n"
     (listed,) = json.loads(client("list", "--on", "lab", "-o", "json").stdout)
     assert listed["name"] == name
     assert client("delete", "--on", "lab", name).returncode == 0
@@ -186,6 +187,17 @@ def test_a_killed_agent_is_a_failed_job(client: Client) -> None:
     assert client("stop", "--on", "lab", "--now", "shot-2").returncode == 0
 
 
+@pytest.mark.parametrize(("node", "why"), [(0, "its agent (pid "), (1, "node 1 (h2) is gone")])
+def test_a_node_whose_agent_is_killed_ends_the_job_everywhere(client: Client, node: int, why: str) -> None:
+    name = submit(client, "--name", "both", "--nnodes", "2", client.script(FOREVER))
+    eventually(lambda: get(client, name)["state"] == "RUNNING", "it runs")
+    status = json.loads((client.run_directory(client.lab.hosts[node], name) / "status.json").read_text())
+    os.kill(status["agent"]["pid"], signal.SIGKILL)
+    eventually(lambda: get(client, name)["state"] == "FAILED", "it is known to have failed")
+    assert get(client, name)["error"].startswith(why)
+    eventually(lambda: not any(host.processes() for host in client.lab.hosts), "nothing is left of it")
+
+
 def test_a_host_that_is_cut_off_loses_its_jobs_until_it_is_back(client: Client) -> None:
     client.settings(hosts=["h2"])
     name = submit(client, "--name", "far", client.script(FOREVER))
@@ -212,7 +224,7 @@ def test_where_nobody_lets_us_in_what_was_submitted_from_here_is_lost(client: Cl
     for verb in ("stop", "events", "logs"):
         done = client(verb, "--on", "lab", name)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert done.stderr.startswith("paceline: cannot reach h1: ")
+        assert done.stderr.startswith("paceline: cannot reach h")
     client.settings()
     assert client("stop", "--on", "lab", "--now", name).returncode == 0
 

@@ -24,12 +24,15 @@ from typing import TYPE_CHECKING, Any
 from . import ENTRY, fitting, launching, logs, placing, queue, records, tensorboard
 from .errors import Refused
 from .gauge import Gauge
+from .network import gloo_interface
 from .ports import Reservation
 from .run_directory import RunDirectory, Staging, read_json
 from .usage import gpus_of_nvidia_smi
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from .spec import NodeSpec
 
     Request = Mapping[str, Any]
     Answer = dict[str, Any]
@@ -74,14 +77,13 @@ class Host:
             held = {device for entry in queue.overview(queue.folder_of(self.root)) for device in entry.devices}
         except OSError:
             held = set()
-        connection = os.environ.get("SSH_CONNECTION", "").split()
         ports = Reservation()
         port = ports.take()
         ports.release()
         return {
             "names": list(records.names(self.jobs)),
             "free": len([device for device in devices if device not in held]),
-            "address": connection[2] if len(connection) == 4 else socket.gethostname(),
+            "address": _address(),
             "port": port,
         }
 
@@ -165,7 +167,7 @@ class Host:
             asked, job = job, fitting.complete(job, here, made)
             variables = [(source["variable"], source["path"]) for source in data]
             node = fitting.place(job, here, folder=folder, variables=variables, job_id=request["job_id"])
-            node = replace(node, env={**node.env, "PYTHONPATH": _python_path(node.env)})
+            node = replace(node, env={**node.env, **_variables(node)})
             if job["resume_from"] is not None:
                 launching.take_checkpoints(self.jobs / job["resume_from"], staging.directory.path)
             created = time.time()
@@ -294,10 +296,25 @@ def _unless_started(made: Path, staging: Staging) -> None:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def _python_path(env: Mapping[str, str]) -> str:
-    """PYTHONPATH such that every Python of the job finds paceline, after all that the user names."""
-    given = env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    return os.pathsep.join([given, ENTRY] if given else [ENTRY])
+def _variables(node: NodeSpec) -> dict[str, str]:
+    """What ranks need that are no child of a paceline which is installed.
+
+    PYTHONPATH lets every Python of the job find paceline, after all that the user names. On many machines the host name
+    resolves to a loopback address, and gloo on several nodes would listen there.
+    """
+    given = node.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    variables = {"PYTHONPATH": os.pathsep.join([given, ENTRY] if given else [ENTRY])}
+    if node.nodes > 1:
+        interface = gloo_interface({**os.environ, **node.env}, _address())
+        if interface is not None:
+            variables["GLOO_SOCKET_IFNAME"] = interface
+    return variables
+
+
+def _address() -> str:
+    """Where others reach this machine: where whoever asks has reached it."""
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    return connection[2] if len(connection) == 4 else socket.gethostname()
 
 
 def _find(source: Mapping[str, Any]) -> Answer:

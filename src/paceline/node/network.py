@@ -167,6 +167,23 @@ def gloo_choice(env: Mapping[str, str], found: tuple[Interface, ...], host: Host
     return Choice(loopback, "127.0.0.1", f"{host.name} does not resolve to an address here")
 
 
+def gloo_interface(env: Mapping[str, str], address: str) -> str | None:
+    """The interface to name in GLOO_SOCKET_IFNAME where gloo itself would take one that no other machine reaches.
+
+    Args:
+        env: the variables of the ranks.
+        address: under which others reach this machine.
+
+    Returns:
+        None where gloo chooses well, or was told, or nobody has the address.
+    """
+    found = interfaces()
+    chosen = gloo_choice(env, found, host_name())
+    if env.get("GLOO_SOCKET_IFNAME") or (chosen.address is not None and not is_loopback(chosen.address)):
+        return None
+    return _interface_of(address, found)
+
+
 def _interface_of(address: str, found: tuple[Interface, ...]) -> str | None:
     text = address.partition("%")[0]
     for interface in found:
