@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -10,6 +11,7 @@ import re
 import sys
 import threading
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 _TICK = 0.2  # seconds between two looks at the clock while nothing happens
 
 
+_KEYS = len(fields(Job))  # of a record
+
+
 def _warn(text: str) -> None:
     print(f"paceline: {text}", file=sys.stderr)
 
@@ -44,6 +49,7 @@ class Local(Backend):
     def __init__(self) -> None:
         self._jobs = jobs_folder()
         self._measures: Gauge | None = None
+        self._count: int | None = None
 
     # -- submit --------------------------------------------------------------------------------------------------------
 
@@ -87,7 +93,9 @@ class Local(Backend):
 
     def count(self) -> int:
         """How many jobs there are."""
-        return len(records.names(self._jobs))
+        if self._count is None:
+            self._all(math.inf)
+        return self._count or 0
 
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> list[Job]:
         """These jobs, or all, the newest first; those that are unknown are left out."""
@@ -95,48 +103,64 @@ class Local(Backend):
             line = records.line_of(self._jobs.parent)
             found = (records.record(self._jobs / name, line) for name in names if _is_name(name))
             return [Job.from_record(record) for record in found if record is not None]
-        now = time.time()
-        jobs = [Job.from_record(record) for record in self._all(since or 0.0)]
-        expired = [job.name for job in jobs if job.has_expired(now)]
-        if expired:
-            self.delete(expired)
-        return sorted((job for job in jobs if job.name not in expired), key=lambda job: job.created, reverse=True)
+        jobs = map(Job.from_record, self._all(since or 0.0))
+        return sorted(jobs, key=lambda job: job.created, reverse=True)
 
     def _all(self, since: float) -> list[dict[str, Any]]:
-        """The records of all jobs but those that ended before `since`.
+        """The records of all jobs but those that ended before `since`; jobs whose time to live is over go.
 
         Those of jobs that have ended come from the index, as far as it knows them, the others from their folders.
         """
         from paceline.job.index import Index
 
-        present = records.names(self._jobs)
+        now = time.time()
+        try:
+            present = records.names(self._jobs)
+        except OSError as error:
+            raise UserError(f"cannot read {self._jobs}: {error.strerror}; is PACELINE_HOME right, and yours?") from None
         if not present:
+            self._count = 0
             return []
         index = Index(self._jobs.parent / "jobs.db", _warn)
         known = index.names()
         changed = dict(present.items() - known.items())
-        ended = [row for name, row in index.load(since).items() if present.get(name) == known.get(name)]
+        try:
+            rows = [row for name, row in index.load(since).items() if name in present and name not in changed]
+            old: list[dict[str, Any]] = json.loads(f"[{','.join(rows)}]")
+            if not all(len(record) == _KEYS for record in old):
+                raise ValueError("its records lack something")
+        except (ValueError, TypeError) as error:
+            index.discard(error)
+            index.close()
+            return self._all(since)
         line = records.line_of(self._jobs.parent)
-        read = {name: records.record(self._jobs / name, line) for name in changed}
-        new = {name: (present[name], record) for name, record in read.items() if record and record["state"] in FINAL}
-        index.update(new, known.keys() - present.keys())
+        read = {name: record for name in changed if (record := records.record(self._jobs / name, line)) is not None}
+        ended = {name: record for name, record in read.items() if record["state"] in FINAL}
+        for record in ended.values():
+            record["kept_since"] = record["kept_since"] or now  # when it was seen first that it is over
+        index.update({name: (present[name], record) for name, record in ended.items()}, known.keys() - present.keys())
+        expired = index.expired(now)
+        for name in expired:
+            with contextlib.suppress(UserError):  # what cannot be removed now can be later
+                self._remove(name)
         index.close()
-        old: list[dict[str, Any]] = json.loads(f"[{','.join(ended)}]")
-        return old + [r for r in read.values() if r is not None and (r["finished"] is None or r["finished"] >= since)]
+        self._count = len(present) - len(changed) + len(read) - len(expired)
+        new = (record for record in read.values() if record["state"] not in FINAL or record["finished"] >= since)
+        return [record for record in (*old, *new) if record["name"] not in expired]
 
     def spec(self, name: str) -> JobSpec:
         """What a job's user asked for."""
         from paceline.job.spec import JobSpec
 
-        stored = read_json(self._run(name).job)
-        if stored is None:
-            raise UserError(f"job {name} was not stored with what it runs; submit it anew")
-        return JobSpec.model_validate(stored["spec"])
+        stored = read_json(self._run(name).job) or {}
+        try:
+            return JobSpec.model_validate(stored.get("spec"))
+        except ValueError:  # a damaged file, or one of another version
+            raise UserError(f"what job {name} runs cannot be read from its folder; submit it anew") from None
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """What happened to a job."""
-        lines = self._run(name).events.read_bytes().split(b"\n")
-        return [json.loads(line) for line in lines[:-1]]
+        return records.events(self._run(name))
 
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
         """Lines of a job in the order in which they were written."""
@@ -198,32 +222,37 @@ class Local(Backend):
     def stop(self, names: Sequence[str], now: bool = False) -> None:
         """Ask jobs to stop: cleanly, with their grace, or at once. Jobs that have ended are left as they are."""
         with refusals():
-            for run in map(self._run, names):
-                launching.stop(run, now)
+            for name in dict.fromkeys(names):
+                launching.stop(self._run(name), now)
 
     def delete(self, names: Sequence[str]) -> None:
-        """Remove jobs that have ended, with all that was written for them.
+        """Remove jobs that have ended, with all that was written for them; one that is gone already is no error.
 
         Raises:
-            UserError: one has not ended.
+            UserError: one has not ended, or cannot be removed.
         """
+        for job in self.describe(names):
+            if job.state == "LOST":
+                raise UserError(f"job {job.name} belongs to another machine: {job.error}; delete it there")
+            if not job.is_over:
+                raise UserError(f"job {job.name} has not ended; stop it first: paceline stop {job.name}")
+        for name in names:
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        """Take a job's folder away in one step, and then apart."""
         from paceline.job.code import discard
 
-        runs = [self._run(name) for name in names]
+        path = self._jobs / name
+        code = (read_json(RunDirectory(path).job) or {}).get("code")
         with refusals():
-            for run in runs:
-                launching.check_over(run)
-        for run in runs:
-            code = (read_json(run.job) or {}).get("code")
-            if code is not None:
-                discard(Path(code["path"]))
-            launching.remove(run)
+            launching.remove(path, (lambda: None) if code is None else (lambda: discard(Path(code["path"]))))
 
     def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
         """How to run a command where a rank runs, and as it does."""
         with refusals():
             env, folder = placing.shell_of(self._run(name), rank)
-        return Shell(tuple(command) or (os.environ.get("SHELL", "/bin/sh"),), {**os.environ, **env}, folder)
+        return Shell(tuple(command) or (os.environ.get("SHELL", "/bin/sh"),), env, folder)
 
     def open_tensorboard(self, name: str, logdir: str | None = None) -> str:
         """The address of a job's TensorBoard, which is started if there is none; it shows `logdir`, or its default."""
@@ -237,10 +266,10 @@ class Local(Backend):
         return tensorboard.stop(self._run(name).path)
 
     def _run(self, name: str) -> RunDirectory:
-        run = RunDirectory(self._jobs / name)
-        if not _is_name(name) or not run.spec.exists():
+        path = self._jobs / name
+        if not _is_name(name) or not records.is_job(path):
             raise UserError(f"no job {name}")
-        return run
+        return RunDirectory(path)
 
 
 def _is_name(name: str) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.job.errors import UserError
 from paceline.job.home import jobs_folder
 from paceline.node.launching import start_agent, write_down
-from paceline.node.run_directory import Staging
+from paceline.node.run_directory import Staging, sweep
 
 if TYPE_CHECKING:
     import socket
@@ -102,6 +102,7 @@ def _registered(spec: JobSpec) -> Iterator[None]:
     if link is not None:
         try:
             link.parent.mkdir(parents=True, exist_ok=True)
+            sweep(folder_of(spec).parent)
             link.symlink_to(folder_of(spec))
         except FileExistsError:
             raise NameTaken(spec.name, link) from None

@@ -13,8 +13,9 @@ import click
 from paceline.job.errors import UserError, nearest
 from paceline.job.job import STATES, Instance, Job
 from paceline.job.quantities import duration, show_duration, show_time
+from paceline.job.text import printable
 
-from .lookup import backend, known, on_option, rank_of
+from .lookup import backend, known, on_option, outcome, rank_of
 from .output import STATE_COLOURS, Column, output_option, show, show_data
 from .progress import Progress
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _KEPT = _RECENT = 7 * 86400.0  # seconds for which a job that has ended is shown by `list`, and kept by `prune`
-_STOP_PATIENCE = 10.0  # seconds beyond its grace in which a job that is being stopped ends
+_PATIENCE = 15.0  # seconds beyond its grace in which a job that is being stopped ends
 
 
 def _ago(seconds: float, now: float) -> str:
@@ -114,7 +115,7 @@ def get(name: str, output: str) -> int:
         return 0
     now = time.time()
     for key, value in _facts(job, now):
-        click.echo(f"{key:<12} {value}")
+        click.echo(f"{key:<12} {printable(value)}")
     if job.instances:
         click.echo()
         show(job.instances, _INSTANCES, output, asdict)
@@ -142,7 +143,8 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
         ("started", show_time(job.started)),
         ("finished", show_time(job.finished)),
         ("duration", _duration(job)),
-        ("progress", _progress(progress)),
+        ("kept for", None if job.ttl is None else f"{show_duration(job.ttl)} after its end"),
+        ("progress", _progress(progress, job.is_over)),
         ("tensorboard", job.tensorboard),
         *(("data", _volume(volume)) for volume in job.data),
         ("code", _code(job.code) if job.code else None),
@@ -152,7 +154,7 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
     return [(key, str(value)) for key, value in facts if value not in (None, "")]
 
 
-def _progress(progress: Any) -> str:
+def _progress(progress: Any, is_over: bool) -> str:
     if not progress:
         return ""
     of = f"/{progress['epochs']}" if progress.get("epochs") else ""
@@ -160,7 +162,7 @@ def _progress(progress: Any) -> str:
     text = f"epoch {progress['epoch'] + 1}{of}, step {progress['step']}{steps}"
     if progress.get("samples_per_second"):
         text += f", {progress['samples_per_second']:.4g} samples/s"
-    if progress.get("seconds_left") is not None:
+    if progress.get("seconds_left") is not None and not is_over:
         text += f", {show_duration(progress['seconds_left'])} left"
     return text
 
@@ -203,7 +205,7 @@ def wait(names: tuple[str, ...], timeout: str | None) -> int:
         return 124
     code = 0
     for job in known(names):
-        click.echo(f"paceline: {_outcome(job)}", err=True)
+        _say(outcome(job))
         code = code or _exit_code(job)
     return code
 
@@ -219,11 +221,6 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:3])} and {len(names) - 3} more" if len(names) > 4 else ", ".join(names)
 
 
-def _outcome(job: Job) -> str:
-    took = f" after {_duration(job)}" if job.started is not None else ""
-    return f"job {job.name} {job.state.lower()}{took}{f': {job.error}' if job.error else ''}"
-
-
 def _exit_code(job: Job) -> int:
     """The exit code of a job that is over; 1 where it died without one."""
     return (0 if job.state == "SUCCEEDED" else 1) if job.exit_code is None else job.exit_code
@@ -235,19 +232,34 @@ def _exit_code(job: Job) -> int:
 @click.option("--no-wait", is_flag=True, help="Come back before they have ended.")
 def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
     """Stop JOBs: cleanly, so that a script that uses the library saves a checkpoint."""
+    names = tuple(dict.fromkeys(names))
     jobs = known(names)
-    here = backend()
-    here.stop(names, now)
+    _refuse_lost(jobs)
+    backend().stop(names, now)
     if not no_wait:
-        _wait(names)
+        _wait(names, _PATIENCE + (0 if now else max(job.grace for job in jobs)))
+    code = 0
     for before, after in zip(jobs, known(names), strict=True):
         if before.is_over:
-            click.echo(f"paceline: job {before.name} had ended already ({before.state.lower()})", err=True)
-        elif no_wait and not after.is_over:
-            click.echo(f"paceline: job {before.name} is being stopped", err=True)
+            _say(f"job {before.name} had ended already ({before.state.lower()})")
+        elif after.is_over:
+            _say(outcome(after))
+        elif no_wait:
+            _say(f"job {before.name} is being stopped; its ranks have {before.grace:g} s")
         else:
-            click.echo(f"paceline: {_outcome(after)}", err=True)
-    return 0
+            _say(f"job {before.name} does not end; end it at once with: paceline stop --now {before.name}")
+            code = 1
+    return code
+
+
+def _refuse_lost(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        if job.state == "LOST":
+            raise UserError(f"job {job.name}: {job.error}")
+
+
+def _say(text: str) -> None:
+    click.echo(f"paceline: {printable(text)}", err=True)
 
 
 @click.command(params=[on_option()])
@@ -257,15 +269,17 @@ def delete(names: tuple[str, ...], force: bool) -> int:
     """Delete JOBs that have ended, with their logs and the checkpoints in their folders."""
     names = tuple(dict.fromkeys(names))
     here = backend()
-    going = [job.name for job in known(names) if not job.is_over]
+    jobs = known(names)
+    _refuse_lost(jobs)
+    going = [job.name for job in jobs if not job.is_over]
     if going and not force:
         raise UserError(f"job {going[0]} has not ended; stop it first with paceline stop {going[0]}, or add --force")
     if going:
         here.stop(going, now=True)
     _wait(names)
-    here.delete(names)
     for name in names:
-        click.echo(f"paceline: job {name} deleted", err=True)
+        here.delete([name])
+        _say(f"job {name} deleted")
     return 0
 
 
@@ -290,8 +304,8 @@ def prune(since: str | None, state: tuple[str, ...], dry_run: bool) -> int:
     for job in old:
         ended = _ago(job.finished or job.created, now)
         click.echo(f"{job.name}  {job.state}  ended {ended} ago")
-    if not dry_run:
-        here.delete([job.name for job in old])
+        if not dry_run:
+            here.delete([job.name])
     what = "would be deleted" if dry_run else "deleted"
     click.echo(f"paceline: {len(old)} job{'' if len(old) == 1 else 's'} {what}", err=True)
     return 0
@@ -312,7 +326,7 @@ def _ended_before(job: Job, now: float, age: float | None) -> bool:
 def events(name: str, output: str) -> int:
     """Show what happened to JOB, in order."""
     known([name])
-    show(backend().events(name), _EVENTS, output, dict)
+    show(backend().events(name), _EVENTS, output, lambda event: {**event, "time": show_time(event["time"])})
     return 0
 
 
@@ -330,7 +344,7 @@ _EVENTS: list[Column[dict[str, Any]]] = [
 ]
 
 
-@click.command(params=[on_option()])
+@click.command(params=[on_option()], context_settings={"ignore_unknown_options": True})
 @click.argument("name", metavar="JOB")
 @click.option("-i", "--instance", metavar="INSTANCE|RANK", default="0", help="Whose variables to take.  [default: 0]")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] [COMMAND]…")

@@ -176,13 +176,13 @@ class JobSpec(_Model):
     tensorboard_dir: str | None = Field(None, description="what it shows; the default is the job's folder")
     log_dir: str | None = Field(None, description="where the run directory goes instead of the user's state folder")
     checkpoint_dir: str | None = Field(None, description="where the library keeps checkpoints unless the script says")
-    resume_from: str | None = Field(None, description="job whose code and checkpoints this one goes on with")
+    resume_from: Name | None = Field(None, description="job whose code and checkpoints this one goes on with")
     start_method: Literal["fork", "exec"] = "fork"
     preload: tuple[str, ...] = Field((), description="modules imported once a node, before the ranks are forked")
     max_restarts: int = Field(0, ge=0)
     time_limit: Duration | None = Field(None, description="from the first start on: seconds, or 90s, 10m, 2h, 7d")
     ttl: Duration | None = Field(None, description="time to live: how long after its end the job is kept")
-    priority: int = Field(0, description="a waiting job with a higher one starts first")
+    priority: int = Field(0, ge=-1_000_000, le=1_000_000, description="a waiting job with a higher one starts first")
     queue: str | None = Field(None, description="queue or partition, where the backend has several")
     labels: dict[str, Text] = {}
     backend: str = Field("local", description="where it runs: local, or a target of the settings")
@@ -204,6 +204,18 @@ class JobSpec(_Model):
         if len(given) != 1:
             what = f"{' and '.join(given)} contradict each other" if given else "nothing to run"
             raise ValueError(f"{what}; give one of script, module and command")
+        return self
+
+    @model_validator(mode="after")
+    def _no_contradictions(self) -> JobSpec:
+        both = sorted(set(self.secrets) & set(self.env))
+        if both:
+            raise ValueError(f"{both[0]} is both a secret and in env; give it once")
+        for word in (self.script, self.module, self.command, self.working_dir, *self.args):
+            if "\0" in (word or ""):
+                raise ValueError(f"{word!r} holds a zero byte, which no command line can")
+        if isinstance(self.devices, tuple) and len(set(self.devices)) < len(self.devices):
+            raise ValueError("a device is named twice; name each once")
         return self
 
     @property

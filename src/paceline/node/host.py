@@ -56,7 +56,7 @@ class Host:
         """Those of these jobs that are here; hosts may share the folder, and have their own jobs in it."""
         found = [RunDirectory(self.jobs / name) for name in names if _NAME.fullmatch(name)]
         me = socket.gethostname()
-        return [run for run in found if run.spec.exists() and (read_json(run.job) or {}).get("host", me) == me]
+        return [run for run in found if records.is_job(run.path) and (read_json(run.job) or {}).get("host", me) == me]
 
     def run(self, name: str) -> RunDirectory:
         """A job that is here.
@@ -96,10 +96,10 @@ class Host:
             record = records.record(run.path, line)
             if record is None:
                 continue
-            is_over, ended = record["state"] in records.FINAL, record["finished"] or record["created"]
-            if is_over and record["ttl"] is not None and now - ended >= record["ttl"]:
+            is_over = record["state"] in records.FINAL
+            if is_over and record["ttl"] is not None and now - (record["kept_since"] or now) >= record["ttl"]:
                 self._remove(run)
-            elif not is_over or ended >= since:
+            elif not is_over or record["finished"] >= since:
                 node = read_json(run.spec) or {}
                 found.append({**record, "job_id": node.get("job_id"), "node_rank": node.get("node_rank")})
         return {"jobs": found, "names": [run.path.name for run in runs]}
@@ -110,8 +110,7 @@ class Host:
 
     def events(self, request: Request) -> Answer:
         """What happened to a job here."""
-        lines = self.run(request["name"]).events.read_bytes().split(b"\n")
-        return {"events": [json.loads(line) for line in lines[:-1]]}
+        return {"events": records.events(self.run(request["name"]))}
 
     def nodes(self, request: Request) -> Answer:
         """This machine, and what is in use."""
@@ -211,7 +210,8 @@ class Host:
         """Remove those of the jobs that are here."""
         runs = self.runs(request["names"])
         for run in runs:
-            launching.check_over(run)
+            if run.is_held:
+                raise Refused(f"job {run.path.name} has not ended; stop it first: paceline stop {run.path.name}")
         for run in runs:
             self._remove(run)
         return {"names": [run.path.name for run in runs]}
@@ -226,9 +226,7 @@ class Host:
 
     def _remove(self, run: RunDirectory) -> None:
         code = (read_json(run.job) or {}).get("code")
-        if code is not None:
-            shutil.rmtree(code["path"], ignore_errors=True)
-        launching.remove(run)
+        launching.remove(run.path, lambda: None if code is None else shutil.rmtree(code["path"], ignore_errors=True))
 
     def open_tensorboard(self, request: Request) -> Answer:
         """The address of a job's TensorBoard, on this machine."""
@@ -392,7 +390,7 @@ def shell(argument: str) -> None:
         )
         os.chdir(folder)
         command = request["command"] or [os.environ.get("SHELL", "/bin/sh")]
-        os.execvpe(command[0], command, {**os.environ, **env})
+        os.execvpe(command[0], command, env)
     except Refused as error:
         sys.exit(f"paceline: {error}")
     except OSError as error:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +17,13 @@ from .run_directory import RunDirectory, write_json
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from .run_directory import Staging
     from .spec import NodeSpec
 
-CLEAN, AT_ONCE = (15,), (15, 2)  # SIGTERM asks an agent to stop; a second signal, to stop at once
+_AT_ONCE = 10.0  # seconds for an agent to end all at once
 _AGENT_COMES = 10.0  # seconds for an agent to say who it is
 _PAUSE = 0.02  # seconds between two looks whether it has
 
@@ -59,31 +62,51 @@ def stop(run: RunDirectory, now: bool) -> None:
         Refused: its agent does not answer.
     """
     deadline = time.monotonic() + _AGENT_COMES
-    while run.is_held and not records.signal_agent(run.path, AT_ONCE if now else CLEAN):
+    while not records.signal_agent(run.path, (signal.SIGQUIT if now else signal.SIGTERM,)):
+        if not run.is_held:
+            return
         if time.monotonic() > deadline:
             raise Refused(f"the agent of job {run.path.name} does not answer; see {run.agent_log}")
-        time.sleep(_PAUSE)  # it has just been started
+        _wait(run, _PAUSE)  # it has just been started
+    if now and not _wait(run, _AT_ONCE):
+        records.signal_agent(run.path, (signal.SIGKILL,))  # the kernel ends its ranks with it
+        _wait(run, _AT_ONCE)
 
 
-def check_over(run: RunDirectory) -> None:
-    """See that nobody works on a job.
+def _wait(run: RunDirectory, seconds: float) -> bool:
+    """Whether nobody works on a job any more within this time."""
+    thread = threading.Thread(target=run.wait_until_free, daemon=True)  # the kernel wakes it, and nobody else
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
+def remove(path: Path, discard: Callable[[], None]) -> None:
+    """Take a job's folder away in one step, and then apart; one that is gone already is no error.
+
+    Args:
+        path: its run directory, or the link to it.
+        discard: removes what it has elsewhere, once it is no job any more.
 
     Raises:
-        Refused: somebody does.
+        Refused: it cannot be removed.
     """
-    if run.is_held:
-        raise Refused(f"job {run.path.name} has not ended; stop it first: paceline stop {run.path.name}")
-
-
-def remove(run: RunDirectory) -> None:
-    """Remove a job that has ended, with all that its run directory holds."""
-    tensorboard.stop(run.path)
-    folder = run.path.resolve()
-    hidden = folder.with_name(f".{folder.name}.deleted.{time.monotonic_ns()}")
-    folder.rename(hidden)  # so that there is never half a job
-    if run.path.is_symlink():
-        run.path.unlink()
-    shutil.rmtree(hidden)
+    run = RunDirectory(path.resolve())
+    with contextlib.suppress(OSError):
+        tensorboard.stop(run.path)
+    hidden = run.path.with_name(f".{run.path.name}.deleted.{time.monotonic_ns()}")
+    try:
+        run.path.rename(hidden)
+        if path.is_symlink():
+            path.unlink()
+        discard()
+        shutil.rmtree(hidden)
+    except FileNotFoundError:  # somebody else was as quick, or removed it by hand
+        with contextlib.suppress(OSError):
+            if path.is_symlink():
+                path.unlink()
+    except OSError as error:
+        raise Refused(f"cannot remove {error.filename}: {error.strerror}; remove it by hand") from None
 
 
 def take_checkpoints(old: Path, new: Path) -> None:

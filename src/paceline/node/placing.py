@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract import CONTRACTS, OWN_CONTRACT, Placement
 
-from . import devices
+from . import devices, processes
 from .errors import Refused
 from .spec import NodeSpec
 
@@ -51,7 +52,7 @@ def variables(spec: NodeSpec, placement: Placement) -> dict[str, Any]:
 
 
 def shell_of(run: RunDirectory, rank: int) -> tuple[dict[str, str], str]:
-    """The variables of a rank of a job, and the folder in which it started.
+    """The variables that a rank of a job has, secrets included as long as it runs, and the folder where it started.
 
     Raises:
         Refused: the job has no such rank here.
@@ -64,16 +65,20 @@ def shell_of(run: RunDirectory, rank: int) -> tuple[dict[str, str], str]:
         raise Refused(f"job {spec.job} has no rank {rank} here; its ranks are {', '.join(map(str, local))}")
     if status.get("devices"):
         spec = dataclasses.replace(spec, devices=tuple(status["devices"]))
-    return {**spec.env, **foreseen(spec, local[rank], status)}, spec.working_dir
+    mine = {name: os.environ[name] for name in ("TERM", "COLUMNS", "LINES") if name in os.environ}
+    env = processes.environment((status.get("agent") or {}).get("pid", 0)) if run.is_held else {}
+    return {**os.environ, **env, **mine, **spec.env, **foreseen(spec, local[rank], status)}, spec.working_dir
 
 
 def foreseen(spec: NodeSpec, local_rank: int, status: dict[str, Any]) -> dict[str, Any]:
-    """The variables of a rank of a job on a single node, as far as they are known without the coordinator."""
-    port = spec.main_port or 0
-    endpoints = spec.nproc if "endpoints" in CONTRACTS[spec.framework].carries else 0
-    node = {"address": "127.0.0.1", "slots": spec.nproc, "ports": [port] * endpoints}
-    start = {
-        "nodes": [node], "node_rank": 0, "main_address": "127.0.0.1", "main_port": port,
-        "attempt": status.get("attempt", 0), "job": spec.job,
-    }  # fmt: skip
+    """The variables of a rank: as its job started, or as far as they are known before, for a single node."""
+    start = status.get("start")
+    if start is None:  # it has not started yet
+        port = spec.main_port or 0
+        endpoints = spec.nproc if "endpoints" in CONTRACTS[spec.framework].carries else 0
+        node = {"address": "127.0.0.1", "slots": spec.nproc, "ports": [port] * endpoints}
+        start = {
+            "nodes": [node], "node_rank": 0, "main_address": "127.0.0.1", "main_port": port, "attempt": 0,
+            "job": spec.job,
+        }  # fmt: skip
     return variables(spec, place(spec, start, local_rank))
