@@ -278,9 +278,9 @@ def test_code_and_secrets_travel_with_the_job(client: Client) -> None:
     assert b"hunter2" not in stored
     again = client("resubmit", "--on", "lab", name)
     assert again.returncode == 0, again.stderr
-    assert again.stdout == "mine-2\n"
-    assert client("wait", "--on", "lab", "mine-2").returncode == 0
-    assert "42 " in client("logs", "--on", "lab", "mine-2").stdout
+    assert again.stdout == "mine-1-2\n"
+    assert client("wait", "--on", "lab", "mine-1-2").returncode == 0
+    assert "42 " in client("logs", "--on", "lab", "mine-1-2").stdout
     assert client("prune", "--on", "lab", "-s", "0s").returncode == 0
     assert client("list", "--on", "lab", "-A", "-o", "json").stdout == "[]\n"
 
