@@ -15,7 +15,7 @@ from ..case import Case, Failed, Goal, Sample, Side
 from ..lab import SCRIPTS, TIMEOUT, Lab, free_port, installed
 
 WRITE_LINES, TELL_TIME = str(SCRIPTS / "write_lines.py"), str(SCRIPTS / "tell_time.py")
-RANKS, LINES = 64, 2000
+RANKS, LINES = 64, 10_000
 TIMES = 60
 _LINE = re.compile(rb"(<(\d+) (\d+) \.+>\n)")
 

@@ -80,7 +80,8 @@ class LocalRun:
             more: set[Path] = set()  # files that may hold more than was read
             for path, log in logs.items():
                 if (grown is None or path in grown) and (data := log.file.read()):
-                    more.add(path)
+                    if log.file.more:
+                        more.add(path)
                     yield replace(log.output, data=data)
             for line in lines.add(events.read()):
                 details = json.loads(line)

@@ -102,11 +102,17 @@ class FolderWaker(_Inotify):
 
 
 class GrowingFile:
-    """A file that others append to, read from where the last read ended."""
+    """A file that others append to, read from where the last read ended.
+
+    Attributes:
+        offset: where the next read begins.
+        more: whether the last read left something that was there already.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.offset = 0
+        self.more = False
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by `close`
 
     def read(self, limit: int = CHUNK) -> bytes:
@@ -116,6 +122,7 @@ class GrowingFile:
             self.offset = 0  # somebody opened /dev/stdout anew, which empties the file
             data = os.pread(self._file.fileno(), limit, 0)
         self.offset += len(data)
+        self.more = len(data) == limit
         return data
 
     def peek(self, position: int, length: int) -> bytes:
@@ -150,9 +157,11 @@ class RankLog(GrowingFile):
             return data
         if before < record["log_start"]:
             self.offset = record["log_start"]
+            self.more = True
             return data[: self.offset - before]
         if record["log_end"] is None:
             self.offset = before
+            self.more = False
             return b""
         self._passed = True
         self.offset = max(before, record["log_end"])

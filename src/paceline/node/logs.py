@@ -171,7 +171,7 @@ class _Source:
     def next(self, raw: bool) -> tuple[bytes, bool]:
         """What is new, for a follower that hears of growth, and whether there is more already."""
         data = self._file.read()
-        return data if raw else self._whole(data), len(data) == CHUNK
+        return data if raw else self._whole(data), self._file.more
 
     def rest(self, when: float) -> Iterator[Text]:
         """The beginning of a line that has no end."""
