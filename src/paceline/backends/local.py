@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
 import os
 import re
 import shutil
+import signal
 import sys
 import threading
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +34,12 @@ if TYPE_CHECKING:
     from .base import LogLines, LogQuery, Progress
     from .usage import LocalUsage
 
-CLEAN, AT_ONCE = (15,), (15, 2)  # SIGTERM asks an agent to stop; a second signal, to stop at once
+_AT_ONCE = 10.0  # seconds for an agent to end all at once
 _TICK = 0.2  # seconds between two looks at the clock while nothing happens
 _AGENT_COMES = 10.0  # seconds for an agent to say who it is
+
+
+_KEYS = len(fields(Job))  # of a record
 
 
 def _warn(text: str) -> None:
@@ -46,6 +52,7 @@ class Local(Backend):
     def __init__(self) -> None:
         self._jobs = jobs_folder()
         self._measured: LocalUsage | None = None
+        self._count: int | None = None
 
     # -- submit --------------------------------------------------------------------------------------------------------
 
@@ -89,7 +96,9 @@ class Local(Backend):
 
     def count(self) -> int:
         """How many jobs there are."""
-        return len(records.names(self._jobs))
+        if self._count is None:
+            self._all(math.inf)
+        return self._count or 0
 
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> list[Job]:
         """These jobs, or all, the newest first; those that are unknown are left out."""
@@ -97,34 +106,50 @@ class Local(Backend):
             line = records.line_of(self._jobs.parent)
             found = (records.record(self._jobs / name, line) for name in names if _is_name(name))
             return [Job.from_record(record) for record in found if record is not None]
-        now = time.time()
-        jobs = [Job.from_record(record) for record in self._all(since or 0.0)]
-        expired = [job.name for job in jobs if job.has_expired(now)]
-        if expired:
-            self.delete(expired)
-        return sorted((job for job in jobs if job.name not in expired), key=lambda job: job.created, reverse=True)
+        jobs = map(Job.from_record, self._all(since or 0.0))
+        return sorted(jobs, key=lambda job: job.created, reverse=True)
 
     def _all(self, since: float) -> list[dict[str, Any]]:
-        """The records of all jobs but those that ended before `since`.
+        """The records of all jobs but those that ended before `since`; jobs whose time to live is over go.
 
         Those of jobs that have ended come from the index, as far as it knows them, the others from their folders.
         """
         from paceline.job.index import Index
 
-        present = records.names(self._jobs)
+        now = time.time()
+        try:
+            present = records.names(self._jobs)
+        except OSError as error:
+            raise UserError(f"cannot read {self._jobs}: {error.strerror}; is PACELINE_HOME right, and yours?") from None
         if not present:
+            self._count = 0
             return []
         index = Index(self._jobs.parent / "jobs.db", _warn)
         known = index.names()
         changed = dict(present.items() - known.items())
-        ended = [row for name, row in index.load(since).items() if present.get(name) == known.get(name)]
+        try:
+            rows = [row for name, row in index.load(since).items() if name in present and name not in changed]
+            old: list[dict[str, Any]] = json.loads(f"[{','.join(rows)}]")
+            if not all(len(record) == _KEYS for record in old):
+                raise ValueError("its records lack something")
+        except (ValueError, TypeError) as error:
+            index.discard(error)
+            index.close()
+            return self._all(since)
         line = records.line_of(self._jobs.parent)
-        read = {name: records.record(self._jobs / name, line) for name in changed}
-        new = {name: (present[name], record) for name, record in read.items() if record and record["state"] in FINAL}
-        index.update(new, known.keys() - present.keys())
+        read = {name: record for name in changed if (record := records.record(self._jobs / name, line)) is not None}
+        ended = {name: record for name, record in read.items() if record["state"] in FINAL}
+        for record in ended.values():
+            record["kept_since"] = record["kept_since"] or now  # when it was seen first that it is over
+        index.update({name: (present[name], record) for name, record in ended.items()}, known.keys() - present.keys())
+        expired = index.expired(now)
+        for name in expired:
+            with contextlib.suppress(UserError):  # what cannot be removed now can be later
+                self._remove(name)
         index.close()
-        old: list[dict[str, Any]] = json.loads(f"[{','.join(ended)}]")
-        return old + [r for r in read.values() if r is not None and (r["finished"] is None or r["finished"] >= since)]
+        self._count = len(present) - len(changed) + len(read) - len(expired)
+        new = (record for record in read.values() if record["state"] not in FINAL or record["finished"] >= since)
+        return [record for record in (*old, *new) if record["name"] not in expired]
 
     def spec(self, name: str) -> JobSpec:
         """What a job's user asked for."""
@@ -137,8 +162,7 @@ class Local(Backend):
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """What happened to a job."""
-        lines = self._run(name).events.read_bytes().split(b"\n")
-        return [json.loads(line) for line in lines[:-1]]
+        return records.events(self._run(name))
 
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
         """Lines of a job in the order in which they were written."""
@@ -193,43 +217,63 @@ class Local(Backend):
 
     def stop(self, names: Sequence[str], now: bool = False) -> None:
         """Ask jobs to stop: cleanly, with their grace, or at once. Jobs that have ended are left as they are."""
-        for run in map(self._run, names):
-            deadline = time.monotonic() + _AGENT_COMES
-            while run.is_held and not records.signal_agent(run.path, AT_ONCE if now else CLEAN):
-                if time.monotonic() > deadline:
-                    raise UserError(f"the agent of job {run.path.name} does not answer; see {run.agent_log}")
-                self.wait([run.path.name], 0.02)  # it has just been started
+        for name in dict.fromkeys(names):
+            self._stop(self._run(name), now)
+
+    def _stop(self, run: RunDirectory, now: bool) -> None:
+        deadline = time.monotonic() + _AGENT_COMES
+        while not records.signal_agent(run.path, (signal.SIGQUIT if now else signal.SIGTERM,)):
+            if not run.is_held:
+                return
+            if time.monotonic() > deadline:
+                raise UserError(f"the agent of job {run.path.name} does not answer; see {run.agent_log}")
+            self.wait([run.path.name], 0.02)  # it has just been started
+        if now and not self.wait([run.path.name], _AT_ONCE):
+            records.signal_agent(run.path, (signal.SIGKILL,))  # the kernel ends its ranks with it
+            self.wait([run.path.name], _AT_ONCE)
 
     def delete(self, names: Sequence[str]) -> None:
-        """Remove jobs that have ended, with all that was written for them.
+        """Remove jobs that have ended, with all that was written for them; one that is gone already is no error.
 
         Raises:
-            UserError: one has not ended.
+            UserError: one has not ended, or cannot be removed.
         """
+        for job in self.describe(names):
+            if job.state == "LOST":
+                raise UserError(f"job {job.name} belongs to another machine: {job.error}; delete it there")
+            if not job.is_over:
+                raise UserError(f"job {job.name} has not ended; stop it first: paceline stop {job.name}")
+        for name in names:
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        """Take a job's folder away in one step, and then apart."""
         from paceline.job.code import discard
 
-        runs = [self._run(name) for name in names]
-        for run in runs:
-            if run.is_held:
-                raise UserError(f"job {run.path.name} has not ended; stop it first: paceline stop {run.path.name}")
-        for run in runs:
+        path = self._jobs / name
+        run = RunDirectory(path.resolve())
+        code = (read_json(run.job) or {}).get("code")
+        with contextlib.suppress(OSError):
             tensorboard.stop(run.path)
-            code = (read_json(run.job) or {}).get("code")
+        hidden = run.path.with_name(f".{run.path.name}.deleted.{time.monotonic_ns()}")
+        try:
+            run.path.rename(hidden)
+            if path.is_symlink():
+                path.unlink(missing_ok=True)
             if code is not None:
                 discard(Path(code["path"]))
-            folder = run.path.resolve()
-            hidden = folder.with_name(f".{folder.name}.deleted.{time.monotonic_ns()}")
-            folder.rename(hidden)  # so that there is never half a job
-            if run.path.is_symlink():
-                run.path.unlink()
             shutil.rmtree(hidden)
+        except FileNotFoundError:  # somebody else was as quick
+            return
+        except OSError as error:
+            raise UserError(f"cannot remove {error.filename}: {error.strerror}; remove it by hand") from None
 
     def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
         """How to run a command where a rank runs, and as it does."""
         from .prepare import shell_of
 
         env, folder = shell_of(self._run(name), rank)
-        return Shell(tuple(command), {**os.environ, **env}, folder)
+        return Shell(tuple(command), env, folder)
 
     def open_tensorboard(self, name: str, logdir: str | None = None) -> str:
         """The address of a job's TensorBoard, which is started if there is none; it shows `logdir`, or its default."""
@@ -243,10 +287,10 @@ class Local(Backend):
         return tensorboard.stop(self._run(name).path)
 
     def _run(self, name: str) -> RunDirectory:
-        run = RunDirectory(self._jobs / name)
-        if not _is_name(name) or not run.spec.exists():
+        path = self._jobs / name
+        if not _is_name(name) or not records.is_job(path):
             raise UserError(f"no job {name}")
-        return run
+        return RunDirectory(path)
 
 
 def _is_name(name: str) -> bool:

@@ -17,7 +17,7 @@ from paceline.job.errors import UserError
 from paceline.job.home import jobs_folder
 from paceline.job.quantities import show_size
 from paceline.job.script import Imports, imports_of, module_file, program_kind
-from paceline.node import devices, machine, placing, queue
+from paceline.node import devices, machine, placing, processes, queue
 from paceline.node.ports import is_listening
 from paceline.node.spec import NodeSpec, Program, Request
 
@@ -309,7 +309,7 @@ def describe_ranks(spec: NodeSpec) -> list[dict[str, Any]]:
 
 
 def shell_of(run: RunDirectory, rank: int) -> tuple[dict[str, str], str]:
-    """The variables of a rank of a job, and the folder in which it started.
+    """The variables that a rank of a job has, secrets included as long as it runs, and the folder where it started.
 
     Raises:
         UserError: the job has no such rank here.
@@ -322,15 +322,19 @@ def shell_of(run: RunDirectory, rank: int) -> tuple[dict[str, str], str]:
         raise UserError(f"job {spec.job} has no rank {rank} here; its ranks are {', '.join(map(str, local))}")
     if status.get("devices"):
         spec = dataclasses.replace(spec, devices=tuple(status["devices"]))
-    return {**spec.env, **_variables(spec, local[rank], status)}, spec.working_dir
+    mine = {name: os.environ[name] for name in ("TERM", "COLUMNS", "LINES") if name in os.environ}
+    env = processes.environment((status.get("agent") or {}).get("pid", 0)) if run.is_held else {}
+    return {**os.environ, **env, **mine, **spec.env, **_variables(spec, local[rank], status)}, spec.working_dir
 
 
 def _variables(spec: NodeSpec, local_rank: int, status: dict[str, Any]) -> dict[str, Any]:
-    port = spec.main_port or 0
-    endpoints = spec.nproc if "endpoints" in CONTRACTS[spec.framework].carries else 0
-    node = {"address": "127.0.0.1", "slots": spec.nproc, "ports": [port] * endpoints}
-    start = {
-        "nodes": [node], "node_rank": 0, "main_address": "127.0.0.1", "main_port": port,
-        "attempt": status.get("attempt", 0), "job": spec.job,
-    }  # fmt: skip
+    start = status.get("start")
+    if start is None:  # it has not started yet
+        port = spec.main_port or 0
+        endpoints = spec.nproc if "endpoints" in CONTRACTS[spec.framework].carries else 0
+        node = {"address": "127.0.0.1", "slots": spec.nproc, "ports": [port] * endpoints}
+        start = {
+            "nodes": [node], "node_rank": 0, "main_address": "127.0.0.1", "main_port": port, "attempt": 0,
+            "job": spec.job,
+        }  # fmt: skip
     return placing.variables(spec, placing.place(spec, start, local_rank))

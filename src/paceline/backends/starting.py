@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.job.errors import UserError
 from paceline.job.home import jobs_folder
 from paceline.node import ENTRY
-from paceline.node.run_directory import RunDirectory, Staging, write_json
+from paceline.node.run_directory import RunDirectory, Staging, sweep, write_json
 
 if TYPE_CHECKING:
     import socket
@@ -111,6 +111,7 @@ def _registered(spec: JobSpec) -> Iterator[None]:
     if link is not None:
         try:
             link.parent.mkdir(parents=True, exist_ok=True)
+            sweep(folder_of(spec).parent)
             link.symlink_to(folder_of(spec))
         except FileExistsError:
             raise NameTaken(spec.name, link) from None

@@ -64,6 +64,8 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
         UserError: they contradict each other or cannot be read.
     """
     nodes = _nodes(given["nnodes"] or "1")
+    if given["name"] == "":
+        raise UserError("--name is empty; give a name, or leave the flag out")
     found: dict[str, Any] = {
         "name": given["name"],
         "args": given["args"] or None,
@@ -185,6 +187,8 @@ def _devices(given: dict[str, Any]) -> int | tuple[str, ...] | None:
     if count is not None:
         raise UserError("--devices says which GPUs, --gpus how many; give one of them")
     devices = tuple(part.strip() for part in text.split(","))
+    if len(set(devices)) < len(devices):
+        raise UserError(f"--devices {text!r} names a device twice; name each once")
     if not all(devices):
         raise UserError(f"--devices {text!r} is no list of devices; write for example --devices 0,1")
     return devices

@@ -13,6 +13,7 @@ import click
 from paceline.job.errors import UserError, nearest
 from paceline.job.job import STATES, Instance, Job
 from paceline.job.quantities import duration, show_duration, show_time
+from paceline.job.text import printable
 
 from .lookup import backend, known, rank_of
 from .output import STATE_COLOURS, Column, output_option, show, show_data
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _KEPT = _RECENT = 7 * 86400.0  # seconds for which a job that has ended is shown by `list`, and kept by `prune`
-_STOP_PATIENCE = 10.0  # seconds beyond its grace in which a job that is being stopped ends
+_PATIENCE = 15.0  # seconds beyond its grace in which a job that is being stopped ends
 
 
 def _ago(seconds: float, now: float) -> str:
@@ -114,7 +115,7 @@ def get(name: str, output: str) -> int:
         return 0
     now = time.time()
     for key, value in _facts(job, now):
-        click.echo(f"{key:<12} {value}")
+        click.echo(f"{key:<12} {printable(value)}")
     if job.instances:
         click.echo()
         show(job.instances, _INSTANCES, output, asdict)
@@ -203,7 +204,7 @@ def wait(names: tuple[str, ...], timeout: str | None) -> int:
         return 124
     code = 0
     for job in known(names):
-        click.echo(f"paceline: {_outcome(job)}", err=True)
+        _say(_outcome(job))
         code = code or _exit_code(job)
     return code
 
@@ -235,19 +236,34 @@ def _exit_code(job: Job) -> int:
 @click.option("--no-wait", is_flag=True, help="Come back before they have ended.")
 def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
     """Stop JOBs: cleanly, so that a script that uses the library saves a checkpoint."""
+    names = tuple(dict.fromkeys(names))
     jobs = known(names)
-    here = backend()
-    here.stop(names, now)
+    _refuse_lost(jobs)
+    backend().stop(names, now)
     if not no_wait:
-        _wait(names)
+        _wait(names, _PATIENCE + (0 if now else max(job.grace for job in jobs)))
+    code = 0
     for before, after in zip(jobs, known(names), strict=True):
         if before.is_over:
-            click.echo(f"paceline: job {before.name} had ended already ({before.state.lower()})", err=True)
-        elif no_wait and not after.is_over:
-            click.echo(f"paceline: job {before.name} is being stopped", err=True)
+            _say(f"job {before.name} had ended already ({before.state.lower()})")
+        elif after.is_over:
+            _say(_outcome(after))
+        elif no_wait:
+            _say(f"job {before.name} is being stopped; its ranks have {before.grace:g} s")
         else:
-            click.echo(f"paceline: {_outcome(after)}", err=True)
-    return 0
+            _say(f"job {before.name} does not end; end it at once with: paceline stop --now {before.name}")
+            code = 1
+    return code
+
+
+def _refuse_lost(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        if job.state == "LOST":
+            raise UserError(f"job {job.name}: {job.error}")
+
+
+def _say(text: str) -> None:
+    click.echo(f"paceline: {printable(text)}", err=True)
 
 
 @click.command()
@@ -257,15 +273,17 @@ def delete(names: tuple[str, ...], force: bool) -> int:
     """Delete JOBs that have ended, with their logs and the checkpoints in their folders."""
     names = tuple(dict.fromkeys(names))
     here = backend()
-    going = [job.name for job in known(names) if not job.is_over]
+    jobs = known(names)
+    _refuse_lost(jobs)
+    going = [job.name for job in jobs if not job.is_over]
     if going and not force:
         raise UserError(f"job {going[0]} has not ended; stop it first with paceline stop {going[0]}, or add --force")
     if going:
         here.stop(going, now=True)
     _wait(names)
-    here.delete(names)
     for name in names:
-        click.echo(f"paceline: job {name} deleted", err=True)
+        here.delete([name])
+        _say(f"job {name} deleted")
     return 0
 
 
@@ -290,8 +308,8 @@ def prune(since: str | None, state: tuple[str, ...], dry_run: bool) -> int:
     for job in old:
         ended = _ago(job.finished or job.created, now)
         click.echo(f"{job.name}  {job.state}  ended {ended} ago")
-    if not dry_run:
-        here.delete([job.name for job in old])
+        if not dry_run:
+            here.delete([job.name])
     what = "would be deleted" if dry_run else "deleted"
     click.echo(f"paceline: {len(old)} job{'' if len(old) == 1 else 's'} {what}", err=True)
     return 0
@@ -312,7 +330,7 @@ def _ended_before(job: Job, now: float, age: float | None) -> bool:
 def events(name: str, output: str) -> int:
     """Show what happened to JOB, in order."""
     known([name])
-    show(backend().events(name), _EVENTS, output, dict)
+    show(backend().events(name), _EVENTS, output, lambda event: {**event, "time": show_time(event["time"])})
     return 0
 
 
@@ -330,7 +348,7 @@ _EVENTS: list[Column[dict[str, Any]]] = [
 ]
 
 
-@click.command()
+@click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("name", metavar="JOB")
 @click.option("-i", "--instance", metavar="INSTANCE|RANK", default="0", help="Whose variables to take.  [default: 0]")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] [COMMAND]…")

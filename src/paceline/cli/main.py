@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import errno
 import importlib
 import os
+import signal
 import sys
 from typing import Any
 
@@ -81,11 +83,7 @@ def main() -> None:
     """Run the command line; bad input is one line on stderr and exit code 2."""
     from paceline.job.errors import UserError
 
-    for descriptor in (0, 1, 2):  # one that is closed would be taken by the next file that is opened
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
+    _open_closed_streams()
     try:
         code = cli.main(standalone_mode=False)
     except UserError as error:
@@ -97,7 +95,30 @@ def main() -> None:
         code = 2
     except click.Abort:
         code = 130
+    except BrokenPipeError:  # whoever read our output is gone, as with `| head`
+        code = 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        with contextlib.suppress(OSError):
+            click.echo(f"paceline: cannot write the output: {error.strerror}", err=True)
+        code = 1
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python does not try again
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_closed_streams() -> None:
+    """Give a process whose standard streams were closed others: the next file that is opened would take their place."""
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 - as long as the process
 
 
 def _one_line(error: click.ClickException) -> str:

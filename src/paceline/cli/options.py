@@ -54,8 +54,11 @@ def parse_pairs(flag: str, pairs: Iterable[str], variable: bool = False) -> dict
     found = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
-        if not equals or not name or (variable and not _VARIABLE.fullmatch(name)) or "\0" in pair:
-            raise UserError(f"{flag} {pair!r} is not NAME=VALUE; write for example {flag} LR=0.1")
+        if not equals or not name or "\0" in pair:
+            example = "LR=0.1" if variable else "team=vision"
+            raise UserError(f"{flag} {pair!r} is not NAME=VALUE; write for example {flag} {example}")
+        if variable and not _VARIABLE.fullmatch(name):
+            raise UserError(f"{flag} {pair!r}: a variable's name has letters from A to Z, digits and '_'; rename it")
         found[name] = value
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from typing import TYPE_CHECKING, Any
@@ -48,9 +49,10 @@ def detached(spec: JobSpec) -> int:
 
     with Progress() as progress:
         job = load(spec.backend).submit(spec, progress)
-    click.echo(job.name)
-    click.echo(f"paceline: submitted; follow it with: paceline logs -f {job.name}", err=True)
-    click.echo(f"paceline: see it with: paceline get {job.name}; stop it with: paceline stop {job.name}", err=True)
+    with contextlib.suppress(OSError):  # the job runs, whether anybody hears of it or not
+        click.echo(job.name)
+        click.echo(f"paceline: submitted; follow it with: paceline logs -f {job.name}", err=True)
+        click.echo(f"paceline: see it with: paceline get {job.name}; stop it with: paceline stop {job.name}", err=True)
     return 0
 
 
@@ -80,6 +82,9 @@ def resubmit(job: str, name: str | None) -> int:
     (old,) = known([job])
     if not old.is_over and old.state != "LOST":
         raise UserError(f"job {job} is {old.state}; wait for it, or stop it first: paceline stop {job}")
-    new = name or re.sub(r"-\d+$", "", old.name)[:55] + "-"
     spec = backend().spec(job)
+    stem = (
+        re.sub(r"-\d+$", "", old.name) if spec.resume_from else old.name
+    )  # the number of a job that was numbered here
+    new = name or f"{stem[:55]}-"
     return detached(spec.model_copy(update={"name": new, "resume_from": job}))

@@ -16,10 +16,10 @@ def jobs_folder() -> Path:
     """
     home = os.environ.get("PACELINE_HOME")
     if home:
-        return Path(home) / "jobs"
+        return Path(home).absolute() / "jobs"
     state = os.environ.get("XDG_STATE_HOME")
     if state:
-        return Path(state) / "paceline" / "jobs"
+        return Path(state).absolute() / "paceline" / "jobs"
     try:
         return Path.home() / ".local" / "state" / "paceline" / "jobs"
     except RuntimeError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _BUSY = 2.0  # seconds to wait for another process that writes
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = """
     CREATE TABLE IF NOT EXISTS jobs (
-        name TEXT PRIMARY KEY, inode INTEGER NOT NULL, finished REAL NOT NULL, record TEXT NOT NULL
+        name TEXT PRIMARY KEY, inode INTEGER NOT NULL, finished REAL NOT NULL, expires REAL, record TEXT NOT NULL
     )
 """
 
@@ -57,7 +58,7 @@ class Index:
             self._connection.execute(_SCHEMA)
             self._connection.execute(f"PRAGMA user_version={_VERSION}")
 
-    def _start_anew(self, error: sqlite3.Error) -> None:
+    def _start_anew(self, error: Exception) -> None:
         self._warn(f"the index {self._path} was damaged ({error}); it is made anew from the jobs' folders")
         self.close()
         for end in ("", "-wal", "-shm"):
@@ -83,10 +84,18 @@ class Index:
         """Name → record, as JSON, of the jobs that ended after `since`, in seconds since the epoch."""
         return dict(self._execute("SELECT name, record FROM jobs WHERE finished >= ?", (since,)))
 
+    def expired(self, now: float) -> list[str]:
+        """The jobs whose time to live is over."""
+        return [name for (name,) in self._execute("SELECT name FROM jobs WHERE expires <= ?", (now,))]
+
+    def discard(self, why: Exception) -> None:
+        """Begin anew: what it says makes no sense."""
+        self._start_anew(why)
+
     def update(self, ended: Mapping[str, tuple[int, dict[str, Any]]], gone: Iterable[str]) -> None:
         """Remember jobs that have ended, and forget those whose folders are gone."""
         rows = [
-            (name, inode, record["finished"] or record["created"], json.dumps(record))
+            (name, inode, record["finished"], record["kept_since"] + (record["ttl"] or math.inf), json.dumps(record))
             for name, (inode, record) in ended.items()
         ]
         missing = [(name,) for name in gone]
@@ -94,7 +103,7 @@ class Index:
             return
         try:
             self._connection.execute("BEGIN IMMEDIATE")
-            self._connection.executemany("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?)", rows)
+            self._connection.executemany("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?)", rows)
             self._connection.executemany("DELETE FROM jobs WHERE name = ?", missing)
             self._connection.execute("COMMIT")
         except sqlite3.Error:

@@ -61,6 +61,8 @@ class Job:
         queue: the backend's queue.
         labels: the user's.
         ttl: seconds for which it is kept after its end; None for as long as nobody prunes it.
+        kept_since: from when on that counts; later than `finished` where nobody knew at once that it had ended.
+        grace: seconds that its ranks have to end when it is stopped.
         command: what each rank runs, with arguments.
         working_dir: where the ranks start.
         folder: its run directory.
@@ -92,6 +94,8 @@ class Job:
     queue: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     ttl: float | None = None
+    kept_since: float | None = None
+    grace: float = 0.0
     command: str = ""
     working_dir: str = ""
     folder: str = ""
@@ -107,7 +111,7 @@ class Job:
 
     def has_expired(self, now: float) -> bool:
         """Whether its time to live is over."""
-        return self.is_over and self.ttl is not None and now - (self.finished or self.created) >= self.ttl
+        return self.is_over and self.ttl is not None and now - (self.kept_since or now) >= self.ttl
 
     def duration(self, now: float) -> float | None:
         """Seconds from its start to its end, or to `now`."""

@@ -182,7 +182,7 @@ class JobSpec(_Model):
     max_restarts: int = Field(0, ge=0)
     time_limit: Duration | None = Field(None, description="from the first start on: seconds, or 90s, 10m, 2h, 7d")
     ttl: Duration | None = Field(None, description="time to live: how long after its end the job is kept")
-    priority: int = Field(0, description="a waiting job with a higher one starts first")
+    priority: int = Field(0, ge=-1_000_000, le=1_000_000, description="a waiting job with a higher one starts first")
     queue: str | None = Field(None, description="queue or partition, where the backend has several")
     labels: dict[str, Text] = {}
     backend: str = "local"
@@ -204,6 +204,15 @@ class JobSpec(_Model):
         if len(given) != 1:
             what = f"{' and '.join(given)} contradict each other" if given else "nothing to run"
             raise ValueError(f"{what}; give one of script, module and command")
+        return self
+
+    @model_validator(mode="after")
+    def _no_contradictions(self) -> JobSpec:
+        both = sorted(set(self.secrets) & set(self.env))
+        if both:
+            raise ValueError(f"{both[0]} is both a secret and in env; give it once")
+        if isinstance(self.devices, tuple) and len(set(self.devices)) < len(self.devices):
+            raise ValueError("a device is named twice; name each once")
         return self
 
     @property

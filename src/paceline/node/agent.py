@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import time
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,9 @@ from .times import TimeIndex
 FAILURE_GRACE = 5.0  # seconds between SIGTERM and SIGKILL for the peers of a failed rank
 SYMPTOM_WAIT = 1.0  # seconds to wait for the cause when all that is known is that a peer went away
 ANSWER_SECONDS = 10.0  # how long the coordinator may take to answer a node that was told to stop
+STOPS_AND_NEWS = (
+    signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2,
+)  # fmt: skip
 TIMED_OUT = 124  # the exit code of a job that came to its time limit, as timeout(1) has it
 CONNECT_PAUSE = 0.3  # seconds between two tries to reach the coordinator
 
@@ -68,9 +72,9 @@ class Agent:
             "nodes": spec.nodes, "node_rank": spec.node_rank, "world_size": None,
             "attempt": 0, "restarts": 0, "max_restarts": spec.max_restarts, "exit_code": None,
             "created": time.time(), "started": None, "finished": None, "ranks": [], "failure": None, "others": [],
-            "devices": list(spec.devices or ()), "waiting": None,
+            "devices": list(spec.devices or ()), "waiting": None, "start": None,
         }  # fmt: skip
-        self.asked_to_stop = 0  # how often
+        self.at_once = False  # whether the ranks get no grace
         self.stop_signal = 0  # the first signal that asked
         self.preempted = False  # whether somebody wants the ranks to save their state and end
         self.reported = False  # whether the coordinator knows how this attempt went here
@@ -84,21 +88,18 @@ class Agent:
 
     def run(self) -> int:
         """Take part in the job until it ends; returns its exit code."""
-        self.loop.catch((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2), self._on_signal)
+        self.loop.catch(STOPS_AND_NEWS, self._on_signal)
         if self.lifeline is not None:
             self.loop.watch(self.lifeline, self._on_client_gone)
         processes.adopt_orphans()
         self._tell_status()
         try:
-            self._wait_for_devices()
-            if self.finish is None:
-                self.ranks.start_server()
-                self._meet()
-            while self.finish is None:
-                if not self.loop.run_until(lambda: bool(self.inbox) or self.finish is not None, self._patience()):
-                    self._lose_patience()
-                elif self.finish is None:
-                    self._act(self.inbox.popleft())
+            try:
+                self._work()
+            except Exception as error:  # a full disk, a folder that is gone: no job ends without a last word
+                traceback.print_exc()
+                self._fail(f"the job's agent could not go on: {_in_words(error)}; see {self.dir.agent_log}")
+            assert self.finish is not None
             self._end(self.finish)
         finally:
             self.ranks.close()
@@ -106,6 +107,17 @@ class Agent:
             if self.ticket is not None:
                 self.ticket.release()
         return int(self.finish["exit_code"])
+
+    def _work(self) -> None:
+        self._wait_for_devices()
+        if self.finish is None:
+            self.ranks.start_server()
+            self._meet()
+        while self.finish is None:
+            if not self.loop.run_until(lambda: bool(self.inbox) or self.finish is not None, self._patience()):
+                self._lose_patience()
+            elif self.finish is None:
+                self._act(self.inbox.popleft())
 
     def _act(self, message: Message) -> None:
         what = message["do"]
@@ -131,7 +143,7 @@ class Agent:
             finish = {**finish, "state": "FAILED", "exit_code": TIMED_OUT, "failure": failure.to_dict()}
             self.finish = finish
         if not self.halted:
-            self.ranks.stop(0.0, lambda: self.asked_to_stop > 1)
+            self.ranks.stop(0.0, lambda: self.at_once)
         if isinstance(self.meeting, Host):
             self.meeting.flush(ANSWER_SECONDS)
         if self.meeting is not None:
@@ -143,6 +155,7 @@ class Agent:
             failure=finish["failure"], others=finish["others"],
         )  # fmt: skip
         self._tell_event("finished", finish)
+        self.dir.spare.unlink(missing_ok=True)
 
     def _patience(self) -> float | None:
         """How long the next message may take: up to the time limit, for nodes to come, and for an answer to a stop."""
@@ -310,7 +323,7 @@ class Agent:
              "error": str(r.error)} for r in ranks
         ]  # fmt: skip
         self.dir.append_event("started", attempt=attempt, world_size=world_size, logs=logs)
-        self.status.update(attempt=attempt, node_rank=start["node_rank"], world_size=world_size)
+        self.status.update(attempt=attempt, node_rank=start["node_rank"], world_size=world_size, start=start)
         self.times.start(self.dir.times(attempt), {path: key for rank in ranks for path, key in rank.logs().items()})
         self.ranks.launch(ranks)
         if self.spec.tensorboard is not None and start["node_rank"] == 0:
@@ -391,7 +404,7 @@ class Agent:
         if number:
             self.dir.append_event("stopping", signal=number, grace=self.spec.grace)
         grace = self.spec.grace if number else min(FAILURE_GRACE, self.spec.grace)
-        self.ranks.stop(grace, lambda: self.asked_to_stop > 1)
+        self.ranks.stop(grace, lambda: self.at_once)
         failures = [f.to_dict() for f in self.ranks.failures()]
         if self.ranks.server_failure:
             failure = node_failure(self.status["node_rank"] or 0, self.host, self.ranks.server_failure)
@@ -414,8 +427,9 @@ class Agent:
         self._ask_to_stop(signal.SIGHUP)
 
     def _ask_to_stop(self, number: int) -> None:
-        self.asked_to_stop += 1
-        if self.asked_to_stop > 1:
+        # Schedulers and people repeat themselves; only a second Ctrl-C, or SIGQUIT, means at once.
+        self.at_once = self.at_once or number == signal.SIGQUIT or (number == signal.SIGINT and bool(self.stop_signal))
+        if self.stop_signal:
             return
         self.stop_signal = number
         if self.meeting is None:  # nobody else knows of this node yet
@@ -432,6 +446,12 @@ class Agent:
 
     def _tell_event(self, event: str, message: Message) -> None:
         self.dir.append_event(event, **{key: value for key, value in message.items() if key != "do"})
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return f"{type(error).__name__}: {error}"
 
 
 def _is_here(address: str) -> bool:

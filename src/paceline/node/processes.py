@@ -63,6 +63,16 @@ def boot_id() -> str:
         return ""
 
 
+def environment(pid: int) -> dict[str, str]:
+    """The variables that a process was started with; none where they cannot be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            pairs = file.read().split(b"\0")
+    except OSError:
+        return {}
+    return dict(os.fsdecode(pair).split("=", 1) for pair in pairs if b"=" in pair)
+
+
 def descendants(root: int) -> list[int]:
     """All living descendants of a process, in sessions of their own included; zombies are left out."""
     children: dict[int, list[int]] = {}

@@ -6,6 +6,7 @@ spec.json                      what the agent was told
 lock                           held by whoever works on the job: the client that submits it, then its agent
 status.json                    state now, replaced atomically
 events.jsonl                   what happened, one JSON object a line
+spare                          room for the last words on a full disk
 agent.log                      what the agent and the fork server themselves print
 logs/<attempt>/rank-<r>.log    what rank r wrote (and rank-<r>.err.log where stderr is kept apart)
 logs/<attempt>/times           which of these files had which size when
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from types import TracebackType
 
+_SPARE = 64 * 1024  # bytes
 _ABANDONED = 60.0  # seconds after which a folder that nobody holds is not about to be held
 
 
@@ -40,6 +42,7 @@ class RunDirectory:
         self.lock = path / "lock"
         self.status = path / "status.json"
         self.events = path / "events.jsonl"
+        self.spare = path / "spare"
         self.agent_log = path / "agent.log"
 
     def log(self, attempt: int, rank: int, stream: str = "out") -> Path:
@@ -61,8 +64,12 @@ class RunDirectory:
 
     def write_status(self, status: dict[str, Any]) -> None:
         """Replace status.json in one step: a reader sees the old or the new one, whole. A full disk ends no job."""
-        with contextlib.suppress(OSError):
+        try:
             write_json(self.status, status)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.spare.unlink()
+                write_json(self.status, status)
 
     def read_status(self) -> dict[str, Any] | None:
         """The last status, or None before the agent wrote one."""
@@ -73,8 +80,12 @@ class RunDirectory:
         line = json.dumps({"time": time.time(), "event": event, **details}) + "\n"
         fd = os.open(self.events, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            with contextlib.suppress(OSError):
+            try:
                 os.write(fd, line.encode())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self.spare.unlink()
+                    os.write(fd, line.encode())
         finally:
             os.close(fd)
 
@@ -129,6 +140,7 @@ class Staging:
         self.lock = os.open(self.directory.lock, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self.lock, fcntl.LOCK_EX)
         self.directory.events.touch()
+        self.directory.spare.write_bytes(bytes(_SPARE))
 
     def __enter__(self) -> Staging:
         return self
@@ -159,10 +171,34 @@ class Staging:
             shutil.rmtree(self.directory.path, ignore_errors=True)
 
 
-def abandoned(path: Path) -> bool:
-    """Whether a hidden folder was left by a client that was killed while it made a job."""
+def sweep(jobs: Path) -> list[os.DirEntry[str]]:
+    """The entries of a folder of run directories; what killed clients left in it goes.
+
+    Raises:
+        OSError: the folder cannot be read; one that is not there is empty.
+    """
     try:
-        age = time.time() - path.stat().st_mtime
+        entries = list(os.scandir(jobs))
+    except FileNotFoundError:
+        return []
+    living = []
+    for entry in entries:
+        if entry.name.startswith("."):
+            if _is_abandoned(Path(entry.path)):
+                shutil.rmtree(entry.path, ignore_errors=True)
+        elif entry.is_symlink() and not os.path.exists(entry.path):  # a job is being made there, or was
+            if _is_abandoned(Path(entry.path)):
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.path)
+        else:
+            living.append(entry)
+    return living
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether something was left by a client that was killed while it made or removed a job."""
+    try:
+        age = time.time() - path.lstat().st_mtime
     except OSError:
         return False
     return age > _ABANDONED and not RunDirectory(path).is_held
@@ -171,8 +207,13 @@ def abandoned(path: Path) -> bool:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` to `path` in one step."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value))
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(json.dumps(value))
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
