@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -402,10 +403,197 @@ def test_folders_that_are_no_jobs_are_no_jobs(paceline: Paceline) -> None:
     jobs = paceline.home / "jobs"
     (jobs / "empty").mkdir()
     (jobs / "file").touch()
-    (jobs / "broken").mkdir()
-    (jobs / "broken" / "spec.json").write_text("{")
     (jobs / "dangling").symlink_to("nowhere")
-    assert [job["name"] for job in listed(paceline, "-A")] == ["it"]
+    done = paceline("list")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["NAME", "it"]
+    assert done.stderr == "", "they are not counted either"
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("spec.json", None), ("job.json", None), ("spec.json", ""), ("job.json", "{}"), ("job.json", '{"spec": 1}'),
+        ("status.json", '{"state": "SUCCEEDED", "ranks": [{}]}'), ("status.json", '{"agent": 5}'),
+        ("status.json", '{"state": "FAILED", "failure": "boom"}'), ("events.jsonl", None), ("lock", None),
+    ],
+)  # fmt: skip
+def test_damaged_folders(paceline: Paceline, file: str, content: str | None) -> None:
+    """Whatever is missing or makes no sense: every verb goes on, and the job can be deleted."""
+    paceline.script("")
+    submit(paceline, "--name", "good", "script.py")
+    submit(paceline, "--name", "bad", "script.py")
+    paceline("wait", "good", "bad")
+    path = paceline.home / "jobs" / "bad" / file
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content)
+    assert {job["name"]: job["state"] for job in listed(paceline, "-A")}["good"] == "SUCCEEDED"
+    assert {job["name"] for job in listed(paceline, "-A")} == {"good", "bad"}
+    for verb in ("get", "events", "stop", "logs", "attach", "resubmit", "tensorboard"):
+        done = paceline(verb, "bad", *(["--", "true"] if verb == "attach" else ["--stop"] * (verb == "tensorboard")))
+        assert "Traceback" not in done.stderr, done.stderr
+        if verb == "resubmit" and done.returncode == 0:
+            paceline("wait", done.stdout.strip())
+    done = paceline("delete", "bad")
+    assert done.returncode == 0, done.stderr
+    assert not (paceline.home / "jobs" / "bad").exists()
+    assert submit(paceline, "--name", "bad", "script.py") == "bad", "its name is free"
+    paceline("wait", "bad")
+
+
+def test_folders_that_vanish_hold_nothing_up(paceline: Paceline) -> None:
+    paceline.script("")
+    for name in ("a", "b", "c"):
+        submit(paceline, "--name", name, "--log-dir", "logs", "script.py")
+    paceline("wait", "a", "b", "c")
+    assert len(listed(paceline, "-A")) == 3
+    subprocess.run(["rm", "-r", paceline.folder / "logs" / "b"], check=True)
+    assert {job["name"] for job in listed(paceline, "-A")} == {"a", "c"}
+    assert paceline("prune", "-s", "0s").returncode == 0
+    assert listed(paceline, "-A") == []
+
+
+def test_many_delete_the_same_jobs(paceline: Paceline) -> None:
+    paceline.script("")
+    names = [submit(paceline, "--name", "it-", "--ttl", "0.01s", "script.py") for _ in range(6)]
+    keep = submit(paceline, "--name", "keep", "script.py")
+    paceline("wait", *names, keep)
+    processes = [paceline.start(*verb) for verb in (["list"], ["prune"], ["list"], ["prune", "--state", "SUCCEEDED"])]
+    for process in processes:
+        _, err = process.communicate()
+        assert process.returncode == 0, err
+    eventually(lambda: [job["name"] for job in listed(paceline, "-A")] == [keep], "only one is left")
+    assert [path.name for path in (paceline.home / "jobs").iterdir()] == [keep]
+
+
+def test_stopping_twice_is_as_clean_as_once(paceline: Paceline) -> None:
+    paceline.script("""
+        import os, signal, sys, threading, time
+        def stop(*_):
+            print("told", flush=True)
+            while not os.path.exists("go"):
+                time.sleep(0.01)
+            open("saved", "w").close()
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, stop)
+        print("here", flush=True)
+        threading.Event().wait()
+    """)
+    submit(paceline, "--name", "it", "script.py")
+    running(paceline, "it")
+    log = paceline.home / "jobs" / "it" / "logs" / "0" / "rank-0.log"
+    assert "is being stopped" in paceline("stop", "--no-wait", "it").stderr
+    eventually(lambda: "told" in log.read_text(), "the rank knows")
+    again = [paceline.start("stop", "it", "it"), paceline.start("stop", "it")]
+    paceline("stop", "--no-wait", "it")
+    (paceline.folder / "go").touch()
+    for process in again:
+        process.communicate()
+    assert get(paceline, "it")["state"] == "STOPPED"
+    assert (paceline.folder / "saved").exists()
+
+
+def test_an_agent_that_hangs(paceline: Paceline) -> None:
+    paceline.script(FOREVER)
+    submit(paceline, "--name", "it", "script.py")
+    running(paceline, "it")
+    agent = json.loads((paceline.home / "jobs" / "it" / "status.json").read_text())["agent"]["pid"]
+    os.kill(agent, signal.SIGSTOP)
+    assert paceline("stop", "--now", "it").returncode == 0
+    assert get(paceline, "it")["state"] == "FAILED"
+    eventually(lambda: not paceline.processes(), "the ranks went with it")
+
+
+def test_a_lock_that_was_removed_makes_no_living_job_dead(paceline: Paceline) -> None:
+    paceline.script(FOREVER)
+    submit(paceline, "--name", "it", "script.py")
+    running(paceline, "it")
+    (paceline.home / "jobs" / "it" / "lock").unlink()
+    assert get(paceline, "it")["state"] == "RUNNING"
+    assert paceline("delete", "it").returncode == 2
+    paceline("stop", "it")
+    eventually(lambda: get(paceline, "it")["state"] == "STOPPED", "it has stopped")
+
+
+def test_a_disk_that_is_full_changes_no_verdict(paceline: Paceline) -> None:
+    paceline.script("""
+        import os, sys, time
+        print("here", flush=True)
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+        sys.exit(int(sys.argv[1]))
+    """)
+    paceline.home.mkdir()
+
+    def fill() -> None:
+        with open(paceline.home / "fill", "ab", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(paceline.home)], check=False)
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    try:
+        for code in ("0", "3"):
+            submit(paceline, "--name", f"it-{code}", "script.py", code)
+        running(paceline, "it-0")
+        running(paceline, "it-3")
+        fill()
+        (paceline.folder / "go").touch()
+        assert [paceline("wait", f"it-{code}").returncode for code in (0, 3)] == [0, 3]
+        assert [get(paceline, f"it-{code}")["state"] for code in (0, 3)] == ["SUCCEEDED", "FAILED"]
+        fill()
+        one_line(paceline("submit", "script.py", "0"), "cannot write to", "No space left on device")
+    finally:
+        subprocess.run(["umount", "-l", str(paceline.home)], check=True)
+
+
+def test_a_folder_that_is_gone_when_the_job_starts(paceline: Paceline) -> None:
+    (paceline.folder / "paceline.toml").write_text("[local]\ndevices = 1\n")
+    paceline.script(FOREVER)
+    holder = submit(paceline, "--name", "holder", "--gpus", "1", "script.py")
+    running(paceline, holder)
+    paceline.script("", "below/script.py")
+    submit(paceline, "--name", "it", "--gpus", "1", "--working-dir", "below", "script.py")
+    subprocess.run(["rm", "-r", paceline.folder / "below"], check=True)
+    paceline("stop", holder)
+    done = paceline("wait", "it")
+    assert done.returncode == 1
+    assert "No such file or directory" in done.stderr
+    assert get(paceline, "it")["state"] == "FAILED"
+
+
+def test_closed_streams(paceline: Paceline) -> None:
+    paceline.script("")
+    line = f"exec {sys.executable} -m paceline"
+    for verb in ("list", "submit --name {} script.py", "get {}", "wait {}"):
+        for number, closed in enumerate((">&-", "2>&-", "<&-", "<&- >&- 2>&-", "> /dev/full", "2> /dev/full")):
+            done = subprocess.run(
+                ["sh", "-c", f"{line} {verb.format(f'it-{number}')} {closed}"], env=paceline.env,
+                cwd=paceline.folder, capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            assert "Traceback" not in done.stderr, (verb, closed, done.stderr)
+            assert done.returncode == 0 or "/dev/full" in closed, (verb, closed, done.stderr)
+    paceline("wait", *(job["name"] for job in listed(paceline)))
+
+
+def test_a_home_that_is_none(paceline: Paceline) -> None:
+    paceline.script("")
+    paceline.env["PACELINE_HOME"] = "relative"
+    submit(paceline, "--name", "it", "script.py")
+    assert paceline("wait", "it").returncode == 0
+    paceline.env["PACELINE_HOME"] = "/dev/null"
+    one_line(paceline("list"), "cannot read /dev/null/jobs: Not a directory")
+    paceline.env["PACELINE_HOME"] = str(paceline.home)
+
+
+def test_nothing_commands_the_terminal(paceline: Paceline) -> None:
+    paceline.script(r'raise ValueError("bad \x1b[31mred")')
+    submit(paceline, "--name", "it", "--label", "a=b\nc\x1b[31m", "script.py", "\x1b[1m")
+    shown = [paceline("wait", "it").stderr, paceline("get", "it").stdout, paceline("list", "-o", "wide").stdout]
+    assert not any("\x1b" in text for text in shown)
+    assert "bad \\x1b[31mred" in shown[1]
 
 
 # -- secrets, attach, resubmit -----------------------------------------------------------------------------------------

@@ -155,10 +155,11 @@ class Local(Backend):
         """What a job's user asked for."""
         from paceline.job.spec import JobSpec
 
-        stored = read_json(self._run(name).job)
-        if stored is None:
-            raise UserError(f"job {name} was not stored with what it runs; submit it anew")
-        return JobSpec.model_validate(stored["spec"])
+        stored = read_json(self._run(name).job) or {}
+        try:
+            return JobSpec.model_validate(stored.get("spec"))
+        except ValueError:  # a damaged file, or one of another version
+            raise UserError(f"what job {name} runs cannot be read from its folder; submit it anew") from None
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """What happened to a job."""

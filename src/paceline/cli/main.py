@@ -103,10 +103,11 @@ def main() -> None:
         with contextlib.suppress(OSError):
             click.echo(f"paceline: cannot write the output: {error.strerror}", err=True)
         code = 1
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python does not try again
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # so that Python does not try again
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -83,8 +83,8 @@ def resubmit(job: str, name: str | None) -> int:
     if not old.is_over and old.state != "LOST":
         raise UserError(f"job {job} is {old.state}; wait for it, or stop it first: paceline stop {job}")
     spec = backend().spec(job)
-    stem = (
-        re.sub(r"-\d+$", "", old.name) if spec.resume_from else old.name
-    )  # the number of a job that was numbered here
+    stem = old.name
+    if spec.resume_from:  # it was numbered here itself
+        stem = re.sub(r"-\d+$", "", stem)
     new = name or f"{stem[:55]}-"
     return detached(spec.model_copy(update={"name": new, "resume_from": job}))
