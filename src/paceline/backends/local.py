@@ -264,8 +264,9 @@ class Local(Backend):
             if code is not None:
                 discard(Path(code["path"]))
             shutil.rmtree(hidden)
-        except FileNotFoundError:  # somebody else was as quick
-            return
+        except FileNotFoundError:  # somebody else was as quick, or removed it by hand
+            if path.is_symlink():
+                path.unlink(missing_ok=True)
         except OSError as error:
             raise UserError(f"cannot remove {error.filename}: {error.strerror}; remove it by hand") from None
 

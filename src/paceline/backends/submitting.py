@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.job.errors import UserError
 from paceline.job.home import jobs_folder
-from paceline.job.spec import JobSpec, new_name
+from paceline.job.spec import NAME, JobSpec, new_name
+from paceline.node.records import is_job
 from paceline.node.run_directory import RunDirectory, read_json
 
 from . import prepare
@@ -59,6 +60,10 @@ def launch(
         UserError: the job cannot run here.
     """
     spec = named(spec).model_copy(update={"detached": lifeline is None})
+    if not NAME.fullmatch(spec.name):
+        raise UserError(f"{spec.name!r} is no name for a job; take letters, digits, '.', '_' and '-'")
+    if spec.resume_from is not None and not is_job(jobs_folder() / spec.resume_from):
+        raise UserError(f"no job {spec.resume_from!r} to resume from; see paceline list -A")
     taken = jobs_folder() / spec.name
     if os.path.lexists(taken):
         raise NameTaken(spec.name, taken)
@@ -79,8 +84,12 @@ def launch(
         if spec.code is not None:
             made, folder = _places(spec, staging.directory.path)
             stack.callback(_unless_started, made, staging)
+            spec = _relative(spec)
             record["code"] = {**_bring(spec, made, progress), "path": str(folder)}
-            spec = prepare.complete(spec, made)
+            try:
+                spec = prepare.complete(spec, made)
+            except UserError as error:  # that folder is hidden, and will be gone
+                raise UserError(str(error).replace(str(made), f"the copy of {record['code']['source']}")) from None
             split = split_streams(spec)
         node = prepare.place(spec, split, folder=folder, sources=sources)
         if spec.resume_from is not None:
@@ -108,6 +117,20 @@ def _places(spec: JobSpec, hidden: Path) -> tuple[Path, Path]:
     if place.exists():
         raise UserError(f"{place} is there already; remove it, or choose another --name or --working-dir")
     return place, place
+
+
+def _relative(spec: JobSpec) -> JobSpec:
+    """The job with its script named as in the copy of the code, not as in what is copied."""
+    assert spec.code is not None
+    if spec.script is None or not os.path.isabs(spec.script):
+        return spec
+    source = Path.cwd() / (spec.code.source or ".")
+    try:
+        return spec.model_copy(update={"script": str(Path(spec.script).resolve().relative_to(source.resolve()))})
+    except (ValueError, OSError):
+        raise UserError(
+            f"script {spec.script} is not in {spec.code.source or 'this folder'}, which is copied; name one that is"
+        ) from None
 
 
 def _bring(spec: JobSpec, destination: Path, progress: Progress) -> dict[str, Any]:

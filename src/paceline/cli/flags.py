@@ -14,9 +14,12 @@ from paceline.job.validation import validation_error
 from .options import BOTH, ERR, OUT, parse_address, parse_numbers, parse_pairs, parse_streams
 
 if TYPE_CHECKING:
+    import click
+
     from paceline.job.spec import Code
     from paceline.job.validation import Place
 
+JOB_FILES = (".yaml", ".yml", ".json")
 MOST_RANKS = 4096
 Counted = Literal["auto", "gpu", "cpu"]
 # The flags that are not called as the field that they set.
@@ -47,6 +50,30 @@ def job_spec(given: dict[str, Any]) -> JobSpec:
         raise validation_error(error, JobSpec, flag) from None
 
 
+def spec_of(given: dict[str, Any], verb: click.Command) -> JobSpec:
+    """The job that SCRIPT and the flags describe; SCRIPT may be a job file, behind which more flags may stand.
+
+    Raises:
+        UserError: they contradict each other or cannot be read.
+    """
+    path = given["script"]
+    if given["module"] or given["no_python"] or not path.lower().endswith(JOB_FILES):
+        return job_spec(given)
+    from paceline.job.reading import read
+
+    if given["args"]:
+        behind = verb.make_context(verb.name, [*given["args"], path]).params
+        if behind["script"] != path or behind["args"]:
+            raise UserError(f"{path} says the script's arguments itself; only flags may stand behind it")
+        given = {name: behind[name] or value for name, value in given.items()}
+    spec = read(path, fields({**given, "script": None, "args": ()}), flag)
+    if spec.script and spec.code is None and not os.path.exists(os.path.join(spec.working_dir, spec.script)):
+        folder = os.path.dirname(path)
+        if os.path.exists(os.path.join(folder, spec.script)):
+            raise UserError(f"no script {spec.script} here, but beside {path}; go there, or add --working-dir {folder}")
+    return spec
+
+
 def flag(place: Place) -> str:
     """The flag that sets a field of a job."""
     if not place:
@@ -64,6 +91,8 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
         UserError: they contradict each other or cannot be read.
     """
     nodes = _nodes(given["nnodes"] or "1")
+    if given["logdir"] is not None and not given["tensorboard"]:
+        raise UserError("--logdir is what a TensorBoard shows; add --tensorboard")
     if given["name"] == "":
         raise UserError("--name is empty; give a name, or leave the flag out")
     found: dict[str, Any] = {
@@ -79,7 +108,7 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
         "image": given["image"],
         "env": parse_pairs("--env", given["env"], variable=True) or None,
         "secrets": given["secret"] or None,
-        "working_dir": given["working_dir"],
+        "working_dir": os.path.abspath(given["working_dir"]) if given["working_dir"] else None,
         "code": _code(given["sync_mode"], given["sync_source"]),
         "data": given["data"] or None,
         "tensorboard": given["tensorboard"] or None,

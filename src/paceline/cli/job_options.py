@@ -131,12 +131,17 @@ JOB = [
 ]
 
 FILES = [
-    Option(["--working-dir"], section="Files", metavar="DIR", help="Where the ranks start.  [default: this folder]"),
+    Option(
+        ["--working-dir"],
+        section="Files",
+        metavar="DIR",
+        help="Where the ranks start.  [default: this folder, or with --sync-mode the code in the job's own]",
+    ),
     Option(
         ["--sync-mode"],
         section="Files",
         metavar="git|rsync|snapshot",
-        help="Copy the code to DIR/code/NAME and start there.  [default: run what is there]",
+        help="Copy the code to code/NAME of the working dir and start there.  [default: run what is there]",
     ),
     Option(["--sync-source"], section="Files", metavar="URL[@REF]|PATH", help="Where to copy it from."),
     Option(["--data"], section="Files", multiple=True, metavar="VOLUME:/PATH", help="A named volume; repeatable."),

@@ -15,7 +15,7 @@ from paceline.job.job import STATES, Instance, Job
 from paceline.job.quantities import duration, show_duration, show_time
 from paceline.job.text import printable
 
-from .lookup import backend, known, rank_of
+from .lookup import backend, known, outcome, rank_of
 from .output import STATE_COLOURS, Column, output_option, show, show_data
 from .progress import Progress
 
@@ -143,7 +143,8 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
         ("started", show_time(job.started)),
         ("finished", show_time(job.finished)),
         ("duration", _duration(job)),
-        ("progress", _progress(progress)),
+        ("kept for", None if job.ttl is None else f"{show_duration(job.ttl)} after its end"),
+        ("progress", _progress(progress, job.is_over)),
         ("tensorboard", job.tensorboard),
         *(("data", _volume(volume)) for volume in job.data),
         ("code", _code(job.code) if job.code else None),
@@ -153,7 +154,7 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
     return [(key, str(value)) for key, value in facts if value not in (None, "")]
 
 
-def _progress(progress: Any) -> str:
+def _progress(progress: Any, is_over: bool) -> str:
     if not progress:
         return ""
     of = f"/{progress['epochs']}" if progress.get("epochs") else ""
@@ -161,7 +162,7 @@ def _progress(progress: Any) -> str:
     text = f"epoch {progress['epoch'] + 1}{of}, step {progress['step']}{steps}"
     if progress.get("samples_per_second"):
         text += f", {progress['samples_per_second']:.4g} samples/s"
-    if progress.get("seconds_left") is not None:
+    if progress.get("seconds_left") is not None and not is_over:
         text += f", {show_duration(progress['seconds_left'])} left"
     return text
 
@@ -204,7 +205,7 @@ def wait(names: tuple[str, ...], timeout: str | None) -> int:
         return 124
     code = 0
     for job in known(names):
-        _say(_outcome(job))
+        _say(outcome(job))
         code = code or _exit_code(job)
     return code
 
@@ -218,11 +219,6 @@ def _wait(names: Sequence[str], seconds: float | None = None) -> bool:
 
 def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:3])} and {len(names) - 3} more" if len(names) > 4 else ", ".join(names)
-
-
-def _outcome(job: Job) -> str:
-    took = f" after {_duration(job)}" if job.started is not None else ""
-    return f"job {job.name} {job.state.lower()}{took}{f': {job.error}' if job.error else ''}"
 
 
 def _exit_code(job: Job) -> int:
@@ -247,7 +243,7 @@ def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
         if before.is_over:
             _say(f"job {before.name} had ended already ({before.state.lower()})")
         elif after.is_over:
-            _say(_outcome(after))
+            _say(outcome(after))
         elif no_wait:
             _say(f"job {before.name} is being stopped; its ranks have {before.grace:g} s")
         else:

@@ -16,7 +16,7 @@ from paceline.backends.base import LogQuery
 from paceline.job.errors import UserError
 from paceline.job.quantities import duration, show_time
 
-from .lookup import backend, rank_of
+from .lookup import backend, outcome, rank_of
 from .lookup import known as jobs_named
 from .options import Option, SectionedCommand
 from .writing import write
@@ -71,6 +71,8 @@ def _logs(
         click.echo(f"paceline: job {job} is {known.state}, and no rank of it has written yet", err=True)
     if not follow or not known.is_over:
         return 0
+    if known.state != "SUCCEEDED":
+        click.echo(f"paceline: {outcome(known)}", err=True)
     return 1 if known.exit_code is None else known.exit_code  # None: its agent was killed
 
 

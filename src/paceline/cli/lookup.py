@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+import time
 from typing import TYPE_CHECKING
 
 from paceline.backends.base import load
-from paceline.job.errors import UserError, nearest
+from paceline.job.errors import UserError
+from paceline.job.quantities import show_duration
+from paceline.job.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +37,10 @@ def known(names: Sequence[str]) -> list[Job]:
     for name in names:
         if name not in found:
             others = [job.name for job in here.describe()]
-            hint = nearest(name, others[:1000]) if others else "there is none yet; start one with paceline submit"
+            close = difflib.get_close_matches(name, others[:1000], n=1, cutoff=0.5)
+            hint = "there is none yet; start one with paceline submit"
+            if others:
+                hint = f"did you mean {close[0]}?" if close else "see paceline list -A"
             raise UserError(f"no job {name!r}; {hint}")
     return [found[name] for name in names]
 
@@ -60,3 +67,10 @@ def rank_of(job: Job, text: str) -> int:
         others = f" … {job.ranks - 1} (master-0, worker-0 …)" if job.ranks > 1 else " (master-0)"
         raise UserError(f"-i {text}: job {job.name} has no such instance; it has rank{'s' * (job.ranks > 1)} 0{others}")
     return rank
+
+
+def outcome(job: Job) -> str:
+    """How a job ended, in one line."""
+    seconds = job.duration(time.time())
+    took = "" if seconds is None else f" after {show_duration(seconds)}"
+    return printable(f"job {job.name} {job.state.lower()}{took}{f': {job.error}' if job.error else ''}")

@@ -90,6 +90,9 @@ def main() -> None:
         with contextlib.suppress(OSError):
             click.echo(f"paceline: {error}", err=True)
         code = 2
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        code = 2
     except click.ClickException as error:
         click.echo(f"paceline: {_one_line(error)}", err=True)
         code = 2

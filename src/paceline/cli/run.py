@@ -22,10 +22,10 @@ def _run(**given: Any) -> int:
 
     A torchrun command line works with torchrun replaced by `paceline run`; every flag may be written with - or _.
     """
-    from .flags import job_spec, shown_streams, split_streams
-    from .submit import detached, dry_run
+    from .flags import shown_streams, spec_of, split_streams
+    from .submit import detached, dry_run, ended_by_signals
 
-    spec = job_spec(given)
+    spec = spec_of(given, run)
     if given["dry_run"]:
         return dry_run(spec)
     if given["detach"]:
@@ -39,7 +39,7 @@ def _run(**given: Any) -> int:
         shown.update(shown_streams(given, int(complete.ranks)))
         return split_streams(shown)
 
-    with Progress() as progress:
+    with ended_by_signals(), Progress() as progress:
         job = LocalRun(spec, progress, split)
     return _follow(job, shown)
 

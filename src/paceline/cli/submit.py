@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import signal
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +15,8 @@ from .options import SectionedCommand
 from .progress import Progress
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from paceline.job.spec import JobSpec
 
 
@@ -22,17 +25,28 @@ def _submit(**given: Any) -> int:
 
     Flags go over what the file says. `paceline get`, `logs -f`, `wait` and `stop` take the name that is printed.
     """
-    if given["script"].endswith((".yaml", ".yml")):
-        from paceline.job.reading import read
+    from .flags import spec_of
 
-        from .flags import fields, flag
-
-        spec = read(given["script"], fields({**given, "script": None}), flag)
-    else:
-        from .flags import job_spec
-
-        spec = job_spec(given)
+    spec = spec_of(given, submit)
     return dry_run(spec) if given["dry_run"] else detached(spec)
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """What is half done is undone also when the terminal is closed or the process is told to end."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as nohup does
+            signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def dry_run(spec: JobSpec) -> int:
@@ -47,7 +61,7 @@ def detached(spec: JobSpec) -> int:
     """Start the job, and say what to type next."""
     from paceline.backends.base import load
 
-    with Progress() as progress:
+    with ended_by_signals(), Progress() as progress:
         job = load(spec.backend).submit(spec, progress)
     with contextlib.suppress(OSError):  # the job runs, whether anybody hears of it or not
         click.echo(job.name)

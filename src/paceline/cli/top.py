@@ -80,7 +80,10 @@ def _job_columns() -> list[Column[_Row]]:
         Column("JOB", lambda row: row.job.name),
         Column("STATE", lambda row: row.job.state, colours=STATE_COLOURS),
         Column("DEVICES", lambda row: _asked(row.job)),
-        Column("ALLOCATED", lambda row: ",".join(row.job.devices) or None),
+        Column(
+            "ALLOCATED",
+            lambda row: f"{len(row.job.devices)} ({','.join(row.job.devices)})" if row.job.devices else None,
+        ),
         Column("CPU", lambda row: f"{row.usage.cpu:.1f}" if row.usage else None),
         Column("MEMORY", lambda row: size(row.usage.memory) if row.usage else None),
         Column("GPU", lambda row: _percent(_sum(row.usage, "use"))),
@@ -94,6 +97,10 @@ def _job_columns() -> list[Column[_Row]]:
 def _asked(job: Job) -> str | None:
     asked = job.devices_asked
     return None if asked is None else str(asked) if isinstance(asked, int) else ",".join(asked)
+
+
+def _allocated(job: Job) -> str | None:
+    return f"{len(job.devices)} ({','.join(job.devices)})" if job.devices else None
 
 
 def _sum(usage: Usage | None, what: str) -> Any:

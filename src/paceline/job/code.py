@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from .transfer import Progress
 
+_ABANDONED = 86400.0  # seconds after which nobody is still building
 _MODES = get_args(Code.model_fields["mode"].annotation)
 
 
@@ -143,6 +145,9 @@ def _begin(destination: Path, undo: contextlib.ExitStack) -> Path:
         undo.callback(_remove_if_empty, path)
     if missing:  # it is ours alone: git need not look into it
         undo.callback(_remove_if_alone, write_gitignore(parent))
+    for left in parent.glob(".*.paceline.????????"):  # by a client that was killed
+        if time.time() - left.stat().st_mtime > _ABANDONED:
+            shutil.rmtree(left, ignore_errors=True)
     marker = marker_of(destination)
     marker.touch()
     undo.callback(marker.unlink, missing_ok=True)

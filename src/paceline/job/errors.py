@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+_MOST = 50  # names that one line lists
+
+
 class UserError(Exception):
     """Bad input: one line that says what is wrong, where, and what to do. The command line exits with code 2."""
 
@@ -17,4 +20,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """A hint that names the known word closest to a misspelt one, or all of them when none is close."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"choose one of {', '.join(names)}"
+    if close:
+        return f"did you mean {close[0]}?"
+    more = f" … ({len(names) - _MOST} more)" if len(names) > _MOST else ""
+    return f"choose one of {', '.join(names[:_MOST])}{more}"

@@ -176,7 +176,7 @@ class JobSpec(_Model):
     tensorboard_dir: str | None = Field(None, description="what it shows; the default is the job's folder")
     log_dir: str | None = Field(None, description="where the run directory goes instead of the user's state folder")
     checkpoint_dir: str | None = Field(None, description="where the library keeps checkpoints unless the script says")
-    resume_from: str | None = Field(None, description="job whose code and checkpoints this one goes on with")
+    resume_from: Name | None = Field(None, description="job whose code and checkpoints this one goes on with")
     start_method: Literal["fork", "exec"] = "fork"
     preload: tuple[str, ...] = Field((), description="modules imported once a node, before the ranks are forked")
     max_restarts: int = Field(0, ge=0)
@@ -211,6 +211,9 @@ class JobSpec(_Model):
         both = sorted(set(self.secrets) & set(self.env))
         if both:
             raise ValueError(f"{both[0]} is both a secret and in env; give it once")
+        for word in (self.script, self.module, self.command, self.working_dir, *self.args):
+            if "\0" in (word or ""):
+                raise ValueError(f"{word!r} holds a zero byte, which no command line can")
         if isinstance(self.devices, tuple) and len(set(self.devices)) < len(self.devices):
             raise ValueError("a device is named twice; name each once")
         return self

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
+_LONGEST = 86400.0  # seconds; the kernel counts milliseconds in 31 bits
+
+
 class Loop:
     """Calls back when something happens. `run_until` is the only place where the agent waits."""
 
@@ -78,7 +81,7 @@ class Loop:
                 wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if key.fileobj.wants_write else 0)
                 if key.events != wanted:
                     self._selector.modify(key.fileobj, wanted, key.data)
-        return self._selector.select(timeout)
+        return self._selector.select(None if timeout is None else min(timeout, _LONGEST))
 
     def _read_signals(self) -> None:
         for number in os.read(self._signals_read, 256):

@@ -34,11 +34,13 @@ def names(jobs: Path) -> dict[str, int]:
     Raises:
         OSError: the folder cannot be read; one that is not there is empty.
     """
-    return {entry.name: entry.inode() for entry in sweep(jobs)}
+    return {e.name: 0 if e.is_symlink() and not os.path.exists(e.path) else e.inode() for e in sweep(jobs)}
 
 
 def is_job(path: Path) -> bool:
     """Whether there is a job, or what is left of one."""
+    if path.is_symlink() and not path.exists():  # the link to a folder elsewhere
+        return True
     return any((path / name).exists() for name in ("lock", "spec.json", "job.json", "status.json"))
 
 
@@ -67,6 +69,8 @@ def record(path: Path, line: Callable[[], list[Entry]]) -> dict[str, Any] | None
     """
     if not is_job(path):
         return None
+    if not path.exists():
+        return _damaged(path, f"its folder {os.path.realpath(path)} is gone; is a disk not mounted?")
     try:
         return _record(path, line)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -125,7 +129,7 @@ def _damaged(path: Path, why: str) -> dict[str, Any]:
     """What can be said of a job whose files say nothing."""
     then = 0.0
     with contextlib.suppress(OSError):
-        then = path.stat().st_mtime
+        then = path.lstat().st_mtime
     held = RunDirectory(path).is_held
     return {
         "name": path.name, "state": "RUNNING" if held else "FAILED", "backend": "local", "framework": None,

@@ -186,11 +186,7 @@ def sweep(jobs: Path) -> list[os.DirEntry[str]]:
         if entry.name.startswith("."):
             if _is_abandoned(Path(entry.path)):
                 shutil.rmtree(entry.path, ignore_errors=True)
-        elif entry.is_symlink() and not os.path.exists(entry.path):  # a job is being made there, or was
-            if _is_abandoned(Path(entry.path)):
-                with contextlib.suppress(OSError):
-                    os.unlink(entry.path)
-        else:
+        elif os.path.exists(entry.path) or _is_abandoned(Path(entry.path)):  # else a job is just being made there
             living.append(entry)
     return living
 
