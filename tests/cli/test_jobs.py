@@ -700,3 +700,93 @@ def test_from_python(paceline: Paceline) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "no job 'py'\n"), done.stderr
+
+
+def test_no_way_around_the_rules_for_names(paceline: Paceline) -> None:
+    paceline.script("")
+    submit(paceline, "--name", "it", "script.py")
+    paceline("wait", "it")
+    for bad in ("../evil", "a b", ".hid"):
+        one_line(paceline("resubmit", "it", "--name", bad), "is no name for a job")
+    (paceline.folder / "job.yaml").write_text("script: script.py\nresume_from: nosuch\n")
+    one_line(paceline("submit", "job.yaml"), "no job 'nosuch' to resume from")
+    (paceline.folder / "job.yaml").write_text("script: script.py\nresume_from: ../..\n")
+    one_line(paceline("submit", "job.yaml"), "a job name has up to 63")
+    (paceline.folder / "job.yaml").write_text('script: script.py\nargs: ["a\\0b"]\n')
+    one_line(paceline("submit", "job.yaml"), "zero byte")
+    assert [job["name"] for job in listed(paceline, "-A")] == ["it"]
+
+
+def test_a_time_limit_of_weeks(paceline: Paceline) -> None:
+    paceline.script("")
+    submit(paceline, "--name", "it", "--time-limit", "30d", "--grace", "9999999", "script.py")
+    assert paceline("wait", "it").returncode == 0
+
+
+def test_flags_before_and_behind_a_job_file(paceline: Paceline) -> None:
+    paceline.script("import os, sys; print(os.environ['LR'], os.environ['WORLD_SIZE'], *sys.argv[1:])", "sub/train.py")
+    (paceline.folder / "sub" / "job.yaml").write_text(
+        "script: train.py\nargs: [--epochs, 30]\nenv: {LR: 1e-3}\nranks: 3\n"
+    )
+    one_line(paceline("submit", "sub/job.yaml"), "no script train.py here, but beside sub/job.yaml", "--working-dir")
+    done = paceline.run("--working-dir", "sub", "sub/job.yaml", "-n", "2", "--env", "LR=2")
+    assert (done.returncode, done.stdout) == (0, "2 2 --epochs 30\n"), done.stderr
+    done = paceline.run("--working-dir", "sub", "sub/job.yaml")
+    assert (done.returncode, done.stdout) == (0, "1e-3 3 --epochs 30\n"), done.stderr
+    one_line(paceline("submit", "sub/job.yaml", "more"), "only flags may stand behind it")
+
+
+def test_a_snapshot_has_the_script_that_was_named_by_its_whole_path(paceline: Paceline) -> None:
+    (paceline.folder / "paceline.toml").write_text("[local]\ndevices = 1\n")
+    paceline.script(FOREVER, "forever.py")
+    holder = submit(paceline, "--name", "holder", "--gpus", "1", "forever.py")
+    running(paceline, holder)
+    paceline.script("print('old')", "code/s.py")
+    here = str(paceline.folder / "code" / "s.py")
+    source = ("--sync-mode", "snapshot", "--sync-source", "code")
+    submit(paceline, "--name", "it", "--gpus", "1", *source, here)
+    paceline.script("print('new')", "code/s.py")
+    one_line(paceline("submit", *source, str(paceline.folder / "forever.py")), "is not in code, which is copied")
+    done = paceline("submit", *source, "nosuch.py")
+    one_line(done, "no script nosuch.py in the copy of")
+    paceline("stop", holder)
+    assert paceline("wait", "it").returncode == 0
+    assert paceline("logs", "it").stdout == "old\n"
+
+
+def test_a_folder_on_a_disk_that_is_not_mounted(paceline: Paceline) -> None:
+    paceline.script("")
+    submit(paceline, "--name", "it", "--log-dir", "disk", "script.py")
+    paceline("wait", "it")
+    link = paceline.home / "jobs" / "it"
+    (paceline.folder / "disk").rename(paceline.folder / "away")
+    os.utime(link, (0, 0), follow_symlinks=False)  # it was not made just now
+    (job,) = listed(paceline, "-A")
+    assert "is gone; is a disk not mounted?" in job["error"]
+    assert get(paceline, "it")["error"] == job["error"]
+    (paceline.folder / "away").rename(paceline.folder / "disk")
+    assert [job["state"] for job in listed(paceline, "-A")] == ["SUCCEEDED"]
+    (paceline.folder / "disk").rename(paceline.folder / "away")
+    assert paceline("delete", "it").returncode == 0
+    assert not link.is_symlink()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_client_that_is_told_to_end_while_it_copies(paceline: Paceline, number: int) -> None:
+    source = paceline.folder / "source"
+    source.mkdir()
+    for index in range(3000):
+        (source / f"file-{index}").write_bytes(bytes(2000))
+    paceline.script("", "source/script.py")
+    process = paceline.start(
+        "submit", "--name", "it", "--sync-mode", "snapshot", "--sync-source", "source", "script.py"
+    )
+    jobs = paceline.home / "jobs"
+    eventually(lambda: list(jobs.glob(".it.*/code/.it.paceline.*/file-*")) or process.poll() is not None, "it copies")
+    process.send_signal(number)
+    process.communicate()
+    if process.returncode:  # else it was quicker
+        assert process.returncode in (128 + number, -number)
+        assert list(jobs.iterdir()) == []
+    else:
+        paceline("wait", "it")
