@@ -155,7 +155,9 @@ def test_ranks_that_call_the_same_collectives_are_never_blamed(script: list[str]
     for rank in data.draw(st.permutations(range(3))):
         entered = script[: data.draw(st.integers(0, len(script)))]
         seconds = data.draw(st.sampled_from([None, 0.5, 1000.0])) if entered else None
-        answers[rank] = place(entered, seconds, failed=data.draw(st.booleans()), remembered=data.draw(st.integers(1, 9)))
+        answers[rank] = place(
+            entered, seconds, failed=data.draw(st.booleans()), remembered=data.draw(st.integers(1, 9))
+        )
     assert "mismatch" not in [message["do"] for _, message in asked(Hub(3), answers)]
 
 

@@ -8,6 +8,7 @@ sequence as the others, only less of it.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import sysconfig
 import time
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 
 Place = dict[str, Any]
 _REMEMBERED = 100  # collectives that a rank can name afterwards
-_SETTLED = 2.0  # seconds inside of a collective after which it does not end by itself any moment
-_PACKAGE = str(Path(__file__).parent)
+SETTLED = 2.0  # seconds inside of a collective after which it does not end by itself any moment
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _CALLED_THROUGH = (_PACKAGE, contextlib.__file__)
-_LIBRARIES = (_PACKAGE, sysconfig.get_paths()["stdlib"], "<frozen")
+_LIBRARIES = (_PACKAGE, sysconfig.get_paths()["stdlib"] + os.sep, "<frozen")
 _NAMES = {"__iter__": "the next batch", "__exit__": "close"}
 _VERBS = {"the next batch": "asked for"}
 
@@ -90,7 +91,7 @@ def mismatch(places: Mapping[int, Place], left: Mapping[int, Place]) -> str:
         places: of all ranks that are there, from about the same time.
         left: the last places of those that have left in good order.
     """
-    settled = all(place["seconds"] is not None and place["seconds"] >= _SETTLED for place in places.values())
+    settled = all(place["seconds"] is not None and place["seconds"] >= SETTLED for place in places.values())
     if not settled and not any(place["failed"] for place in places.values()):
         return ""
     everybody = {**places, **left}

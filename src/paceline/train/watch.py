@@ -40,9 +40,9 @@ _NEWS = 1.0  # seconds to learn why a collective has failed
 _VERDICT = 5.0  # seconds until all have said where they are
 _AGAIN = 5.0  # seconds after which another signal to stop means at once; schedulers send the first to many at a time
 _SEND = 5.0  # seconds to hand a message to the kernel
-_ASK = 5.0  # seconds in a collective after which a rank asks where the others are; then ever more rarely
+ASK = 5.0  # seconds in a collective after which a rank asks where the others are; then ever more rarely
 _ASK_SELDOM = 60.0  # seconds between two questions at most
-_LATE = 30.0  # seconds in a collective after which it says whom it waits for
+LATE = 30.0  # seconds in a collective after which it says whom it waits for
 
 
 class PeerLost(RuntimeError):
@@ -86,7 +86,7 @@ class Watch:
         self._left: dict[int, Message] = {}
         self._loops: dict[int, Message] = {}
         self._trace = places.Trace()
-        self._ask_at = time.monotonic() + _ASK
+        self._ask_at = time.monotonic() + ASK
         self._alike = False  # all have entered the same collectives as far as they have come
         self._told_of: set[str] = set()  # collectives in which this rank has waited for long, and has said so
         self._exit: int | str | None = None  # what `sys.exit` was called with, other than success
@@ -254,7 +254,7 @@ class Watch:
         self._release()
         if sys.excepthook == self._hook:
             sys.excepthook = self._old_hook
-        if isinstance(error, (LeftEarly, CollectiveMismatch)):
+        if isinstance(error, LeftEarly):
             raise error
 
     # -- what follows is called with the lock --------------------------------------------------------------------------
@@ -308,17 +308,17 @@ class Watch:
     def _answer(self, number: int) -> None:
         """Say where this rank is, which serves it, too."""
         seconds = self._trace.seconds or 0.0
-        self._ask_at = time.monotonic() + min(max(_ASK, seconds / 2), _ASK_SELDOM)
+        self._ask_at = time.monotonic() + min(max(ASK, seconds / 2), _ASK_SELDOM)
         place = self._trace.place(places.current_line(threading.main_thread().ident or 0))
         self._say({"do": "here", "round": number, "place": place})
 
     def _ask(self) -> None:
         """Ask where the others are, if this rank has been in a collective for long."""
         seconds = self._trace.seconds
-        if seconds is None or seconds < _ASK:
-            self._ask_at = time.monotonic() + _ASK - (seconds or 0.0)
+        if seconds is None or seconds < ASK:
+            self._ask_at = time.monotonic() + ASK - (seconds or 0.0)
             return
-        self._ask_at = time.monotonic() + min(max(_ASK, seconds / 2), _ASK_SELDOM)
+        self._ask_at = time.monotonic() + min(max(ASK, seconds / 2), _ASK_SELDOM)
         if self._error is None:
             self._say({"do": "ask"})
 
@@ -329,7 +329,7 @@ class Watch:
             late: a rank each, and the line where it is, or None if it does not answer.
         """
         seconds, done = self._trace.seconds, self._trace.last()
-        if seconds is None or seconds < _LATE or done in self._told_of:
+        if seconds is None or seconds < LATE or done in self._told_of:
             return
         self._told_of.add(done)
         rank, line = late[0]
