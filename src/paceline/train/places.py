@@ -7,7 +7,6 @@ sequence as the others, only less of it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import sysconfig
@@ -25,9 +24,9 @@ Place = dict[str, Any]
 _REMEMBERED = 100  # collectives that a rank can name afterwards
 SETTLED = 2.0  # seconds inside of a collective after which it does not end by itself any moment
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
-_CALLED_THROUGH = (_PACKAGE, contextlib.__file__)
 _LIBRARIES = (_PACKAGE, sysconfig.get_paths()["stdlib"] + os.sep, "<frozen")
 _NAMES = {"__iter__": "the next batch", "__exit__": "close"}
+_ours: dict[str, bool] = {}  # whether a file is this package's, which is asked at each collective
 _VERBS = {"the next batch": "asked for"}
 
 
@@ -154,16 +153,19 @@ def _did(name: str, line: str) -> str:
 
 def _caller() -> tuple[str, CodeType | None, int]:
     """What the script has called, and where: code and instruction, of which `_line` makes a line when it is needed."""
-    frame: FrameType | None = sys._getframe(2)
-    name = ""
+    frame: FrameType | None = sys._getframe(4)  # behind `enter` of trace, watch and block
+    called = None
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith(_CALLED_THROUGH):
-            return _NAMES.get(name, name), frame.f_code, frame.f_lasti
-        if file.startswith(_PACKAGE):
-            name = frame.f_code.co_name
-        frame = frame.f_back
-    return _NAMES.get(name, name), None, 0
+        code = frame.f_code
+        file = code.co_filename
+        if file not in _ours:
+            _ours[file] = file.startswith(_PACKAGE)
+        if not _ours[file]:
+            break
+        called, frame = code, frame.f_back
+    name = called.co_name if called is not None else ""
+    name = _NAMES.get(name, name)
+    return (name, frame.f_code, frame.f_lasti) if frame is not None else (name, None, 0)
 
 
 def _line(code: CodeType | None, instruction: int) -> str:

@@ -19,7 +19,7 @@ from .group import share_object
 from .metrics import Metrics
 from .outcome import Preempted, record
 from .random_state import random_states, set_random_states
-from .watch import Watch
+from .watch import Collective, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -170,6 +170,7 @@ class Steps:
         self._watch: Watch | None = None
         if run.world_size > 1 or self._store is not None:
             self._watch = Watch(run.rank, run.world_size, share_object, stops=self._store is not None)
+        self._collective = contextlib.nullcontext() if self._watch is None else Collective(self._watch)
         self.metrics = metrics
 
     @property
@@ -282,26 +283,9 @@ class Steps:
         """What to multiply the mean loss of this rank's batch by."""
         return self._window.weight(self._batches[0], self._run.world_size)
 
-    @contextlib.contextmanager
-    def collective(self) -> Iterator[None]:
-        """Something that all ranks do together.
-
-        Raises:
-            paceline.train.watch.PeerLost: a rank is gone.
-            paceline.train.watch.LeftEarly: a rank has left a loop or the job too early.
-            paceline.train.watch.CollectiveMismatch: the ranks have called different collectives.
-        """
-        if self._watch is None:
-            yield
-            return
-        self._watch.enter()
-        try:
-            yield
-        except RuntimeError as error:
-            self._watch.explain(error)
-            raise
-        finally:
-            self._watch.leave()
+    def collective(self) -> contextlib.AbstractContextManager[None]:
+        """Something that all ranks do together; what it raises in their stead is `Watch.enter`'s and `explain`'s."""
+        return self._collective
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 

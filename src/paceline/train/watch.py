@@ -555,6 +555,23 @@ class Watch:
         self._release()
 
 
+class Collective(contextlib.AbstractContextManager[None]):
+    """Around each collective: others can ask about it, and where it fails, the error is what is known of them."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def __enter__(self) -> None:
+        self._watch.enter()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if isinstance(error, RuntimeError):
+                self._watch.explain(error)
+        finally:
+            self._watch.leave()
+
+
 _watches: weakref.WeakSet[Watch] = weakref.WeakSet()
 _mask = threading.local()  # the signals that a thread had blocked before it forked
 
