@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -250,6 +251,13 @@ def details(done: Any) -> str:
     return f"{done.returncode}\n{done.stdout}\n{done.stderr}"
 
 
+def torchrun(paceline: Paceline) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"],
+        cwd=paceline.folder, env=paceline.env, text=True, capture_output=True, timeout=GENEROUS, check=False,
+    )  # fmt: skip
+
+
 def test_torchrun_reports_the_guilty_rank(paceline: Paceline) -> None:
     paceline.script(
         TRAIN
@@ -260,10 +268,137 @@ def test_torchrun_reports_the_guilty_rank(paceline: Paceline) -> None:
         step(x)
     """
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"],
-        cwd=paceline.folder, env=paceline.env, text=True, capture_output=True, timeout=GENEROUS, check=False,
-    )  # fmt: skip
+    done = torchrun(paceline)
     assert done.returncode != 0
     assert "Signal 9 (SIGKILL) received by PID" in done.stderr, details(done)
     assert os.path.exists(paceline.folder / "script.py")
+
+
+QUICKLY = """
+    from paceline.train import places, watch
+    places.SETTLED, watch.ASK, watch.LATE = 0.2, 0.2, 0.4
+"""
+
+MISMATCHED = {
+    "barrier": ("run.barrier()", "barrier", "backward"),
+    "all_reduce": ("run.all_reduce(torch.ones(3))", "all_reduce", "backward"),
+    "mean": ("run.mean(1, 2)", "mean", "backward"),
+    "save": ("run.save()", "save", "backward"),
+    "backward": ("continue", "asked for the next batch", "entered backward"),
+}
+
+
+def mismatched(paceline: Paceline, what: str, guilty: int) -> list[str]:
+    """A script in which one rank calls something that the others do not; returns what the error must say."""
+    call, its, theirs = MISMATCHED[what]
+    paceline.script(
+        TRAIN.replace("paceline.init(seed=0", "paceline.init(seed=0, checkpoint_dir='checkpoints'")
+        + f"""
+    for epoch in range(2):
+        for (x,) in train:
+            if run.rank == {guilty} and run.step in (3, 6):
+                {call}
+            step(x)
+    run.close()
+    """
+    )
+    lines = (paceline.folder / "script.py").read_text().splitlines()
+
+    def numbered(verb: str, text: str) -> str:
+        at = next(number for number, line in enumerate(lines, 1) if text in line)
+        return f"{verb if ' ' in verb else f'entered {verb}'} (script.py:{at})"
+
+    if what == "backward":
+        return [f"rank {guilty} {numbered(its, 'in train:')}", numbered(theirs, "run.backward")]
+    return [f"rank {guilty} {numbered(its, call)}", numbered(theirs, "run.backward")]
+
+
+@pytest.mark.parametrize("what", list(MISMATCHED))
+@pytest.mark.parametrize(("ranks", "guilty"), [(2, 0), (3, 1)])
+def test_a_collective_that_some_do_not_call(paceline: Paceline, what: str, ranks: int, guilty: int) -> None:
+    needed = mismatched(paceline, what, guilty)
+    done = paceline.run("-n", str(ranks), "script.py")
+    assert done.returncode == 1, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert "CollectiveMismatch: rank 0 " in last, done.stderr
+    for text in needed:
+        assert text in last
+
+
+@pytest.mark.parametrize("what", ["barrier", "mean"])
+def test_torchrun_shows_collectives_that_do_not_match(paceline: Paceline, what: str) -> None:
+    needed = mismatched(paceline, what, 1)
+    done = torchrun(paceline)
+    assert done.returncode == 1
+    for text in ("CollectiveMismatch: rank 0 ", *needed):
+        assert text in done.stderr, details(done)
+
+
+def test_a_collective_that_a_rank_never_comes_to_because_it_has_ended(paceline: Paceline) -> None:
+    paceline.script("""
+        import paceline
+        run = paceline.init()
+        if run.is_main:
+            run.barrier()
+    """)
+    done = paceline.run("-n", "2", "script.py")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "rank 0 entered barrier (script.py:5)" in last
+    assert "rank 1 left after step 0" in last or "rank 1 reached the end of the script" in last, (
+        "whichever is known first"
+    )
+
+
+def test_a_slow_rank_is_named_and_waited_for(paceline: Paceline) -> None:
+    """One evaluates, or compiles, or sleeps for longer than anything the others may suspect."""
+    paceline.script(
+        QUICKLY
+        + TRAIN
+        + """
+    import logging
+
+    class Heard(logging.Handler):
+        def emit(self, record):
+            open(f"heard-{run.rank}", "a").write(record.getMessage() + "\\n")
+
+    logging.getLogger("paceline").addHandler(Heard())
+    for (x,) in train:
+        step(x)
+        if run.rank == 1 and run.step == 3:
+            while not os.path.exists("heard-0"):
+                time.sleep(0.01)
+        run.barrier()
+        if run.step == 5:
+            break
+    run.print(run.mean(1, 2))
+    """
+    )
+    done = paceline.run("-n", "2", "script.py")
+    assert (done.returncode, done.stdout) == (0, "0.5\n"), done.stderr
+    (line,) = (paceline.folder / "heard-0").read_text().splitlines()
+    assert "s for rank 1, which has not entered barrier (script.py:" in line
+    assert "; it is at script.py:" in line
+    assert not (paceline.folder / "heard-1").exists()
+
+
+@pytest.mark.parametrize("code", [0, 3, "'no more data'"])
+def test_a_rank_that_leaves_by_itself_is_not_accused_of_leaving_a_loop(paceline: Paceline, code: object) -> None:
+    paceline.script(
+        TRAIN
+        + f"""
+    for (x,) in train:
+        if run.rank == 1 and run.step == 3:
+            sys.exit({code})
+        step(x)
+    """
+    )
+    (zero, first) = outcomes(ranks_by_hand(paceline, "script.py"))
+    assert first[0] == (code if isinstance(code, int) else 1)
+    assert "LeftEarly" not in first[1]
+    assert zero[0] == 1
+    if code == 0:
+        assert re.search("rank 1 left after step 3|while rank 1 reached the end of the script", zero[1]), zero[1]
+    else:
+        how = "left with exit code 3" if code == 3 else "left with exit code 1 (no more data)"
+        assert f"PeerLost: rank 1 {how}; rank 0 cannot go on without it" in zero[1]

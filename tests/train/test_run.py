@@ -168,6 +168,29 @@ def test_learning_rates_scale_only_when_asked() -> None:
     assert paceline.launch(scaled, nproc=2)[1] == pytest.approx([0.1, 0.2, 0.1 * 2**0.5])
 
 
+def scaled_too_late() -> list[float]:
+    with paceline.init() as run:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+        with pytest.raises(ValueError, match=r"the scheduler that was made with SGD before run\.setup; make the") as e:
+            run.setup(optimizer, strategy=paceline.Strategy(lr_scaling="linear"))
+        assert "\n" not in str(e.value)
+        run.setup(optimizer, strategy=paceline.Strategy())
+        optimizer.step()
+        scheduler.step()
+        first = optimizer.param_groups[0]["lr"]
+        again = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        run.setup(again, strategy=paceline.Strategy(lr_scaling="linear"))
+        scheduler = torch.optim.lr_scheduler.LambdaLR(again, lambda step: 0.5)
+        return [first, again.param_groups[0]["lr"]]
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_learning_rates_that_a_scheduler_has_noted_are_not_scaled(nproc: int) -> None:
+    """It would put back what it has noted; on one rank, too, so that it is found out there."""
+    assert paceline.launch(scaled_too_late, nproc=nproc) == [pytest.approx([0.1, 0.05 * nproc])] * nproc
+
+
 @pytest.mark.parametrize("wrong", [{"precision": "fp8"}, {"accumulate": 0}, {"lr_scaling": "cubic"}])
 def test_strategies_that_cannot_be(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
@@ -291,3 +314,57 @@ def test_each_run_of_a_script_has_checkpoints_of_its_own(paceline: Paceline) -> 
     done = paceline.run("-n", "2", "script.py")
     assert (done.returncode, done.stdout) == (0, "4\n4\n"), done.stderr
     assert {path.name for path in paceline.job().glob("checkpoints*")} == {"checkpoints", "checkpoints-2"}
+
+
+def begun(folder: str) -> None:
+    with paceline.init(checkpoint_dir=folder) as run:
+        model, optimizer = build_with(run, torch.optim.SGD)
+        run.register(average=torch.nn.Linear(1, 1))
+        train = run.dataloader(torch.utils.data.TensorDataset(torch.ones(4, 1)), batch_size=2)
+        for (x,) in train:
+            run.backward(model(x).mean())
+            optimizer.step()
+        run.save(block=True)
+
+
+def build_with(run: paceline.Run, kind: type[torch.optim.Optimizer], sizes: int = 1) -> Any:
+    models = [torch.nn.Linear(1, 1) for _ in range(sizes)]
+    optimizer = kind([{"params": model.parameters()} for model in models], lr=0.1)  # type: ignore[call-arg]
+    return run.setup(models[0], optimizer)
+
+
+def changed(folder: str, how: str) -> None:
+    with paceline.init(checkpoint_dir=folder) as run:
+        kind = torch.optim.Adam if how == "class" else torch.optim.SGD
+        build_with(run, kind, sizes=2 if how == "groups" else 1)
+        if how == "parts":
+            run.register(scheduler=torch.nn.Linear(1, 1))
+        else:
+            run.register(average=torch.nn.Linear(1, 1))
+        if how != "loaders":
+            run.dataloader([1.0], batch_size=2)
+        run.resume()
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("class", "the checkpoint's optimizer does not fit Adam: it has no betas, eps; train on with the"),
+        ("groups", "the checkpoint's optimizer does not fit SGD: loaded state dict has a different number of"),
+        ("parts", "does not fit this script: it has no scheduler; its average is not in the script; set up"),
+        ("loaders", "it is of 1 training loader, and the script has made no training loaders so far; set up"),
+    ],
+)
+def test_a_checkpoint_of_another_script_says_where_it_differs(tmp_path: Any, how: str, why: str) -> None:
+    paceline.launch(begun, (str(tmp_path),))
+    with pytest.raises(RuntimeError) as caught:
+        paceline.launch(changed, (str(tmp_path), how))
+    assert why in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_a_loader_has_its_data_set(evaluation: bool) -> None:
+    with paceline.init() as run:
+        loader = run.dataloader(list(range(7)), batch_size=2, evaluation=evaluation)
+        assert (len(loader.dataset), len(loader)) == (7, 4)

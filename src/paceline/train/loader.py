@@ -45,11 +45,13 @@ class Loader:
     has stepped on that batch. Build one with `make_loader`.
 
     Attributes:
+        dataset: the whole data set, of which this rank gets its share.
         shard: what the batch yielded last is made of, None before the first.
     """
 
     def __init__(
         self,
+        dataset: Any,
         position: EpochPosition,
         build: Callable[[], DataLoader[Any]],
         *,
@@ -60,6 +62,7 @@ class Loader:
         evaluation: bool,
         stream: StreamFetch | None,
     ) -> None:
+        self.dataset = dataset
         self.shard: Shard | None = None
         self._position = position
         self._build = build
@@ -246,7 +249,7 @@ def make_loader(
         persistent_workers=persistent_workers,
     )
     loader = functools.partial(
-        Loader, world_size=world_size, device=target, evaluation=evaluation, keeps_batch=batch_size is not None
+        Loader, dataset, world_size=world_size, device=target, evaluation=evaluation, keeps_batch=batch_size is not None
     )
     sharding: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size}
     collate = collate_fn or default_collate

@@ -192,7 +192,7 @@ class Run(Collectives):
         if self.world_size > 1 and not self._models:
             raise RuntimeError("no model was set up, so the ranks would train apart; pass it to run.setup")
         steps, every = self._steps, self.strategy.accumulate
-        with steps.collective():
+        with steps.collective() if any(m.exchanges for m in self._models) else contextlib.nullcontext():
             self._metrics.backward(loss, steps.weight if steps.within else 1 / every)
         steps.gradients_came()
         if not steps.within:  # the batches are not of our loader: each `backward` is one

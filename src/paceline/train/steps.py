@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .checkpoint import CheckpointError, CheckpointStore, SingleExchange, SocketExchange
+import torch
+
+from .checkpoint import CheckpointError, CheckpointStore, ExchangeError, SingleExchange, SocketExchange
 from .group import share_object
 from .metrics import Metrics
 from .outcome import Preempted, record
 from .random_state import random_states, set_random_states
-from .watch import Watch
+from .watch import Collective, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -41,6 +43,11 @@ class Feed:
 
     def __len__(self) -> int:
         return len(self.loader)
+
+    @property
+    def dataset(self) -> Any:
+        """The whole data set, of which each rank gets its share."""
+        return self.loader.dataset
 
     @property
     def samples(self) -> int:
@@ -163,6 +170,7 @@ class Steps:
         self._watch: Watch | None = None
         if run.world_size > 1 or self._store is not None:
             self._watch = Watch(run.rank, run.world_size, share_object, stops=self._store is not None)
+        self._collective = contextlib.nullcontext() if self._watch is None else Collective(self._watch)
         self.metrics = metrics
 
     @property
@@ -275,23 +283,9 @@ class Steps:
         """What to multiply the mean loss of this rank's batch by."""
         return self._window.weight(self._batches[0], self._run.world_size)
 
-    @contextlib.contextmanager
-    def collective(self) -> Iterator[None]:
-        """Something that all ranks do together.
-
-        Raises:
-            paceline.train.watch.PeerLost: a rank is gone.
-            paceline.train.watch.LeftEarly: a rank has left a loop or the job too early.
-        """
-        if self._watch is None:
-            yield
-            return
-        self._watch.enter()
-        try:
-            yield
-        except RuntimeError as error:
-            self._watch.explain(error)
-            raise
+    def collective(self) -> contextlib.AbstractContextManager[None]:
+        """Something that all ranks do together; what it raises in their stead is `Watch.enter`'s and `explain`'s."""
+        return self._collective
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
@@ -349,13 +343,14 @@ class Steps:
         Args:
             by_epochs: the epoch that went on there begins again, but what it has trained on by then is left out.
         """
-        saved = self._store.load(self._run.device) if self._store is not None else None
+        with self.collective() if self._store is not None else contextlib.nullcontext():
+            saved = self._store.load(self._run.device) if self._store is not None else None
         if saved is None:
             return False
         progress = saved.shared_state["progress"]
         _check_parts(self._run.stateful(), saved.shared_state, len(self.feeds), len(progress["loaders"]))
         for name, thing in self._run.stateful().items():
-            thing.load_state_dict(saved.shared_state[name])
+            _load(name, thing, saved.shared_state[name])
         for feed, state in zip(self.feeds, progress["loaders"], strict=True):
             feed.loader.load_state_dict(state)
             feed.resumed(state["finished_in"] if by_epochs else None)
@@ -384,6 +379,8 @@ class Steps:
 
     def close(self) -> None:
         """Write what is left, wait for a checkpoint under way."""
+        if self._watch is not None:
+            self._watch.ends()
         try:
             unsaved = self.saves and self.done > self._saved and not self._batch  # `Run.epochs` was left by a break
             if self._watch is not None and (unsaved or self.metrics.unreduced):
@@ -392,7 +389,7 @@ class Steps:
                 self.save()
             self.metrics.close()
             if self._store is not None:
-                self._store.close()
+                self._close_store(self._store)
         except BaseException as error:
             if self._watch is not None:
                 self._watch.failed(error)
@@ -401,8 +398,18 @@ class Steps:
             raise
         self._part()
 
+    def _close_store(self, store: CheckpointStore) -> None:
+        try:
+            store.close()
+        except ExchangeError as error:
+            if self._watch is not None:
+                self._watch.explain(error)
+            raise
+
     def leave(self) -> None:
         """End without a word from the other ranks, and without what takes all of them."""
+        if self._watch is not None:
+            self._watch.ends()
         try:
             if self._store is not None:
                 self._store.close()
@@ -431,11 +438,43 @@ class Steps:
 def _check_parts(here: Mapping[str, Any], saved: Mapping[str, Any], loaders: int, saved_loaders: int) -> None:
     missing = sorted(set(here) - set(saved))
     surplus = sorted(set(saved) - set(here) - {"progress"})
-    if missing or surplus or loaders != saved_loaders:
+    wrong = [f"it has no {' and no '.join(missing)}"] if missing else []
+    if surplus:
+        wrong.append(f"its {' and '.join(surplus)} {'is' if len(surplus) == 1 else 'are'} not in the script")
+    if loaders != saved_loaders:
+        wrong.append(f"it is of {_number(saved_loaders)}, and the script has made {_number(loaders)} so far")
+    if wrong:
         raise RuntimeError(
-            f"the checkpoint does not fit this script: it lacks {missing or 'nothing'}, has {surplus or 'nothing'} "
-            f"more, and {saved_loaders} loaders instead of {loaders}; take another checkpoint_dir for another script"
+            f"the checkpoint does not fit this script: {'; '.join(wrong)}; "
+            "set up and register what it was taken with, or take another checkpoint_dir for another script"
         )
+
+
+def _number(loaders: int) -> str:
+    return f"{loaders or 'no'} training loader{'s' if loaders != 1 else ''}"
+
+
+def _load(name: str, thing: Any, state: Any) -> None:
+    """Load a part of a checkpoint.
+
+    Raises:
+        RuntimeError: it is another model's, or another kind of optimizer's.
+    """
+    why = ""
+    try:
+        thing.load_state_dict(state)
+    except (ValueError, KeyError) as error:
+        if not isinstance(thing, torch.optim.Optimizer):
+            raise
+        why = f"{error}"
+    if isinstance(thing, torch.optim.Optimizer):  # torch looks at what it has loaded when it steps
+        lacking = sorted({option for group in thing.param_groups for option in thing.defaults if option not in group})
+        why = why or (f"it has no {', '.join(lacking)}" if lacking else "")
+        if why:
+            raise RuntimeError(
+                f"the checkpoint's {name} does not fit {type(thing).__name__}: {why}; "
+                "train on with the optimizer that it was taken with, or take another checkpoint_dir"
+            )
 
 
 def _length(loader: Loader) -> int | None:

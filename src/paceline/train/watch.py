@@ -2,13 +2,15 @@
 
 A thread of every rank listens, while the main thread may be stuck in a collective that somebody will never enter. What
 it hears is raised in the main thread at the next step or collective; a main thread that does not come there within
-seconds is ended with the process. Rank 0 passes on what a rank says (`hub`).
+seconds is ended with the process. Rank 0 passes on what a rank says (`hub`). A rank that has been in a collective for
+seconds asks where all the others are (`places`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import selectors
 import signal
@@ -18,21 +20,29 @@ import threading
 import time
 import traceback
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import star
+from paceline.contract import RESUME_CODE
+
+from . import places, star
 from .hub import EVERYBODY, Hub, Message
 from .outcome import last_words
 from .signals import STOP_SIGNALS, die_by
+from .terminate import BeforeTerminate
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+log = logging.getLogger("paceline")
 _PEER_GRACE = 3.0  # seconds for the main thread to notice by itself that a rank is lost
 _OWN_GRACE = 1.0  # seconds for the main thread of the rank that is to blame
 _NEWS = 1.0  # seconds to learn why a collective has failed
+_VERDICT = 5.0  # seconds until all have said where they are
 _AGAIN = 5.0  # seconds after which another signal to stop means at once; schedulers send the first to many at a time
 _SEND = 5.0  # seconds to hand a message to the kernel
+ASK = 5.0  # seconds in a collective after which a rank asks where the others are; then ever more rarely
+_ASK_SELDOM = 60.0  # seconds between two questions at most
+LATE = 30.0  # seconds in a collective after which it says whom it waits for
 
 
 class PeerLost(RuntimeError):
@@ -41,6 +51,10 @@ class PeerLost(RuntimeError):
 
 class LeftEarly(RuntimeError):
     """A rank left a training loop, or the job, while another one went on."""
+
+
+class CollectiveMismatch(RuntimeError):
+    """The ranks are in different collectives, which can never end."""
 
 
 class Watch:
@@ -71,6 +85,11 @@ class Watch:
         self._meetings = self._met = 0
         self._left: dict[int, Message] = {}
         self._loops: dict[int, Message] = {}
+        self._trace = places.Trace()
+        self._ask_at = time.monotonic() + ASK
+        self._alike = False  # all have entered the same collectives as far as they have come
+        self._told_of: set[str] = set()  # collectives in which this rank has waited for long, and has said so
+        self._exit: int | str | None = None  # what `sys.exit` was called with, other than success
         self._error: Exception | None = None
         self._deadline: float | None = None
         self._closed = False
@@ -85,6 +104,9 @@ class Watch:
             self._catch()
         self._old_hook = sys.excepthook
         sys.excepthook = self._hook
+        self._old_exit = sys.exit
+        sys.exit = self._on_exit
+        self._terminate = BeforeTerminate(self._on_terminate) if self._links else None
         _watches.add(self)
         self._thread = threading.Thread(target=self._listen, name="paceline-watch", daemon=True)
         self._thread.start()
@@ -108,6 +130,7 @@ class Watch:
             if may_stop and self._stop is not None and step > self._stop["after"]:
                 return False
             self._loop, self._step, self._passed, self._resting = loop, step, False, False
+            self._exit = None
             self._enter()
             for rank, left in self._loops.items():
                 if left["loop"] == loop and left["step"] < step:
@@ -158,19 +181,37 @@ class Watch:
         Raises:
             PeerLost: a rank is gone.
             LeftEarly: a rank has left without it, or this one has left a loop too early.
+            CollectiveMismatch: the ranks have called different collectives.
         """
         with self._condition:
-            self._enter()
+            self._trace.enter()
+            try:
+                self._enter()
+            except RuntimeError:
+                self._trace.leave()
+                raise
+
+    def leave(self) -> None:
+        """It is over."""
+        self._trace.leave()
+
+    def ends(self) -> None:
+        """What comes is the end: this rank may wait for the others until it closes."""
+        with self._condition:
+            self._trace.enter("close")
 
     def explain(self, error: RuntimeError) -> None:
-        """Raise what is known of the other ranks where that is why a collective has failed.
+        """Raise what is known of the other ranks where that is why a collective has failed; called before `leave`.
 
         Raises:
             PeerLost: a rank is gone.
             LeftEarly: a rank left the loop, or has left without this collective.
+            CollectiveMismatch: the ranks have called different collectives.
         """
+        if not self._links:
+            return
         with self._condition:
-            self._condition.wait_for(lambda: self._error is not None or self._who_left() is not None, _NEWS)
+            self._find_out()
             cause = self._error or self._who_left()
             if cause is not None:
                 self._deadline = None
@@ -179,14 +220,18 @@ class Watch:
     def loop_ended(self, loop: int) -> None:
         """Tell that this rank is through with a loop over training batches."""
         with self._condition:
-            self._say({"do": "loop", "loop": loop, "step": self._step})
+            if self._exit is None:  # or it is the process that ends
+                self._say({"do": "loop", "loop": loop, "step": self._step})
 
     def failed(self, error: BaseException) -> None:
         """Tell the others what ends this rank."""
+        if isinstance(error, SystemExit):
+            self._note_exit(error.code)
+            return
         why = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         with self._condition:
             if not self._closed and not isinstance(error, PeerLost):
-                self._say({"do": "failed", "why": why})
+                self._say({"do": "failed", "why": f"failed ({why})"})
 
     def close(self) -> None:
         """Take leave of the others.
@@ -198,7 +243,11 @@ class Watch:
             if self._closed:
                 return
             self._closed = True
-            self._say({"do": "left", "count": self._count, "step": self._step})
+            if self._exit is not None:
+                code, why = (1, f" ({self._exit})") if isinstance(self._exit, str) else (self._exit, "")
+                self._say({"do": "failed", "why": f"left with exit code {code}{why}"})
+            place = self._trace.place("")
+            self._say({"do": "left", "count": self._count, "step": self._step, "place": place})
             error = self._error
         self._wake()
         self._thread.join()
@@ -234,10 +283,59 @@ class Watch:
             raise self._error
 
     def _describe(self, rank: int, step: int) -> str:
+        on = f"went on with step {self._step}"
+        if self._step <= step and self._trace.seconds is not None:
+            on = self._trace.last()
         return (
-            f"rank {rank} left after step {step}, while rank {self._rank} went on with step {self._step}; "
+            f"rank {rank} left after step {step}, while rank {self._rank} {on}; "
             "all ranks must take the same number of steps and call the same collectives"
         )
+
+    def _find_out(self) -> None:
+        """Wait for what is known of the others where a collective has failed."""
+
+        def is_known() -> bool:
+            return self._error is not None or self._who_left() is not None
+
+        def is_explained() -> bool:
+            return is_known() and (self._alike or not isinstance(self._error or self._who_left(), LeftEarly))
+
+        self._trace.failed, self._alike = True, False
+        self._say({"do": "ask"})
+        if not self._condition.wait_for(is_explained, _NEWS):
+            self._condition.wait_for(lambda: self._alike or is_known(), _VERDICT)
+
+    def _answer(self, number: int) -> None:
+        """Say where this rank is, which serves it, too."""
+        seconds = self._trace.seconds or 0.0
+        self._ask_at = time.monotonic() + min(max(ASK, seconds / 2), _ASK_SELDOM)
+        place = self._trace.place(places.current_line(threading.main_thread().ident or 0))
+        self._say({"do": "here", "round": number, "place": place})
+
+    def _ask(self) -> None:
+        """Ask where the others are, if this rank has been in a collective for long."""
+        seconds = self._trace.seconds
+        if seconds is None or seconds < ASK:
+            self._ask_at = time.monotonic() + ASK - (seconds or 0.0)
+            return
+        self._ask_at = time.monotonic() + min(max(ASK, seconds / 2), _ASK_SELDOM)
+        if self._error is None:
+            self._say({"do": "ask"})
+
+    def _waits_for(self, late: list[list[Any]]) -> None:
+        """Say once which ranks have not entered the collective that this one is in.
+
+        Args:
+            late: a rank each, and the line where it is, or None if it does not answer.
+        """
+        seconds, done = self._trace.seconds, self._trace.last()
+        if seconds is None or seconds < LATE or done in self._told_of:
+            return
+        self._told_of.add(done)
+        rank, line = late[0]
+        more = f" and {len(late) - 1} more" if len(late) > 1 else ""
+        where = "it does not answer" if line is None else f"it is at {line or 'no line of the script'}"
+        log.warning("waiting %.0f s for rank %d%s, which has not %s; %s", seconds, rank, more, done, where)
 
     def _say(self, message: Message) -> None:
         if self._hub is not None:
@@ -269,6 +367,8 @@ class Watch:
             self._held, self._stop = False, message
         elif what == "met":
             self._met = message["number"]
+        elif what in ("where", "alike", "late", "mismatch"):
+            self._heed_places(message)
         elif rank == self._rank:
             return  # what this rank itself has said
         elif what == "loop":
@@ -286,8 +386,23 @@ class Watch:
             self._lose(message["rank"], message["why"])
         self._condition.notify_all()
 
+    def _heed_places(self, message: Message) -> None:
+        """Take what the hub says of where all are."""
+        what = message["do"]
+        if what == "where":
+            self._answer(message["round"])
+        elif what == "alike":
+            self._alike = True
+        elif what == "late":
+            self._waits_for(message["ranks"])
+        else:
+            if isinstance(self._error, LeftEarly):
+                self._error = None  # this is why
+            why = f"{message['why']}; all ranks must call the same collectives, in the same order"
+            self._give_up(CollectiveMismatch(why), _OWN_GRACE)
+
     def _lose(self, rank: int, why: str) -> None:
-        self._give_up(PeerLost(f"rank {rank} failed ({why}); rank {self._rank} cannot go on without it"), _PEER_GRACE)
+        self._give_up(PeerLost(f"rank {rank} {why}; rank {self._rank} cannot go on without it"), _PEER_GRACE)
         if self._told == signal.SIGTERM and not self._closed:
             die_by(self._told)  # it cannot finish its step, and whoever stops the job need not wait
 
@@ -306,10 +421,14 @@ class Watch:
             for rank, link in self._links.items():
                 selector.register(link, selectors.EVENT_READ, rank)
             while not self._closed:
-                left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-                ready = selector.select(left)
-                if not ready and self._deadline is not None and not self._closed:
-                    self._end_process()
+                due = [self._deadline] if self._deadline is not None else [self._ask_at] if self._links else []
+                ready = selector.select(max(0.0, due[0] - time.monotonic()) if due else None)
+                if not ready and not self._closed:
+                    with self._condition:
+                        if self._deadline is None:
+                            self._ask()
+                        elif time.monotonic() >= self._deadline:
+                            self._end_process()
                 for key, _ in ready:
                     if key.data is None:
                         self._hear_signals()
@@ -334,7 +453,7 @@ class Watch:
                 if self._hub is not None:
                     self._pass_on(self._hub.gone(rank))
                 elif 0 not in self._left:
-                    self._lose(0, "it is gone")
+                    self._lose(0, "failed (it is gone)")
         return bool(data)
 
     def _hear_signals(self) -> None:
@@ -360,7 +479,7 @@ class Watch:
         error = self._error
         assert error is not None
         text = f"{type(error).__module__}.{type(error).__qualname__}: {error}\n"
-        if isinstance(error, LeftEarly):
+        if isinstance(error, (LeftEarly, CollectiveMismatch)):
             frame = sys._current_frames().get(threading.main_thread().ident or 0)
             stack = "".join(traceback.format_stack(frame)) if frame else ""
             text = f"Traceback (most recent call last):\n{stack}{text}"
@@ -395,6 +514,10 @@ class Watch:
                 signal.set_wakeup_fd(current)
             elif self._old_wakeup != -1:
                 signal.set_wakeup_fd(self._old_wakeup)
+        if sys.exit == self._on_exit:
+            sys.exit = self._old_exit
+        if self._terminate is not None:
+            self._terminate.release()
         for sock in (self._ear, self._wakeup, *self._links.values()):
             sock.close()
 
@@ -406,11 +529,47 @@ class Watch:
         self.failed(error)
         self._old_hook(kind, error, trace)
 
+    def _on_exit(self, code: Any = None, /) -> NoReturn:
+        """`sys.exit` of this process: a rank that leaves by it does not leave a loop too early."""
+        self._note_exit(code)
+        self._old_exit(code)
+
+    def _note_exit(self, code: Any) -> None:
+        if threading.current_thread() is threading.main_thread() and code not in (None, 0, RESUME_CODE):
+            self._exit = code if isinstance(code, int) else str(code)
+
+    def _on_terminate(self) -> None:
+        """C++ is about to end the process, from any thread: that may be since other ranks are in other collectives."""
+        with self._condition:
+            if self._closed:
+                return
+            self._find_out()
+            known = isinstance(self._error, CollectiveMismatch)
+        if known:  # whose message ends the process
+            threading.Event().wait(2 * _OWN_GRACE)
+
     def forget(self) -> None:
         """In a forked child: it is no rank, and must neither keep connections alive nor swallow signals."""
         self._closed = True
         self._condition = threading.Condition(threading.RLock())
         self._release()
+
+
+class Collective(contextlib.AbstractContextManager[None]):
+    """Around each collective: others can ask about it, and where it fails, the error is what is known of them."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def __enter__(self) -> None:
+        self._watch.enter()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if isinstance(error, RuntimeError):
+                self._watch.explain(error)
+        finally:
+            self._watch.leave()
 
 
 _watches: weakref.WeakSet[Watch] = weakref.WeakSet()

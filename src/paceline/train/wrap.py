@@ -189,6 +189,11 @@ class Model:
         if self._ddp is not None:
             self._ddp.require_backward_grad_sync = last  # what DDP's `no_sync` sets
 
+    @property
+    def exchanges(self) -> bool:
+        """Whether the coming `backward` waits for the other ranks."""
+        return self._ddp is not None and self._ddp.require_backward_grad_sync
+
     def _gradients_came(self, _: torch.Tensor) -> None:
         self._has_gradients = True
 
@@ -234,7 +239,17 @@ def _unused(names: list[str]) -> str:
 
 
 def prepare_optimizer(optimizer: torch.optim.Optimizer, run: Run) -> torch.optim.Optimizer:
-    """Start from rank 0's state, scale learning rates as the strategy says, and step once an accumulation."""
+    """Start from rank 0's state, scale learning rates as the strategy says, and step once an accumulation.
+
+    Raises:
+        ValueError: learning rates are to be scaled, and a scheduler has noted what they were before.
+    """
+    scaling = run.strategy.lr_scaling
+    if scaling != "none" and hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        raise ValueError(
+            f"lr_scaling={scaling!r} does not reach the scheduler that was made with {type(optimizer).__name__} "
+            "before run.setup; make the scheduler after it"
+        )
     if run.world_size > 1:
         state = run.broadcast_object(optimizer.state_dict() if run.is_main else None)
         if state is not None:
@@ -242,7 +257,7 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer, run: Run) -> torch.optim
     factor = run.strategy.learning_rate_factor(run.world_size)
     for param_group in optimizer.param_groups:
         param_group["lr"] = param_group["lr"] * factor
-        if "initial_lr" in param_group:  # a scheduler was made before
+        if "initial_lr" in param_group:  # loaded, for a scheduler to go on from
             param_group["initial_lr"] = param_group["initial_lr"] * factor
     optimizer.register_step_post_hook(lambda *_: run.optimizer_stepped())
     if run.strategy.accumulate > 1:
