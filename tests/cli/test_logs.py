@@ -161,7 +161,9 @@ def test_follow_ends_when_the_agent_is_killed(paceline: Paceline) -> None:
     assert process.stdout.readline() == "begin 0\n"
     os.kill(status(paceline)["agent"]["pid"], signal.SIGKILL)
     out, err = finish(process)
-    assert (process.returncode, out, err) == (1, "", "")
+    assert (process.returncode, out) == (1, "")
+    assert err.startswith("paceline: job job failed after ")
+    assert "was killed" in err
     assert paceline("logs", "job").stdout == "begin 0\n"
 
 

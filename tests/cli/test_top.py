@@ -71,7 +71,7 @@ def test_jobs_and_the_machine(paceline: Paceline) -> None:
     assert re.split(r"  +", table[1])[1:3] == ["3", "2"]
     assert table[1].endswith("0: busy, 2: busy")
     table = paceline("top", "job", "busy", "-o", "wide").stdout.splitlines()
-    assert re.split(r"  +", table[1])[:4] == ["busy", "RUNNING", "0,2", "0,2"]
+    assert re.split(r"  +", table[1])[:4] == ["busy", "RUNNING", "0,2", "2 (0,2)"]
     finish(paceline, "busy", "waits")
     assert look(paceline, "job") == []
     (over,) = look(paceline, "job", "busy")

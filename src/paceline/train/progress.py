@@ -7,8 +7,9 @@ import json
 import math
 import os
 import sys
+import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -223,14 +224,18 @@ class _File(_View):
         self._latest: Moment | None = None
         self._written: Moment | None = None
         self._thread: ThreadPoolExecutor | None = None
-        self._writing: Future[None] | None = None
+        self._lock = threading.Lock()
+        self._is_writing = False
 
     def show(self, moment: Moment) -> None:
-        self._latest = moment
+        with self._lock:
+            self._latest = moment
+            if self._is_writing:  # the disk is slow: this moment is written next, unless a later one comes first
+                return
+            self._is_writing = True
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "paceline-progress")
-        if self._writing is None or self._writing.done():  # else the disk is slow, and this moment may be left out
-            self._writing = self._thread.submit(self._write)
+        self._thread.submit(self._write)
 
     def leave(self, moment: Moment) -> None:
         self.show(moment)
@@ -239,14 +244,20 @@ class _File(_View):
         """Wait until the last moment is written."""
         if self._thread is not None:
             self._thread.shutdown()
-            self._thread = self._writing = None
-            self._write()
+            self._thread = None
 
     def _write(self) -> None:
-        moment = self._latest
-        if moment is None or moment is self._written:
-            return
-        self._written = moment
+        """Write moments until the latest one is written."""
+        while True:
+            with self._lock:
+                moment = self._latest
+                if moment is None or moment is self._written:
+                    self._is_writing = False
+                    return
+                self._written = moment
+            self._replace(moment)
+
+    def _replace(self, moment: Moment) -> None:
         text = json.dumps(
             {
                 "time": time.time(),
