@@ -220,6 +220,7 @@ def test_any_values_are_a_job_or_one_line(job_file: Any, data: dict[str, Any]) -
 
 characters = st.characters(exclude_categories=["Cs"])
 text = st.text(characters, max_size=8)
+word = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
 filled = st.text(characters, min_size=1, max_size=8)
 variable = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,5}", fullmatch=True)
 positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
@@ -235,20 +236,20 @@ options: Any = st.recursive(
 jobs = st.builds(
     JobSpec,
     **{kind: st.none() for kind in ("module", "command")},
-    script=text,
+    script=word,
     name=st.from_regex(r"([A-Za-z0-9][A-Za-z0-9._-]{0,62})?", fullmatch=True),
-    args=st.lists(text, max_size=3).map(tuple),
+    args=st.lists(word, max_size=3).map(tuple),
     framework=st.none() | st.sampled_from(sorted(CONTRACTS)),
     nodes=st.integers(1, 9) | st.tuples(st.integers(1, 9), st.integers(0, 9)).map(lambda n: f"{n[0]}:{n[0] + n[1]}"),
     ranks=st.integers(1, 4096) | st.sampled_from(["auto", "gpu", "cpu"]),
-    devices=st.none() | st.integers(0, 9) | st.lists(text, max_size=3).map(tuple),
+    devices=st.none() | st.integers(0, 9) | st.lists(text, max_size=3, unique=True).map(tuple),
     share_devices=st.booleans(),
     cpus=st.none() | st.integers(1, 999),
     memory=st.none() | st.integers(1, 1 << 50),
     image=st.none() | text,
-    env=st.dictionaries(variable, text.filter(lambda value: "\0" not in value), max_size=3),
-    secrets=st.lists(variable, max_size=3).map(tuple),
-    working_dir=text,
+    env=st.dictionaries(variable, word, max_size=3),
+    secrets=st.lists(variable.map("SECRET_{}".format), max_size=3).map(tuple),  # none is in env too
+    working_dir=word,
     code=st.none() | st.builds(Code, mode=st.sampled_from(["git", "rsync", "snapshot"]), source=st.none() | text),
     data=st.lists(st.builds(Mount, volume=filled, path=filled), max_size=3).map(tuple),
     tensorboard=st.booleans(),

@@ -83,7 +83,8 @@ def resolve(mounts: Sequence[Mount], settings: Settings) -> list[Source]:
 def _unknown(name: str, known: Iterable[str]) -> str:
     names = list(known)
     where = f"volumes are defined under [volumes] in {PROJECT_FILE} or {user_file()}"
-    return f"no volume {name!r}; {nearest(name, names)}; {where}" if names else f"no volume {name!r}; {where}"
+    hint = nearest(name, names) if names else ""
+    return f"no volume {name!r}; {hint}{'; ' if hint and not hint.endswith('?') else ' ' if hint else ''}{where}"
 
 
 def _is_same(path: str, wanted: str) -> bool:
