@@ -39,9 +39,6 @@ _TICK = 0.2  # seconds between two looks at the clock while nothing happens
 _KEYS = len(fields(Job))  # of a record
 
 
-_KEYS = len(fields(Job))  # of a record
-
-
 def _warn(text: str) -> None:
     print(f"paceline: {text}", file=sys.stderr)
 
