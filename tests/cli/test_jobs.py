@@ -677,6 +677,18 @@ def test_resubmit_goes_on_from_the_checkpoints(paceline: Paceline) -> None:
     assert steps[0] in (3, 4), "it went on from the last checkpoint"
 
 
+def test_what_was_found_out_is_not_what_was_asked_for(paceline: Paceline) -> None:
+    paceline.script("import os; print(os.environ['WORLD_SIZE'])")
+    name = submit(paceline, "-n", "cpu", "--name", "it", "script.py")
+    paceline("wait", name)
+    stored = json.loads((paceline.home / "jobs" / "it" / "job.json").read_text())["spec"]
+    assert (stored["framework"], stored["ranks"], stored["preload"]) == (None, "cpu", [])
+    assert stored["working_dir"] == str(paceline.folder)
+    again = paceline("resubmit", "it").stdout.strip()
+    assert paceline("wait", again).returncode == 0
+    assert paceline("logs", again).stdout == paceline("logs", "it").stdout
+
+
 def test_from_python(paceline: Paceline) -> None:
     paceline.script("print('ran')")
     (paceline.folder / "client.py").write_text(

@@ -74,7 +74,7 @@ def start(
 
     Args:
         staging: the job's folder, being made.
-        spec: what the user asked for, complete.
+        spec: what the user asked for.
         node: this node's part of it.
         record: what is known of the job beside the two, for `job.json`.
         lifeline: the job ends when the other end of this closes; None for one that outlives the client.

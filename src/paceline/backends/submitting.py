@@ -71,6 +71,7 @@ def launch(
     if missing:
         raise UserError(f"secret {missing[0]} is not set in your environment; export it, then submit again")
     sources = _sources(spec)
+    asked = spec
     if spec.code is None:  # a job that cannot run leaves nothing, not even a folder
         spec = prepare.complete(spec)
         split = split_streams(spec)
@@ -84,7 +85,7 @@ def launch(
         if spec.code is not None:
             made, folder = _places(spec, staging.directory.path)
             stack.callback(_unless_started, made, staging)
-            spec = _relative(spec)
+            asked = spec = _relative(spec)
             record["code"] = {**_bring(spec, made, progress), "path": str(folder)}
             try:
                 spec = prepare.complete(spec, made)
@@ -94,7 +95,9 @@ def launch(
         node = prepare.place(spec, split, folder=folder, sources=sources)
         if spec.resume_from is not None:
             take_checkpoints(jobs_folder() / spec.resume_from, staging.directory.path)
-        directory, agent = start(staging, spec, node, record, lifeline)
+        # What was asked for, not what was found out: another time that may be something else.
+        stored = asked.model_copy(update={"working_dir": spec.working_dir, "devices": spec.devices})
+        directory, agent = start(staging, stored, node, record, lifeline)
     return Launched(spec, node, directory, agent)
 
 
