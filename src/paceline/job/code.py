@@ -146,8 +146,9 @@ def _begin(destination: Path, undo: contextlib.ExitStack) -> Path:
     if missing:  # it is ours alone: git need not look into it
         undo.callback(_remove_if_alone, write_gitignore(parent))
     for left in parent.glob(".*.paceline.????????"):  # by a client that was killed
-        if time.time() - left.stat().st_mtime > _ABANDONED:
-            shutil.rmtree(left, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another client has just finished
+            if time.time() - left.stat().st_mtime > _ABANDONED:
+                shutil.rmtree(left, ignore_errors=True)
     marker = marker_of(destination)
     marker.touch()
     undo.callback(marker.unlink, missing_ok=True)
