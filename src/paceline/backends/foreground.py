@@ -86,7 +86,7 @@ class LocalRun:
             for line in lines.add(events.read()):
                 details = json.loads(line)
                 name = details.pop("event")
-                if name in ("restarting", "finished"):
+                if name in ("waiting", "restarting", "finished"):
                     yield from _drain(logs)
                 elif name == "started":
                     logs = _open_logs(details)

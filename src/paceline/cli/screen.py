@@ -73,11 +73,17 @@ class Screen:
             self._say(f"stopping ({name}); ranks have {details['grace']:g} s, Ctrl-C again ends them at once")
         elif event.name == "restarting":
             self._finish_lines()
-            if details["failure"] is None:
+            if details["why"]:
+                nodes = _count(details["nodes"], "node")
+                self._say(f"{details['why']}; starting again with {nodes}, from the last checkpoint")
+            elif details["failure"] is None:
                 self._say("the ranks were told to stop, and have saved their state; starting again from there")
             else:
                 self._tell_failure(details)
                 self._say(f"starting again: attempt {details['restarts']} of {self._job.spec.max_restarts}")
+        elif event.name == "waiting":
+            self._finish_lines()
+            self._say(f"{details['why']}; looking for the others")
         elif event.name == "finished":
             self._finish_lines()
             self._code = details["exit_code"]

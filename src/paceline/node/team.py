@@ -115,11 +115,12 @@ class Team:
         """Listen for others; returns whether that works where it must."""
         spec = self._spec
         assert spec.main_port is not None
-        is_first = spec.node_rank == 0 or (spec.node_rank is None and _is_here(spec.main_address or ""))
+        is_here = _is_here(spec.main_address or "")
+        is_first = spec.node_rank == 0 or (spec.node_rank is None and is_here)
         if not is_first and spec.least == spec.nodes:
             return True
         try:
-            self._door.open(spec.main_port)
+            self._door.open(spec.main_port if is_first or not is_here else 0)
         except OSError as error:
             if spec.node_rank == 0:
                 self._fail(f"cannot listen on port {spec.main_port}: {error.strerror}; choose another --master-port", 2)
