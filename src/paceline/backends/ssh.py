@@ -215,9 +215,7 @@ class Ssh(Backend):
         ):
             if value is not None:
                 raise UserError(f"{flag} means nothing on {self.name}, whose hosts are reached by ssh; leave it out")
-        least, most = spec.node_range
-        if least != most:
-            raise UserError(f"--nnodes {spec.nodes}: a changing number of machines is not supported; give one number")
+        least, _ = spec.node_range
         if least > len(self._hosts):
             raise UserError(f"--nnodes {least}, but {self.name} has {len(self._hosts)} hosts; ask for fewer")
         folder = spec.working_dir
@@ -261,14 +259,14 @@ class Ssh(Backend):
             UserError: a host with checkpoints does not answer.
         """
         if self._is_exact and spec.resume_from is None:
-            return list(looks)[: spec.node_range[0]]
+            return list(looks)[: spec.node_range[1]]
         if spec.resume_from is not None:
             hosts = self._hosts_of(spec.resume_from)
             if gone := [host.name for host in hosts if host not in looks]:
                 raise UserError(f"{gone[0]} has the checkpoints of {spec.resume_from} and does not answer; try later")
             return hosts
         need = spec.devices if isinstance(spec.devices, int) else len(spec.devices or "1")
-        return sorted(looks, key=lambda host: looks[host]["free"] < need)[: spec.node_range[0]]
+        return sorted(looks, key=lambda host: looks[host]["free"] < need)[: spec.node_range[1]]
 
     def _start(self, order: dict[str, Any], hosts: list[Host], main: Answer, archive: Path) -> Parts | Host:
         """Start a job's agents, which meet at what the first host told; or return a host that has a job of the name.
@@ -281,13 +279,14 @@ class Ssh(Backend):
             **order,
             "do": "start",
             "job_id": uuid.uuid4().hex,
-            "token": secrets.token_hex(16) if len(hosts) > 1 else None,
+            "hosts": [host.name for host in hosts],
+            "token": secrets.token_hex(16) if spec.node_range[1] > 1 else None,
             "secrets": {name: os.environ[name] for name in spec.secrets},
         }
         meeting = {"main_address": main["address"], "main_port": spec.main_port or main["port"]}
 
         def request(host: Host) -> Request:
-            here = {**meeting, "node_rank": hosts.index(host)} if len(hosts) > 1 else {}
+            here = {**meeting, "node_rank": hosts.index(host)} if spec.node_range[1] > 1 else {}
             return {**common, "job": {**spec.model_dump(mode="json"), **here}, "slots": host.slots}
 
         parts = Parts(spec.name, hosts, request, _sender(archive) if archive.exists() else None)
@@ -384,10 +383,11 @@ class Ssh(Backend):
         """A job by what its hosts say; `reason` is why another host says nothing."""
         records = [{k: v for k, v in part.items() if k not in ("job_id", "node_rank")} for _, part in parts]
         merged = {**records[0], "backend": self.name}
-        if records[0]["nodes"] > 1:
-            merged.update(_merged(records))
+        last = [record for record in records if record["attempt"] == max(r["attempt"] for r in records)]
+        if len(records) > 1:
+            merged.update(_merged(last))
         job = Job.from_record(merged)
-        if len(records) < job.nodes and not job.is_over:
+        if len(last) < job.nodes and not job.is_over:
             return dataclasses.replace(job, state="LOST", error=reason or "a part of it is gone from its host")
         return job
 
@@ -575,11 +575,12 @@ def _last(found: list[LogLines], count: int | None) -> list[LogLines]:
 
 
 def _merged(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the hosts of a job say together."""
+    """What the hosts of a job's last attempt say together."""
     states = [record["state"] for record in records]
     going = [state for state in _GOING if state in states]
-    worst = next((state for state in ("FAILED", "LOST", "STOPPED") if state in states), "SUCCEEDED")
-    state = going[0] if going else worst
+    # Where one has succeeded all have, also one that was killed before it could say so.
+    ended = next((state for state in ("SUCCEEDED", "FAILED", "LOST") if state in states), "STOPPED")
+    state = going[0] if going else ended
     telling = next((record for record in records if record["state"] == state), records[0])
     is_over = state in FINAL
     return {

@@ -38,6 +38,8 @@ _NAMES = {
     "main_port": "--master-port",
     "local_address": "--local-addr",
     "join_timeout": "--start-timeout",
+    "last_call": "--rdzv-conf last_call_timeout",
+    "silence": "--rdzv-conf keep_alive_interval times keep_alive_max_attempt",
 }
 
 
@@ -95,7 +97,7 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
     """
     hosts = taking_part(given)
     nnodes = given["nnodes"] or (str(len(hosts)) if hosts else None)
-    nodes = _nodes(nnodes or "1")
+    nodes, most = _nodes(nnodes or "1")
     if given["logdir"] is not None and not given["tensorboard"]:
         raise UserError("--logdir is what a TensorBoard shows; add --tensorboard")
     if given["name"] == "":
@@ -136,7 +138,7 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
         "pass_index": given["pass_index"] or None,
         "role": given["role"],
         **_program(given),
-        **_meeting(given, nodes),
+        **_meeting(given, most),
     }
     return {name: value for name, value in found.items() if value is not None}
 
@@ -203,27 +205,41 @@ def _meeting(given: dict[str, Any], nodes: int) -> dict[str, Any]:
             raise UserError("--rdzv-endpoint and --master-addr name the same thing; give one of them")
         address, endpoint_port = parse_address("--rdzv-endpoint", given["rdzv_endpoint"])
         port = port or endpoint_port or 29400
-    conf = dict(pair.partition("=")[::2] for pair in (given["rdzv_conf"] or "").split(",") if pair)
-    for key in ("join_timeout", "timeout"):
-        if key in conf:
-            try:
-                meeting["join_timeout"] = float(conf[key])
-                if not 0 < meeting["join_timeout"] < float("inf"):
-                    raise ValueError
-            except ValueError:
-                raise UserError(f"--rdzv-conf {key}={conf[key]} is no number of seconds") from None
-            break
+    meeting.update(_times(given["rdzv_conf"] or ""))
     if given["start_timeout"] is not None:
         meeting["join_timeout"] = given["start_timeout"]
     meeting.update(main_address=address if nodes > 1 else None, main_port=port)
     return {**meeting, "node_rank": given["node_rank"] if nodes > 1 else None}
 
 
-def _nodes(text: str) -> int:
+def _times(conf: str) -> dict[str, float]:
+    """What torchrun's --rdzv-conf says of times that mean something here."""
+    given = dict(pair.partition("=")[::2] for pair in conf.split(",") if pair)
+    found = {}
+    for key in ("join_timeout", "timeout", "last_call_timeout", "keep_alive_interval", "keep_alive_max_attempt"):
+        if key in given:
+            try:
+                found[key] = float(given[key])
+                if not 0 < found[key] < float("inf"):
+                    raise ValueError
+            except ValueError:
+                raise UserError(f"--rdzv-conf {key}={given[key]} is no number of seconds") from None
+    times = {}
+    if "join_timeout" in found or "timeout" in found:
+        times["join_timeout"] = found.get("join_timeout", found.get("timeout", 0.0))
+    if "last_call_timeout" in found:
+        times["last_call"] = found["last_call_timeout"]
+    if "keep_alive_interval" in found or "keep_alive_max_attempt" in found:  # torchrun's defaults are 5 and 3
+        times["silence"] = found.get("keep_alive_interval", 5.0) * found.get("keep_alive_max_attempt", 3.0)
+    return times
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    """The least and the most machines."""
     low, colon, high = text.partition(":")
     if not low.isdecimal() or (colon and not high.isdecimal()) or int(low) < 1:
         raise UserError(f"--nnodes {text!r} is no number of machines; write for example --nnodes 2")
-    return int(low)
+    return int(low), int(high or low)
 
 
 def _devices(given: dict[str, Any]) -> int | tuple[str, ...] | None:

@@ -126,13 +126,13 @@ def taking_part(given: dict[str, Any]) -> list[tuple[str, int]]:
         UserError: there are too few.
     """
     hosts = [(name, slots or 1) for name, slots in named(given)]
-    most = (given["nnodes"] or "").rpartition(":")[2]
-    if hosts and most.isdecimal():
-        if int(most) > len(hosts):
+    least, _, most = (given["nnodes"] or "").partition(":")
+    if hosts and least.isdecimal() and (most or least).isdecimal():
+        if int(least) > len(hosts):
             raise UserError(
                 f"--nnodes {given['nnodes']}, but {len(hosts)} hosts are named; name more, or ask for fewer"
             )
-        hosts = hosts[: int(most)]
+        hosts = hosts[: int(most or least)]
     left = given["total"]
     if not hosts or left is None:
         return hosts

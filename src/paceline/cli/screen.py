@@ -77,15 +77,23 @@ class Screen:
         elif event.name == "stopping":
             name = signal.Signals(details["signal"]).name
             self._say(f"stopping ({name}); ranks have {details['grace']:g} s, Ctrl-C again ends them at once")
-        elif event.name == "restarting":
+        elif event.name in ("waiting", "restarting", "finished"):
             self._finish_lines()
-            if details["failure"] is None:
-                self._say("the ranks were told to stop, and have saved their state; starting again from there")
-            else:
-                self._tell_failure(details)
-                self._say(f"starting again: attempt {details['restarts']} of {self._job.max_restarts}")
-        elif event.name == "finished":
-            self._finish_lines()
+            self._attempt_ended(event.name, details)
+
+    def _attempt_ended(self, name: str, details: dict[str, Any]) -> None:
+        """Say why, and how it goes on."""
+        if name == "waiting":
+            self._say(f"{details['why']}; looking for the others")
+        elif name == "restarting" and details["why"]:
+            nodes = _count(details["nodes"], "node")
+            self._say(f"{details['why']}; starting again with {nodes}, from the last checkpoint")
+        elif name == "restarting" and details["failure"] is None:
+            self._say("the ranks were told to stop, and have saved their state; starting again from there")
+        elif name == "restarting":
+            self._tell_failure(details)
+            self._say(f"starting again: attempt {details['restarts']} of {self._job.max_restarts}")
+        else:
             self._code = details["exit_code"]
             if details["state"] == "FAILED":
                 self._tell_failure(details)

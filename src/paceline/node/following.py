@@ -75,7 +75,7 @@ def updates(run: RunDirectory, lifeline: int, wanted: Callable[[Output], bool] =
                 yield replace(logs[path].output, data=data)
         for line in lines.add(events.read()):
             event = _event(line, run)
-            if event.name in ("restarting", "finished"):
+            if event.name in ("waiting", "restarting", "finished"):
                 yield from _drain(logs)
             elif event.name == "started":
                 logs = _open_logs(event.details, wanted)

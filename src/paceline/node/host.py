@@ -135,7 +135,7 @@ class Host:
         job, here = dict(request["job"]), self.here(request["slots"])
         job["working_dir"] = os.path.expanduser(job["working_dir"])
         job = fitting.complete(job, here, None)
-        node = replace(fitting.place(job, here), nodes=1)
+        node = replace(fitting.place(job, here), nodes=1, least=1)
         return {"job": job, "ranks": [placing.foreseen(node, rank, {}) for rank in range(node.nproc)]}
 
     # -- act -----------------------------------------------------------------------------------------------------------
@@ -206,7 +206,8 @@ class Host:
                 job, here, split_streams=_split(request["shown"], job), folder=folder, variables=variables,
                 job_id=request["job_id"],
             )  # fmt: skip
-            node = replace(node, env={**node.env, **_variables(node)})
+            hosts = tuple(request["hosts"])
+            node = replace(node, env={**node.env, **_variables(node)}, hosts=hosts, expected=len(hosts))
             if job["resume_from"] is not None:
                 launching.take_checkpoints(self.jobs / job["resume_from"], staging.directory.path)
             created = time.time()
