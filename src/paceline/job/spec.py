@@ -155,7 +155,7 @@ class JobSpec(_Model):
         None, description="whose variables the ranks get; the default is what the script imports"
     )
     nodes: Nodes = Field(1, description="N, or MIN:MAX")
-    ranks: Annotated[int, Field(ge=1, le=4096)] | Literal["auto", "gpu", "cpu"] = Field(
+    ranks: Annotated[int, Field(ge=1, le=4096)] | Literal["auto", "gpu", "cpu", "slots"] = Field(
         1, description="ranks on each node, or what to count"
     )
     devices: Annotated[int, Field(ge=0)] | tuple[Text, ...] | None = Field(

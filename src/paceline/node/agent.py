@@ -93,7 +93,7 @@ class Agent:
         """Take part in the job until it ends; returns its exit code."""
         self.loop.catch(STOPS_AND_NEWS, self._on_signal)
         if self.lifeline is not None:
-            self.loop.watch(self.lifeline, self._on_client_gone)
+            self.loop.watch(self.lifeline, self._on_lifeline)
         processes.adopt_orphans()
         self._tell_status()
         try:
@@ -415,10 +415,12 @@ class Agent:
         elif number != signal.SIGHUP or not self.spec.detached:
             self._ask_to_stop(number)
 
-    def _on_client_gone(self) -> None:
+    def _on_lifeline(self) -> None:
+        """Whoever waits for the job is gone, or says with a byte that it goes on alone."""
         assert self.lifeline is not None
         self.loop.forget(self.lifeline)
-        self._ask_to_stop(signal.SIGHUP)
+        if not self.lifeline.recv(1):
+            self._ask_to_stop(signal.SIGHUP)
 
     def _ask_to_stop(self, number: int) -> None:
         # Schedulers and people repeat themselves; only a second Ctrl-C, or SIGQUIT, means at once.

@@ -110,7 +110,7 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
             raise Refused(f"--preload {module}: no such module is installed for {sys.executable}; check the name")
     job = {**job, "framework": framework}
     _check_meeting(job)
-    job = {**job, "ranks": _count_ranks(job), **_start_method(job, imports)}
+    job = {**job, "ranks": _count_ranks(job, here), **_start_method(job, imports)}
     if job["detached"] and job["devices"] is None and (present := devices.accelerators()):
         # Who watches a run can see to the devices; a job that nobody watches shares them with nobody.
         job["devices"] = 1 if framework == "indexed" else min(int(job["ranks"]), len(present))
@@ -174,9 +174,11 @@ def _imports(job: Mapping[str, Any], folder: Path) -> Imports:
     return Imports()
 
 
-def _count_ranks(job: Mapping[str, Any]) -> int:
-    """How many ranks `auto`, `gpu`, `cpu` or a number are on this machine."""
+def _count_ranks(job: Mapping[str, Any], here: Here) -> int:
+    """How many ranks `auto`, `gpu`, `cpu`, `slots` or a number are on this machine."""
     ranks, asked = job["ranks"], job["devices"]
+    if ranks == "slots":
+        ranks = here.slots() or 1
     named = None if asked is None or isinstance(asked, int) else tuple(asked)
     present = devices.accelerators()
     usable = present[:asked] if isinstance(asked, int) else named or present
