@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,13 +20,12 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 TRAIN = """
-    import os, sys, time
-    from pathlib import Path
+    import sys, time
     import torch
     from torch.utils.data import TensorDataset
     import paceline
 
-    epochs, stop_at = 3, int(sys.argv[1])
+    epochs, stop_at = 100_000, int(sys.argv[1])
     run = paceline.init(seed=1, checkpoint_every=4)
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 1)
@@ -71,6 +72,7 @@ def used(log: str, steps: range) -> list[tuple[int, int]]:
 
 def test_two_hosts_go_on_from_copies_of_their_own(client: Client) -> None:
     first, second = client.lab.hosts
+    client.settings(python=sys.executable)  # which has torch
     script = client.script(TRAIN)
     flags = ("--nnodes", "2", "--name", "apart", "--max-restarts", "0")
     name = submitted(client, "submit", "--on", "lab", *flags, script, "30")
@@ -101,3 +103,17 @@ def test_two_hosts_go_on_from_copies_of_their_own(client: Client) -> None:
     samples = used(before, range(1, 25)) + used(between, range(25, 29)) + used(after, range(29, 31))
     assert len(samples) == len(set(samples)) == 30 * 4
     assert {n for epoch, n in samples if epoch == 0} == set(range(80))
+
+
+def test_a_job_that_was_stopped_goes_on_where_it_stood(client: Client) -> None:
+    client.settings(python=sys.executable)
+    flags = ("--nnodes", "2", "--name", "stopped")
+    name = submitted(client, "submit", "--on", "lab", *flags, client.script(TRAIN), "0")
+    eventually(lambda: " used 10 " in logs(client, name), "it trains")
+    assert client("stop", "--on", "lab", name).returncode == 0
+    eventually(lambda: job(client, name)["state"] == "STOPPED", "it is stopped")
+    said = re.search(r"stopped after step (\d+), which is saved", logs(client, name))
+    assert said is not None
+    again = submitted(client, "resubmit", "--on", "lab", name)
+    eventually(lambda: f"going on after step {said[1]} in epoch" in logs(client, again), "it goes on")
+    assert client("stop", "--on", "lab", "--now", again).returncode == 0
