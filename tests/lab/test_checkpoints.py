@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 
     from .lab import Client, Host
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+
+from paceline.train.checkpoint import CheckpointStore, SingleExchange  # noqa: E402
+
 pytestmark = pytest.mark.torch
 
 TRAIN = """
@@ -117,3 +121,56 @@ def test_a_job_that_was_stopped_goes_on_where_it_stood(client: Client) -> None:
     again = submitted(client, "resubmit", "--on", "lab", name)
     eventually(lambda: f"going on after step {said[1]} in epoch" in logs(client, again), "it goes on")
     assert client("stop", "--on", "lab", "--now", again).returncode == 0
+
+
+LOAD = """
+    import sys, time
+    from pathlib import Path
+    import torch.distributed as dist
+    from paceline.train import group
+    from paceline.train.checkpoint import CheckpointError, CheckpointStore, SocketExchange
+
+    place = group.join().placement
+    folder, marks = Path(sys.argv[1]), Path(sys.argv[1]).parent
+    store = CheckpointStore(folder, rank=place.rank, world_size=place.world_size, exchange=SocketExchange())
+
+    def hold(event, args):
+        if event == "open" and str(args[0]).endswith("optimizer.pt") and "saving" in str(args[0]):
+            (marks / "begun").touch()
+            while not (marks / "cut").exists():
+                time.sleep(0.01)
+
+    sys.addaudithook(hold)
+    try:
+        print(store.load().step)
+    except CheckpointError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("holder", [0, 1])
+def test_a_cut_in_mid_transfer_ends_on_both_sides_and_is_made_good(client: Client, holder: int) -> None:
+    script, state = client.folder / client.script(LOAD), torch.ones(3_000_000)
+    folders = [client.folder / host.name for host in client.lab.hosts]
+    store = CheckpointStore(folders[holder], rank=0, world_size=1, exchange=SingleExchange())
+    store.save(7, {"model": state, "optimizer": state}, None, block=True)
+
+    def start(rank: int, host: Host) -> subprocess.Popen[str]:
+        where = {"MASTER_ADDR": client.lab.hosts[0].address, "MASTER_PORT": "29511", "PACELINE_LAB": host.namespace}
+        numbers = {"RANK": rank, "GROUP_RANK": rank, "LOCAL_RANK": 0}
+        sizes = {"WORLD_SIZE": 2, "GROUP_WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1}
+        env = {**client.env, **where, **{name: str(value) for name, value in {**numbers, **sizes}.items()}}
+        command = [*host.enter(), sys.executable, str(script), str(folders[rank])]
+        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+
+    ranks = [start(rank, host) for rank, host in enumerate(client.lab.hosts)]
+    eventually((client.folder / "begun").exists, "it is on its way")
+    client.lab.hosts[1].cut()
+    (client.folder / "cut").touch()
+    told = [rank.communicate()[0] for rank in ranks]
+    assert "rank 1 cannot be reached while" in told[0] or "the connection to rank 1, which has it, has ended" in told[0]
+    assert told[1] == "rank 0 cannot be reached while the ranks agreed on a checkpoint\n"
+    assert not list(folders[1 - holder].iterdir())
+    client.lab.hosts[1].heal()
+    ranks = [start(rank, host) for rank, host in enumerate(client.lab.hosts)]
+    assert [rank.communicate()[0] for rank in ranks] == ["7\n", "7\n"]

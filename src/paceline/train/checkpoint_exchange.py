@@ -9,6 +9,7 @@ instant: one kill in 130 left rank 0 waiting for the timeout of the group (torch
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import socket
@@ -156,8 +157,8 @@ class SocketExchange:
                     selector.unregister(key.fileobj)
                     try:
                         received[key.data] = _receive(self._peers[key.data])
-                    except OSError:
-                        return {}, f"rank {key.data} ended"
+                    except OSError as error:
+                        return {}, _lost(key.data, error, limit)
         return received, ""
 
     def _follow(self, data: bytes, limit: float) -> bytes:
@@ -165,11 +166,8 @@ class SocketExchange:
         try:
             self._peers[0].settimeout(limit)
             return _ask(self._peers[0], data)
-        except TimeoutError:
-            lost = f"rank 0 did not answer within {limit:.0f} s"
-        except OSError:
-            lost = "rank 0 ended"
-        return _LOST + f"{lost} while the ranks agreed on a checkpoint".encode()
+        except OSError as error:
+            return _LOST + f"{_lost(0, error, limit)} while the ranks agreed on a checkpoint".encode()
 
 
 _exchanges: weakref.WeakSet[SocketExchange] = weakref.WeakSet()
@@ -182,6 +180,15 @@ def _close_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_in_child)
+
+
+def _lost(rank: int, error: OSError, limit: float) -> str:
+    """What became of a rank; a machine that is gone is known by the errors of its connection."""
+    if error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH):
+        return f"rank {rank} cannot be reached"
+    return (
+        f"rank {rank} did not answer within {limit:.0f} s" if isinstance(error, TimeoutError) else f"rank {rank} ended"
+    )
 
 
 def _send(peer: socket.socket, data: bytes) -> None:

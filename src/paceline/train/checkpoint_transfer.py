@@ -256,9 +256,9 @@ class _Fetcher:
         while size:
             try:
                 count = peer.recv_into(chunk[: min(size, _CHUNK)])
-            except TimeoutError:
-                raise CheckpointError(f"rank {self._holder} has sent nothing for {_SILENCE:.0f} s") from None
-            except OSError:
+            except OSError as error:
+                if isinstance(error, TimeoutError) and error.errno is None:
+                    raise CheckpointError(f"rank {self._holder} has sent nothing for {_SILENCE:.0f} s") from None
                 count = 0
             if not count:
                 raise CheckpointError(f"the connection to rank {self._holder}, which has it, has ended")
