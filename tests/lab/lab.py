@@ -147,6 +147,11 @@ class Host:
         """What runs a command in its network."""
         return ["nsenter", f"--net=/run/netns/{self.namespace}"]
 
+    @property
+    def sshd(self) -> int | None:
+        """The pid of its sshd while it is on."""
+        return None if self._sshd is None else self._sshd.pid
+
     # -- power ---------------------------------------------------------------------------------------------------------
 
     def power_on(self) -> None:
@@ -177,8 +182,7 @@ class Host:
 
     def hang(self, logins: bool = True) -> None:
         """Stop all that runs on it, without an end; its sshd still lets new users in, unless `logins` is false."""
-        assert self._sshd is not None
-        spared = self._sshd.pid if logins else None
+        spared = self.sshd if logins else None
 
         def is_still() -> bool:
             going = [pid for pid in _inside(self.namespace) if pid != spared and _state(pid) not in ("T", "Z", "")]

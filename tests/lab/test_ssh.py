@@ -321,8 +321,9 @@ def test_what_cannot_work_is_told_in_a_line(
     client.settings(**settings)
     done = client("submit", "--on", "lab", *flags, client.script("print(1)"))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    assert said in done.stderr
+    errors = [line for line in done.stderr.splitlines() if not line.endswith("…")]  # progress, on a slow machine
+    assert len(errors) == 1
+    assert said in errors[0]
     assert not any(list((host.home / client.root).glob("jobs/*")) for host in client.lab.hosts)
 
 
