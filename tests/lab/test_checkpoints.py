@@ -75,7 +75,7 @@ def used(log: str, steps: range) -> list[tuple[int, int]]:
 
 
 def test_two_hosts_go_on_from_copies_of_their_own(client: Client) -> None:
-    first, second = client.lab.hosts
+    first, second, _ = client.lab.hosts
     client.settings(python=sys.executable)  # which has torch
     script = client.script(TRAIN)
     flags = ("--nnodes", "2", "--name", "apart", "--max-restarts", "0")

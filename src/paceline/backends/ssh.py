@@ -361,9 +361,11 @@ class Ssh(Backend):
         reasons = {host.name: str(error) for host, error in failed.items()}
         jobs = {}
         for (name, _), found in parts.items():
-            found.sort(key=lambda pair: pair[1]["node_rank"] or 0)
+            # Those that are in the last attempt come first: from an elastic job others may have gone.
+            found.sort(key=lambda pair: (-pair[1]["attempt"], pair[1]["node_rank"] or 0))
             self._places[name] = [host for host, _ in found]
-            self._ranks.update(((name, rank["rank"]), host) for host, part in found for rank in part["instances"])
+            for host, part in reversed(found):
+                self._ranks.update(((name, rank["rank"]), host) for rank in part["instances"])
             jobs[name] = self._job(found, next(iter(reasons.values()), None))
         known = self._sent.on(reasons) if reasons else {}
         for name, (hosts, record) in known.items():
@@ -383,11 +385,12 @@ class Ssh(Backend):
         """A job by what its hosts say; `reason` is why another host says nothing."""
         records = [{k: v for k, v in part.items() if k not in ("job_id", "node_rank")} for _, part in parts]
         merged = {**records[0], "backend": self.name}
-        last = [record for record in records if record["attempt"] == max(r["attempt"] for r in records)]
+        # A part that has not ended is about to be in the last attempt, if it is not there yet.
+        there = [r for r in records if r["attempt"] == records[0]["attempt"] or r["state"] not in FINAL]
         if len(records) > 1:
-            merged.update(_merged(last))
+            merged.update(_merged(there))
         job = Job.from_record(merged)
-        if len(last) < job.nodes and not job.is_over:
+        if len(there) < job.nodes and not job.is_over:
             return dataclasses.replace(job, state="LOST", error=reason or "a part of it is gone from its host")
         return job
 
@@ -589,7 +592,7 @@ def _merged(records: list[dict[str, Any]]) -> dict[str, Any]:
         "error": next((record["error"] for record in records if record["error"]), None),
         "waiting": telling["waiting"],
         "finished": max(record["finished"] or 0.0 for record in records) if is_over else None,
-        "instances": [rank for record in records for rank in record["instances"]],
+        "instances": sorted((rank for record in records for rank in record["instances"]), key=lambda r: r["rank"]),
         "devices": [f"{node}:{device}" for node, record in enumerate(records) for device in record["devices"]],
     }
 

@@ -70,7 +70,7 @@ class Agent:
                 "pid": os.getpid(), "start_time": processes.start_time(os.getpid()), "host": self.host,
                 "boot": processes.boot_id(),
             },
-            "nodes": spec.nodes, "node_rank": spec.node_rank, "world_size": None,
+            "nodes": spec.expected or spec.nodes, "node_rank": spec.node_rank, "world_size": None,
             "attempt": 0, "restarts": 0, "max_restarts": spec.max_restarts, "exit_code": None,
             "created": time.time(), "started": None, "finished": None, "ranks": [], "failure": None, "others": [],
             "devices": list(spec.devices or ()), "waiting": None, "start": None, "coordinator": None,
@@ -140,7 +140,8 @@ class Agent:
         elif what == "halt":
             self._halt(message)
         elif what == "restart":
-            self._tell_status(state="RESTARTING", attempt=message["attempt"], restarts=message["restarts"])
+            told = {key: message[key] for key in ("attempt", "restarts", "nodes")}
+            self._tell_status(state="RESTARTING", **told)
             self._tell_event("restarting", message)
         elif what == "wait":
             self._wait_for_others(f"{message['why']}, and the job needs {self.spec.least} nodes")

@@ -102,8 +102,9 @@ class Host:
             if is_over and record["ttl"] is not None and now - (record["kept_since"] or now) >= record["ttl"]:
                 self._remove(run)
             elif not is_over or record["finished"] >= since:
-                node = read_json(run.spec) or {}
-                found.append({**record, "job_id": node.get("job_id"), "node_rank": node.get("node_rank")})
+                node_rank = (run.read_status() or {}).get("node_rank")
+                job_id = (read_json(run.spec) or {}).get("job_id")
+                found.append({**record, "job_id": job_id, "node_rank": node_rank})
         return {"jobs": found, "names": [run.path.name for run in runs]}
 
     def spec(self, request: Request) -> Answer:

@@ -95,7 +95,7 @@ def _record(path: Path, line: Callable[[], list[Entry]]) -> dict[str, Any]:
         "state": state,
         "backend": "local",
         "framework": str(node["framework"]),
-        "nodes": len(status["start"]["nodes"]) if status.get("start") else int(node["expected"] or node["nodes"]),
+        "nodes": int(status.get("nodes") or node["expected"] or node["nodes"]),
         "ranks": int(status.get("world_size") or node["nproc"] * node["nodes"]),
         "attempt": int(status.get("attempt", 0)),
         "exit_code": status.get("exit_code") if is_final else None,

@@ -330,7 +330,7 @@ class Team:
                     self._meeting.heard_of_death(name)
             elif answer is not None and answer["id"] == name:
                 living[name] = answer
-        places = [(node["address"], node["listen"]) for node in others if node["id"] in living]
+        places = [(n["address"], n["listen"]) for n in self._nodes if n["id"] in living or n["id"] == self.id]
         for answer in living.values():
             if answer["leader"] is not None:
                 address, port = answer["leader"]

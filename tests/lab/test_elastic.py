@@ -1,0 +1,178 @@
+"""Jobs whose number of nodes changes: whatever happens to hosts, every sample is trained on exactly once."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.conftest import eventually
+
+if TYPE_CHECKING:
+    from .lab import Client, Host
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+TRAIN = """
+    import sys, time
+    import torch
+    from torch.utils.data import TensorDataset
+    import paceline
+
+    class Seen:  # how often each sample was trained on
+        def __init__(self, count):
+            self.counts = torch.zeros(count)
+        def state_dict(self):
+            return {"counts": self.counts}
+        def load_state_dict(self, state):
+            self.counts = state["counts"]
+
+    epochs, pause, samples = int(sys.argv[1]), float(sys.argv[2]), 400
+    run = paceline.init(seed=1, checkpoint_every=5, progress=False)
+    torch.manual_seed(0)
+    model, optimizer = run.setup(model := torch.nn.Linear(1, 1), torch.optim.SGD(model.parameters(), 0.01))
+    seen = Seen(samples)
+    run.register(seen=seen)
+    train = run.dataloader(TensorDataset(torch.arange(float(samples))), global_batch_size=12, shuffle=True)
+    for epoch in run.epochs(epochs):
+        for (numbers,) in train:
+            mine = torch.zeros(samples)
+            mine[numbers[: train.samples].long()] = 1
+            run.backward(model(numbers[:, None] / samples).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.counts += run.all_reduce(mine)
+            print("step", run.step, "with", run.world_size, flush=True)
+            time.sleep(pause)
+    print("seen", int(seen.counts.min()), int(seen.counts.max()), flush=True)
+"""
+NAME = "elastic"
+TIMES = ("--rdzv-conf", "keep_alive_interval=1,keep_alive_max_attempt=5,join_timeout=120")
+
+
+@pytest.fixture
+def job(client: Client) -> Job:
+    """An elastic job on the lab's hosts."""
+    return Job(client)
+
+
+class Job:
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.hosts = client.lab.hosts
+        client.settings(python=sys.executable)  # which has torch
+
+    def submit(self, nodes: str, epochs: int = 3, pause: float = 0.2, restarts: int = 0) -> None:
+        flags = ("--nnodes", nodes, "--name", NAME, "--max-restarts", str(restarts), *TIMES)
+        script = self.client.script(TRAIN)
+        done = self.client("submit", "--on", "lab", *flags, script, str(epochs), str(pause))
+        assert done.returncode == 0, done.stderr
+
+    def status(self, host: Host) -> dict[str, Any]:
+        """What the agent on a host last said."""
+        path = self.client.run_directory(host, NAME) / "status.json"
+        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"state": None, "attempt": -1}
+        return found
+
+    def steps(self, host: Host, attempt: int) -> list[tuple[int, int]]:
+        """The steps that a host's ranks have done in an attempt, each with the world size."""
+        folder = self.client.run_directory(host, NAME) / "logs" / str(attempt)
+        text = "".join(path.read_text() for path in folder.glob("rank-*.log"))
+        return [(int(step), int(world)) for step, world in re.findall(r"^step (\d+) with (\d+)$", text, re.M)]
+
+    def trains(self, hosts: list[Host], after: int = -1) -> None:
+        """Wait until all these hosts, and no others, train in an attempt after this one; checks that they do."""
+
+        def is_so() -> bool:
+            attempts = {self.status(host)["attempt"] for host in hosts}
+            if len(attempts) > 1 or min(attempts) <= after:
+                return False
+            steps = [self.steps(host, min(attempts)) for host in hosts]
+            return all(len(found) > 3 and found[-1][1] == len(hosts) for found in steps)
+
+        eventually(is_so, f"{', '.join(host.name for host in hosts)} train together")
+
+    def ends_well(self, hosts: list[Host]) -> None:
+        """Wait for the end; checks that every sample was trained on as often as any other."""
+        done = self.client("wait", "--on", "lab", NAME)
+        said = "".join(
+            path.read_text()
+            for host in hosts
+            for path in (self.client.run_directory(host, NAME) / "logs").glob("*/rank-0.log")
+        )
+        assert done.returncode == 0, done.stderr + said
+        ((least, most),) = set(re.findall(r"^seen (\d+) (\d+)$", said, re.M))
+        assert least == most
+
+    def kill_agent(self, host: Host) -> None:
+        os.kill(self.status(host)["agent"]["pid"], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_an_agent_is_killed(job: Job, victim: int) -> None:
+    job.submit("1:3")
+    job.trains(job.hosts)
+    job.kill_agent(job.hosts[victim])
+    left = [host for host in job.hosts if host is not job.hosts[victim]]
+    job.trains(left, after=0)
+    found = json.loads(job.client("get", "--on", "lab", NAME, "-o", "json").stdout)
+    assert (found["state"], found["nodes"], found["ranks"], found["attempt"]) == ("RUNNING", 2, 2, 1)
+    assert sorted(rank["node"] for rank in found["instances"]) == [host.name for host in left]
+    job.ends_well(left)
+    assert json.loads(job.client("get", "--on", "lab", NAME, "-o", "json").stdout)["state"] == "SUCCEEDED"
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_host_loses_its_power(job: Job, victim: int) -> None:
+    job.submit("2:3")
+    job.trains(job.hosts)
+    job.hosts[victim].power_off()
+    left = [host for host in job.hosts if host is not job.hosts[victim]]
+    job.trains(left, after=0)
+    job.hosts[victim].power_on()
+    job.ends_well(left)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_host_hangs_and_comes_back(job: Job, victim: int) -> None:
+    job.submit("2:3", epochs=6)
+    job.trains(job.hosts)
+    job.hosts[victim].hang()
+    left = [host for host in job.hosts if host is not job.hosts[victim]]
+    job.trains(left, after=0)
+    job.hosts[victim].wake()
+    job.trains(job.hosts, after=1)
+    job.ends_well(job.hosts)
+
+
+@pytest.mark.parametrize("alone", [0, 2])
+def test_a_network_is_cut_and_heals(job: Job, alone: int) -> None:
+    job.submit("1:3", epochs=6)
+    job.trains(job.hosts)
+    cut = job.hosts[alone]
+    left = [host for host in job.hosts if host is not cut]
+    job.client.lab.part([cut], left)
+    job.trains(left, after=0)
+    eventually(lambda: job.status(cut)["state"] == "RESTARTING", "the other one waits")
+    assert not [rank for rank in job.status(cut)["ranks"] if rank["state"] == "RUNNING"]
+    assert job.status(cut)["attempt"] == 0
+    job.client.lab.join()
+    job.trains(job.hosts, after=1)
+    job.ends_well(job.hosts)
+
+
+def test_of_two_nodes_that_are_cut_the_one_that_leads_goes_on(job: Job) -> None:
+    first, second, _ = job.hosts
+    job.submit("1:2", epochs=6)
+    job.trains([first, second])
+    job.client.lab.part([first], [second])
+    job.trains([first], after=0)
+    eventually(lambda: job.status(second)["state"] == "RESTARTING", "the other one waits")
+    job.client.lab.join()
+    job.trains([first, second], after=1)
+    job.ends_well([first, second])
