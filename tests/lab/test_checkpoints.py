@@ -75,7 +75,7 @@ def used(log: str, steps: range) -> list[tuple[int, int]]:
 
 
 def test_two_hosts_go_on_from_copies_of_their_own(client: Client) -> None:
-    first, second, _ = client.lab.hosts
+    first, second = client.lab.hosts[:2]
     client.settings(python=sys.executable)  # which has torch
     script = client.script(TRAIN)
     flags = ("--nnodes", "2", "--name", "apart", "--max-restarts", "0")
@@ -150,10 +150,10 @@ LOAD = """
 
 @pytest.mark.parametrize("holder", [0, 1])
 def test_a_cut_in_mid_transfer_ends_on_both_sides_and_is_made_good(client: Client, holder: int) -> None:
-    script, state = client.folder / client.script(LOAD), torch.ones(3_000_000)
-    folders = [client.folder / host.name for host in client.lab.hosts]
+    script, large = client.folder / client.script(LOAD), torch.ones(15_000_000)  # no buffer holds it
+    folders = [client.folder / host.name for host in client.lab.hosts[:2]]
     store = CheckpointStore(folders[holder], rank=0, world_size=1, exchange=SingleExchange())
-    store.save(7, {"model": state, "optimizer": state}, None, block=True)
+    store.save(7, {"model": large[:9].clone(), "optimizer": large}, None, block=True)
 
     def start(rank: int, host: Host) -> subprocess.Popen[str]:
         where = {"MASTER_ADDR": client.lab.hosts[0].address, "MASTER_PORT": "29511", "PACELINE_LAB": host.namespace}
@@ -163,7 +163,7 @@ def test_a_cut_in_mid_transfer_ends_on_both_sides_and_is_made_good(client: Clien
         command = [*host.enter(), sys.executable, str(script), str(folders[rank])]
         return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
 
-    ranks = [start(rank, host) for rank, host in enumerate(client.lab.hosts)]
+    ranks = [start(rank, host) for rank, host in enumerate(client.lab.hosts[:2])]
     eventually((client.folder / "begun").exists, "it is on its way")
     client.lab.hosts[1].cut()
     (client.folder / "cut").touch()
@@ -172,5 +172,5 @@ def test_a_cut_in_mid_transfer_ends_on_both_sides_and_is_made_good(client: Clien
     assert told[1] == "rank 0 cannot be reached while the ranks agreed on a checkpoint\n"
     assert not list(folders[1 - holder].iterdir())
     client.lab.hosts[1].heal()
-    ranks = [start(rank, host) for rank, host in enumerate(client.lab.hosts)]
+    ranks = [start(rank, host) for rank, host in enumerate(client.lab.hosts[:2])]
     assert [rank.communicate()[0] for rank in ranks] == ["7\n", "7\n"]

@@ -55,19 +55,21 @@ def spread(
         CheckpointError: it did not arrive somewhere; the same on all ranks.
     """
     with contextlib.ExitStack() as stack:
-        holder = None
+        holder, offer = None, None
         if rank in sources.values():
             assert saved is not None
-            holder = stack.enter_context(contextlib.closing(_Holder(saved)))
-        offer = None if holder is None else [holder.port, agreement.addresses()]
+            try:
+                holder = stack.enter_context(contextlib.closing(_Holder(saved)))
+                offer = {"port": holder.port, "addresses": agreement.addresses()}
+            except OSError as error:
+                offer = {"failed": f"{agreement.who}cannot serve {saved.path}: {error.strerror}"}
         answer = json.loads(agreement.decide(json.dumps(offer).encode(), _introduce, _SILENCE))
         token = answer["token"].encode()
         if holder is not None:
             holder.serve(token)
         fetched: Future[str] | None = None
         if rank in sources:
-            port, addresses = answer["offers"][str(sources[rank])]
-            fetcher = _Fetcher(sources[rank], port, addresses, token)
+            fetcher = _Fetcher(sources[rank], token=token, **answer["offers"][str(sources[rank])])
             background = stack.enter_context(ThreadPoolExecutor(1, "paceline-fetch"))
             stack.callback(fetcher.cancel)  # before the thread is waited for
             fetched = background.submit(fetcher.fetch, folder)
@@ -79,16 +81,18 @@ def spread(
 
 def _introduce(offers: list[bytes]) -> bytes:
     known = {rank: offer for rank, offer in enumerate(map(json.loads, offers)) if offer is not None}
+    for offer in known.values():
+        if "failed" in offer:
+            raise CheckpointError(offer["failed"])
     return json.dumps({"token": secrets.token_hex(32), "offers": known}).encode()
 
 
 def _report(rank: int, fetched: Future[str] | None, folder: Path, who: str) -> bytes:
     """How it stands here: it goes on, it failed, or it is there under a name."""
     report: dict[str, Any] = {"goes_on": False, "failed": "", "name": {}}
-    if fetched is not None:
-        wait([fetched], _ROUND)
-        report["goes_on"] = not fetched.done()
-    if fetched is not None and fetched.done():
+    if fetched is not None and not wait([fetched], _ROUND).done:
+        report["goes_on"] = True
+    elif fetched is not None:
         error = fetched.exception()
         if error is None:
             report["name"] = {rank: fetched.result()}
