@@ -9,6 +9,7 @@ Pure state: messages in, messages out. `meeting` carries them.
                          {"do": "preempted", "final"}                the ranks here have saved their state, to go on
                                                                      later; "final": not in this job
                          {"do": "stop", "signal"}                    somebody stops the job here
+                         {"do": "daemon", "node_rank", "attempt", "command"}    of mpirun, to be passed on to that node
                          {"do": "stopped", "failures", "main_port", "ports"}   no rank of this attempt is left here
     coordinator → node   {"do": "refuse", "why"}
                          {"do": "start", "attempt", "node_rank", "nodes": [{"host", "address", "slots", "ports"}],
@@ -83,6 +84,8 @@ class Coordinator:
         elif what == "stop":
             self.stop_signal = message["signal"]
             return self._halt(self.stop_signal) if self.phase != HALTING else []
+        elif what == "daemon" and self.phase == RUNNING:
+            return [(to, message) for to, m in self.members.items() if m.node_rank == message["node_rank"]]
         elif what == "stopped" and self.phase == HALTING:
             member.stopped = True
             member.failures = [Failure.from_dict(f) for f in message["failures"]]
