@@ -135,6 +135,8 @@ def _start_method(job: Mapping[str, Any], imports: Imports) -> dict[str, Any]:
     if job["start_method"] != "fork":
         return {}
     framework = job["framework"] or ""
+    if framework == "mpi":  # which has nothing to import itself; many scripts use torch beside it
+        framework = "torch"
     package = PACKAGES.get(framework)
     changes: dict[str, Any] = {}
     if package in imports.every:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from . import ENTRY, devices
 from .channel import Channel, ChannelClosed, Message
 from .failure import exit_code
+from .network import interface_of, interfaces, is_loopback
 from .ranks import Rank, Ranks
 from .stand_in import short
 
@@ -37,7 +38,9 @@ CAUSE_WAIT = 1.0  # seconds to wait for the rank that made mpirun end
 LOST_DAEMON = 195  # what MPI ends a rank with that has lost mpirun's daemon (PMIX_ERR_LOST_CONNECTION, -61)
 # mpirun takes a command apart at spaces alone, so that tabs let a shell do it. Not on its command line: mpirun repeats
 # that, quoted badly, to its daemons.
-_AS_SSH = 'sh -c exec\t"$PACELINE_MPI_PYTHON"\t-I\t"$PACELINE_MPI_ENTRY"\tmpidaemon\t"$PACELINE_MPI_SOCKET"\t"$0"\t"$@"'
+_AS_SSH = (
+    'sh -c exec\t"$PACELINE_MPI_PYTHON"\t-IS\t"$PACELINE_MPI_ENTRY"\tmpidaemon\t"$PACELINE_MPI_SOCKET"\t"$0"\t"$@"'
+)
 _AS_RANK = 'exec "$PACELINE_MPI_PYTHON" -IS "$PACELINE_MPI_ENTRY" mpirank "$PACELINE_MPI_SOCKET"'
 
 
@@ -119,11 +122,10 @@ class MpiRanks(Ranks):
             return {}
         try:
             address = socket.gethostbyname(nodes[node_rank]["address"])
-            with socket.socket() as sock:
-                sock.bind((address, 0))
-        except OSError:  # others reach this machine by an address that it does not have itself
+        except OSError:  # the others may know the name all the same
             return {}
-        return {names[0]: f"{address}/32"}
+        interface = None if is_loopback(address) else interface_of(address, interfaces())
+        return {} if interface is None else {names[0]: interface}
 
     # -- what mpirun asks ----------------------------------------------------------------------------------------------
 
