@@ -66,6 +66,7 @@ def test_the_rank_that_failed_is_named_and_all_start_again(client: Client) -> No
     [
         ("mpirun", 0, "mpirun was killed by SIGKILL"),
         ("orted", 1, "orted was killed by SIGKILL"),
+        ("agent", 0, "its agent (pid "),
         ("agent", 1, "node 1 (h2) is gone"),
         ("rank", 1, "rank 3: killed by SIGKILL"),
     ],

@@ -175,7 +175,7 @@ def test_no_mpirun_is_told_in_a_line(paceline: Paceline) -> None:
     other.chmod(0o755)
     done = paceline.run("--framework", "mpi", "--env", f"PATH={paceline.folder}:/usr/bin:/bin", script)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "is HYDRA build details:; --framework mpi needs Open MPI 3 or 4" in done.stderr
+    assert "calls itself 'HYDRA build details'; --framework mpi needs Open MPI 3 or 4" in done.stderr
     assert not paceline.home.exists()
 
 

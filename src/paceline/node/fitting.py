@@ -225,8 +225,8 @@ def _check_mpi(job: Mapping[str, Any]) -> None:
     said = subprocess.run([mpirun, "--version"], capture_output=True, text=True, errors="replace", check=False).stdout
     version = re.search(r"\(Open MPI\) (\d+)\.", said)
     if version is None or not 3 <= int(version[1]) <= 4:
-        found = said.split("\n")[0].strip() or "broken"
-        raise Refused(f"{mpirun} is {found}; --framework mpi needs Open MPI 3 or 4: put it first on PATH")
+        found = said.partition("\n")[0].strip(" :") or "nothing"
+        raise Refused(f"{mpirun} calls itself {found!r}; --framework mpi needs Open MPI 3 or 4: put it first on PATH")
 
 
 def _check_meeting(job: Mapping[str, Any]) -> None:
