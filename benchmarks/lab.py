@@ -7,12 +7,14 @@ import json
 import os
 import resource
 import select
+import signal
 import socket
 import subprocess
+import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +25,12 @@ from .case import Failed, Sample
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from tests.lab.lab import Lab as Hosts
+
 SCRIPTS = Path(__file__).parent / "scripts"
 TIMEOUT = 180.0  # seconds that one command may take
+HOSTS = 32  # at most
+TARGETS = (2, 8, HOSTS)  # of paceline: `lab2` has the first two hosts, and so on
 TAIL_LINES = 12  # of a failed command's output, kept for the report
 # Variables of launchers: one set around the benchmarks would change what is measured.
 FOREIGN = ("PACELINE_", "PET_", "TORCHELASTIC_", "TORCHX", "SLURM_")
@@ -36,6 +42,7 @@ class Lab:
 
     def __init__(self) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="paceline-bench-")
+        self._hosts: Hosts | None = None
         self.folder = Path(self._temporary.name)
         self.env = {
             name: value
@@ -54,8 +61,28 @@ class Lab:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._hosts is not None:
+            self._hosts.stop()
         end_all()
         self._temporary.cleanup()
+
+    def hosts(self) -> Hosts:
+        """Machines that ssh reaches, made when they are asked for first; only their sshd goes on between commands."""
+        if self._hosts is None:
+            from tests.lab import lab
+
+            if why := lab.missing():
+                raise Failed(why)
+            self._hosts = lab.Lab(HOSTS)
+            self._hosts.start()
+            self.env.update(
+                XDG_RUNTIME_DIR=str(self._hosts.folder), PATH=f"{self._hosts.folder}/bin:{self.env['PATH']}"
+            )
+            config = Path(self.env["XDG_CONFIG_HOME"], "paceline", "config.toml")
+            config.parent.mkdir()
+            names = [host.name for host in self._hosts.hosts]
+            config.write_text("".join(_target(count, names[:count]) for count in TARGETS))
+        return self._hosts
 
     @contextlib.contextmanager
     def started(self, command: Sequence[str], pipe: int | None = None, **env: str) -> Iterator[Job]:
@@ -78,7 +105,7 @@ class Lab:
             with contextlib.closing(job):
                 yield job
         finally:
-            end_all()
+            end_all([pid for host in self._hosts.hosts if (pid := host.sshd)] if self._hosts else [])
 
     def timed(self, command: Sequence[str]) -> Sample:
         """Run a command to its end."""
@@ -163,19 +190,23 @@ def free_port() -> int:
         return port
 
 
-def end_all() -> None:
-    """Kill every descendant of this process, orphans included, and reap them so that their CPU time is known."""
-    while processes.kill_descendants(os.getpid()):
-        _reap(0)
-    while _reap(os.WNOHANG):
-        pass
+def end_all(spared: Collection[int] = ()) -> None:
+    """Kill every descendant of this process but some, orphans too, and reap them so that their CPU time is known."""
+    while pids := [pid for pid in processes.descendants(os.getpid()) if pid not in spared]:
+        for pid in pids:
+            processes.signal_process(pid, signal.SIGKILL)
+        _reap()
+    _reap()
 
 
-def _reap(options: int) -> int:
-    try:
-        return os.waitpid(-1, options)[0]
-    except ChildProcessError:
-        return 0
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _target(count: int, hosts: list[str]) -> str:
+    return f'[targets.lab{count}]\nbackend = "ssh"\nhosts = {hosts}\npython = "{sys.executable}"\n'
 
 
 def _cpu_of_children() -> float:

@@ -4,65 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
-import re
-import select
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from ..case import Case, Failed, Goal, Sample, Side
-from ..lab import SCRIPTS, TIMEOUT, Lab, free_port, installed
+from ..case import Case, Goal, Sample, Side
+from ..lab import SCRIPTS, Lab, free_port, installed
+from ..lines import Reader, check, open_gate, reading
 
 WRITE_LINES, TELL_TIME = str(SCRIPTS / "write_lines.py"), str(SCRIPTS / "tell_time.py")
 RANKS, LINES = 64, 10_000
 TIMES = 60
-_LINE = re.compile(rb"(<(\d+) (\d+) \.+>\n)")
-
-
-class _Reader:
-    """The other end of a pipe that a command writes to."""
-
-    def __init__(self) -> None:
-        self._read, self.write = os.pipe()
-        self.text = bytearray()
-
-    def close(self) -> None:
-        """Release the pipe."""
-        os.close(self._read)
-
-    def take(self) -> bytes:
-        """What comes next; fails when nothing does."""
-        data = self._take()
-        if not data:
-            raise Failed(f"ended after {bytes(self.text[-200:])!r}")
-        return data
-
-    def drain(self) -> None:
-        """Read to the end."""
-        while self._take():
-            pass
-
-    def _take(self) -> bytes:
-        if not select.select([self._read], [], [], TIMEOUT)[0]:
-            raise Failed(f"nothing was written for {TIMEOUT:g} s")
-        data = os.read(self._read, 1 << 20)
-        self.text += data
-        return data
 
 
 @contextlib.contextmanager
-def _reading(lab: Lab, command: Sequence[str]) -> Iterator[_Reader]:
-    """A command that runs, and what it writes to stdout; at the end of the block it has ended well."""
-    with contextlib.closing(_Reader()) as reader, lab.started(command, pipe=reader.write) as job:
-        os.close(reader.write)
-        yield reader
-        reader.drain()
-        job.finish()
-
-
-@contextlib.contextmanager
-def _followed(lab: Lab, run: Sequence[str]) -> Iterator[_Reader]:
+def _followed(lab: Lab, run: Sequence[str]) -> Iterator[Reader]:
     """A job, and what `paceline logs --all -f` writes of it."""
     name = f"job-{time.monotonic_ns()}"
     with lab.started([*run[:2], "--name", name, *run[2:]]):
@@ -71,7 +27,7 @@ def _followed(lab: Lab, run: Sequence[str]) -> Iterator[_Reader]:
             if folder.exists():
                 break
             time.sleep(0.01)
-        with _reading(lab, [run[0], "logs", name, "--all", "-f"]) as reader:
+        with reading(lab, [run[0], "logs", name, "--all", "-f"]) as reader:
             yield reader
 
 
@@ -83,29 +39,12 @@ def _flood(command: Callable[[str], Sequence[str]], follow: bool = False) -> Cal
         with open(path, "w") as gate:
             fcntl.flock(gate, fcntl.LOCK_EX)
             line = [*command(str(path)), WRITE_LINES, str(path), str(LINES)]
-            with _followed(lab, line) if follow else _reading(lab, line) as reader:
-                while reader.text.count(b"ready\n") < RANKS:
-                    reader.take()
-                began = time.monotonic()
-                fcntl.flock(gate, fcntl.LOCK_UN)
-                lines = 0
-                while lines < RANKS * LINES:
-                    lines += reader.take().count(b"\n")
-                seconds = time.monotonic() - began
-        _check(bytes(reader.text))
+            with _followed(lab, line) if follow else reading(lab, line) as reader:
+                seconds = open_gate(gate, reader, RANKS, LINES)
+        check(reader.text, RANKS, LINES)
         return Sample(seconds)
 
     return measure
-
-
-def _check(text: bytes) -> None:
-    numbers: dict[bytes, list[int]] = {}
-    for line, rank, number in _LINE.findall(text):
-        if len(line) == 100:
-            numbers.setdefault(rank, []).append(int(number))
-    if len(numbers) != RANKS or any(found != list(range(LINES)) for found in numbers.values()):
-        whole = sum(map(len, numbers.values()))
-        raise Failed(f"{whole} of {RANKS * LINES} lines came whole, or a rank's came in another order")
 
 
 def _latency(value: Callable[[list[float]], float]) -> Callable[[Lab], Sample]:

@@ -6,7 +6,8 @@ import sys
 
 BLOCK = 80  # lines in a write: Python's buffer holds 8 KiB
 
-lock, count, rank = sys.argv[1], int(sys.argv[2]), int(os.environ["RANK"])
+lock, count = sys.argv[1], int(sys.argv[2])
+rank = int(os.environ.get("RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
 lines = [(b"<%d %d " % (rank, number)).ljust(98, b".") + b">\n" for number in range(count)]
 with open(lock) as gate:
     os.write(1, b"ready\n")

@@ -52,7 +52,11 @@ CASES = {
     "imported framework not installed": (["paddled.py"], "paddle is not installed for ", "install it"),
     "several nodes without an address": (["--nnodes", "2", "ok.py"], "--nnodes 2 needs to know where", "--master-addr"),
     "no nodes": (["--nnodes", "0", "ok.py"], "--nnodes '0' is no number of machines", "--nnodes 2"),
-    "nodes that change": (["--nnodes", "1:4", "ok.py"], "--nnodes 1:4: a changing number", "one number"),
+    "nodes that change": (
+        ["--nnodes", "1:4", "--framework", "indexed", "--master-addr", "h", "ok.py"],
+        "--nnodes 1:4: with --framework indexed",
+        "give one",
+    ),
     "node rank too high": (
         ["--nnodes", "2", "--node-rank", "2", "--master-addr", "h", "ok.py"],
         "--node-rank 2 with --nnodes 2",

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
-    """Two hosts; where that is impossible tests are skipped, in CI they fail."""
+    """Three hosts; where that is impossible tests are skipped, in CI they fail."""
     why = missing()
     if why and os.environ.get("CI") == "true":
         pytest.fail(why)
     if why:
         pytest.skip(why)
-    it = Lab(2)
+    it = Lab(3)
     try:
         it.start()
         yield it
@@ -38,8 +38,7 @@ def client(lab: Lab, tmp_path: Path) -> Iterator[Client]:
     """A client; after the test nothing that it started may be left, here or on any host."""
     it = Client(tmp_path, lab)
     yield it
-    for host in lab.hosts:
-        host.heal()
+    lab.repair()
     it.hang_up()
     try:
         eventually(lambda: not it.processes(), "all processes of the client have ended")

@@ -1,13 +1,14 @@
 """Hosts on one machine: network namespaces on a bridge, each with an address, a host name, a home and a real sshd.
 
-A host shares the machine's files and its pid numbers, but what runs on it carries PACELINE_LAB=<host's namespace>.
-Nothing of the machine's own ssh is used or changed. Namespaces carry the pid of whoever made them, so that what a
-killed one has left is found and removed.
+A host shares the machine's files and its pid numbers, but what runs on it carries PACELINE_LAB=<host's namespace>, and
+its home is a disk of its own. Nothing of the machine's own ssh is used or changed. Namespaces and folders carry the pid
+of whoever made them, so that what a killed one has left is found and removed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -15,20 +16,27 @@ import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.conftest import Paceline, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _NAME = re.compile(r"pl([0-9]+)-\w+")  # of namespaces and folders
 _NETWORK = "10.77.0"
 _SSHD = "/usr/sbin/sshd"
+_DISK = "2g"  # a host's home, in memory; it takes what is written
+_NOBODY = "02:00:00:00:00:00"  # where packets to a host beyond a cut go
 
 
 def missing() -> str:
     """What keeps this machine from being a lab, or ""."""
     if os.geteuid() != 0:
         return "the lab needs root"
-    for program in ("ip", "nsenter", "unshare", "ssh", "ssh-keygen", _SSHD):
+    for program in ("ip", "tc", "mount", "nsenter", "unshare", "ssh", "ssh-keygen", _SSHD):
         if shutil.which(program) is None:
             return f"the lab needs {program}"
     probe = f"pl{os.getpid()}-probe"
@@ -40,21 +48,53 @@ def missing() -> str:
 
 
 def _ip(*args: str) -> None:
-    subprocess.run(["ip", *args], check=True, capture_output=True, text=True)
+    _do("ip", *args)
+
+
+def _do(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
 
 
 def _namespaces() -> list[str]:
-    listed = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
-    return [line.split()[0] for line in listed.splitlines() if line]
+    folder = Path("/run/netns")
+    return [path.name for path in folder.iterdir()] if folder.exists() else []
+
+
+def _inside(namespace: str) -> list[int]:
+    """All processes in a namespace; zombies are in none."""
+    try:
+        wanted = os.stat(f"/run/netns/{namespace}").st_ino
+    except FileNotFoundError:
+        return []
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{entry}/ns/net").st_ino == wanted:
+                found.append(int(entry))
+    return found
+
+
+def _kill(pids: list[int], number: int = signal.SIGKILL) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _remove(namespace: str) -> None:
     """End all that runs in a namespace, and the namespace."""
-    listed = subprocess.run(["ip", "netns", "pids", namespace], check=False, capture_output=True, text=True).stdout
-    for pid in map(int, listed.split()):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    _ip("netns", "del", namespace)
+    while pids := _inside(namespace):
+        _kill(pids)
+    with contextlib.suppress(subprocess.CalledProcessError):  # it is gone
+        _ip("netns", "del", namespace)
+
+
+def _remove_folder(folder: Path) -> None:
+    """Remove a lab's folder, with the disks in it."""
+    mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for path in mounted:
+        if path.startswith(f"{folder}/"):
+            subprocess.run(["umount", "--lazy", path], check=False, capture_output=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_leftovers() -> None:
@@ -64,7 +104,7 @@ def remove_leftovers() -> None:
             _remove(namespace)
     for folder in Path(tempfile.gettempdir()).glob("pl*-*"):
         if _is_left_over(folder.name):
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove_folder(folder)
 
 
 def _is_left_over(name: str) -> bool:
@@ -87,36 +127,75 @@ class Host:
         self.namespace = f"{lab.prefix}-{self.name}"
         self.address = f"{_NETWORK}.{10 + number}"
         self.home = lab.folder / self.name
-        self._hub, self._link = lab.hub, f"v{number}"
+        self._hub, self._link, self._mac = lab.hub, f"v{number}", f"02:00:00:00:01:{number:02x}"
         self._sshd: subprocess.Popen[bytes] | None = None
         self._folder = lab.folder
 
     def start(self) -> None:
-        """Connect it, and start its sshd."""
+        """Make it, and switch it on."""
         self.home.mkdir()
-        _ip("netns", "add", self.namespace)
-        _ip("-n", self._hub, "link", "add", self._link, "type", "veth", "peer", "name", "eth0", "netns", self.namespace)
-        _ip("-n", self._hub, "link", "set", self._link, "master", "br0", "up")
-        _ip("-n", self.namespace, "addr", "add", f"{self.address}/24", "dev", "eth0")
-        _ip("-n", self.namespace, "link", "set", "eth0", "up")
-        _ip("-n", self.namespace, "link", "set", "lo", "up")
-        config = self._folder / f"{self.name}.sshd_config"
-        config.write_text(
+        _do("mount", "-t", "tmpfs", "-o", f"size={_DISK},mode=755", self.namespace, str(self.home))
+        (self._folder / f"{self.name}.sshd_config").write_text(
             f"ListenAddress {self.address}\nHostKey {self._folder}/host_key\n"
             f"AuthorizedKeysFile {self._folder}/key.pub\nStrictModes no\nUsePAM no\nPidFile none\n"
             "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n"
             f"MaxStartups 100\nSetEnv PACELINE_LAB={self.namespace} HOME={self.home}\n"
         )
-        program = f'hostname "$0" && exec {_SSHD} -D -e -f "$1"'
-        with open(self._folder / f"{self.name}.log", "ab") as log:
-            self._sshd = subprocess.Popen(
-                [*self.enter(), "unshare", "--uts", "sh", "-c", program, self.name, str(config)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={"PATH": os.environ["PATH"]},
-            )  # fmt: skip
+        self.power_on()
 
     def enter(self) -> list[str]:
         """What runs a command in its network."""
         return ["nsenter", f"--net=/run/netns/{self.namespace}"]
+
+    @property
+    def sshd(self) -> int | None:
+        """The pid of its sshd while it is on."""
+        return None if self._sshd is None else self._sshd.pid
+
+    # -- power ---------------------------------------------------------------------------------------------------------
+
+    def power_on(self) -> None:
+        """Connect it to the network, and start its sshd; comes back when one can log in."""
+        _ip("netns", "add", self.namespace)
+        link = ["link", "add", self._link, "type", "veth", "peer", "name", "eth0"]
+        _ip("-n", self._hub, *link, "address", self._mac, "netns", self.namespace)
+        _ip("-n", self._hub, "link", "set", self._link, "master", "br0", "up")
+        _ip("-n", self.namespace, "addr", "add", f"{self.address}/24", "dev", "eth0")
+        _ip("-n", self.namespace, "link", "set", "eth0", "up")
+        _ip("-n", self.namespace, "link", "set", "lo", "up")
+        program = f'hostname "$0" && exec {_SSHD} -D -e -f "$1"'
+        path = self._folder / f"{self.name}.log"
+        with open(path, "wb") as log:
+            self._sshd = subprocess.Popen(
+                [*self.enter(), "unshare", "--uts", "sh", "-c", program, self.name, f"{self.home}.sshd_config"],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={"PATH": os.environ["PATH"]},
+            )  # fmt: skip
+        eventually(lambda: "Server listening" in path.read_text(), f"{self.name} lets us in")
+
+    def power_off(self) -> None:
+        """Take it off the network and then end all that runs on it, so that nobody hears of it; its disk remains."""
+        if self._sshd is not None:
+            _ip("-n", self._hub, "link", "del", self._link)
+            _remove(self.namespace)
+            self._sshd.wait()
+            self._sshd = None
+
+    def hang(self, logins: bool = True) -> None:
+        """Stop all that runs on it, without an end; its sshd still lets new users in, unless `logins` is false."""
+        spared = self.sshd if logins else None
+
+        def is_still() -> bool:
+            going = [pid for pid in _inside(self.namespace) if pid != spared and _state(pid) not in ("T", "Z", "")]
+            _kill(going, signal.SIGSTOP)
+            return not going
+
+        eventually(is_still, f"{self.name} hangs")
+
+    def wake(self) -> None:
+        """Undo `hang`."""
+        _kill(_inside(self.namespace), signal.SIGCONT)
+
+    # -- network and disk ----------------------------------------------------------------------------------------------
 
     def cut(self) -> None:
         """Take it off the network."""
@@ -125,6 +204,47 @@ class Host:
     def heal(self) -> None:
         """Undo `cut`."""
         _ip("-n", self._hub, "link", "set", self._link, "up")
+
+    def limit(self, mbit: float) -> None:
+        """Let no more megabits a second through, either way."""
+        burst = max(64_000, int(mbit * 1e6 / 8 / 100))  # bytes: what comes in 10 ms
+        shape = ["root", "tbf", "rate", f"{mbit}mbit", "burst", str(burst), "latency", "100ms"]
+        _do("tc", "-n", self._hub, "qdisc", "replace", "dev", self._link, *shape)
+        _do("tc", "-n", self.namespace, "qdisc", "replace", "dev", "eth0", *shape)
+
+    def unlimit(self) -> None:
+        """Undo `limit`."""
+        for namespace, device in ((self._hub, self._link), (self.namespace, "eth0")):
+            _do("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "noqueue")
+
+    def fill(self) -> None:
+        """Leave no room on its disk, which is its home."""
+
+        def fits() -> bool:
+            space = os.statvfs(self.home)
+            used = max(1, space.f_blocks - space.f_bfree) * space.f_frsize
+            return self._resize(str(used)) == 0  # not if more was written meanwhile
+
+        eventually(fits, f"{self.name} is full")
+
+    def make_room(self) -> None:
+        """Undo `fill`."""
+        self._resize(_DISK)
+
+    def _resize(self, size: str) -> int:
+        command = ["mount", "-o", f"remount,size={size}", str(self.home)]
+        return subprocess.run(command, check=False, capture_output=True).returncode
+
+    # -- all of it -----------------------------------------------------------------------------------------------------
+
+    def repair(self) -> None:
+        """Undo all that was done to it."""
+        if self._sshd is None:
+            self.power_on()
+        self.wake()
+        self.heal()
+        self.unlimit()
+        self.make_room()
 
     def processes(self) -> list[int]:
         """Everything that lives and was started on it, however indirectly, by a user."""
@@ -139,13 +259,17 @@ class Host:
 
     def stop(self) -> None:
         """End all that runs on it, and remove it."""
-        for pid in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if self.namespace in _namespaces():
-            _remove(self.namespace)
-        if self._sshd is not None:
-            self._sshd.wait()
+        self.power_off()
+        _remove(self.namespace)
+        _kill(self.processes())
+
+
+def _state(pid: int) -> str:
+    """A process's state, "" if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    except OSError:
+        return ""
 
 
 class Lab:
@@ -158,7 +282,7 @@ class Lab:
         self.hosts = [Host(self, number) for number in range(1, count + 1)]
 
     def start(self) -> None:
-        """Make it, and wait until one can log in everywhere."""
+        """Make it; comes back when one can log in everywhere."""
         remove_leftovers()
         _ip("netns", "add", self.hub)
         _ip("-n", self.hub, "link", "add", "br0", "type", "bridge")
@@ -180,10 +304,26 @@ class Lab:
         ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {self.folder}/ssh_config "$@"\n')
         ssh.chmod(0o755)
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd insists on it
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(Host.start, self.hosts))
+
+    def part(self, *groups: Sequence[Host]) -> None:
+        """Lose every packet between hosts of different groups; the client reaches all of them."""
+        for here, there in itertools.permutations(groups, 2):
+            for host, other in itertools.product(here, there):
+                entry = [other.address, "lladdr", _NOBODY, "dev", "eth0", "nud", "permanent"]
+                _ip("-n", host.namespace, "neigh", "replace", *entry)
+
+    def join(self) -> None:
+        """Undo `part`."""
         for host in self.hosts:
-            host.start()
+            _ip("-n", host.namespace, "neigh", "flush", "dev", "eth0", "nud", "permanent")
+
+    def repair(self) -> None:
+        """Undo all that was done to it and to its hosts."""
         for host in self.hosts:
-            eventually(lambda host=host: self.ssh(host, "true").returncode == 0, f"{host.name} lets us in")
+            host.repair()
+        self.join()
 
     def ssh(self, host: Host, command: str) -> subprocess.CompletedProcess[str]:
         """Run a command on a host, as a user would."""
@@ -200,9 +340,8 @@ class Lab:
         """Remove everything."""
         for host in self.hosts:
             host.stop()
-        if self.hub in _namespaces():
-            _remove(self.hub)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        _remove(self.hub)
+        _remove_folder(self.folder)
 
 
 class Client(Paceline):
@@ -231,9 +370,7 @@ class Client(Paceline):
 
     def hang_up(self) -> None:
         """End the connections that are kept for the next command."""
-        for pid in self._connections():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+        _kill(self._connections(), signal.SIGTERM)
         eventually(lambda: not self._connections(), "no connection is kept")
 
     def _connections(self) -> list[int]:

@@ -49,7 +49,7 @@ def test_ranks_of_two_hosts_find_each_other(client: Client) -> None:
     assert [said(client, name, rank) for rank in range(4)] == [
         f"{host} {rank} 4 6\n" for rank, host in enumerate(["h1", "h1", "h2", "h2"])
     ]
-    for host in client.lab.hosts:
+    for host in client.lab.hosts[:2]:
         assert (client.run_directory(host, name) / "agent.log").read_text() == ""
 
 

@@ -220,7 +220,9 @@ def test_where_nobody_lets_us_in_what_was_submitted_from_here_is_lost(client: Cl
     client.settings(port=23)  # nobody listens there
     listed = client("list", "--on", "lab", "-o", "json")
     assert [(job["name"], job["state"]) for job in json.loads(listed.stdout)] == [("both", "LOST")]
-    assert [line.split(": ")[1] for line in listed.stderr.splitlines()] == ["cannot reach h1", "cannot reach h2"]
+    assert [line.split(": ")[1] for line in listed.stderr.splitlines()] == [
+        f"cannot reach h{number}" for number in (1, 2, 3)
+    ]
     for verb in ("stop", "events", "logs"):
         done = client(verb, "--on", "lab", name)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
@@ -308,7 +310,7 @@ def test_slots_make_jobs_go_to_a_free_host_and_then_wait(client: Client) -> None
         ({"hots": ["h1"]}, [], "did you mean hosts?"),
         ({}, ["--framework", "jax"], "h1: jax is not installed for /"),
         ({}, ["--working-dir", "/not/there"], "h1: no folder /not/there to run in"),
-        ({}, ["--nnodes", "3"], "lab has 2 hosts"),
+        ({}, ["--nnodes", "4"], "lab has 3 hosts"),
         ({}, ["--cpus", "5000"], "h1: --cpus 5000: this machine lets a job use"),
         ({}, ["--data", "set:/set"], "no volume 'set'"),
     ],
@@ -319,8 +321,9 @@ def test_what_cannot_work_is_told_in_a_line(
     client.settings(**settings)
     done = client("submit", "--on", "lab", *flags, client.script("print(1)"))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    assert said in done.stderr
+    errors = [line for line in done.stderr.splitlines() if not line.endswith("…")]  # progress, on a slow machine
+    assert len(errors) == 1
+    assert said in errors[0]
     assert not any(list((host.home / client.root).glob("jobs/*")) for host in client.lab.hosts)
 
 

@@ -16,10 +16,11 @@ from paceline.node.failure import Failure, culprit
 Message = dict[str, Any]
 
 
-def join(nodes: int, **changes: Any) -> Message:
+def join(nodes: int, peer: int = 0, **changes: Any) -> Message:
     return {
-        "do": "join", "node_rank": None, "nodes": nodes, "slots": 2, "host": "h", "address": "10.0.0.1", "job": "j",
-        "main_port": 1234, "ports": [], "version": "1", **changes,
+        "do": "join", "id": f"n{peer}", "node_rank": None, "nodes": [nodes, nodes], "slots": 2, "host": "h",
+        "address": "10.0.0.1", "listen": 0, "job": "j", "main_port": 1234, "ports": [], "version": "1",
+        "standing": None, **changes,
     }  # fmt: skip
 
 
@@ -35,10 +36,11 @@ class Job(RuleBasedStateMachine):
 
     @initialize(nodes=st.integers(1, 4), restarts=st.integers(0, 2))
     def begin(self, nodes: int, restarts: int) -> None:
-        self.coordinator = Coordinator(nodes, restarts)
+        self.coordinator = Coordinator(nodes, nodes, restarts)
         self.nodes = nodes
         self.told: dict[int, list[Message]] = {peer: [] for peer in range(nodes)}
         self.joined: set[int] = set()
+        self.agreeing: set[int] = set()  # peers that were told of an attempt
         self.running: set[int] = set()  # peers whose ranks run
         self.preempted: set[int] = set()  # peers whose ranks have saved their state and ended
         self.halting: set[int] = set()  # peers that were told to halt and have not answered
@@ -47,17 +49,27 @@ class Job(RuleBasedStateMachine):
         for peer, message in outbox:
             self.told[peer].append(message)
             if message["do"] == "start":
+                self.agreeing.add(peer)
+            elif message["do"] == "go":
+                self.agreeing.discard(peer)
                 self.running.add(peer)
                 self.preempted.discard(peer)
             elif message["do"] == "halt":
+                self.agreeing.discard(peer)
                 self.halting.add(peer)
+
+    @precondition(lambda self: self.agreeing)
+    @rule(data=st.data())
+    def a_node_agrees(self, data: st.DataObject) -> None:
+        peer = data.draw(st.sampled_from(sorted(self.agreeing)))
+        self.deliver(self.coordinator.receive(peer, {"do": "ready"}))
 
     @precondition(lambda self: len(self.joined) < self.nodes and self.coordinator.phase == GATHERING)
     @rule()
     def another_joins(self) -> None:
         peer = min(set(range(self.nodes)) - self.joined)
         self.joined.add(peer)
-        self.deliver(self.coordinator.receive(peer, join(self.nodes)))
+        self.deliver(self.coordinator.receive(peer, join(self.nodes, peer)))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), what=st.sampled_from(["failed", "done"]))
@@ -94,6 +106,7 @@ class Job(RuleBasedStateMachine):
     def a_node_vanishes(self, data: st.DataObject) -> None:
         peer = data.draw(st.sampled_from(sorted(self.joined - {0})))
         self.joined.discard(peer)
+        self.agreeing.discard(peer)
         self.running.discard(peer)
         self.halting.discard(peer)
         self.told[peer] = []
@@ -136,34 +149,36 @@ TestJob.settings = settings(max_examples=200, stateful_step_count=25, deadline=N
 
 @given(asked=st.permutations(range(4)), silent=st.sets(st.integers(0, 3)))
 def test_nodes_get_the_ranks_they_ask_for(asked: list[int], silent: set[int]) -> None:
-    coordinator = Coordinator(4, 0)
+    coordinator = Coordinator(4, 4, 0)
     outbox = []
     for peer in range(4):
         wanted = None if peer in silent else asked[peer]
-        outbox = coordinator.receive(peer, join(4, node_rank=wanted))
+        outbox = coordinator.receive(peer, join(4, peer, node_rank=wanted))
     given_ranks = {peer: message["node_rank"] for peer, message in outbox}
     assert sorted(given_ranks.values()) == [0, 1, 2, 3]
     assert all(given_ranks[peer] == asked[peer] for peer in range(4) if peer not in silent)
 
 
 def test_those_who_do_not_fit_are_refused() -> None:
-    coordinator = Coordinator(3, 0)
+    coordinator = Coordinator(3, 3, 0)
     assert coordinator.receive(0, join(3, node_rank=0)) == []
     for peer, changes, why in (
         (1, {"node_rank": 0}, "node rank 0 is taken by h"),
         (2, {"version": "2"}, "this node has paceline 2, h has 1"),
-        (3, {"nodes": 4}, "this node was started with --nnodes 4, node 0 with --nnodes 3"),
+        (3, {"nodes": [4, 4]}, "this node was started with --nnodes 4, node 0 with --nnodes 3"),
     ):
-        ((to, message),) = coordinator.receive(peer, join(**{"nodes": 3, **changes}))
+        ((to, message),) = coordinator.receive(peer, {**join(3, peer), **changes})
         assert (to, message["do"]) == (peer, "refuse")
         assert why in message["why"]
 
 
 @pytest.mark.parametrize("final", [False, True])
 def test_ranks_that_saved_their_state_go_on_without_using_up_restarts(final: bool) -> None:
-    coordinator = Coordinator(2, 0)
-    coordinator.receive(0, join(2))
-    coordinator.receive(1, join(2))
+    coordinator = Coordinator(2, 2, 0)
+    for peer in range(2):
+        coordinator.receive(peer, join(2, peer))
+    for peer in range(2):
+        coordinator.receive(peer, {"do": "ready"})
     coordinator.receive(0, {"do": "preempted", "final": False})
     coordinator.receive(1, {"do": "preempted", "final": final})
     stopped = {"do": "stopped", "failures": [], "main_port": 1, "ports": []}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.conftest import GENEROUS, Paceline, eventually
@@ -31,7 +32,7 @@ class Cluster:
         self.started: list[subprocess.Popen[str]] = []
 
     def start(
-        self, *args: str, nodes: int, rank: int | None = None, meet: tuple[str, ...] = ()
+        self, *args: str, nodes: int | str, rank: int | None = None, meet: tuple[str, ...] = ()
     ) -> subprocess.Popen[str]:
         node = Paceline(self.folder / f"node-{len(self.nodes)}")
         node.folder.mkdir()
@@ -140,8 +141,6 @@ def test_stop_on_one_node_stops_all(cluster: Cluster, paceline: Paceline) -> Non
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_agent_that_is_killed_ends_the_job_everywhere(cluster: Cluster, paceline: Paceline, victim: int) -> None:
-    import json
-
     paceline.script("""
         import os, time
         open("ready-" + os.environ["RANK"], "w").close()
@@ -158,14 +157,72 @@ def test_agent_that_is_killed_ends_the_job_everywhere(cluster: Cluster, paceline
     assert "is gone" in ends[1 - victim][2].splitlines()[-1]
 
 
+STEPPING = """
+    import os, pathlib, signal, sys, threading
+    attempt, rank, ranks = (os.environ[name] for name in ("PACELINE_ATTEMPT", "RANK", "WORLD_SIZE"))
+    signal.signal(signal.SIGUSR2, lambda *_: sys.exit(75))
+    print("attempt", attempt, "rank", rank, "of", ranks, flush=True)
+    done = pathlib.Path("done")
+    while not done.exists():
+        signal.sigtimedwait([], 0.1)
+"""
+
+
+def _status(node: Paceline) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((node.job() / "status.json").read_text())
+    return found
+
+
+def _runs(node: Paceline, nodes: int) -> bool:
+    """Whether it runs an attempt of so many nodes."""
+    if not node.home.exists() or not (node.job() / "status.json").exists():
+        return False
+    status = _status(node)
+    return status["state"] == "RUNNING" and status["world_size"] == nodes
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_job_goes_on_without_a_killed_node_and_with_a_new_one(
+    cluster: Cluster, paceline: Paceline, victim: int
+) -> None:
+    paceline.script(STEPPING)
+    for rank in range(3):
+        cluster.start("script.py", nodes="1:3", rank=rank)
+    eventually(lambda: all(_runs(node, 3) for node in cluster.nodes), "three run")
+    os.kill(_status(cluster.nodes[victim])["agent"]["pid"], signal.SIGKILL)
+    left = [node for number, node in enumerate(cluster.nodes) if number != victim]
+    eventually(lambda: all(_runs(node, 2) for node in left), "two go on")
+    address, port = _status(left[0])["coordinator"]
+    meet = ("--master-addr", address, "--master-port", str(port))
+    cluster.start("script.py", nodes="1:3", rank=1, meet=meet)
+    eventually(lambda: all(_runs(node, 3) for node in [*left, cluster.nodes[3]]), "three run again")
+    (paceline.folder / "done").touch()
+    ends = cluster.finish()
+    assert [code for code, _, _ in ends] == [137 if number == victim else 0 for number in range(4)], ends
+    first = ends[1 if victim == 0 else 0]
+    assert [line.rpartition(" ")[2] for line in first[1].splitlines()] == ["3", "2", "3"]
+    assert "joins; starting again with 3 nodes, from the last checkpoint" in first[2]
+
+
+def test_a_job_that_lacks_nodes_waits_for_others_and_gives_up(cluster: Cluster, paceline: Paceline) -> None:
+    paceline.script(STEPPING)
+    for rank in range(2):
+        cluster.start("--rdzv-conf", "join_timeout=6", "script.py", nodes="2:3", rank=rank)
+    eventually(lambda: all(_runs(node, 2) for node in cluster.nodes), "two run, after a last call")
+    os.kill(_status(cluster.nodes[1])["agent"]["pid"], signal.SIGKILL)
+    ends = cluster.finish()
+    assert [code for code, _, _ in ends] == [1, 137]
+    assert "is gone, and the job needs 2 nodes" in ends[0][2]
+    assert "1 of at least 2 nodes did not come within 6 s" in ends[0][2]
+
+
 def test_nodes_that_do_not_come_are_counted(cluster: Cluster, paceline: Paceline) -> None:
     paceline.script(SHOW)
     cluster.start("--rdzv-conf", "join_timeout=4", "script.py", nodes=3, rank=0)
     cluster.start("script.py", nodes=3, rank=1)
     ends = cluster.finish()
     assert [code for code, _, _ in ends] == [1, 1]
-    assert "1 of 3 nodes did not come within 4 s" in ends[0][2]
-    assert "node 0, which coordinates the job, is gone" in ends[1][2]
+    assert all("1 of 3 nodes did not come within 4 s" in err for _, _, err in ends)
 
 
 def test_node_that_nobody_answers(cluster: Cluster, paceline: Paceline) -> None:

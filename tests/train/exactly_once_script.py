@@ -20,8 +20,8 @@ class Numbered(Dataset):
         return index, torch.tensor([index % 7, index % 11, 1.0]) / 10
 
 
-folder, epochs, workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-run = paceline.init(seed=3, checkpoint_dir=f"{folder}/checkpoints", checkpoint_every=3)
+folder, epochs, workers, *own = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
+run = paceline.init(seed=3, checkpoint_dir=own[0] if own else f"{folder}/checkpoints", checkpoint_every=3)
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
 optimizer = torch.optim.Adam(model.parameters(), 1e-2)

@@ -7,6 +7,9 @@ import os
 import random
 import shutil
 import signal
+import socket
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +20,6 @@ from tests.conftest import GENEROUS, eventually
 torch = pytest.importorskip("torch")
 
 if TYPE_CHECKING:
-    import subprocess
-
     from tests.conftest import Paceline
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(7200)]
@@ -40,6 +41,20 @@ class Training:
     def start(self, ranks: int) -> subprocess.Popen[str]:
         args = ("train.py", str(self.paceline.folder), str(self.epochs), str(self.workers))
         return self.paceline.start("run", "-n", str(ranks), "--max-restarts", "100000", *args)
+
+    def start_nodes(self, nodes: list[int]) -> list[subprocess.Popen[str]]:
+        """A rank on each of these nodes, whose checkpoints are their own."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "OMP_NUM_THREADS": "1"}
+        place.update(WORLD_SIZE=str(len(nodes)), GROUP_WORLD_SIZE=str(len(nodes)), LOCAL_WORLD_SIZE="1", LOCAL_RANK="0")
+        args = ["train.py", str(self.paceline.folder), str(self.epochs), str(self.workers)]
+        return [
+            subprocess.Popen(
+                [sys.executable, *args, f"node{node}/checkpoints"], cwd=self.paceline.folder, text=True,
+                env={**self.paceline.env, **place, "RANK": str(rank), "GROUP_RANK": str(rank)}, stderr=subprocess.PIPE,
+            )
+            for rank, node in enumerate(nodes)
+        ]  # fmt: skip
 
     def steps(self) -> int:
         """Lines that any rank of any attempt has recorded."""
@@ -125,4 +140,21 @@ def test_samples_survive_kills_of_the_job_and_other_numbers_of_ranks(paceline: P
         assert process.returncode in expected[number], err
         eventually(lambda: not paceline.processes(), "the killed job is gone")
     assert kills >= KILLS // 2
+    training.check()
+
+
+def test_samples_survive_as_nodes_that_share_nothing_come_and_go(paceline: Paceline) -> None:
+    training = Training(paceline, 0)
+    dice = random.Random(2)
+    for nodes in ([0], [1, 0, 2], [2, 1], [0, 3], None):
+        ranks = training.start_nodes(nodes or [0, 2])
+        goal = training.steps() + dice.randint(10, 40)
+        eventually(
+            lambda p=ranks, g=goal: training.steps() >= g or all(rank.poll() is not None for rank in p),
+            "steps are made",
+        )
+        if nodes:
+            dice.choice(ranks).kill()
+        errors = [rank.communicate(timeout=GENEROUS)[1] for rank in ranks]
+        assert [rank.returncode == 0 for rank in ranks] == [not nodes] * len(ranks), errors
     training.check()

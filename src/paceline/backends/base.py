@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from paceline.job.job import Job, Node, Usage, Volume
     from paceline.job.spec import JobSpec
 
+    from .foreground import Foreground, Shown
+
 BACKENDS = {"local": "paceline.backends.local:Local", "ssh": "paceline.backends.ssh:Ssh"}
 HERE = "local"
 
@@ -72,7 +74,13 @@ class Progress(Protocol):
 
 
 class Backend(ABC):
-    """A place where jobs run. Every method takes many jobs at once where that saves calls."""
+    """A place where jobs run. Every method takes many jobs at once where that saves calls.
+
+    Attributes:
+        where: the flags that lead there, with a space before them.
+    """
+
+    where = ""
 
     @classmethod
     def configured(cls, name: str, options: Mapping[str, Any]) -> Backend:
@@ -92,6 +100,14 @@ class Backend(ABC):
     @abstractmethod
     def submit(self, spec: JobSpec, progress: Progress) -> Job:
         """Start a job that goes on by itself."""
+
+    def run(self, spec: JobSpec, progress: Progress, shown: Shown) -> Foreground:
+        """Start a job that ends with this process, which watches it.
+
+        Raises:
+            UserError: it cannot run there.
+        """
+        raise UserError(f"{spec.backend} runs no job in the foreground; start it with paceline submit")
 
     @abstractmethod
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> list[Job]:
@@ -158,8 +174,12 @@ class Backend(ABC):
         """The named volumes."""
 
 
-def load(name: str = HERE) -> Backend:
+def load(name: str = HERE, options: Mapping[str, Any] | None = None) -> Backend:
     """The place of this name: this machine, or a target of the settings.
+
+    Args:
+        name: of the place.
+        options: of the target, which go over what the settings say.
 
     Raises:
         UserError: there is none, or its settings make no sense.
@@ -173,7 +193,7 @@ def load(name: str = HERE) -> Backend:
     if target is None:
         hint = nearest(name, [HERE, *targets]) if targets else "define it as [targets.NAME] in paceline.toml"
         raise UserError(f"no target {name!r}; {hint}")
-    return _kind(target.backend).configured(name, target.options)
+    return _kind(target.backend).configured(name, {**target.options, **(options or {})})
 
 
 def _kind(name: str) -> type[Backend]:

@@ -134,8 +134,20 @@ class Host:
             return next(answers)
 
     @contextlib.contextmanager
-    def listen(self, request: Request, body: Body | None = None) -> Iterator[Answers]:
+    def listen(
+        self,
+        request: Request,
+        body: Body | None = None,
+        opened: Callable[[Answers], None] = lambda _: None,
+        apart: bool = False,
+    ) -> Iterator[Answers]:
         """Its answers to a request that it answers again and again; it is told when the block is left.
+
+        Args:
+            request: what `node/host.py` understands.
+            body: writes what follows it.
+            opened: is given the answers before the host is heard, so that others can stop them.
+            apart: Ctrl-C does not end the connection.
 
         Raises:
             UserError: see `ask`.
@@ -143,9 +155,10 @@ class Host:
         packed = archive()
         order = {"root": self.root, "name": packed.name, "bytes": len(packed.data)}
         with tempfile.TemporaryFile() as errors:  # ssh keeps it open as long as it keeps the connection
-            process = self._start(errors)
+            process = self._start(errors, apart)
             assert process.stdin is not None
             answers = Answers(self, process, errors)
+            opened(answers)
             try:
                 with contextlib.suppress(BrokenPipeError):  # why, the answers tell
                     _write(process.stdin, json.dumps(_BEGIN), json.dumps(order), json.dumps(request))
@@ -159,11 +172,11 @@ class Host:
             finally:
                 answers.stop()
 
-    def _start(self, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    def _start(self, errors: IO[bytes], apart: bool) -> subprocess.Popen[bytes]:
         try:
             return subprocess.Popen(
                 self.command(f"exec {_quoted(self.python)} -c {shlex.quote(_READ)}", "-T"),
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=apart,
             )  # fmt: skip
         except FileNotFoundError:
             raise UserError("no ssh on PATH; install the OpenSSH client") from None
@@ -207,6 +220,12 @@ class Answers:
         if "bytes" in answer:
             answer["data"] = stdout.read(answer.pop("bytes"))
         return answer
+
+    def say(self, word: str) -> None:
+        """Send a line; that nobody hears it any more, the answers tell."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._process.stdin.fileno(), f"{word}\n".encode())
 
     def stop(self) -> None:
         """Listen no more, and let the host know."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import socket
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from paceline.node.follow import GrowingFile, Lines, RankLog, Waker
+from paceline.node.following import STREAM_BITS, Event, Output, Update, is_disk_full, updates
 
 from .submitting import launch
 
@@ -21,24 +18,54 @@ if TYPE_CHECKING:
 
     from .base import Progress
 
-
-@dataclass(frozen=True)
-class Output:
-    """Bytes that a rank wrote."""
-
-    attempt: int
-    rank: int
-    local_rank: int
-    stream: str
-    data: bytes
+__all__ = ["STREAM_BITS", "Event", "Foreground", "LocalRun", "Output", "Shown", "Update", "how_it_ended"]
 
 
 @dataclass(frozen=True)
-class Event:
-    """A line of events.jsonl: what happened, and its details."""
+class Shown:
+    """Which streams of which local ranks are shown, in torchrun's numbers: 1 stdout, 2 stderr, 3 both.
+
+    Attributes:
+        first: where rank 0 is.
+        others: on the other hosts of a run.
+        split: the local ranks whose stderr is kept apart.
+        several: whether more than one rank is shown.
+    """
+
+    first: dict[int, int]
+    others: dict[int, int]
+    split: tuple[int, ...]
+    several: bool
+
+    def of(self, rank: int, local_rank: int) -> int:
+        """The streams of a rank."""
+        return (self.others if rank else self.first).get(local_rank, 0)
+
+
+class Foreground(Protocol):
+    """A run that is watched.
+
+    Attributes:
+        name: of the job.
+        first_line: what is said of it first.
+        max_restarts: how often it may start again.
+    """
 
     name: str
-    details: dict[str, Any]
+    first_line: str
+    max_restarts: int
+
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        """Ask to stop the job; asked twice, it is stopped at once."""
+
+    def updates(self) -> Iterator[Update]:
+        """What ranks write and what happens, as it comes, until the job is over."""
+
+    def leads(self, output: Output) -> bool:
+        """Whether this is the rank that is shown as it writes."""
+
+    def last_words(self) -> tuple[int, list[str]]:
+        """An exit code and an explanation, for a job that is over without a word."""
 
 
 class LocalRun:
@@ -58,90 +85,46 @@ class LocalRun:
         self._lifeline, theirs = socket.socketpair()
         with theirs:
             started = launch(spec, progress, lifeline=theirs, split_streams=split_streams)
-        self.spec, self.directory, self.process = started.node, started.directory, started.agent
+        self._directory, self._process = started.directory, started.agent
+        self.name, self.max_restarts = started.node.job, started.node.max_restarts
+        ranks = f"{started.node.nproc} rank{'' if started.node.nproc == 1 else 's'}"
+        self.first_line = f"{ranks} here, logs in {self._directory.path}"
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
         """Ask the agent to stop the job; asked twice, it stops it at once."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
+        if self._process.poll() is None:
+            self._process.send_signal(number)
 
-    def updates(self) -> Iterator[Output | Event]:
-        """What ranks write and what happens, as it comes, until the agent is gone.
-
-        All output of an attempt comes before the event that tells how the attempt ended.
-        """
-        waker = Waker()
-        events, lines = GrowingFile(self.directory.events), Lines()
-        waker.watch(events.path)
-        logs: dict[Path, _Log] = {}
-        grown: set[Path] | None = None  # the files to look at; None for all
-        alive = True
-        while True:
-            more: set[Path] = set()  # files that may hold more than was read
-            for path, log in logs.items():
-                if (grown is None or path in grown) and (data := log.file.read()):
-                    if log.file.more:
-                        more.add(path)
-                    yield replace(log.output, data=data)
-            for line in lines.add(events.read()):
-                details = json.loads(line)
-                name = details.pop("event")
-                if name in ("restarting", "finished"):
-                    yield from _drain(logs)
-                elif name == "started":
-                    logs = _open_logs(details)
-                    for path in logs:
-                        waker.watch(path)
-                    more.update(logs)
-                yield Event(name, details)
-            if more:
-                news = waker.grown()  # one that writes all the time does not keep the others waiting
-                grown = None if news is None else more | news
-            elif alive:
-                grown, closed = waker.wait(self._lifeline.fileno())
-                if closed:
-                    alive, grown = False, None  # one more look at everything
-            else:
-                break
-        yield from _drain(logs)
-        self.process.wait()
+    def updates(self) -> Iterator[Update]:
+        """What ranks write and what happens, as it comes, until the agent is gone."""
+        yield from updates(self._directory, self._lifeline.fileno())
+        self._process.wait()
         self._lifeline.close()
-        waker.close()
-        events.close()
 
-    def is_disk_full(self) -> bool:
-        """Whether the run directory has no space left for another file."""
-        space = os.statvfs(self.directory.path)
-        return space.f_bavail * space.f_frsize < 65536
+    def leads(self, output: Output) -> bool:
+        """Whether this is the first rank here."""
+        return output.local_rank == 0
 
-    def status(self) -> dict[str, Any]:
-        """What the agent last said of the job."""
-        return self.directory.read_status() or {}
-
-
-@dataclass(frozen=True)
-class _Log:
-    """A followed log file, and an `Output` that says whose it is."""
-
-    file: GrowingFile
-    output: Output
+    def last_words(self) -> tuple[int, list[str]]:
+        """What became of the agent."""
+        log = None if is_disk_full(self._directory) else self._directory.agent_log
+        code, lines = how_it_ended(self._process.returncode, self._process.pid, log)
+        if log is None:
+            lines.append(f"no space is left in {self._directory.path}; free some, or choose another --log-dir")
+        return code, lines
 
 
-def _open_logs(started: dict[str, Any]) -> dict[Path, _Log]:
-    logs: dict[Path, _Log] = {}
-    for entry in started["logs"]:
-        out, err, error = Path(entry["out"]), Path(entry["err"]), Path(entry["error"])
-        what = Output(started["attempt"], entry["rank"], entry["local_rank"], "out", b"")
-        if err != out:
-            logs[out] = _Log(GrowingFile(out), what)
-        logs[err] = _Log(RankLog(err, error), replace(what, stream="both" if err == out else "err"))
-    return logs
+def how_it_ended(code: int, pid: int, log: object, on: str = "") -> tuple[int, list[str]]:
+    """The exit code of a job whose agent ended without a word, and what is to be said of that.
 
-
-def _drain(logs: dict[Path, _Log]) -> Iterator[Output]:
-    """What is left in the logs of an attempt that is over; they are closed."""
-    for log in logs.values():
-        while data := log.file.read():
-            yield replace(log.output, data=data)
-        log.file.close()
-    logs.clear()
+    Args:
+        code: the agent's.
+        pid: the agent's.
+        log: where it printed, None where that says nothing.
+        on: says on which host.
+    """
+    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    lines = [f"the job's agent{on} (pid {pid}) ended without a word ({how}); its ranks were ended too"]
+    if log is not None:
+        lines.append(f"what it printed is in {log}{on}")
+    return 128 - code if code < 0 else code or 1, lines

@@ -19,7 +19,6 @@ import tarfile
 import tempfile
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,10 @@ from paceline.job.validation import validation_error
 
 from .base import Backend, LogLines, Shell
 from .connection import Host, Silent, ask_all
+from .parts import Parts
+from .remote_run import RemoteRun
 from .sent import Sent
+from .starting import terminal_size
 from .streams import Streams
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
     from .base import LogQuery, Progress
     from .connection import Answer, Request
+    from .foreground import Shown
 
 _HOST = re.compile(r"(?P<name>[^\s:\[\]-][^\s:\[\]]*|\[[0-9A-Fa-f:.]+\])(:(?P<slots>[0-9]{1,4}))?")
 _GOING = ("PENDING", "STARTING", "RESTARTING", "RUNNING")  # of several nodes the least advanced tells the job's state
@@ -61,26 +64,31 @@ class Options(BaseModel):
     root: str = "~/.local/state/paceline"
 
 
-def hosts_of(target: str, given: Mapping[str, Any]) -> list[Host]:
-    """The hosts of a target of the settings.
+def hosts_of(where: Callable[[str], str], given: Mapping[str, Any]) -> list[Host]:
+    """The hosts that the settings of a target, or the flags, name.
+
+    Args:
+        where: what names an option such as `port` or `hosts.0`, for the reader of an error.
+        given: see `Options`.
 
     Raises:
-        UserError: the settings make no sense.
+        UserError: they make no sense.
     """
-    where = f"targets.{target}"
     try:
         options = Options.model_validate(dict(given))
     except ValidationError as error:
-        raise validation_error(error, Options, lambda place: ".".join((where, *map(str, place)))) from None
+        raise validation_error(error, Options, lambda place: where(".".join(map(str, place)))) from None
     hosts: dict[str, Host] = {}
     for text in options.hosts:
         found = _HOST.fullmatch(text)
         if found is None:
-            raise UserError(printable(f"{where}.hosts: {text!r} is no host; write for example node1, or user@node2:4"))
+            raise UserError(
+                printable(f"{where('hosts')}: {text!r} is no host; write for example node1, or user@node2:4")
+            )
         name = found["name"].strip("[]")
         slots = int(found["slots"] or 0)
         if name in hosts:
-            raise UserError(f"{where}.hosts names {name} twice; leave one out")
+            raise UserError(f"{where('hosts')} names {name} twice; leave one out")
         hosts[name] = Host(name, slots, options.port, options.identity_file, options.python, options.root)
     return list(hosts.values())
 
@@ -90,11 +98,20 @@ class Ssh(Backend):
 
     Attributes:
         name: of the target.
+        where: the flags that lead here.
     """
 
-    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
-        self.name = name
-        self._hosts = hosts_of(name, options)
+    def __init__(self, name: str, hosts: list[Host], where: str, *, is_exact: bool = False) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            name: of the target.
+            hosts: its hosts.
+            where: the flags that lead here.
+            is_exact: a job's nodes are the first of the hosts in this order, and not those that suit best.
+        """
+        self.name, self.where = name, where
+        self._hosts, self._is_exact = hosts, is_exact
         self._sent = Sent(jobs_folder().parent / "targets" / name)
         self._places: dict[str, list[Host]] = {}  # where jobs were seen, node 0 first
         self._ranks: dict[tuple[str, int], Host] = {}  # where their ranks were
@@ -105,7 +122,7 @@ class Ssh(Backend):
     @classmethod
     def configured(cls, name: str, options: Mapping[str, Any]) -> Ssh:
         """The backend of a target of the settings."""
-        return cls(name, options)
+        return cls(name, hosts_of(lambda key: f"targets.{name}.{key}", options), f" --on {name}")
 
     # -- submit --------------------------------------------------------------------------------------------------------
 
@@ -123,7 +140,27 @@ class Ssh(Backend):
         Raises:
             UserError: it cannot run there, or its name is taken.
         """
-        spec = self._asked(spec)
+        with self._started(self._asked(spec), progress, None) as parts:
+            parts.keep()
+        (job,) = self.describe([parts.name])
+        self._sent.add(job, [host.name for host in parts.hosts])
+        return job
+
+    def run(self, spec: JobSpec, progress: Progress, shown: Shown) -> RemoteRun:
+        """Start a job that ends with this process, which watches it.
+
+        Raises:
+            UserError: see `submit`.
+        """
+        parts = self._started(self._asked(spec).model_copy(update={"detached": False}), progress, shown)
+        return RemoteRun(parts, spec.max_restarts, self.where)
+
+    def _started(self, spec: JobSpec, progress: Progress, shown: Shown | None) -> Parts:
+        """A job whose parts are there; without further words they go again.
+
+        Raises:
+            UserError: it cannot run there, or its name is taken.
+        """
         missing = [name for name in spec.secrets if name not in os.environ]
         if missing:
             raise UserError(f"secret {missing[0]} is not set in your environment; export it, then submit again")
@@ -147,18 +184,19 @@ class Ssh(Backend):
                         "data": data,
                         "code": record,
                         "bytes": _size(archive),
+                        "shown": shown and dataclasses.asdict(shown),
+                        "terminal": terminal_size() if shown else {},
                     }
                     progress(f"starting {name}", 0, None)
-                    taken.update(self._start(order, chosen, looks[chosen[0]], archive))
-                if name not in taken:
-                    break
+                    found = self._start(order, chosen, looks[chosen[0]], archive)
+                    if isinstance(found, Parts):
+                        return found
+                    taken[name] = found
                 if name == spec.name:
                     raise UserError(
                         f"a job named {name} is on {taken[name].name}; choose another --name, or delete that job"
                     )
-        (job,) = self.describe([name])
-        self._sent.add(job, [host.name for host in chosen])
-        return job
+        raise AssertionError  # there is always another number
 
     def _asked(self, spec: JobSpec) -> JobSpec:
         """What the user asked for, as a host understands it.
@@ -177,9 +215,7 @@ class Ssh(Backend):
         ):
             if value is not None:
                 raise UserError(f"{flag} means nothing on {self.name}, whose hosts are reached by ssh; leave it out")
-        least, most = spec.node_range
-        if least != most:
-            raise UserError(f"--nnodes {spec.nodes}: a changing number of machines is not supported; give one number")
+        least, _ = spec.node_range
         if least > len(self._hosts):
             raise UserError(f"--nnodes {least}, but {self.name} has {len(self._hosts)} hosts; ask for fewer")
         folder = spec.working_dir
@@ -222,16 +258,18 @@ class Ssh(Backend):
         Raises:
             UserError: a host with checkpoints does not answer.
         """
+        if self._is_exact and spec.resume_from is None:
+            return list(looks)[: spec.node_range[1]]
         if spec.resume_from is not None:
             hosts = self._hosts_of(spec.resume_from)
             if gone := [host.name for host in hosts if host not in looks]:
                 raise UserError(f"{gone[0]} has the checkpoints of {spec.resume_from} and does not answer; try later")
             return hosts
         need = spec.devices if isinstance(spec.devices, int) else len(spec.devices or "1")
-        return sorted(looks, key=lambda host: looks[host]["free"] < need)[: spec.node_range[0]]
+        return sorted(looks, key=lambda host: looks[host]["free"] < need)[: spec.node_range[1]]
 
-    def _start(self, order: dict[str, Any], hosts: list[Host], main: Answer, archive: Path) -> dict[str, Host]:
-        """Start a job's agents, which meet at what the first host told; returns a host that has a job of the name.
+    def _start(self, order: dict[str, Any], hosts: list[Host], main: Answer, archive: Path) -> Parts | Host:
+        """Start a job's agents, which meet at what the first host told; or return a host that has a job of the name.
 
         Raises:
             UserError: one cannot be started; nothing is left of the others.
@@ -241,32 +279,25 @@ class Ssh(Backend):
             **order,
             "do": "start",
             "job_id": uuid.uuid4().hex,
-            "token": secrets.token_hex(16) if len(hosts) > 1 else None,
+            "hosts": [host.name for host in hosts],
+            "token": secrets.token_hex(16) if spec.node_range[1] > 1 else None,
             "secrets": {name: os.environ[name] for name in spec.secrets},
         }
         meeting = {"main_address": main["address"], "main_port": spec.main_port or main["port"]}
 
-        def start(node_rank: int) -> Answer | UserError:
-            here = {**meeting, "node_rank": node_rank} if len(hosts) > 1 else {}
-            job = {**spec.model_dump(mode="json"), **here}
-            host = hosts[node_rank]
-            try:
-                return host.ask(
-                    {**common, "job": job, "slots": host.slots}, _sender(archive) if archive.exists() else None
-                )
-            except UserError as error:
-                return error
+        def request(host: Host) -> Request:
+            here = {**meeting, "node_rank": hosts.index(host)} if spec.node_range[1] > 1 else {}
+            return {**common, "job": {**spec.model_dump(mode="json"), **here}, "slots": host.slots}
 
-        with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
-            answers = dict(zip(hosts, pool.map(start, range(len(hosts))), strict=True))
-        failed = [answer for answer in answers.values() if isinstance(answer, UserError)]
-        taken = [host for host, a in answers.items() if not isinstance(a, UserError) and "taken" in a]
-        if failed or taken:
-            started = [host for host, a in answers.items() if not isinstance(a, UserError) and "started" in a]
-            self._ask(started, lambda host: {"do": "discard", "names": [spec.name]})
-            for error in failed:
-                raise error
-        return dict.fromkeys([spec.name], taken[0]) if taken else {}
+        parts = Parts(spec.name, hosts, request, _sender(archive) if archive.exists() else None)
+        try:
+            taken = parts.start()
+        except BaseException:
+            parts.streams.close()
+            raise
+        if taken is not None:
+            parts.streams.close()
+        return taken or parts
 
     # -- look ----------------------------------------------------------------------------------------------------------
 
@@ -352,10 +383,11 @@ class Ssh(Backend):
         """A job by what its hosts say; `reason` is why another host says nothing."""
         records = [{k: v for k, v in part.items() if k not in ("job_id", "node_rank")} for _, part in parts]
         merged = {**records[0], "backend": self.name}
-        if records[0]["nodes"] > 1:
-            merged.update(_merged(records))
+        last = [record for record in records if record["attempt"] == max(r["attempt"] for r in records)]
+        if len(records) > 1:
+            merged.update(_merged(last))
         job = Job.from_record(merged)
-        if len(records) < job.nodes and not job.is_over:
+        if len(last) < job.nodes and not job.is_over:
             return dataclasses.replace(job, state="LOST", error=reason or "a part of it is gone from its host")
         return job
 
@@ -448,7 +480,7 @@ class Ssh(Backend):
         hosts = list(dict.fromkeys(host for name in names for host in self._hosts_of(name)))
         request = {"do": "wait", "names": list(names)}
         left = {(host, name) for name in names for host in self._hosts_of(name)}
-        with contextlib.closing(Streams(hosts, request)) as streams:
+        with contextlib.closing(Streams(hosts, lambda _: request)) as streams:
             while True:
                 try:
                     found = streams.next(None if deadline is None else deadline - time.monotonic())
@@ -512,7 +544,7 @@ class Ssh(Backend):
         """Lines of a job in the order in which they were written, of several hosts as they come."""
         hosts = self._hosts_of(name)
         request = {"do": "logs", "name": name, "choice": dataclasses.asdict(query), "checked": len(hosts) == 1}
-        streams = Streams(hosts, request)
+        streams = Streams(hosts, lambda _: request)
         first = streams.next()  # so that what cannot be met is told at once
         assert first is not None
         lines = _lines(streams)
@@ -543,11 +575,12 @@ def _last(found: list[LogLines], count: int | None) -> list[LogLines]:
 
 
 def _merged(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the hosts of a job say together."""
+    """What the hosts of a job's last attempt say together."""
     states = [record["state"] for record in records]
     going = [state for state in _GOING if state in states]
-    worst = next((state for state in ("FAILED", "LOST", "STOPPED") if state in states), "SUCCEEDED")
-    state = going[0] if going else worst
+    # Where one has succeeded all have, also one that was killed before it could say so.
+    ended = next((state for state in ("SUCCEEDED", "FAILED", "LOST") if state in states), "STOPPED")
+    state = going[0] if going else ended
     telling = next((record for record in records if record["state"] == state), records[0])
     is_over = state in FINAL
     return {

@@ -91,7 +91,7 @@ def start(
             raise NameTaken(spec.name, Path(error.filename)) from None
     env = {name: value for name, value in os.environ.items() if name not in NOT_FOR_JOBS}
     if lifeline is not None:
-        env = {**_terminal_size(), **env}
+        env = {**terminal_size(), **env}
     return directory, start_agent(staging, node.python, env, lifeline)
 
 
@@ -116,7 +116,7 @@ def _registered(spec: JobSpec) -> Iterator[None]:
         raise
 
 
-def _terminal_size() -> dict[str, str]:
+def terminal_size() -> dict[str, str]:
     """The size of the terminal that shows rank 0, so that its progress bars fit though it writes to a file."""
     if not sys.stdout.isatty():
         return {}

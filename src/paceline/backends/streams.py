@@ -9,36 +9,85 @@ from typing import TYPE_CHECKING
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable
 
-    from .connection import Answer, Answers, Host, Request
+    from .connection import Answer, Answers, Body, Host, Request
+
+_KEPT = 64  # answers that nobody has taken yet; then hosts wait
 
 
 class Streams:
     """Connections to hosts, each listened to by a thread of its own. Every stream of answers finishes with `end`."""
 
-    def __init__(self, hosts: Sequence[Host], request: Request) -> None:
-        self._news: queue.Queue[tuple[Host, Answer | UserError]] = queue.Queue()
-        self._open: list[Answers] = []
-        self._left = len(hosts)
+    def __init__(
+        self,
+        hosts: Iterable[Host],
+        request: Callable[[Host], Request],
+        body: Body | None = None,
+        apart: bool = False,
+    ) -> None:
+        """Ask.
+
+        Args:
+            hosts: whom.
+            request: what each of them is asked.
+            body: writes what follows the request.
+            apart: Ctrl-C does not end the connections.
+        """
+        self._news: queue.Queue[tuple[Host, Answer | UserError]] = queue.Queue(_KEPT)
+        self._open: dict[Host, Answers] = {}
         self._lock = threading.Lock()
         self._closed = False
+        self._body, self._apart = body, apart
+        self._left = 0
         for host in hosts:
-            threading.Thread(target=self._listen, args=(host, request), daemon=True).start()
+            self.add(host, request(host))
+
+    def add(self, host: Host, request: Request) -> None:
+        """Ask another host."""
+        self._left += 1
+        threading.Thread(target=self._listen, args=(host, request), daemon=True).start()
+
+    def _opened(self, host: Host, answers: Answers) -> None:
+        with self._lock:
+            self._open[host] = answers
+            if self._closed:
+                answers.stop()
 
     def _listen(self, host: Host, request: Request) -> None:
         try:
-            with host.listen(request) as answers:
-                with self._lock:
+            with host.listen(request, self._body, lambda it: self._opened(host, it), self._apart) as answers:
+                for answer in answers:
                     if self._closed:
                         return
-                    self._open.append(answers)
-                for answer in answers:
                     self._news.put((host, answer))
                     if "end" in answer:
                         return
         except UserError as error:
-            self._news.put((host, error))
+            if not self._closed:
+                self._news.put((host, error))
+        except (OSError, ValueError):  # closed just now
+            if not self._closed:
+                raise
+
+    def take(self, seconds: float | None = None) -> tuple[Host, Answer | UserError] | None:
+        """The next answer and whose it is, or why that host answers no more; None when all have said everything.
+
+        Raises:
+            TimeoutError: nobody said anything in time.
+        """
+        while self._left:
+            try:
+                host, answer = self._news.get(timeout=None if seconds is None else max(0.0, seconds))
+            except queue.Empty:
+                raise TimeoutError from None
+            if isinstance(answer, UserError):
+                self._left -= 1
+                return host, answer
+            if "end" not in answer:
+                return host, answer
+            self._left -= 1
+        return None
 
     def next(self, seconds: float | None = None) -> tuple[Host, Answer] | None:
         """The next answer and whose it is; None when all have said everything.
@@ -47,21 +96,23 @@ class Streams:
             TimeoutError: nobody said anything in time.
             UserError: a host does not answer.
         """
-        while self._left:
-            try:
-                host, answer = self._news.get(timeout=None if seconds is None else max(0.0, seconds))
-            except queue.Empty:
-                raise TimeoutError from None
-            if isinstance(answer, UserError):
-                raise answer
-            if "end" not in answer:
-                return host, answer
-            self._left -= 1
-        return None
+        found = self.take(seconds)
+        if found is None:
+            return None
+        host, answer = found
+        if isinstance(answer, UserError):
+            raise answer
+        return host, answer
+
+    def say(self, host: Host, word: str) -> None:
+        """Send a line to a host that has answered."""
+        self._open[host].say(word)
 
     def close(self) -> None:
         """Listen no more."""
         with self._lock:
             self._closed = True
-            for answers in self._open:
+            for answers in self._open.values():
                 answers.stop()
+        while not self._news.empty():  # threads may wait for room in it
+            self._news.get_nowait()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .lookup import backend, on_option
+from .hosts import backend, where_options
 from .options import SectionedCommand
 from .output import Column, output_option, show
 
@@ -51,6 +51,6 @@ def _list(output: str) -> None:
 
 data.add_command(
     SectionedCommand(
-        "list", callback=_list, help=_list.__doc__, context_settings=_HELP, params=[on_option(), output_option()]
+        "list", callback=_list, help=_list.__doc__, context_settings=_HELP, params=[*where_options(), output_option()]
     )
 )

@@ -11,17 +11,19 @@ from paceline.job.errors import UserError
 from paceline.job.spec import JobSpec
 from paceline.job.validation import validation_error
 
+from .hosts import HOSTS, taking_part
 from .options import BOTH, ERR, OUT, parse_address, parse_numbers, parse_pairs, parse_streams
 
 if TYPE_CHECKING:
     import click
 
+    from paceline.backends.foreground import Shown
     from paceline.job.spec import Code
     from paceline.job.validation import Place
 
 JOB_FILES = (".yaml", ".yml", ".json")
 MOST_RANKS = 4096
-Counted = Literal["auto", "gpu", "cpu"]
+Counted = Literal["auto", "gpu", "cpu", "slots"]
 # The flags that are not called as the field that they set.
 _NAMES = {
     "nodes": "--nnodes",
@@ -35,7 +37,9 @@ _NAMES = {
     "main_address": "--master-addr",
     "main_port": "--master-port",
     "local_address": "--local-addr",
-    "join_timeout": "--rdzv-conf join_timeout",
+    "join_timeout": "--start-timeout",
+    "last_call": "--rdzv-conf last_call_timeout",
+    "silence": "--rdzv-conf keep_alive_interval times keep_alive_max_attempt",
 }
 
 
@@ -51,15 +55,15 @@ def job_spec(given: dict[str, Any]) -> JobSpec:
         raise validation_error(error, JobSpec, flag) from None
 
 
-def spec_of(given: dict[str, Any], verb: click.Command) -> JobSpec:
-    """The job that SCRIPT and the flags describe; SCRIPT may be a job file, behind which more flags may stand.
+def spec_of(given: dict[str, Any], verb: click.Command) -> tuple[JobSpec, dict[str, Any]]:
+    """The job that SCRIPT and the flags describe, and all the flags; SCRIPT may be a job file, with flags behind it.
 
     Raises:
         UserError: they contradict each other or cannot be read.
     """
     path = given["script"]
     if given["module"] or given["no_python"] or not path.lower().endswith(JOB_FILES):
-        return job_spec(given)
+        return job_spec(given), given
     from paceline.job.reading import read
 
     if given["args"]:
@@ -72,7 +76,7 @@ def spec_of(given: dict[str, Any], verb: click.Command) -> JobSpec:
         folder = os.path.dirname(path)
         if os.path.exists(os.path.join(folder, spec.script)):
             raise UserError(f"no script {spec.script} here, but beside {path}; go there, or add --working-dir {folder}")
-    return spec
+    return spec, given
 
 
 def flag(place: Place) -> str:
@@ -91,7 +95,9 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: they contradict each other or cannot be read.
     """
-    nodes = _nodes(given["nnodes"] or "1")
+    hosts = taking_part(given)
+    nnodes = given["nnodes"] or (str(len(hosts)) if hosts else None)
+    nodes, most = _nodes(nnodes or "1")
     if given["logdir"] is not None and not given["tensorboard"]:
         raise UserError("--logdir is what a TensorBoard shows; add --tensorboard")
     if given["name"] == "":
@@ -100,8 +106,8 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
         "name": given["name"],
         "args": given["args"] or None,
         "framework": given["framework"],
-        "nodes": given["nnodes"],
-        "ranks": _ranks(given, nodes),
+        "nodes": nnodes,
+        "ranks": _ranks(given, nodes, bool(hosts)),
         "devices": _devices(given),
         "share_devices": given["share_devices"] or None,
         "cpus": given["cpus"],
@@ -114,7 +120,7 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
         "data": given["data"] or None,
         "tensorboard": given["tensorboard"] or None,
         "tensorboard_dir": given["logdir"],
-        "log_dir": given["log_dir"],
+        "log_dir": given["log_dir"] or _output_folder(given, bool(hosts)),
         "checkpoint_dir": given["checkpoint_dir"],
         "start_method": {None: None, "spawn": "exec", "forkserver": "fork"}.get(
             given["start_method"], given["start_method"]
@@ -127,12 +133,12 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
         "queue": given["queue"],
         "labels": parse_pairs("--label", given["label"]) or None,
         "options": parse_pairs("--option", given["option"]) or None,
-        "backend": given.get("on"),  # only `submit` has it
+        "backend": HOSTS if hosts else given["on"],
         "grace": given["grace"],
         "pass_index": given["pass_index"] or None,
         "role": given["role"],
         **_program(given),
-        **_meeting(given, nodes),
+        **_meeting(given, most),
     }
     return {name: value for name, value in found.items() if value is not None}
 
@@ -145,22 +151,31 @@ def _code(mode: str | None, source: str | None) -> Code | None:
     return parse(mode, source)
 
 
+def _output_folder(given: dict[str, Any], on_hosts: bool) -> str | None:
+    folder: str | None = given["output_filename"]
+    if folder is not None and (on_hosts or given["on"]):
+        raise UserError("--output-filename: the logs stay on the hosts; leave it out, and see them with paceline logs")
+    return folder
+
+
 def _program(given: dict[str, Any]) -> dict[str, Any]:
     if given["module"] and given["no_python"]:
         raise UserError("--module and --no-python contradict each other; give one of them")
     return {"module" if given["module"] else "command" if given["no_python"] else "script": given["script"]}
 
 
-def _ranks(given: dict[str, Any], nodes: int) -> int | Counted | None:
+def _ranks(given: dict[str, Any], nodes: int, on_hosts: bool) -> int | Counted | None:
     ranks, total = given["ranks"], given["total"]
     if total is not None:
         if ranks is not None and os.environ.get("PET_NPROC_PER_NODE") != ranks:
             raise UserError("-np counts the ranks of all nodes, -n those of one; give one of them")
+        if on_hosts:
+            return "slots"
         if total < 1 or total % nodes:
             raise UserError(f"-np {total} cannot be shared by {nodes} nodes; take a positive multiple of {nodes}")
         return int(total // nodes)
     if ranks is None:
-        return None
+        return "slots" if on_hosts else None
     if ranks in ("auto", "gpu", "cpu"):
         return cast("Counted", ranks)
     try:
@@ -190,25 +205,41 @@ def _meeting(given: dict[str, Any], nodes: int) -> dict[str, Any]:
             raise UserError("--rdzv-endpoint and --master-addr name the same thing; give one of them")
         address, endpoint_port = parse_address("--rdzv-endpoint", given["rdzv_endpoint"])
         port = port or endpoint_port or 29400
-    conf = dict(pair.partition("=")[::2] for pair in (given["rdzv_conf"] or "").split(",") if pair)
-    for key in ("join_timeout", "timeout"):
-        if key in conf:
-            try:
-                meeting["join_timeout"] = float(conf[key])
-                if not 0 < meeting["join_timeout"] < float("inf"):
-                    raise ValueError
-            except ValueError:
-                raise UserError(f"--rdzv-conf {key}={conf[key]} is no number of seconds") from None
-            break
+    meeting.update(_times(given["rdzv_conf"] or ""))
+    if given["start_timeout"] is not None:
+        meeting["join_timeout"] = given["start_timeout"]
     meeting.update(main_address=address if nodes > 1 else None, main_port=port)
     return {**meeting, "node_rank": given["node_rank"] if nodes > 1 else None}
 
 
-def _nodes(text: str) -> int:
+def _times(conf: str) -> dict[str, float]:
+    """What torchrun's --rdzv-conf says of times that mean something here."""
+    given = dict(pair.partition("=")[::2] for pair in conf.split(",") if pair)
+    found = {}
+    for key in ("join_timeout", "timeout", "last_call_timeout", "keep_alive_interval", "keep_alive_max_attempt"):
+        if key in given:
+            try:
+                found[key] = float(given[key])
+                if not 0 < found[key] < float("inf"):
+                    raise ValueError
+            except ValueError:
+                raise UserError(f"--rdzv-conf {key}={given[key]} is no number of seconds") from None
+    times = {}
+    if "join_timeout" in found or "timeout" in found:
+        times["join_timeout"] = found.get("join_timeout", found.get("timeout", 0.0))
+    if "last_call_timeout" in found:
+        times["last_call"] = found["last_call_timeout"]
+    if "keep_alive_interval" in found or "keep_alive_max_attempt" in found:  # torchrun's defaults are 5 and 3
+        times["silence"] = found.get("keep_alive_interval", 5.0) * found.get("keep_alive_max_attempt", 3.0)
+    return times
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    """The least and the most machines."""
     low, colon, high = text.partition(":")
     if not low.isdecimal() or (colon and not high.isdecimal()) or int(low) < 1:
         raise UserError(f"--nnodes {text!r} is no number of machines; write for example --nnodes 2")
-    return int(low)
+    return int(low), int(high or low)
 
 
 def _devices(given: dict[str, Any]) -> int | tuple[str, ...] | None:
@@ -225,9 +256,31 @@ def _devices(given: dict[str, Any]) -> int | tuple[str, ...] | None:
     return devices
 
 
-def shown_streams(given: dict[str, Any], ranks: int) -> dict[int, int]:
-    """Which streams of which local ranks go to the screen: rank 0's, and those that --tee names."""
-    shown = {rank: BOTH if rank == 0 else 0 for rank in range(ranks)}
+def shown_here(given: dict[str, Any], ranks: int) -> Shown:
+    """What goes to the screen of so many ranks on this machine."""
+    from paceline.backends.foreground import Shown
+
+    shown = _shown_streams(given, ranks)
+    return Shown(shown, shown, split_streams(shown), sum(1 for streams in shown.values() if streams) > 1)
+
+
+def shown_there(given: dict[str, Any], spec: JobSpec) -> Shown:
+    """What goes to the screen of a job on hosts."""
+    from paceline.backends.foreground import Shown
+
+    slots = [count for _, count in taking_part(given)]
+    ranks = spec.ranks if isinstance(spec.ranks, int) else max(slots) if spec.ranks == "slots" and slots else MOST_RANKS
+    first, others = (
+        {rank: streams for rank, streams in _shown_streams(given, ranks, is_first).items() if streams}
+        for is_first in (True, False)
+    )
+    split = tuple(sorted({*split_streams(first), *split_streams(others)}))
+    return Shown(first, others, split, len(first) + (len(others) if spec.nodes != 1 else 0) > 1)
+
+
+def _shown_streams(given: dict[str, Any], ranks: int, is_first: bool = True) -> dict[int, int]:
+    """Which streams of which local ranks are shown: the first one's, and those that --tee names."""
+    shown = {rank: BOTH if rank == 0 and is_first else 0 for rank in range(ranks)}
     if given["local_ranks_filter"]:
         chosen = parse_numbers("--local-ranks-filter", given["local_ranks_filter"])
         if max(chosen) >= ranks:

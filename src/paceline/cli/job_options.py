@@ -12,7 +12,7 @@ RANKS = [
         section="Ranks",
         envvar="PET_NPROC_PER_NODE",
         metavar="N|auto|gpu|cpu",
-        help="Ranks on this machine. auto: one a GPU, else one a core.  [default: 1]",
+        help="Ranks on each machine. auto: one a GPU, else one a core.  [default: 1; with -H, its slots]",
     ),
     Option(
         ["-np", "total"],
@@ -278,6 +278,17 @@ TORCHRUN = [
         metavar="SECONDS",
         help="Accepted; paceline waits for events.",
     ),
+]
+
+HOROVODRUN = [
+    Option(
+        ["--start-timeout"],
+        section="horovodrun",
+        type=click.FloatRange(0, min_open=True),
+        metavar="SECONDS",
+        help="How long to wait for the other machines.  [default: 600]",
+    ),
+    Option(["--output-filename"], section="horovodrun", metavar="DIR", help="The same as --log-dir, on this machine."),
 ]
 
 SPEC = [*RANKS, *PROGRAM, *JOB, *FILES]

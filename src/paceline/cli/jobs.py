@@ -15,7 +15,8 @@ from paceline.job.job import STATES, Instance, Job
 from paceline.job.quantities import duration, show_duration, show_time
 from paceline.job.text import printable
 
-from .lookup import backend, known, on_option, outcome, rank_of
+from .hosts import backend, where_options
+from .lookup import known, outcome, rank_of
 from .output import STATE_COLOURS, Column, output_option, show, show_data
 from .progress import Progress
 
@@ -48,7 +49,7 @@ def _seconds(flag: str, text: str | None) -> float | None:
 # -- list --------------------------------------------------------------------------------------------------------------
 
 
-@click.command("list", params=[on_option(), output_option()])
+@click.command("list", params=[*where_options(), output_option()])
 @click.option("-A", "--all", "every", is_flag=True, help="Also those that ended more than 7 days ago.")
 @click.option("--state", multiple=True, metavar="STATE", help="Only jobs in this state; repeatable.")
 @click.option("--since", metavar="2h", help="Only jobs submitted within this time.")
@@ -105,7 +106,7 @@ _LIST: list[Column[Job]] = [
 # -- get ---------------------------------------------------------------------------------------------------------------
 
 
-@click.command(params=[on_option(), output_option()])
+@click.command(params=[*where_options(), output_option()])
 @click.argument("name", metavar="JOB")
 def get(name: str, output: str) -> int:
     """Show everything that is known of JOB."""
@@ -192,7 +193,7 @@ _INSTANCES: list[Column[Instance]] = [
 # -- wait, stop, delete ------------------------------------------------------------------------------------------------
 
 
-@click.command(params=[on_option()])
+@click.command(params=where_options())
 @click.argument("names", nargs=-1, required=True, metavar="JOB…")
 @click.option("--timeout", metavar="10m", help="Give up after this time, with exit code 124.")
 def wait(names: tuple[str, ...], timeout: str | None) -> int:
@@ -226,7 +227,7 @@ def _exit_code(job: Job) -> int:
     return (0 if job.state == "SUCCEEDED" else 1) if job.exit_code is None else job.exit_code
 
 
-@click.command(params=[on_option()])
+@click.command(params=where_options())
 @click.argument("names", nargs=-1, required=True, metavar="JOB…")
 @click.option("--now", is_flag=True, help="At once: nothing is saved.")
 @click.option("--no-wait", is_flag=True, help="Come back before they have ended.")
@@ -262,7 +263,7 @@ def _say(text: str) -> None:
     click.echo(f"paceline: {printable(text)}", err=True)
 
 
-@click.command(params=[on_option()])
+@click.command(params=where_options())
 @click.argument("names", nargs=-1, required=True, metavar="JOB…")
 @click.option("--force", is_flag=True, help="Stop those that run, at once, and delete them as well.")
 def delete(names: tuple[str, ...], force: bool) -> int:
@@ -283,7 +284,7 @@ def delete(names: tuple[str, ...], force: bool) -> int:
     return 0
 
 
-@click.command(params=[on_option()])
+@click.command(params=where_options())
 @click.option(
     "-s", "--since", metavar="7d", help="Delete those that ended longer ago.  [default: 7d, or their own --ttl]"
 )
@@ -321,7 +322,7 @@ def _ended_before(job: Job, now: float, age: float | None) -> bool:
 # -- events, attach ----------------------------------------------------------------------------------------------------
 
 
-@click.command(params=[on_option(), output_option()])
+@click.command(params=[*where_options(), output_option()])
 @click.argument("name", metavar="JOB")
 def events(name: str, output: str) -> int:
     """Show what happened to JOB, in order."""
@@ -344,7 +345,7 @@ _EVENTS: list[Column[dict[str, Any]]] = [
 ]
 
 
-@click.command(params=[on_option()], context_settings={"ignore_unknown_options": True})
+@click.command(params=where_options(), context_settings={"ignore_unknown_options": True})
 @click.argument("name", metavar="JOB")
 @click.option("-i", "--instance", metavar="INSTANCE|RANK", default="0", help="Whose variables to take.  [default: 0]")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] [COMMAND]…")

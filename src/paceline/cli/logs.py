@@ -16,8 +16,9 @@ from paceline.backends.base import LogQuery
 from paceline.job.errors import UserError
 from paceline.job.quantities import duration, show_time
 
-from .lookup import backend, on_option, outcome, rank_of
+from .hosts import backend, where_options
 from .lookup import known as jobs_named
+from .lookup import outcome, rank_of
 from .options import Option, SectionedCommand
 from .writing import write
 
@@ -158,7 +159,7 @@ logs = SectionedCommand(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     params=[
         click.Argument(["job"]),
-        on_option(),
+        *where_options(),
         Option(
             ["-i", "--instance", "instances"],
             section="Ranks",

@@ -7,59 +7,18 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-import click
-
-from paceline.backends.base import HERE, load
 from paceline.job.errors import UserError
 from paceline.job.quantities import show_duration
 from paceline.job.text import printable
 
-from .options import Option
+from .hosts import backend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.backends.base import Backend
     from paceline.job.job import Job
 
-_ON, _BACKEND = "paceline.on", "paceline.backend"  # keys of click's meta, which is one for a command line
 _INSTANCE = re.compile(r"(?:(?P<job>.+)-)?(?P<role>master|worker)-(?P<number>\d{1,9})")
-
-
-def on_option() -> Option:
-    """`--on TARGET`, which `backend` heeds."""
-
-    def remember(context: click.Context, _: click.Parameter, target: str) -> str:
-        context.meta[_ON] = target
-        return target
-
-    return Option(
-        ["--on"],
-        section="Where",
-        metavar="TARGET",
-        default=HERE,
-        callback=remember,
-        expose_value=False,
-        help="Hosts that the settings name as [targets.TARGET].  [default: this machine]",
-    )
-
-
-def backend() -> Backend:
-    """Where this command line's jobs are.
-
-    Raises:
-        UserError: there is no such target.
-    """
-    meta = click.get_current_context().meta
-    if _BACKEND not in meta:
-        meta[_BACKEND] = load(meta.get(_ON, HERE))
-    found: Backend = meta[_BACKEND]
-    return found
-
-
-def on_flag(target: str) -> str:
-    """What a command line for a job of a target needs beside its name."""
-    return "" if target == HERE else f" --on {target}"
 
 
 def known(names: Sequence[str]) -> list[Job]:

@@ -1,4 +1,4 @@
-"""`paceline run`: train here, in the foreground."""
+"""`paceline run`: train in the foreground, here or on hosts."""
 
 from __future__ import annotations
 
@@ -6,58 +6,67 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
+from paceline.backends.base import HERE
 from paceline.job.errors import UserError
 
-from .job_options import NODES, OUTPUT, PROGRAM_ARGUMENTS, SPEC, TORCHRUN
+from .hosts import job_options, options_of, place
+from .job_options import HOROVODRUN, NODES, OUTPUT, PROGRAM_ARGUMENTS, SPEC, TORCHRUN
 from .options import SectionedCommand
 from .progress import Progress
 
 if TYPE_CHECKING:
-    from paceline.backends.foreground import LocalRun
+    from paceline.backends.foreground import Foreground, Shown
     from paceline.job.spec import JobSpec
 
 
 def _run(**given: Any) -> int:
-    """Run SCRIPT with ARGS on one or more ranks of this machine.
+    """Run SCRIPT with ARGS on one or more ranks of this machine, or of hosts that ssh reaches.
 
     A torchrun command line works with torchrun replaced by `paceline run`; every flag may be written with - or _.
     """
-    from .flags import shown_streams, spec_of, split_streams
+    from .flags import shown_here, shown_there, spec_of
     from .submit import detached, dry_run, ended_by_signals
 
-    spec = spec_of(given, run)
+    spec, given = spec_of(given, run)
     if given["dry_run"]:
-        return dry_run(spec)
+        return dry_run(spec, place(given, spec.backend))
     if given["detach"]:
-        return detached(spec)
+        return detached(spec, place(given, spec.backend))
+    if spec.backend != HERE or options_of(given):
+        there, shown = place(given, spec.backend), shown_there(given, spec)
+        with ended_by_signals(), Progress() as progress:
+            job = there.run(spec, progress, shown)
+        return _follow(job, shown)
 
     from paceline.backends.foreground import LocalRun
 
-    shown: dict[int, int] = {}
+    found: list[Shown] = []
 
     def split(complete: JobSpec) -> tuple[int, ...]:
-        shown.update(shown_streams(given, int(complete.ranks)))
-        return split_streams(shown)
+        found.append(shown_here(given, int(complete.ranks)))
+        return found[-1].split
 
     with ended_by_signals(), Progress() as progress:
-        job = LocalRun(spec, progress, split)
-    return _follow(job, shown)
+        here = LocalRun(spec, progress, split)
+    return _follow(here, found[-1])
 
 
-def _follow(job: LocalRun, shown: dict[int, int]) -> int:
+def _follow(job: Foreground, shown: Shown) -> int:
     """Show a job until it ends; returns its exit code."""
     from .screen import Screen
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda got, _: job.interrupt(got))
+    updates = job.updates()
     try:
         screen = Screen(shown, job)
-        for update in job.updates():
+        for update in updates:
             screen.show(update)
         return screen.close()
     except OSError as error:
         job.interrupt()
-        job.process.wait()
+        for _ in updates:  # until it has ended
+            pass
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if isinstance(error, BrokenPipeError):  # whoever read our output is gone, as with `| head`
             return 128 + signal.SIGPIPE
@@ -74,5 +83,5 @@ run = SectionedCommand(
         "help_option_names": ["-h", "--help"],
         "max_content_width": 110,
     },
-    params=[*SPEC, *OUTPUT, *NODES, *TORCHRUN, *PROGRAM_ARGUMENTS],
+    params=[*job_options(), *SPEC, *OUTPUT, *NODES, *TORCHRUN, *HOROVODRUN, *PROGRAM_ARGUMENTS],
 )

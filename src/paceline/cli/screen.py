@@ -6,15 +6,12 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from paceline.backends.foreground import Event, Output
+from paceline.backends.foreground import STREAM_BITS, Event, Output
 
-from .options import BOTH, ERR, OUT
 from .writing import write
 
 if TYPE_CHECKING:
-    from paceline.backends.foreground import LocalRun
-
-_STREAM_BITS = {"out": OUT, "err": ERR, "both": BOTH}
+    from paceline.backends.foreground import Foreground, Shown, Update
 
 
 class Screen:
@@ -24,17 +21,19 @@ class Screen:
     itself says goes to stderr, behind `paceline: `.
     """
 
-    def __init__(self, shown: dict[int, int], job: LocalRun) -> None:
+    def __init__(self, shown: Shown, job: Foreground) -> None:
         self._shown = shown
         self._job = job
         self._terminal = sys.stdout.isatty()
         self._rest: dict[tuple[int, str], list[bytes]] = {}  # (rank, stream) → the line it has not finished
         self._first = b""  # what local rank 0 wrote since its last line end: often a progress bar
-        self._prefix_all = sum(1 for streams in shown.values() if streams) > 1
+        self._leading = -1  # the rank that is shown as it writes
+        self._local: dict[int, int] = {}  # rank → local rank
+        self._prefix_all = shown.several
         self._code: int | None = None
-        self._say(f"job {job.spec.job}: {_count(job.spec.nproc, 'rank')} here, logs in {job.directory.path}")
+        self._say(f"job {job.name}: {job.first_line}")
 
-    def show(self, update: Output | Event) -> None:
+    def show(self, update: Update) -> None:
         """Show what a rank wrote, or say what happened."""
         if isinstance(update, Output):
             self._output(update)
@@ -43,10 +42,12 @@ class Screen:
 
     def _output(self, update: Output) -> None:
         """Show bytes of a rank, if they are to be shown."""
-        if not self._shown.get(update.local_rank, 0) & _STREAM_BITS[update.stream]:
+        if not self._shown.of(update.rank, update.local_rank) & STREAM_BITS[update.stream]:
             return
+        if self._job.leads(update):
+            self._leading = update.rank
         target = 2 if update.stream == "err" else 1
-        if update.local_rank == 0 and (self._terminal or not self._prefix_all):
+        if update.rank == self._leading and (self._terminal or not self._prefix_all):
             write(target, update.data)
             if target == 1 or self._terminal:
                 self._first = (self._first + update.data).rpartition(b"\n")[2][-4096:]
@@ -65,49 +66,54 @@ class Screen:
         if event.name == "queued":
             need, ahead = details["need"], details["ahead"]
             what = _count(need, "device") if isinstance(need, int) else f"device {', '.join(need)}"
-            self._say(f"waiting for {what}, {_count(ahead, 'job')} ahead; Ctrl-C leaves the queue")
+            self._say(f"waiting for {what}{_on(details)}, {_count(ahead, 'job')} ahead; Ctrl-C leaves the queue")
         elif event.name == "granted":
-            self._say(f"got device{'s' if len(details['devices']) > 1 else ''} {', '.join(details['devices'])}")
+            devices = details["devices"]
+            self._say(f"got device{'s' if len(devices) > 1 else ''} {', '.join(devices)}{_on(details)}")
+        elif event.name == "started":
+            self._local.update((log["rank"], log["local_rank"]) for log in details["logs"])
+        elif event.name == "lost":
+            self._say(f"{details['why']}; what its ranks write is not shown any more")
         elif event.name == "stopping":
             name = signal.Signals(details["signal"]).name
             self._say(f"stopping ({name}); ranks have {details['grace']:g} s, Ctrl-C again ends them at once")
-        elif event.name == "restarting":
+        elif event.name in ("waiting", "restarting", "finished"):
             self._finish_lines()
-            if details["failure"] is None:
-                self._say("the ranks were told to stop, and have saved their state; starting again from there")
-            else:
-                self._tell_failure(details)
-                self._say(f"starting again: attempt {details['restarts']} of {self._job.spec.max_restarts}")
-        elif event.name == "finished":
-            self._finish_lines()
+            self._attempt_ended(event.name, details)
+
+    def _attempt_ended(self, name: str, details: dict[str, Any]) -> None:
+        """Say why, and how it goes on."""
+        if name == "waiting":
+            self._say(f"{details['why']}; looking for the others")
+        elif name == "restarting" and details["why"]:
+            nodes = _count(details["nodes"], "node")
+            self._say(f"{details['why']}; starting again with {nodes}, from the last checkpoint")
+        elif name == "restarting" and details["failure"] is None:
+            self._say("the ranks were told to stop, and have saved their state; starting again from there")
+        elif name == "restarting":
+            self._tell_failure(details)
+            self._say(f"starting again: attempt {details['restarts']} of {self._job.max_restarts}")
+        else:
             self._code = details["exit_code"]
             if details["state"] == "FAILED":
                 self._tell_failure(details)
             else:
-                status = self._job.status()
-                took = status["finished"] - status["created"]
-                self._say(f"job {self._job.spec.job} {details['state'].lower()} after {took:.1f} s")
+                self._say(f"job {self._job.name} {details['state'].lower()} after {details['took']:.1f} s")
 
     def close(self) -> int:
         """Say the last word once the agent is gone; returns the job's exit code."""
         if self._code is not None:
             return self._code
         self._finish_lines()
-        code = self._job.process.returncode
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        self._say(
-            f"the job's agent (pid {self._job.process.pid}) ended without a word ({how}); its ranks were ended too"
-        )
-        if self._job.is_disk_full():
-            self._say(f"no space is left in {self._job.directory.path}; free some, or choose another --log-dir")
-        else:
-            self._say(f"what it printed is in {self._job.directory.agent_log}")
-        return 128 - code if code < 0 else code or 1
+        code, lines = self._job.last_words()
+        for line in lines:
+            self._say(line)
+        return code
 
     # -- lines ---------------------------------------------------------------------------------------------------------
 
     def _show_lines(self, target: int, update: Output, lines: bytes) -> None:
-        if update.local_rank == 0:
+        if update.rank == self._leading:
             write(target, lines + b"\n")
             return
         prefix = b"[rank %d] " % update.rank
@@ -121,8 +127,10 @@ class Screen:
         for (rank, stream), parts in self._rest.items():
             rest = b"".join(parts)
             if rest:
-                first = rank == min(key[0] for key in self._rest) and self._shown.get(0)
-                write(2 if stream == "err" else 1, rest + b"\n" if first else b"[rank %d] %s\n" % (rank, rest))
+                write(
+                    2 if stream == "err" else 1,
+                    rest + b"\n" if rank == self._leading else b"[rank %d] %s\n" % (rank, rest),
+                )
         self._rest.clear()
         if self._first and self._terminal:
             write(1, b"\n")
@@ -150,16 +158,13 @@ class Screen:
             self._say(f"{_names(others)} failed after it: {others[0]['message'][:200]}")
         if failure["has_traceback"]:
             write(2, _encode(failure["traceback"].rstrip("\n") + "\n"))
-        elif failure["traceback"] and not self._shown.get(self._local_rank(rank), 0):
+        elif failure["traceback"] and not self._shown.of(rank, self._local.get(rank, -1)):
             self._say(f"the last lines of rank {rank}:")
             write(2, _encode(failure["traceback"] + "\n"))
         self._say(
             f"rank {rank} failed first: {failure['message'][:200]} (node {failure['node']} on {failure['host']}, "
             f"pid {failure['pid']}, exit code {failure['exit_code']}); log {failure['log']}"
         )
-
-    def _local_rank(self, rank: int) -> int:
-        return next((r["local_rank"] for r in self._job.status().get("ranks", ()) if r["rank"] == rank), -1)
 
 
 def _encode(text: str) -> bytes:
@@ -168,6 +173,10 @@ def _encode(text: str) -> bytes:
 
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def _on(details: dict[str, Any]) -> str:
+    return f" on {details['on']}" if "on" in details else ""
 
 
 def _names(others: list[dict[str, Any]]) -> str:

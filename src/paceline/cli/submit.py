@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .job_options import NODES, PROGRAM_ARGUMENTS, SPEC, TORCHRUN
-from .lookup import backend, known, on_flag, on_option
-from .options import Option, SectionedCommand
+from .hosts import backend, job_options, place, where_options
+from .job_options import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TORCHRUN
+from .lookup import known
+from .options import SectionedCommand
 from .progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from paceline.backends.base import Backend
     from paceline.job.spec import JobSpec
 
 
@@ -28,8 +30,9 @@ def _submit(**given: Any) -> int:
     """
     from .flags import spec_of
 
-    spec = spec_of(given, submit)
-    return dry_run(spec) if given["dry_run"] else detached(spec)
+    spec, given = spec_of(given, submit)
+    there = place(given, spec.backend)
+    return dry_run(spec, there) if given["dry_run"] else detached(spec, there)
 
 
 @contextlib.contextmanager
@@ -50,21 +53,17 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def dry_run(spec: JobSpec) -> int:
+def dry_run(spec: JobSpec, there: Backend) -> int:
     """Print the job, complete, and the variables of its ranks; start nothing."""
-    from paceline.backends.base import load
-
-    click.echo(json.dumps(load(spec.backend).plan(spec), indent=2))
+    click.echo(json.dumps(there.plan(spec), indent=2))
     return 0
 
 
-def detached(spec: JobSpec) -> int:
+def detached(spec: JobSpec, there: Backend) -> int:
     """Start the job, and say what to type next."""
-    from paceline.backends.base import load
-
     with ended_by_signals(), Progress() as progress:
-        job = load(spec.backend).submit(spec, progress)
-    it = f"{on_flag(spec.backend).lstrip()} {job.name}".lstrip()
+        job = there.submit(spec, progress)
+    it = f"{there.where} {job.name}".lstrip()
     with contextlib.suppress(OSError):  # the job runs, whether anybody hears of it or not
         click.echo(job.name)
         click.echo(f"paceline: submitted; follow it with: paceline logs -f {it}", err=True)
@@ -83,21 +82,17 @@ submit = SectionedCommand(
         "max_content_width": 110,
     },
     params=[
-        Option(
-            ["--on"],
-            section="Where",
-            metavar="TARGET",
-            help="Hosts that the settings name as [targets.TARGET].  [default: this machine]",
-        ),
+        *job_options(),
         *SPEC,
         *NODES,
         *TORCHRUN,
+        *HOROVODRUN,
         *PROGRAM_ARGUMENTS,
     ],
 )
 
 
-@click.command(params=[on_option()])
+@click.command(params=where_options())
 @click.argument("job")
 @click.option("--name", metavar="NAME", help="Name of the new job.  [default: the old one's with the next free number]")
 def resubmit(job: str, name: str | None) -> int:
@@ -112,4 +107,4 @@ def resubmit(job: str, name: str | None) -> int:
     if spec.resume_from:  # it was numbered here itself
         stem = re.sub(r"-\d+$", "", stem)
     new = name or f"{stem[:55]}-"
-    return detached(spec.model_copy(update={"name": new, "resume_from": job}))
+    return detached(spec.model_copy(update={"name": new, "resume_from": job}), backend())

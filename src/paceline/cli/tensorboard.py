@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from .lookup import backend, known, on_option
+from .hosts import backend, where_options
+from .lookup import known
 from .options import Option, SectionedCommand
 
 
@@ -33,7 +34,7 @@ tensorboard = SectionedCommand(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     params=[
         click.Argument(["job"]),
-        on_option(),
+        *where_options(),
         Option(["--logdir"], metavar="DIR", help="What it shows.  [default: what the job said, or its folder]"),
         Option(["--stop"], is_flag=True, help="End it."),
     ],

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from .hosts import backend, where_options
 from .live import watch, watch_option
-from .lookup import backend, known, on_option
+from .lookup import known
 from .options import SectionedCommand
 from .output import STATE_COLOURS, Column, output_option, show
 
@@ -173,7 +174,12 @@ top.add_command(
         callback=_job,
         help=_job.__doc__,
         context_settings=_HELP,
-        params=[click.Argument(["jobs"], nargs=-1, metavar="[JOB]…"), on_option(), watch_option(), output_option()],
+        params=[
+            click.Argument(["jobs"], nargs=-1, metavar="[JOB]…"),
+            *where_options(),
+            watch_option(),
+            output_option(),
+        ],
     )
 )
 top.add_command(
@@ -182,6 +188,6 @@ top.add_command(
         callback=_node,
         help=_node.__doc__,
         context_settings=_HELP,
-        params=[on_option(), watch_option(), output_option()],
+        params=[*where_options(), watch_option(), output_option()],
     )
 )

@@ -155,7 +155,7 @@ class JobSpec(_Model):
         None, description="whose variables the ranks get; the default is what the script imports"
     )
     nodes: Nodes = Field(1, description="N, or MIN:MAX")
-    ranks: Annotated[int, Field(ge=1, le=4096)] | Literal["auto", "gpu", "cpu"] = Field(
+    ranks: Annotated[int, Field(ge=1, le=4096)] | Literal["auto", "gpu", "cpu", "slots"] = Field(
         1, description="ranks on each node, or what to count"
     )
     devices: Annotated[int, Field(ge=0)] | tuple[Text, ...] | None = Field(
@@ -196,6 +196,10 @@ class JobSpec(_Model):
     main_port: int | None = Field(None, ge=1, le=65535)
     local_address: str | None = None
     join_timeout: float = Field(600.0, gt=0, allow_inf_nan=False, description="seconds to wait for the other nodes")
+    last_call: float = Field(3.0, ge=0, allow_inf_nan=False, description="seconds to wait for more nodes than MIN")
+    silence: float = Field(
+        10.0, gt=2, allow_inf_nan=False, description="seconds without a word after which a node is taken for gone"
+    )
     detached: bool = Field(False, description="outlive the terminal")
 
     @model_validator(mode="after")

@@ -17,33 +17,32 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline import __version__
 from paceline.contract import CONTRACTS, ERROR_FILE
 
 from . import placing, processes
-from .channel import ChannelClosed, Message
-from .coordinator import Coordinator
+from .channel import Message
+from .coordinator import GONE_GRACE
 from .devices import visibility
 from .failure import node_failure
 from .loop import Loop
-from .meeting import Guest, Host
 from .mpi import MpiRanks
 from .ports import Reservation
 from .queue import Ticket, impossible
 from .ranks import Rank, Ranks
 from .run_directory import RunDirectory
 from .spec import NodeSpec
+from .team import Team
 from .tensorboard import PAUSE, TensorBoard, start_with_job
 from .times import TimeIndex
 
 FAILURE_GRACE = 5.0  # seconds between SIGTERM and SIGKILL for the peers of a failed rank
 SYMPTOM_WAIT = 1.0  # seconds to wait for the cause when all that is known is that a peer went away
 ANSWER_SECONDS = 10.0  # how long the coordinator may take to answer a node that was told to stop
+LEAVE = signal.SIGRTMIN  # this node is to leave its job, which goes on
 STOPS_AND_NEWS = (
-    signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2,
+    signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, LEAVE,
 )  # fmt: skip
 TIMED_OUT = 124  # the exit code of a job that came to its time limit, as timeout(1) has it
-CONNECT_PAUSE = 0.3  # seconds between two tries to reach the coordinator
 
 
 class Agent:
@@ -59,8 +58,10 @@ class Agent:
         self.inbox: collections.deque[Message] = collections.deque()
         self.ranks = self._ranks()
         self.times = TimeIndex(self.loop)
-        self.coordinator = Coordinator(spec.nodes, spec.max_restarts)
-        self.meeting: Host | Guest | None = None
+        self.team = Team(
+            self.loop, spec, offer=self._offer, deliver=self.inbox.append, fail=self._fail,
+            is_over=lambda: self.finish is not None,
+        )  # fmt: skip
         self.lifeline = lifeline
         self.ticket: Ticket | None = None
         self.tensorboard: TensorBoard | None = None
@@ -74,14 +75,16 @@ class Agent:
             "nodes": spec.nodes, "node_rank": spec.node_rank, "world_size": None,
             "attempt": 0, "restarts": 0, "max_restarts": spec.max_restarts, "exit_code": None,
             "created": time.time(), "started": None, "finished": None, "ranks": [], "failure": None, "others": [],
-            "devices": list(spec.devices or ()), "waiting": None, "start": None,
+            "devices": list(spec.devices or ()), "waiting": None, "start": None, "coordinator": None,
         }  # fmt: skip
         self.at_once = False  # whether the ranks get no grace
         self.stop_signal = 0  # the first signal that asked
         self.preempted = False  # whether somebody wants the ranks to save their state and end
+        self.start: Message | None = None  # the attempt that this node has agreed to, until it begins
+        self.is_newcomer = False  # the coordinator is to hear when the ranks could start
         self.reported = False  # whether the coordinator knows how this attempt went here
-        self.halted = False  # whether the ranks of this attempt were stopped
-        self.join_by = time.monotonic() + spec.join_timeout
+        self.halted = True  # whether no rank of this attempt is left, or there was none
+        self.join_by: float | None = None  # when the others must have come, while they are waited for
         self.end_by: float | None = None  # when the time limit is over, once the ranks run
         self.timed_out = False
         self.finish: Message | None = None
@@ -99,7 +102,7 @@ class Agent:
         """Take part in the job until it ends; returns its exit code."""
         self.loop.catch(STOPS_AND_NEWS, self._on_signal)
         if self.lifeline is not None:
-            self.loop.watch(self.lifeline, self._on_client_gone)
+            self.loop.watch(self.lifeline, self._on_lifeline)
         processes.adopt_orphans()
         self._tell_status()
         try:
@@ -121,7 +124,9 @@ class Agent:
         self._wait_for_devices()
         if self.finish is None:
             self.ranks.start_server()
-            self._meet()
+            self.join_by = time.monotonic() + self.spec.join_timeout
+            self.team.meet(self.join_by)
+            self._tell_status(coordinator=self.team.place)
         while self.finish is None:
             if not self.loop.run_until(lambda: bool(self.inbox) or self.finish is not None, self._patience()):
                 self._lose_patience()
@@ -131,16 +136,27 @@ class Agent:
     def _act(self, message: Message) -> None:
         what = message["do"]
         if what == "start":
-            self._start_attempt(message)
+            self.start, self.join_by = message, None
+            self._send({"do": "ready"})
+        elif what == "go" and self.start is not None:
+            self._start_attempt(self.start)
+            self.start = None
+        elif what == "prepare":
+            self.is_newcomer = True
+            self._look_after_ranks()
         elif what == "look":
             self._look_after_ranks()
         elif what == "halt":
-            self._halt(message["signal"])
+            self._halt(message)
         elif what == "daemon" and isinstance(self.ranks, MpiRanks):
             self.ranks.start_daemon(message)
         elif what == "restart":
             self._tell_status(state="RESTARTING", attempt=message["attempt"], restarts=message["restarts"])
             self._tell_event("restarting", message)
+        elif what == "wait":
+            self._wait_for_others(f"{message['why']}, and the job needs {self.spec.least} nodes")
+        elif what == "search":
+            self._search(message)
         elif what == "refuse":
             self._fail(f"node 0 refused this node: {message['why']}", exit_code=2)
         elif what == "finish":
@@ -155,10 +171,7 @@ class Agent:
             self.finish = finish
         if not self.halted:
             self.ranks.stop(0.0, lambda: self.at_once)
-        if isinstance(self.meeting, Host):
-            self.meeting.flush(ANSWER_SECONDS)
-        if self.meeting is not None:
-            self.meeting.close()
+        self.team.close(ANSWER_SECONDS)
         self.ranks.close()
         self.times.end()
         self._tell_status(
@@ -172,7 +185,7 @@ class Agent:
         """How long the next message may take: up to the time limit, for nodes to come, and for an answer to a stop."""
         if self.halted and self.stop_signal:
             return ANSWER_SECONDS
-        if self.spec.nodes > 1 and self.status["state"] == "STARTING":
+        if self.join_by is not None:
             return max(0.0, self.join_by - time.monotonic())
         if self.end_by is not None and not self.stop_signal:
             return max(0.0, self.end_by - time.monotonic())
@@ -182,15 +195,36 @@ class Agent:
         if self.stop_signal:
             self._stop_alone()
             return
-        if self.end_by is not None:
+        if self.join_by is None:
             self.timed_out = True
             self._ask_to_stop(signal.SIGTERM)
             return
-        missing = f"{self.coordinator.missing}" if isinstance(self.meeting, Host) else "some"
-        self._fail(
-            f"{missing} of {self.spec.nodes} nodes did not come within {self.spec.join_timeout:g} s; start "
-            "`paceline run` on each with the same --nnodes, --master-addr and --master-port"
+        spec = self.spec
+        needed = f"{spec.nodes}" if spec.least == spec.nodes else f"at least {spec.least}"
+        do = (
+            ""
+            if spec.hosts
+            else "; start `paceline run` on each with the same --nnodes, --master-addr and --master-port"
         )
+        why = f"{self.team.missing} of {needed} nodes did not come within {spec.join_timeout:g} s{do}"
+        self._send({"do": "give up", "why": why})
+        self._fail(why)
+
+    def _wait_for_others(self, why: str) -> None:
+        """Do nothing until others come."""
+        self.join_by = time.monotonic() + self.spec.join_timeout
+        self._tell_status(state="RESTARTING", waiting={"problem": why})
+        self.dir.append_event("waiting", why=why)
+
+    def _search(self, message: Message) -> None:
+        """Go on with those that are left, whoever coordinates them."""
+        if not self.halted:
+            self.halted = True
+            self.ranks.stop(GONE_GRACE, lambda: self.at_once)
+        self._wait_for_others(message["why"])
+        self.start, self.is_newcomer = None, False
+        self.team.search(message["dead"], message.get("heard"), time.monotonic() + self.spec.join_timeout)
+        self._tell_status(coordinator=self.team.place)
 
     def _stop_alone(self) -> None:
         """End the job here without asking the coordinator."""
@@ -223,7 +257,6 @@ class Agent:
         if not request.slots:
             self.spec = replace(self.spec, devices=devices, env={**self.spec.env, **visibility(devices)})
         self.ranks.use(self.spec, (ticket.fd,))
-        self.join_by = time.monotonic() + self.spec.join_timeout
         self.dir.append_event("granted", devices=devices)
         self._tell_status(state="STARTING", waiting=None, devices=devices)
 
@@ -249,67 +282,10 @@ class Agent:
         ticket.watch.close()
         return devices
 
-    # -- meeting the other nodes ---------------------------------------------------------------------------------------
-
-    def _meet(self) -> None:
-        """Join the coordinator: here if this is node 0, else over the network."""
-        spec = self.spec
-        token = os.environ.get("PACELINE_TOKEN", spec.run_id or "none").encode()
-        address = spec.local_address or spec.main_address or "127.0.0.1"
-        meeting = self.meeting = self._host(token) or self._guest(token)
-        if meeting is None:
-            return
-        if isinstance(meeting, Guest):
-            address = spec.local_address or meeting.local_address
-        meeting.send(
-            {"do": "join", "node_rank": spec.node_rank, "nodes": spec.nodes, "slots": spec.nproc, "host": self.host,
-             "address": address, "job": spec.run_id or spec.job, "version": __version__, **self._offer(first=True)}
-        )  # fmt: skip
-
-    def _host(self, token: bytes) -> Host | None:
-        """The coordinator here, unless the main address is another node's."""
-        spec = self.spec
-        host = Host(self.loop, self.coordinator, self.inbox.append)
-        if spec.nodes == 1:
-            return host
-        assert spec.main_address is not None
-        assert spec.main_port is not None
-        if spec.node_rank or (spec.node_rank is None and not _is_here(spec.main_address)):
-            return None
-        try:
-            host.listen(spec.main_port, token)
-        except OSError as error:
-            if spec.node_rank is None:
-                return None  # another agent of the job on this machine was first
-            self._fail(f"cannot listen on port {spec.main_port}: {error.strerror}; choose another --master-port", 2)
-        return host
-
-    def _guest(self, token: bytes) -> Guest | None:
-        """A connection to node 0's coordinator, tried until the join timeout."""
-        spec = self.spec
-        assert spec.main_address is not None
-        assert spec.main_port is not None
-        guest = Guest(self.loop, self.inbox.append, lambda: self._fail("node 0, which coordinates the job, is gone"))
-        while self.finish is None:
-            left = self.join_by - time.monotonic()
-            try:
-                guest.connect(spec.main_address, spec.main_port, token, max(0.1, min(2.0, left)))
-                return guest
-            except PermissionError as error:
-                self._fail(f"{error}; start all nodes with the same --rdzv-id and PACELINE_TOKEN", 2)
-            except (OSError, ChannelClosed) as error:
-                if left <= 0:
-                    self._fail(
-                        f"cannot reach node 0 at {spec.main_address}:{spec.main_port} within {spec.join_timeout:g} s "
-                        f"({error}); is `paceline run` started there, and the port open?"
-                    )
-                self.loop.run_until(lambda: self.finish is not None, CONNECT_PAUSE)
-        return None
-
-    def _offer(self, first: bool = False) -> dict[str, Any]:
+    def _offer(self) -> Message:
         """Fresh ports of this node for the next attempt; the user's --master-port serves the first one."""
         self.ports.release()
-        main_port = self.spec.main_port if first and self.spec.nodes == 1 else None
+        main_port = self.spec.main_port if not self.team.has_met and self.spec.nodes == 1 else None
         endpoints = self.spec.nproc if "endpoints" in self.contract.carries else 0
         return {
             "main_port": self.ports.take(main_port or 0),
@@ -317,13 +293,13 @@ class Agent:
         }
 
     def _send(self, message: Message) -> None:
-        if self.meeting is not None:
-            self.meeting.send(message)
+        self.team.send(message)
 
     # -- an attempt ----------------------------------------------------------------------------------------------------
 
     def _start_attempt(self, start: Message) -> None:
         self.reported = self.halted = False
+        self.is_newcomer = False
         attempt, world_size = start["attempt"], sum(node["slots"] for node in start["nodes"])
         self.dir.prepare_attempt(attempt)
         ranks = [
@@ -334,7 +310,10 @@ class Agent:
              "error": str(r.error)} for r in ranks
         ]  # fmt: skip
         self.dir.append_event("started", attempt=attempt, world_size=world_size, logs=logs)
-        self.status.update(attempt=attempt, node_rank=start["node_rank"], world_size=world_size, start=start)
+        self.status.update(
+            attempt=attempt, node_rank=start["node_rank"], world_size=world_size, start=start, waiting=None,
+            nodes=len(start["nodes"]), coordinator=self.team.place,
+        )  # fmt: skip
         self.times.start(self.dir.times(attempt), {path: key for rank in ranks for path, key in rank.logs().items()})
         self.ranks.launch(ranks, start)
         if self.spec.tensorboard is not None and start["node_rank"] == 0:
@@ -380,11 +359,19 @@ class Agent:
     def _look_after_ranks(self) -> None:
         """After news of a rank: tell the coordinator what decides something."""
         ranks = self.ranks
-        if self.status["state"] != "RUNNING" and ranks.left and all(r.pid for r in ranks.current.values()):
+        if self.is_newcomer and ranks.imported is not None:
+            self.is_newcomer = False
+            self._send({"do": "prepared"})
+        if (
+            self.status["state"] != "RUNNING"
+            and not self.halted
+            and ranks.left
+            and all(r.pid for r in ranks.current.values())
+        ):
             if self.status["started"] is None and self.spec.time_limit is not None:
                 self.end_by = time.monotonic() + self.spec.time_limit
             self._tell_status(state="RUNNING", started=self.status["started"] or time.time())
-        if self.reported or self.halted or not ranks.current:
+        if self.reported or self.halted:
             if ranks.server_failure and not ranks.current:
                 self._fail(ranks.server_failure)
             return
@@ -407,15 +394,20 @@ class Agent:
     def _is_told_to_halt(self) -> bool:
         return any(message["do"] == "halt" for message in self.inbox)
 
-    def _halt(self, number: int) -> None:
+    def _halt(self, order: Message) -> None:
         """Stop the ranks of this attempt, and tell the coordinator once none is left."""
-        if self.halted:
+        if self.start is None and self.halted:
             return
-        self.halted = True
+        number = order["signal"]
         if number:
             self.dir.append_event("stopping", signal=number, grace=self.spec.grace)
-        grace = self.spec.grace if number else min(FAILURE_GRACE, self.spec.grace)
-        self.ranks.stop(grace, lambda: self.at_once)
+        if not self.halted:
+            self.halted = True
+            if order.get("save"):
+                self.ranks.save(self.spec.grace, lambda: self.at_once or self._is_told_to_halt())
+            longest = FAILURE_GRACE if order.get("grace") is None else order["grace"]
+            self.ranks.stop(self.spec.grace if number else min(longest, self.spec.grace), lambda: self.at_once)
+        self.start = None
         failures = [f.to_dict() for f in self.ranks.failures()]
         if self.ranks.server_failure:
             failure = node_failure(self.status["node_rank"] or 0, self.host, self.ranks.server_failure)
@@ -426,16 +418,20 @@ class Agent:
     # -- what comes from outside ---------------------------------------------------------------------------------------
 
     def _on_signal(self, number: int) -> None:
-        if number in (signal.SIGUSR1, signal.SIGUSR2):
+        if number == LEAVE:
+            self._send({"do": "leave"})
+        elif number in (signal.SIGUSR1, signal.SIGUSR2):
             self.preempted = self.preempted or number == signal.SIGUSR2
             self.ranks.signal(number)
         elif number != signal.SIGHUP or not self.spec.detached:
             self._ask_to_stop(number)
 
-    def _on_client_gone(self) -> None:
+    def _on_lifeline(self) -> None:
+        """Whoever waits for the job is gone, or says with a byte that it goes on alone."""
         assert self.lifeline is not None
         self.loop.forget(self.lifeline)
-        self._ask_to_stop(signal.SIGHUP)
+        if not self.lifeline.recv(1):
+            self._ask_to_stop(signal.SIGHUP)
 
     def _ask_to_stop(self, number: int) -> None:
         # Schedulers and people repeat themselves; only a second Ctrl-C, or SIGQUIT, means at once.
@@ -443,10 +439,10 @@ class Agent:
         if self.stop_signal:
             return
         self.stop_signal = number
-        if self.meeting is None:  # nobody else knows of this node yet
+        if not self.team.has_met:  # nobody else knows of this node yet
             self._stop_alone()
         else:
-            self.meeting.send({"do": "stop", "signal": number})
+            self._send({"do": "stop", "signal": number})
             self.inbox.append({"do": "halt", "signal": number})
 
     # -- what is told --------------------------------------------------------------------------------------------------
@@ -463,22 +459,6 @@ def _in_words(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return f"{type(error).__name__}: {error}"
-
-
-def _is_here(address: str) -> bool:
-    """Whether an address belongs to this machine: only then can it be bound."""
-    try:
-        candidates = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    for family, kind, protocol, _, where in candidates:
-        with socket.socket(family, kind, protocol) as sock:
-            try:
-                sock.bind(where)
-            except OSError:
-                continue
-            return True
-    return False
 
 
 def main(run_directory: str, lock_fd: int, lifeline_fd: int) -> int:

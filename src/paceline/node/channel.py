@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import socket
 from typing import Any
@@ -12,7 +14,15 @@ MAX_LINE = 16 * 1024 * 1024
 
 
 class ChannelClosed(ConnectionError):
-    """The other side is gone, or sent what is no message."""
+    """The other side is gone, or sent what is no message.
+
+    Attributes:
+        is_dead: the kernel there has closed the connection, and the other side had not said that it would.
+    """
+
+    def __init__(self, why: str, is_dead: bool = False) -> None:
+        super().__init__(why)
+        self.is_dead = is_dead
 
 
 class Channel:
@@ -77,7 +87,7 @@ class Channel:
         except BlockingIOError:
             pass
         except OSError as error:
-            raise ChannelClosed(str(error)) from error
+            raise ChannelClosed(str(error), is_dead=error.errno == errno.ECONNRESET) from error
         messages: list[Message] = []
         while (end := self._incoming.find(b"\n")) >= 0:
             line = bytes(self._incoming[:end])
@@ -90,8 +100,18 @@ class Channel:
                 raise ChannelClosed(f"not a message: {line[:40]!r}")
             messages.append(message)
         if closed and not messages:
-            raise ChannelClosed("the other side closed the connection")
+            raise ChannelClosed("the other side closed the connection", is_dead=True)
         return messages
+
+    def part(self, message: Message) -> None:
+        """Say a last word, and send nothing more. The socket stays open until it is closed.
+
+        Closing it now could lose the word, and the other side would take this process for dead.
+        """
+        with contextlib.suppress(ChannelClosed, OSError):
+            self.send(message)
+            if not self._outgoing:
+                self.socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Close the socket."""

@@ -114,7 +114,7 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
     if framework == "mpi":
         _check_mpi(job)
     _check_meeting(job)
-    job = {**job, "ranks": _count_ranks(job), **_start_method(job, imports)}
+    job = {**job, "ranks": _count_ranks(job, here), **_start_method(job, imports)}
     if job["detached"] and job["devices"] is None and (present := devices.accelerators()):
         # Who watches a run can see to the devices; a job that nobody watches shares them with nobody.
         job["devices"] = 1 if framework == "indexed" else min(int(job["ranks"]), len(present))
@@ -180,9 +180,11 @@ def _imports(job: Mapping[str, Any], folder: Path) -> Imports:
     return Imports()
 
 
-def _count_ranks(job: Mapping[str, Any]) -> int:
-    """How many ranks `auto`, `gpu`, `cpu` or a number are on this machine."""
+def _count_ranks(job: Mapping[str, Any], here: Here) -> int:
+    """How many ranks `auto`, `gpu`, `cpu`, `slots` or a number are on this machine."""
     ranks, asked = job["ranks"], job["devices"]
+    if ranks == "slots":
+        ranks = here.slots() or 1
     named = None if asked is None or isinstance(asked, int) else tuple(asked)
     present = devices.accelerators()
     usable = present[:asked] if isinstance(asked, int) else named or present
@@ -214,11 +216,8 @@ def _check_mpi(job: Mapping[str, Any]) -> None:
     """Refuse what mpirun cannot do.
 
     Raises:
-        Refused: it is not there, is not Open MPI's, or should change the number of machines.
+        Refused: it is not there, or is not Open MPI's.
     """
-    nodes, most = node_range(job)
-    if nodes != most:
-        raise Refused(f"--nnodes {job['nodes']} with --framework mpi: mpirun cannot add or lose nodes; give one number")
     mpirun = shutil.which("mpirun", path=job["env"].get("PATH"))
     if mpirun is None:
         raise Refused("no mpirun on PATH; install Open MPI (Debian: apt install openmpi-bin), or leave out --framework")
@@ -230,11 +229,15 @@ def _check_mpi(job: Mapping[str, Any]) -> None:
 
 
 def _check_meeting(job: Mapping[str, Any]) -> None:
-    nodes, most = node_range(job)
-    if nodes != most:
-        raise Refused(f"--nnodes {job['nodes']}: a changing number of machines is not supported; give one number")
+    least, nodes = node_range(job)
+    if least < nodes and job["framework"] in ("indexed", "mpi"):
+        raise Refused(
+            f"--nnodes {job['nodes']}: with --framework {job['framework']} the number of nodes cannot change; give one"
+        )
     if nodes > 1 and not job["main_address"]:
-        raise Refused(f"--nnodes {nodes} needs to know where the nodes meet; give --master-addr with node 0's address")
+        raise Refused(
+            f"--nnodes {job['nodes']} needs to know where the nodes meet; give --master-addr with node 0's address"
+        )
     if job["node_rank"] is not None and job["node_rank"] >= nodes:
         raise Refused(f"--node-rank {job['node_rank']} with --nnodes {nodes}; nodes are numbered 0 … {nodes - 1}")
     listens_here = nodes == 1 or job["node_rank"] == 0
@@ -285,7 +288,7 @@ def place(
     """
     request = here.request(job)
     kind, target = _program(job)
-    nodes, ranks = node_range(job)[1], int(job["ranks"])
+    (least, nodes), ranks = node_range(job), int(job["ranks"])
     env = dict(job["env"])
     if "OMP_NUM_THREADS" not in {**os.environ, **env}:
         env["OMP_NUM_THREADS"] = str(thread_count(job["cpus"] or devices.cores(), ranks))
@@ -309,10 +312,13 @@ def place(
         devices=None if request else () if job["devices"] == 0 else devices.accelerators(),  # its agent gets them
         node_rank=job["node_rank"] if nodes > 1 else 0,
         nodes=nodes,
+        least=least,
         main_address=job["main_address"],
         main_port=job["main_port"] if nodes == 1 else job["main_port"] or 29500,
         local_address=job["local_address"],
         join_timeout=job["join_timeout"],
+        last_call=job["last_call"],
+        silence=job["silence"],
         max_restarts=job["max_restarts"],
         grace=job["grace"],
         split_streams=split_streams,

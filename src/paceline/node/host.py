@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import ENTRY, fitting, launching, logs, placing, queue, records, tensorboard
 from .errors import Refused
+from .following import STREAM_BITS, Event, Output, is_disk_full, updates
 from .gauge import Gauge
 from .network import gloo_interface
 from .ports import Reservation
@@ -30,6 +31,7 @@ from .run_directory import RunDirectory, Staging, read_json
 from .usage import gpus_of_nvidia_smi
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator, Mapping, Sequence
 
     from .spec import NodeSpec
@@ -133,19 +135,54 @@ class Host:
         job, here = dict(request["job"]), self.here(request["slots"])
         job["working_dir"] = os.path.expanduser(job["working_dir"])
         job = fitting.complete(job, here, None)
-        node = replace(fitting.place(job, here), nodes=1)
+        node = replace(fitting.place(job, here), nodes=1, least=1)
         return {"job": job, "ranks": [placing.foreseen(node, rank, {}) for rank in range(node.nproc)]}
 
     # -- act -----------------------------------------------------------------------------------------------------------
 
-    def start(self, request: Request) -> Answer:
-        """Make a job, and start its agent.
+    def start(self, request: Request) -> Iterator[Answer]:
+        """Make a job, and start its agent; then do as stdin says.
 
-        An archive (tar) of the job's code, so many `bytes`, follows on stdin, unless it is another job's.
+        An archive (tar) of the job's code, so many `bytes`, follows on stdin, unless it is another job's. Then words
+        come, a line each. "keep": the job goes on by itself; "done" follows once all nodes have been told so. "hold":
+        the job ends with this connection, over which its news come; "signal N" passes on a signal. "drop", or the end
+        of stdin: there has never been a job.
 
         Raises:
             Refused: it cannot run here.
         """
+        made = self._make(request)
+        if isinstance(made, dict):
+            yield made
+            yield {"end": True}
+            return
+        run, node, agent, lifeline = made
+        is_decided = False
+        try:
+            yield {"started": node.job, "ranks": node.nproc, "host": socket.gethostname()}
+            word = _word()
+            if word == "keep":
+                with contextlib.suppress(OSError):  # it has ended already
+                    lifeline.send(b"k")
+                yield {"kept": node.job}
+                word = _word()
+                is_decided = word == "done" or (not word and (node.node_rank == 0 or _has_begun(run, lifeline)))
+            elif word == "hold":
+                is_decided = True
+                yield from _news(run, agent, lifeline, request["shown"])
+        finally:
+            if not is_decided:
+                self._drop(run)
+        yield {"end": True}
+
+    def _drop(self, run: RunDirectory) -> None:
+        """End a job at once, and remove it."""
+        launching.stop(run, True)
+        run.wait_until_free()
+        self._remove(run)
+
+    def _make(self, request: Request) -> Answer | tuple[RunDirectory, NodeSpec, subprocess.Popen[bytes], socket.socket]:
+        """The job with its agent, which ends with the socket; or an answer that its name is taken."""
         job = dict(request["job"])
         path = self.jobs / job["name"]
         if os.path.lexists(path):
@@ -165,8 +202,12 @@ class Host:
                 record["code"] = {**self._bring(job, made, request), "path": str(folder)}
             asked, job = job, fitting.complete(job, here, made)
             variables = [(source["variable"], source["path"]) for source in data]
-            node = fitting.place(job, here, folder=folder, variables=variables, job_id=request["job_id"])
-            node = replace(node, env={**node.env, **_variables(node)})
+            node = fitting.place(
+                job, here, split_streams=_split(request["shown"], job), folder=folder, variables=variables,
+                job_id=request["job_id"],
+            )  # fmt: skip
+            hosts = tuple(request["hosts"])
+            node = replace(node, env={**node.env, **_variables(node)}, hosts=hosts, expected=len(hosts))
             if job["resume_from"] is not None:
                 launching.take_checkpoints(self.jobs / job["resume_from"], staging.directory.path)
             created = time.time()
@@ -176,11 +217,13 @@ class Host:
                 staging.settle()
             except FileExistsError:
                 return {"taken": str(path)}
-            env = {**os.environ, **request["secrets"], "PACELINE_HOME": str(self.root)}
+            env = {**request["terminal"], **os.environ, **request["secrets"], "PACELINE_HOME": str(self.root)}
             if request["token"] is not None:
                 env["PACELINE_TOKEN"] = request["token"]
-            launching.start_agent(staging, node.python, env)
-        return {"started": job["name"]}
+            lifeline, theirs = socket.socketpair()
+            with theirs:
+                agent = launching.start_agent(staging, node.python, env, theirs)
+        return staging.directory, node, agent, lifeline
 
     def _bring(self, job: Request, made: Path, request: Request) -> Answer:
         """The code of a job: what comes on stdin, or what another job has left."""
@@ -215,14 +258,6 @@ class Host:
         for run in runs:
             self._remove(run)
         return {"names": [run.path.name for run in runs]}
-
-    def discard(self, request: Request) -> Answer:
-        """End those of the jobs that are here, at once, and remove them."""
-        for run in self.runs(request["names"]):
-            launching.stop(run, True)
-            run.wait_until_free()
-            self._remove(run)
-        return {}
 
     def _remove(self, run: RunDirectory) -> None:
         code = (read_json(run.job) or {}).get("code")
@@ -287,6 +322,53 @@ def _places(job: Request, hidden: Path, path: Path) -> tuple[Path, Path]:
     if place.exists():
         raise Refused(f"{place} is there already; remove it, or choose another --name or --working-dir")
     return place, place
+
+
+def _word() -> str:
+    """The next line of stdin, "" at its end."""
+    return sys.stdin.buffer.readline().decode().strip()
+
+
+def _has_begun(run: RunDirectory, lifeline: socket.socket) -> bool:
+    """Whether the ranks of a job start, waited for: only then node 0 has been told that it is one."""
+    return any(
+        isinstance(it, Event) and it.name == "started" for it in updates(run, lifeline.fileno(), lambda _: False)
+    )
+
+
+def _split(shown: Mapping[str, Any] | None, job: Request) -> tuple[int, ...]:
+    """The local ranks whose stderr is kept apart."""
+    return () if shown is None else tuple(rank for rank in shown["split"] if rank < job["ranks"])
+
+
+def _news(
+    run: RunDirectory, agent: subprocess.Popen[bytes], lifeline: socket.socket, shown: Mapping[str, Any]
+) -> Iterator[Answer]:
+    """What a job writes that is to be shown, and what happens to it, until its agent is gone.
+
+    Args:
+        run: of the job.
+        agent: which is sent the signals that stdin names.
+        lifeline: ends with the agent, which ends with this process.
+        shown: which streams of which local ranks, for rank 0 ("first") and for the "others".
+    """
+    threading.Thread(target=_pass_on_signals, args=(agent,), daemon=True).start()
+
+    def wanted(it: Output) -> bool:
+        return bool(shown["others" if it.rank else "first"].get(str(it.local_rank), 0) & STREAM_BITS[it.stream])
+
+    for update in updates(run, lifeline.fileno(), wanted):
+        if isinstance(update, Output):
+            yield {"output": [update.attempt, update.rank, update.local_rank, update.stream], "data": update.data}
+        else:
+            yield {"event": update.name, "details": update.details}
+    yield {"gone": agent.wait(), "pid": agent.pid, "log": None if is_disk_full(run) else str(run.agent_log)}
+
+
+def _pass_on_signals(agent: subprocess.Popen[bytes]) -> None:
+    while word := _word():
+        agent.send_signal(int(word.rpartition(" ")[2]))
+    os._exit(0)  # the client is gone, and with this process the agent's lifeline
 
 
 def _unless_started(made: Path, staging: Staging) -> None:
@@ -364,10 +446,12 @@ def main(root: str, line: bytes) -> None:
     host, request = Host(Path(root)), json.loads(line)
     verb = getattr(host, request["do"])
     try:
-        if request["do"] in ("wait", "logs"):
-            threading.Thread(target=_end_with_stdin, daemon=True).start()
-            for answer in verb(request):
-                _send(answer)
+        if request["do"] in ("wait", "logs", "start"):
+            if request["do"] != "start":
+                threading.Thread(target=_end_with_stdin, daemon=True).start()
+            with contextlib.closing(verb(request)) as answers:
+                for answer in answers:
+                    _send(answer)
         else:
             _send(verb(request))
     except Refused as error:

@@ -1,7 +1,10 @@
-"""How the agents of a job talk: node 0 hosts the coordinator, the others are its guests.
+"""How the agents of a job talk: one hosts the coordinator, the others are its guests.
 
 A connection starts with a challenge in both directions: each side proves that it knows the job's token by the HMAC of
-the other's random number (RFC 2104), so that nobody else can join, and nobody else can pose as the host.
+the other's random number (RFC 2104), so that nobody else can join, and nobody else can pose as the host. A visitor says
+with its proof whether it wants to join, or only to ask who coordinates.
+
+Both sides say something every second; whoever has said nothing for long is taken for gone.
 """
 
 from __future__ import annotations
@@ -11,13 +14,14 @@ import hmac
 import os
 import select
 import socket
+import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .channel import MAX_LINE, Channel, ChannelClosed, Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from .coordinator import Coordinator, Outbox
     from .loop import Loop
@@ -25,6 +29,9 @@ if TYPE_CHECKING:
 MAX_STRANGERS = 64
 STRANGER_SECONDS = 10.0
 STRANGER_BYTES = 4096
+BEAT_SECONDS = 1.0
+BEAT: Message = {"do": "beat"}
+PART: Message = {"do": "part"}  # I live, and this connection is over
 
 
 def prove(token: bytes, challenge: str, side: str) -> str:
@@ -32,45 +39,47 @@ def prove(token: bytes, challenge: str, side: str) -> str:
     return hmac.new(token, f"{side}:{challenge}".encode(), "sha256").hexdigest()
 
 
-class Host:
-    """Runs the coordinator in this agent, which is its peer 0, and listens for the other agents."""
+class Door:
+    """Where the other agents of the job knock: lets those in who know its token."""
 
-    def __init__(self, loop: Loop, coordinator: Coordinator, deliver: Callable[[Message], None]) -> None:
+    def __init__(
+        self, loop: Loop, token: bytes, status: Callable[[], Message], admit: Callable[[Channel], None]
+    ) -> None:
+        """Nobody can knock before `open`.
+
+        Args:
+            loop: of this agent.
+            token: of the job.
+            status: what visitors are told; those that want to join come in where it says "leads".
+            admit: takes the connection of one that comes in.
+        """
+        self.port = 0
         self._loop = loop
-        self._coordinator = coordinator
-        self._deliver = deliver
+        self._token = token
+        self._status = status
+        self._admit = admit
         self._listener: socket.socket | None = None
-        self._token = b""
-        self._peers: dict[int, Channel] = {}
         self._strangers: dict[Channel, tuple[str, float]] = {}  # challenge, when it came
-        self._next_peer = 1
 
-    def listen(self, port: int, token: bytes) -> None:
-        """Let other agents in.
+    def open(self, port: int) -> None:
+        """Let other agents in at this port, or at any for 0.
 
         Raises:
             OSError: the port cannot be listened on.
         """
-        self._token = token
         self._listener = socket.create_server(("", port), backlog=128)
         self._listener.setblocking(False)
+        self.port = int(self._listener.getsockname()[1])
         self._loop.watch(self._listener, self._accept)
 
-    def send(self, message: Message) -> None:
-        """A message of this agent to the coordinator."""
-        self._post(self._coordinator.receive(0, message))
-
-    def flush(self, timeout: float) -> None:
-        """Wait until the other agents have been told everything, `timeout` seconds at most."""
-        self._loop.run_until(lambda: not any(channel.wants_write for channel in self._peers.values()), timeout)
-
     def close(self) -> None:
-        """Stop listening, drop everybody."""
-        for channel in [*self._peers.values(), *self._strangers]:
+        """Let nobody in any more."""
+        for channel in list(self._strangers):
             self._drop(channel)
         if self._listener is not None:
             self._loop.forget(self._listener)
             self._listener.close()
+            self._listener = None
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -85,11 +94,11 @@ class Host:
         channel = Channel(sock, limit=STRANGER_BYTES)
         challenge = os.urandom(16).hex()
         self._strangers[channel] = (challenge, now)
-        self._loop.watch(channel, lambda: self._read_stranger(channel))
+        self._loop.watch(channel, lambda: self._read(channel))
         with contextlib.suppress(ChannelClosed):
             channel.send({"challenge": challenge})
 
-    def _read_stranger(self, channel: Channel) -> None:
+    def _read(self, channel: Channel) -> None:
         challenge = self._strangers[channel][0]
         try:
             messages = channel.receive()
@@ -98,25 +107,134 @@ class Host:
             proof, theirs = str(messages[0].get("proof")), str(messages[0].get("challenge"))
             if not hmac.compare_digest(proof, prove(self._token, challenge, "guest")):
                 raise ChannelClosed("wrong token")
-            channel.send({"proof": prove(self._token, theirs, "host")})
+            status = self._status()
+            channel.send({**status, "proof": prove(self._token, theirs, "host")})
         except ChannelClosed:
             self._drop(channel)
             return
+        if not (messages[0].get("joins") and status["leads"]):
+            self._drop(channel)
+            return
         del self._strangers[channel]
+        self._loop.forget(channel)
         channel.limit = MAX_LINE
+        self._admit(channel)
+
+    def _drop(self, channel: Channel) -> None:
+        self._strangers.pop(channel, None)
+        self._loop.forget(channel)
+        channel.close()
+
+
+class _Pulse:
+    """Whether this process itself has been awake: one that was stopped for a while has heard nobody meanwhile."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def is_steady(self, now: float) -> bool:
+        """Whether the last beat was about as long ago as it should be."""
+        return now - self._last < 3 * BEAT_SECONDS
+
+    def beat(self, now: float) -> None:
+        """Another one."""
+        self._last = now
+
+
+class Host:
+    """Runs the coordinator in this agent, which is its peer 0."""
+
+    def __init__(
+        self, loop: Loop, coordinator: Coordinator, deliver: Callable[[Message], None], silence: float
+    ) -> None:
+        """Take it up.
+
+        Args:
+            loop: of this agent.
+            coordinator: decides.
+            deliver: takes what it says to this agent.
+            silence: seconds without a word after which a guest is gone.
+        """
+        self.coordinator = coordinator
+        self._loop = loop
+        self._deliver = deliver
+        self._silence = silence
+        self._peers: dict[int, Channel] = {}
+        self._heard: dict[int, float] = {}
+        self._parted: list[Channel] = []
+        self._next_peer = 1
+        self._pulse: _Pulse | None = None  # nobody to talk to, nothing to say
+
+    def admit(self, channel: Channel) -> None:
+        """Take in a guest."""
         peer = self._next_peer
         self._next_peer += 1
         self._peers[peer] = channel
-        self._loop.forget(channel)
-        self._loop.watch(channel, lambda: self._read_peer(peer))
+        self._heard[peer] = time.monotonic()
+        self._loop.watch(channel, lambda: self._read(peer))
+        if self._pulse is None:
+            self._pulse = _Pulse()
+            self._beat(self._pulse)
 
-    def _read_peer(self, peer: int) -> None:
+    def heard_of_death(self, name: str) -> None:
+        """An agent is known to be dead."""
+        self._post(self.coordinator.has_died(name))
+
+    def send(self, message: Message) -> None:
+        """A message of this agent to the coordinator."""
+        self._post(self.coordinator.receive(0, message))
+
+    def flush(self, timeout: float) -> None:
+        """Wait until the other agents have been told everything, `timeout` seconds at most."""
+        self._loop.run_until(lambda: not any(channel.wants_write for channel in self._peers.values()), timeout)
+
+    def part(self) -> None:
+        """Coordinate no more; the guests know that this agent lives."""
+        for peer in list(self._peers):
+            self._part(peer)
+
+    def close(self) -> None:
+        """Drop everybody."""
+        for channel in [*self._peers.values(), *self._parted]:
+            self._loop.forget(channel)
+            channel.close()
+        self._peers.clear()
+
+    def _part(self, peer: int) -> None:
+        channel = self._peers.pop(peer)
+        self._loop.forget(channel)
+        channel.part(PART)
+        self._parted.append(channel)
+
+    def _beat(self, pulse: _Pulse) -> None:
+        now = time.monotonic()
+        for peer, channel in list(self._peers.items()):
+            if pulse.is_steady(now) and now - self._heard[peer] > self._silence:
+                self._part(peer)
+                self._post(self.coordinator.lost(peer, is_dead=False))
+            elif not channel.wants_write:
+                with contextlib.suppress(ChannelClosed):  # reading from it tells
+                    channel.send(BEAT)
+        pulse.beat(now)
+        if self._peers:
+            self._loop.after(BEAT_SECONDS, lambda: self._beat(pulse))
+        else:
+            self._pulse = None
+
+    def _read(self, peer: int) -> None:
+        channel = self._peers[peer]
+        self._heard[peer] = time.monotonic()
         try:
-            for message in self._peers[peer].receive():
-                self._post(self._coordinator.receive(peer, message))
-        except ChannelClosed:
-            self._drop(self._peers.pop(peer))
-            self._post(self._coordinator.lost(peer))
+            for message in channel.receive():
+                if message == PART:
+                    raise ChannelClosed("it has parted")
+                if message != BEAT:
+                    self._post(self.coordinator.receive(peer, message))
+        except ChannelClosed as error:
+            if self._peers.pop(peer, None) is not None:
+                self._loop.forget(channel)
+                channel.close()
+                self._post(self.coordinator.lost(peer, error.is_dead))
 
     def _post(self, outbox: Outbox) -> None:
         for peer, message in outbox:
@@ -126,48 +244,48 @@ class Host:
                 with contextlib.suppress(ChannelClosed):  # reading from it tells, and the coordinator hears `lost`
                     self._peers[peer].send(message)
 
-    def _drop(self, channel: Channel) -> None:
-        self._strangers.pop(channel, None)
-        self._loop.forget(channel)
-        channel.close()
-
 
 class Guest:
     """Connects this agent to the coordinator on another node."""
 
-    def __init__(self, loop: Loop, deliver: Callable[[Message], None], lost: Callable[[], None]) -> None:
+    def __init__(
+        self, loop: Loop, deliver: Callable[[Message], None], lost: Callable[[bool], None], silence: float
+    ) -> None:
+        """Connect later.
+
+        Args:
+            loop: of this agent.
+            deliver: takes what the coordinator says.
+            lost: called when the host is gone, with whether it is known to be dead.
+            silence: seconds without a word after which it is gone.
+        """
         self._loop = loop
         self._deliver = deliver
         self._lost = lost
+        self._silence = silence
         self._channel: Channel | None = None
+        self._parted: list[Channel] = []
+        self._pulse = _Pulse()
+        self.heard = 0.0  # when the host last said something
         self.local_address = ""
 
-    def connect(self, address: str, port: int, token: bytes, timeout: float) -> None:
-        """One try to meet the host.
+    def connect(self, address: str, port: int, token: bytes, timeout: float) -> Message:
+        """One try to join; returns what the host says of itself, and this is connected if that has "leads".
 
         Raises:
-            OSError: nobody answers there, or not with the right token.
+            OSError: nobody answers there.
+            PermissionError: it does not know the token.
         """
-        deadline = time.monotonic() + timeout
-        sock = socket.create_connection((address, port), timeout=timeout)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            self.local_address = sock.getsockname()[0]
-            channel = Channel(sock)
-            theirs = _first(channel, deadline)["challenge"]
-            mine = os.urandom(16).hex()
-            channel.send({"proof": prove(token, str(theirs), "guest"), "challenge": mine})
-            try:
-                proof = str(_first(channel, deadline).get("proof"))
-            except ChannelClosed:
-                raise PermissionError(f"{address}:{port} does not accept this job's token") from None
-            if not hmac.compare_digest(proof, prove(token, mine, "host")):
-                raise PermissionError(f"{address}:{port} does not know this job's token")
-        except BaseException:
-            sock.close()
-            raise
+        channel, status = knock(address, port, token, timeout, joins=True)
+        if not status["leads"]:
+            channel.close()
+            return status
+        self.local_address = channel.socket.getsockname()[0]
         self._channel = channel
+        self.heard = time.monotonic()
         self._loop.watch(channel, self._read)
+        self._beat()
+        return status
 
     def send(self, message: Message) -> None:
         """A message of this agent to the coordinator; if the host is gone, `lost` is called from the loop."""
@@ -175,21 +293,120 @@ class Guest:
             with contextlib.suppress(ChannelClosed):
                 self._channel.send(message)
 
-    def close(self) -> None:
-        """Leave."""
+    def part(self) -> None:
+        """Leave, and let the host know that this agent lives."""
         if self._channel is not None:
             self._loop.forget(self._channel)
-            self._channel.close()
+            self._channel.part(PART)
+            self._parted.append(self._channel)
             self._channel = None
 
+    def close(self) -> None:
+        """Leave."""
+        for channel in [*self._parted, *([] if self._channel is None else [self._channel])]:
+            self._loop.forget(channel)
+            channel.close()
+        self._parted.clear()
+        self._channel = None
+
+    def _beat(self) -> None:
+        if self._channel is None:
+            return
+        now = time.monotonic()
+        if self._pulse.is_steady(now) and now - self.heard > self._silence:
+            self.part()
+            self._lost(False)
+            return
+        if not self._channel.wants_write:
+            self.send(BEAT)
+        self._pulse.beat(now)
+        self._loop.after(BEAT_SECONDS, self._beat)
+
     def _read(self) -> None:
-        assert self._channel is not None
+        channel = self._channel
+        assert channel is not None
+        before, self.heard = self.heard, time.monotonic()
         try:
-            for message in self._channel.receive():
-                self._deliver(message)
+            for message in channel.receive():
+                if message == PART:
+                    raise ChannelClosed("it has parted")
+                if message != BEAT:
+                    self._deliver(message)
+        except ChannelClosed as error:
+            if self._channel is channel:
+                self.heard = before
+                self.close()
+                self._lost(error.is_dead)
+
+
+class Survey:
+    """Asks several agents at once who coordinates their job.
+
+    Attributes:
+        answers: what they say, by a name that the caller chose; "refused" where there is none any more, and None where
+            nobody answers.
+    """
+
+    def __init__(self, loop: Loop, places: Sequence[tuple[str, str, int]], token: bytes, timeout: float) -> None:
+        """Ask those at these (name, address, port)."""
+        self.answers: dict[str, Any] = {}
+        self._loop = loop
+        self._left = len(places)
+        self._lock = threading.Lock()
+        self._read, self._write = socket.socketpair()
+        loop.watch(self._read, lambda: loop.forget(self._read))
+        for name, address, port in places:
+            threading.Thread(target=self._ask, args=(name, address, port, token, timeout), daemon=True).start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all have answered, or did not in time."""
+        return not self._left
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._loop.forget(self._read)
+
+    def _ask(self, name: str, address: str, port: int, token: bytes, timeout: float) -> None:
+        answer: Any = None
+        try:
+            channel, answer = knock(address, port, token, timeout, joins=False)
+            channel.close()
+        except ConnectionRefusedError:
+            answer = "refused"
+        except OSError:
+            pass
+        with self._lock:
+            self.answers[name] = answer
+            self._left -= 1
+            if not self._left:
+                self._write.close()
+
+
+def knock(address: str, port: int, token: bytes, timeout: float, *, joins: bool) -> tuple[Channel, Message]:
+    """Connect to an agent; returns the connection, and what it says of itself.
+
+    Raises:
+        OSError: nobody answers there.
+        PermissionError: it does not know the token.
+    """
+    deadline = time.monotonic() + timeout
+    sock = socket.create_connection((address, port), timeout=timeout)
+    try:
+        channel = Channel(sock)
+        theirs = _first(channel, deadline).get("challenge")
+        mine = os.urandom(16).hex()
+        channel.send({"proof": prove(token, str(theirs), "guest"), "challenge": mine, "joins": joins})
+        try:
+            status = _first(channel, deadline)
         except ChannelClosed:
-            self.close()
-            self._lost()
+            raise PermissionError(f"{address}:{port} does not accept this job's token") from None
+        if not hmac.compare_digest(str(status.get("proof")), prove(token, mine, "host")):
+            raise PermissionError(f"{address}:{port} does not know this job's token")
+    except BaseException:
+        sock.close()
+        raise
+    return channel, status
 
 
 def _first(channel: Channel, deadline: float) -> Message:

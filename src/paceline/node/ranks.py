@@ -161,6 +161,13 @@ class Ranks:
         """Pass a signal on to every rank."""
         self._order({"do": "signal", "signal": number, "ranks": list(self.current)})
 
+    def save(self, patience: float, impatient: Callable[[], bool]) -> None:
+        """Let every rank save its state and end: SIGUSR2, and `patience` seconds or until `impatient()`."""
+        self._stopping = True
+        if self.left and self.imported is not None:
+            self.signal(signal.SIGUSR2)
+            self._loop.run_until(lambda: not self.left or impatient(), patience)
+
     def stop(self, grace: float, impatient: Callable[[], bool]) -> None:
         """End every rank and all it started: SIGTERM, `grace` seconds or until `impatient()`, SIGKILL."""
         self._stopping = True

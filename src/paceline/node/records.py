@@ -95,7 +95,7 @@ def _record(path: Path, line: Callable[[], list[Entry]]) -> dict[str, Any]:
         "state": state,
         "backend": "local",
         "framework": str(node["framework"]),
-        "nodes": int(node["nodes"]),
+        "nodes": len(status["start"]["nodes"]) if status.get("start") else int(node["expected"] or node["nodes"]),
         "ranks": int(status.get("world_size") or node["nproc"] * node["nodes"]),
         "attempt": int(status.get("attempt", 0)),
         "exit_code": status.get("exit_code") if is_final else None,
@@ -104,7 +104,7 @@ def _record(path: Path, line: Callable[[], list[Entry]]) -> dict[str, Any]:
         "finished": float(status["finished"]) if is_final else None,
         "instances": [_instance(rank, host, state) for rank in status.get("ranks", ())],
         "error": status.get("problem") or _error(status),
-        "waiting": _waiting(path.name, status, line) if state == "PENDING" else None,
+        "waiting": _waiting(path.name, status, line) if state in ("PENDING", "RESTARTING") else None,
         "restarts": int(status.get("restarts", 0)),
         "max_restarts": int(node["max_restarts"]),
         "devices": list(status.get("devices") or ()),
@@ -154,6 +154,8 @@ def _waiting(name: str, status: dict[str, Any], line: Callable[[], list[Entry]])
     if not status.get("waiting"):
         return None
     problem = status["waiting"]["problem"]
+    if status["state"] == "RESTARTING":
+        return str(problem)
     return f"cannot queue for devices: {problem}" if problem else explain(line(), name)
 
 

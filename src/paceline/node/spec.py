@@ -61,11 +61,16 @@ class NodeSpec:
         start_method: "fork" from the warm fork server or "exec" of a fresh process.
         devices: accelerators of this node that the job may use; None leaves the visibility variables alone.
         node_rank: this node's number, or None to let the coordinator number the nodes as they come.
-        nodes: how many nodes the job has.
+        nodes: how many nodes the job has at most.
+        least: with how many it goes on; fewer than `nodes` lets nodes come and go.
+        expected: how many are on their way at first; None for all.
+        hosts: what people call the nodes, by node rank, where that is known.
         main_address: where the agents meet; None on a single node.
         main_port: port of the meeting; on a single node the main port of the ranks; None picks a free one.
         local_address: name under which the other nodes reach this one; None finds out.
         join_timeout: seconds to wait for the other nodes.
+        last_call: seconds to wait for more nodes when there are enough.
+        silence: seconds without a word after which a node is taken for gone.
         max_restarts: how often all ranks may start again after a failure.
         grace: seconds between SIGTERM and SIGKILL when the job is stopped.
         split_streams: local ranks whose stderr goes to a file of its own.
@@ -91,10 +96,15 @@ class NodeSpec:
     devices: tuple[str, ...] | None = None
     node_rank: int | None = 0
     nodes: int = 1
+    least: int = 1
+    expected: int | None = None
+    hosts: tuple[str, ...] = ()
     main_address: str | None = None
     main_port: int | None = None
     local_address: str | None = None
     join_timeout: float = 600.0
+    last_call: float = 3.0
+    silence: float = 10.0
     max_restarts: int = 0
     grace: float = 30.0
     split_streams: tuple[int, ...] = ()

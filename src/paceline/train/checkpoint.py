@@ -11,25 +11,25 @@ How a checkpoint looks on disk, and how plain torch reads it: docs/checkpoints.m
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import json
 import logging
 import re
-import tempfile
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import paceline
 from paceline.train import checkpoint_files as files
 from paceline.train.checkpoint_exchange import Agreement, Exchange, ExchangeError, SingleExchange, SocketExchange
-from paceline.train.checkpoint_files import CheckpointError, DamagedCheckpoint, Manifest, SavedCheckpoint
+from paceline.train.checkpoint_files import CheckpointError, Manifest, SavedCheckpoint
+from paceline.train.checkpoint_folders import find_writers
+from paceline.train.checkpoint_search import Search
 from paceline.train.checkpoint_staging import Snapshot, Staging
 
 if TYPE_CHECKING:
@@ -66,23 +66,20 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints in one folder.
+    """The checkpoints in one folder that all ranks share, or in several: then each has a whole copy.
 
     Every rank makes a store and calls the same methods in the same order; making one, `save`, `latest` and `load`
-    take part of all ranks. A store is used by one thread.
+    take part of all ranks, and making one finds out which ranks share a folder. A store is used by one thread.
 
     Args:
-        folder: where the checkpoints are; made if need be.
+        folder: where the checkpoints are, as this rank sees it; made if need be.
         rank: this rank.
         world_size: the number of ranks.
         exchange: how the ranks agree: `SingleExchange()` or `SocketExchange()`.
         keep: how many checkpoints to keep, at least 1. While saving there is one more on the disk.
-        writers: "rank0" writes one checkpoint, for a folder that all ranks share; "node" writes a whole one on every
-            node, for a folder of the same name on each node's own disk.
-        local_rank: this rank's number on its node; needed where `writers` is "node".
 
     Raises:
-        CheckpointError: the folder cannot be written; the same on all ranks.
+        CheckpointError: a folder cannot be written; the same on all ranks.
     """
 
     def __init__(
@@ -93,30 +90,23 @@ class CheckpointStore:
         world_size: int,
         exchange: Exchange,
         keep: int = 3,
-        writers: Literal["rank0", "node"] = "rank0",
-        local_rank: int | None = None,
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep is {keep}: at least one checkpoint must be kept")
-        if writers not in ("rank0", "node"):
-            raise ValueError(f"writers is {writers!r}: it must be 'rank0' or 'node'")
-        if writers == "node" and local_rank is None:
-            raise ValueError("writers='node' needs local_rank")
         self.folder = Path(folder).absolute()
         self.last_saved_step: int | None = None  # what this store committed last
         self._rank = rank
         self._world_size = world_size
         self._keep = keep
-        self._on_nodes = writers == "node"
-        self._writes = rank == 0 or (self._on_nodes and local_rank == 0)
         self._agreement = Agreement(exchange, rank, world_size)
+        writers = find_writers(self.folder, rank, self._agreement)
+        self._is_one_folder = len({*writers}) == 1
+        self._writes = writers[rank] == rank
+        self._search = Search(self.folder, rank, writers, self._agreement)
         self._staging = Staging()
         # One thread for all saves: starting one would wait until it runs, and then until it gives Python back.
         self._background = ThreadPoolExecutor(1, "paceline-checkpoint")
         self._saving: Future[None] | None = None
-        self._damaged: set[str] = set()  # ids of checkpoints whose checksums were wrong
-        self._told: set[str] = set()
-        self._agreement.together(f"cannot write checkpoints to {self.folder}", self._prepare)
 
     def save(self, step: int, shared_state: Mapping[str, object], rank_state: object, block: bool = False) -> None:
         """Save a checkpoint in the background. Returns when the states are copied, and may be changed again.
@@ -157,31 +147,15 @@ class CheckpointStore:
     def latest(self) -> SavedCheckpoint | None:
         """The newest whole checkpoint, the same on all ranks; None where there is none. Every checksum is verified.
 
-        Newest is what was committed last. A damaged one is skipped with one warning from the logger `paceline`.
+        Newest is what was committed last, in whatever folder; the folders that lack it get it from one that has it. A
+        damaged one is skipped with one warning from the logger `paceline`.
 
         Raises:
-            CheckpointError: all checkpoints are damaged, a rank does not see what rank 0 sees, or a checkpoint has an
-                unknown format.
+            CheckpointError: all checkpoints are damaged, one did not arrive in some folder, or one has an unknown
+                format; the same on all ranks.
         """
         self.wait()
-        found, unreadable = self._agreement.together("cannot look for checkpoints", lambda: files.scan(self.folder))
-        while True:
-            chosen = self._choose([saved for saved in found if not saved.damage])
-            mine = next((saved for saved in found if saved.manifest.id == chosen), None)
-            if self._writes:
-                self._warn(unreadable)
-                newer = found[: found.index(mine)] if mine else found
-                self._warn({saved.path: saved.damage for saved in newer if saved.damage})
-            if not chosen:
-                self._agreement.together("cannot resume", functools.partial(self._expect_none, found, unreadable))
-                return None
-            damage = self._agreement.decide(json.dumps(self._verify(mine)).encode(), _first_damage).decode()
-            if not damage:
-                return mine
-            self._damaged.add(chosen)
-            path, _, reason = damage.partition(": ")
-            if self._rank == 0:
-                self._warn({Path(path): reason})
+        return self._search.newest()
 
     def load(self, map_location: torch.device | str = "cpu") -> Checkpoint | None:
         """Read the newest whole checkpoint; None where there is none. See `latest`.
@@ -277,11 +251,11 @@ class CheckpointStore:
                 "serial": 1 + max(head["serial"] for head in heads),
                 "sizes": [len(state) for state in states],
             }
-            return b"\n".join([json.dumps(ticket).encode(), b"".join(states) if self._on_nodes else b""])
+            return b"\n".join([json.dumps(ticket).encode(), b"".join(states) if not self._is_one_folder else b""])
 
         head, _, body = self._agreement.decide(message, rule).partition(b"\n")
         ticket: dict[str, Any] = json.loads(head)
-        if self._on_nodes:
+        if not self._is_one_folder:
             file = io.BytesIO(body)
             states = [file.read(size) for size in ticket["sizes"]]
         return ticket, states
@@ -319,7 +293,7 @@ class CheckpointStore:
         """Remove what is older than the `keep` newest; a failure is told, and tried again after the next save."""
         try:
             found, _ = files.scan(self.folder)
-            good = [saved for saved in found if not saved.damage and saved.manifest.id not in self._damaged]
+            good = [saved for saved in found if not saved.damage and saved.path not in self._search.damaged]
             for saved in found:
                 if len(good) >= self._keep and saved.manifest.serial < good[self._keep - 1].manifest.serial:
                     files.remove(saved)
@@ -328,12 +302,6 @@ class CheckpointStore:
 
     # What follows runs in the training's thread.
 
-    def _prepare(self) -> None:
-        if self._writes:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.folder):
-                pass
-
     def _states(self, shared_state: Mapping[str, object], rank_state: object) -> dict[str, object]:
         """What this rank must copy, by the names of the files it will be in."""
         for part in shared_state:
@@ -341,62 +309,3 @@ class CheckpointStore:
                 raise CheckpointError(f"the part {part!r} of the shared state cannot be the name of a file")
         shared = {f"{part}.pt": state for part, state in shared_state.items()} if self._writes else {}
         return {**shared, files.rank_file(self._rank): rank_state}
-
-    def _choose(self, found: list[SavedCheckpoint]) -> str:
-        """The id of the newest checkpoint that every writer has; empty where there is none."""
-        mine = [[s.manifest.serial, s.step, s.manifest.id] for s in found if s.manifest.id not in self._damaged]
-
-        def rule(votes: list[bytes]) -> bytes:
-            lists = [[tuple(entry) for entry in vote] for vote in map(json.loads, votes) if vote is not None]
-            common = set(lists[0]).intersection(*lists[1:])
-            if common:
-                return str(max(common)[2]).encode()
-            if not any(lists):
-                return b""
-            ranks = [rank for rank, vote in enumerate(votes) if json.loads(vote) == []]
-            raise CheckpointError(
-                f"no checkpoint in {self.folder} is on every node (none at all on those of ranks {ranks}): "
-                "copy one to all nodes, or remove all to start anew"
-            )
-
-        return self._agreement.decide(json.dumps(mine if self._writes else None).encode(), rule).decode()
-
-    def _verify(self, saved: SavedCheckpoint | None) -> list[str]:
-        """What is wrong with the files that this rank needs, and its kind: "", "damaged" or "missing"."""
-        if saved is None:
-            return ["missing", f"{self._agreement.who}does not find the checkpoint that rank 0 finds in {self.folder}"]
-        needed = {*files.shared_files(saved.manifest).values(), files.rank_file(self._rank)}
-        try:
-            for name, record in saved.manifest.files.items():
-                if self._writes or name in needed:
-                    files.verify_file(saved.path / name, record)
-        except DamagedCheckpoint as error:
-            return ["damaged", f"{saved.path}: {error}"]
-        return ["", ""]
-
-    def _expect_none(self, found: list[SavedCheckpoint], unreadable: Mapping[Path, str]) -> None:
-        """See that there is no checkpoint because none was ever made."""
-        damaged = len(unreadable) + sum(1 for saved in found if saved.damage or saved.manifest.id in self._damaged)
-        if damaged:
-            which = (
-                f"all {damaged} checkpoints in {self.folder} are damaged"
-                if damaged > 1
-                else (f"the only checkpoint in {self.folder} is damaged")
-            )
-            raise CheckpointError(f"{which}; move the folder away to start from the beginning")
-
-    def _warn(self, damaged: Mapping[Path, str]) -> None:
-        """Tell once of each checkpoint that does not count."""
-        for path, reason in damaged.items():
-            line = f"checkpoint {path} is damaged and not used: {reason}"
-            if line not in self._told:
-                self._told.add(line)
-                log.warning(line)
-
-
-def _first_damage(votes: list[bytes]) -> bytes:
-    verdicts = [json.loads(vote) for vote in votes]
-    for kind, text in verdicts:
-        if kind == "missing":
-            raise CheckpointError(f"{text}: the folder must be one that all ranks share, or writers='node'")
-    return next((text for kind, text in verdicts if kind), "").encode()

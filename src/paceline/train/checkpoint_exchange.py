@@ -9,6 +9,7 @@ instant: one kill in 130 left rank 0 waiting for the timeout of the group (torch
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import socket
@@ -40,10 +41,10 @@ class ExchangeError(CheckpointError):
 class Exchange(Protocol):
     """What a checkpoint store needs from the other ranks. Used by one thread at a time, on all ranks alike."""
 
-    def decide(self, data: bytes, rule: Callable[[list[bytes]], bytes]) -> bytes:
+    def decide(self, data: bytes, rule: Callable[[list[bytes]], bytes], within: float | None = None) -> bytes:
         """Hand every rank's `data`, in the order of ranks, to `rule` on rank 0; return its answer on every rank.
 
-        `rule` is called on rank 0 alone.
+        `rule` is called on rank 0 alone. Where all ranks are known to come soon, `within` says in how many seconds.
 
         Raises:
             ExchangeError: a rank ended or does not answer; raised on every rank that is left.
@@ -51,13 +52,21 @@ class Exchange(Protocol):
         """
         ...
 
+    def addresses(self) -> list[str]:
+        """Where the other ranks may reach this one, the likeliest first."""
+        ...
+
 
 class SingleExchange:
     """The exchange of a training with one process."""
 
-    def decide(self, data: bytes, rule: Callable[[list[bytes]], bytes]) -> bytes:
+    def decide(self, data: bytes, rule: Callable[[list[bytes]], bytes], within: float | None = None) -> bytes:
         """See `Exchange.decide`."""
         return rule([data])
+
+    def addresses(self) -> list[str]:
+        """See `Exchange.addresses`."""
+        return []
 
 
 class SocketExchange:
@@ -88,16 +97,21 @@ class SocketExchange:
             self.close()  # so that nobody waits for this rank
             raise
 
-    def decide(self, data: bytes, rule: Callable[[list[bytes]], bytes]) -> bytes:
+    def decide(self, data: bytes, rule: Callable[[list[bytes]], bytes], within: float | None = None) -> bytes:
         """See `Exchange.decide`."""
         if not self._broken:
-            answer = self._lead(data, rule) if self._rank == 0 else self._follow(data)
+            limit = self._timeout if within is None else within
+            answer = self._lead(data, rule, limit) if self._rank == 0 else self._follow(data, limit)
             if answer[:1] == _OK:
                 return answer[1:]
             if answer[:1] == _FAILED:
                 raise CheckpointError(answer[1:].decode())
             self._broken = answer[1:].decode()
         raise ExchangeError(self._broken)
+
+    def addresses(self) -> list[str]:
+        """See `Exchange.addresses`: this rank's end of its connection to rank 0."""
+        return star.addresses() if self._rank == 0 else [self._peers[0].getsockname()[0]]
 
     def close(self) -> None:
         """End the connections."""
@@ -110,12 +124,11 @@ class SocketExchange:
             self._peers = star.connect(self._rank, self._world_size, share_object)
         except star.NotConnected as error:
             raise ExchangeError(str(error)) from error
-        for peer in self._peers.values():
-            # The others wait longer than rank 0, so that it is rank 0 who says which rank did not come.
-            peer.settimeout(self._timeout if self._rank == 0 else 2 * self._timeout)
 
-    def _lead(self, data: bytes, rule: Callable[[list[bytes]], bytes]) -> bytes:
-        received, lost = self._collect()
+    def _lead(self, data: bytes, rule: Callable[[list[bytes]], bytes], limit: float) -> bytes:
+        for peer in self._peers.values():
+            peer.settimeout(limit)
+        received, lost = self._collect(limit)
         if lost:
             answer = _LOST + f"{lost} while the ranks agreed on a checkpoint".encode()
         else:
@@ -128,10 +141,10 @@ class SocketExchange:
                 _send(peer, answer)
         return answer
 
-    def _collect(self) -> tuple[dict[int, bytes], str]:
+    def _collect(self, limit: float) -> tuple[dict[int, bytes], str]:
         """What every other rank sent; or which one is lost, and how."""
         received: dict[int, bytes] = {}
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + limit
         with selectors.DefaultSelector() as selector:
             for rank, peer in self._peers.items():
                 selector.register(peer, selectors.EVENT_READ, rank)
@@ -139,23 +152,22 @@ class SocketExchange:
                 ready = selector.select(max(0.0, deadline - time.monotonic()))
                 if not ready:
                     late = min(key.data for key in selector.get_map().values())
-                    return {}, f"rank {late} did not answer within {self._timeout:.0f} s"
+                    return {}, f"rank {late} did not answer within {limit:.0f} s"
                 for key, _ in ready:
                     selector.unregister(key.fileobj)
                     try:
                         received[key.data] = _receive(self._peers[key.data])
-                    except OSError:
-                        return {}, f"rank {key.data} ended"
+                    except OSError as error:
+                        return {}, _lost(key.data, error, limit)
         return received, ""
 
-    def _follow(self, data: bytes) -> bytes:
+    def _follow(self, data: bytes, limit: float) -> bytes:
+        limit *= 2  # longer than rank 0, so that it is rank 0 who says which rank did not come
         try:
+            self._peers[0].settimeout(limit)
             return _ask(self._peers[0], data)
-        except TimeoutError:
-            lost = f"rank 0 did not answer within {2 * self._timeout:.0f} s"
-        except OSError:
-            lost = "rank 0 ended"
-        return _LOST + f"{lost} while the ranks agreed on a checkpoint".encode()
+        except OSError as error:
+            return _LOST + f"{_lost(0, error, limit)} while the ranks agreed on a checkpoint".encode()
 
 
 _exchanges: weakref.WeakSet[SocketExchange] = weakref.WeakSet()
@@ -168,6 +180,15 @@ def _close_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_in_child)
+
+
+def _lost(rank: int, error: OSError, limit: float) -> str:
+    """What became of a rank; a machine that is gone is known by the errors of its connection."""
+    if error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH):
+        return f"rank {rank} cannot be reached"
+    return (
+        f"rank {rank} did not answer within {limit:.0f} s" if isinstance(error, TimeoutError) else f"rank {rank} ended"
+    )
 
 
 def _send(peer: socket.socket, data: bytes) -> None:
@@ -199,6 +220,7 @@ class Agreement:
 
     def __init__(self, exchange: Exchange, rank: int, world_size: int) -> None:
         self.decide = exchange.decide
+        self.addresses = exchange.addresses
         self.who = f"rank {rank} on {socket.gethostname()} " if world_size > 1 else ""
 
     def together(self, failed: str, work: Callable[[], T]) -> T:

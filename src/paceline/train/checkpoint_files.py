@@ -20,9 +20,14 @@ import shutil
 import zlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from .checkpoint_folders import PROBE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -153,13 +158,38 @@ def write_file(path: Path, content: object) -> FileRecord:
         OSError: it cannot be written.
         DamagedCheckpoint: what the disk gives back is not what was written.
     """
+
+    def save(summing: _Summing) -> None:
+        torch.save(content, summing)  # type: ignore[arg-type]  # all it calls is write and flush
+
+    record = write_stream(path, [content]) if isinstance(content, bytes) else _write(path, save)
+    if path.suffix == ".pt" and torch.serialization.get_unsafe_globals_in_checkpoint(path):
+        return replace(record, weights_only=False)
+    return record
+
+
+def write_stream(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
+    """Write a new file from what comes; make it durable, and read it back.
+
+    Raises:
+        OSError: it cannot be written, or what comes has raised it.
+        DamagedCheckpoint: what the disk gives back is not what was written.
+    """
+
+    def pass_on(summing: _Summing) -> None:
+        for chunk in chunks:
+            summing.write(chunk)
+            if summing.error is not None:
+                return
+
+    return _write(path, pass_on)
+
+
+def _write(path: Path, fill: Callable[[_Summing], None]) -> FileRecord:
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
     try:
         summing = _Summing(descriptor)
-        if isinstance(content, bytes):
-            summing.write(content)
-        else:
-            torch.save(content, summing)  # type: ignore[arg-type]  # all it calls is write and flush
+        fill(summing)
         if summing.error is not None:
             raise summing.error
         os.fsync(descriptor)
@@ -169,8 +199,6 @@ def write_file(path: Path, content: object) -> FileRecord:
         os.close(descriptor)
     record = FileRecord(summing.size, f"{summing.crc:08x}", weights_only=True)
     verify_file(path, record)
-    if path.suffix == ".pt" and torch.serialization.get_unsafe_globals_in_checkpoint(path):
-        return replace(record, weights_only=False)
     return record
 
 
@@ -240,6 +268,22 @@ def commit(temporary: Path, folder: Path, step: int) -> Path:
         return target
 
 
+def look(path: Path) -> SavedCheckpoint:
+    """The checkpoint in a folder.
+
+    Raises:
+        DamagedCheckpoint: it has no whole manifest.
+        CheckpointError: it is of a format that this version does not know.
+    """
+    try:
+        manifest = Manifest.from_json((path / MANIFEST).read_bytes())
+    except OSError as error:
+        raise DamagedCheckpoint(f"{MANIFEST}: {error.strerror}") from error
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    return SavedCheckpoint(path, manifest, _damage(path, manifest))
+
+
 def scan(folder: Path) -> tuple[list[SavedCheckpoint], dict[Path, str]]:
     """The checkpoints of a folder, newest first, and the folders that should be one but have no whole manifest.
 
@@ -256,15 +300,9 @@ def scan(folder: Path) -> tuple[list[SavedCheckpoint], dict[Path, str]]:
         raise CheckpointError(f"cannot read the checkpoints in {folder}: {error.strerror}") from error
     for path in paths:
         try:
-            manifest = Manifest.from_json((path / MANIFEST).read_bytes())
-        except OSError as error:
-            unreadable[path] = f"{MANIFEST}: {error.strerror}"
+            found.append(look(path))
         except DamagedCheckpoint as error:
             unreadable[path] = str(error)
-        except CheckpointError as error:
-            raise CheckpointError(f"{path}: {error}") from error
-        else:
-            found.append(SavedCheckpoint(path, manifest, _damage(path, manifest)))
     found.sort(key=lambda saved: (saved.manifest.serial, saved.manifest.step, saved.manifest.id), reverse=True)
     return found, unreadable
 
@@ -291,6 +329,8 @@ def remove_leftovers(folder: Path) -> None:
     for path in folder.iterdir():
         if LEFTOVER.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
             _remove_folder(path)
+        elif PROBE.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def describe(error: OSError, folder: Path, needed: int) -> str:

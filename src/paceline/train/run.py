@@ -58,8 +58,8 @@ def init(
         device: the default is this rank's GPU, or the CPU where there is none.
         backend: the default is nccl for tensors on GPUs and gloo for those on the CPU.
         timeout: seconds after which a collective that others do not enter is an error.
-        checkpoint_dir: where checkpoints go, a folder that all ranks share; the default is the job's
-            `--checkpoint-dir`, else `checkpoints` in its folder, and none where there is no job.
+        checkpoint_dir: where checkpoints go, a folder that all ranks share or one on each node; the default is the
+            job's `--checkpoint-dir`, else `checkpoints` in its folder, and none where there is no job.
         checkpoint_every: steps (`500`) or time (`"90s"`, `"10m"`) between two checkpoints; None takes them only when
             `Run.save` is called.
         keep: how many checkpoints are kept.

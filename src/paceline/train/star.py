@@ -42,9 +42,9 @@ def connect(rank: int, world_size: int, share: Share) -> dict[int, socket.socket
     """
     if rank:
         return {0: _reach(rank, *share(None))}
-    with _listen() as server:
+    with listen() as server:
         token = secrets.token_hex(16)
-        share((server.getsockname()[1], _addresses(), token))
+        share((server.getsockname()[1], addresses(), token))
         return _accept(server, world_size, token.encode())
 
 
@@ -108,13 +108,14 @@ def read(peer: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-def _listen() -> socket.socket:
+def listen() -> socket.socket:
+    """A port of this machine, for all its addresses."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
     return socket.create_server(("", 0), backlog=1024)
 
 
-def _addresses() -> list[str]:
+def addresses() -> list[str]:
     """Where this machine may be reached, the likeliest first; who connects sees by the token whether it is."""
     found = [os.environ.get("MASTER_ADDR", ""), socket.gethostname()]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route, contextlib.suppress(OSError):

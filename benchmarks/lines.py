@@ -1,0 +1,85 @@
+"""Reads what ranks write through a command, and sees to it that no line is lost or torn."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import select
+import time
+from collections.abc import Iterator, Sequence
+from typing import IO
+
+from .case import Failed
+from .lab import TIMEOUT, Lab
+
+_LINE = re.compile(rb"(<(\d+) (\d+) \.+>\n)")
+
+
+class Reader:
+    """The other end of a pipe that a command writes to."""
+
+    def __init__(self) -> None:
+        self._read, self.write = os.pipe()
+        self.text = bytearray()
+
+    def close(self) -> None:
+        """Release the pipe."""
+        os.close(self._read)
+
+    def take(self) -> bytes:
+        """What comes next; fails when nothing does."""
+        data = self._take()
+        if not data:
+            raise Failed(f"ended after {bytes(self.text[-200:])!r}")
+        return data
+
+    def drain(self) -> None:
+        """Read to the end."""
+        while self._take():
+            pass
+
+    def _take(self) -> bytes:
+        if not select.select([self._read], [], [], TIMEOUT)[0]:
+            raise Failed(f"nothing was written for {TIMEOUT:g} s")
+        data = os.read(self._read, 1 << 20)
+        self.text += data
+        return data
+
+
+@contextlib.contextmanager
+def reading(lab: Lab, command: Sequence[str]) -> Iterator[Reader]:
+    """A command that runs, and what it writes to stdout; at the end of the block it has ended well."""
+    with contextlib.closing(Reader()) as reader, lab.started(command, pipe=reader.write) as job:
+        os.close(reader.write)
+        yield reader
+        reader.drain()
+        job.finish()
+
+
+def open_gate(gate: IO[str], reader: Reader, ranks: int, lines: int) -> float:
+    """Let the ranks, which wait for the lock of a file, write; returns in how many seconds all lines have come."""
+    while reader.text.count(b"ready\n") < ranks:
+        reader.take()
+    began = time.monotonic()
+    fcntl.flock(gate, fcntl.LOCK_UN)
+    count = 0
+    while count < ranks * lines:
+        count += reader.take().count(b"\n")
+    return time.monotonic() - began
+
+
+def check(text: bytes | bytearray, ranks: int, lines: int) -> None:
+    """See whether every line of every rank has come whole, and a rank's in order.
+
+    Raises:
+        Failed: not all have.
+    """
+    numbers: dict[bytes, list[int]] = {}
+    for line, rank, number in _LINE.findall(text):
+        if len(line) == 100:
+            numbers.setdefault(rank, []).append(int(number))
+    if len(numbers) != ranks or any(found != list(range(lines)) for found in numbers.values()):
+        whole = sum(map(len, numbers.values()))
+        raise Failed(f"{whole} of {ranks * lines} lines came whole, or a rank's came in another order")

@@ -1,0 +1,204 @@
+"""The flags that say on which machines jobs are, for every verb."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paceline.backends.base import HERE, Backend, load
+from paceline.job.errors import UserError
+from paceline.job.text import printable
+
+from .options import Option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.backends.ssh import Ssh
+
+HOSTS = "ssh"  # the backend of a job whose hosts the flags name
+_META = "paceline.where"  # key of click's meta, which is one for a command line
+_LINE = re.compile(
+    r"(?P<name>[^\s:\[\]]+|\[[0-9A-Fa-f:.]+\])"
+    r"(?::(?P<colon>\d{1,4}))?(?:\s+slots=(?P<slots>\d{1,4}))?(?:\s+max[_-]slots=\d+)?"
+)
+_FLAGS = {
+    "on": "--on",
+    "hosts": "-H",
+    "hostfile": "--hostfile",
+    "ssh_port": "--ssh-port",
+    "ssh_identity_file": "--ssh-identity-file",
+    "ssh_python": "--ssh-python",
+    "ssh_root": "--ssh-root",
+}
+
+
+def where_options() -> list[click.Parameter]:
+    """The flags for verbs that look at jobs; `backend` heeds them."""
+    return [*_options(_remember, False)]
+
+
+def job_options() -> list[Option]:
+    """The flags for verbs that start jobs."""
+    return _options(None, True)
+
+
+def _remember(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    context.meta.setdefault(_META, {})[parameter.name] = value
+    return value
+
+
+def _options(callback: Callable[..., Any] | None, is_exposed: bool) -> list[Option]:
+    def option(*names: str, **kwargs: Any) -> Option:
+        return Option(names, section="Where", callback=callback, expose_value=is_exposed, **kwargs)
+
+    short = is_exposed  # other verbs have other meanings for these letters
+    return [
+        option(
+            "--on",
+            metavar="TARGET",
+            help="Hosts that the settings name as [targets.TARGET].  [default: this machine]",
+        ),
+        option("-H", "--hosts", metavar="HOST[:SLOTS],…", help="Hosts that ssh reaches, and the ranks on each."),
+        option("--hostfile", metavar="FILE", help="The same from a file, with lines such as: node1 slots=2"),
+        option(
+            *(["-p"] if short else []),
+            "--ssh-port",
+            type=click.IntRange(1, 65535),
+            metavar="PORT",
+            help="Of their sshd.",
+        ),
+        option(*(["-i"] if short else []), "--ssh-identity-file", metavar="FILE", help="The key to use."),
+        option("--ssh-python", metavar="PYTHON", help="The interpreter there.  [default: python3]"),
+        option("--ssh-root", metavar="DIR", help="The folder with the jobs there.  [default: ~/.local/state/paceline]"),
+    ]
+
+
+def named(given: dict[str, Any]) -> list[tuple[str, int | None]]:
+    """The hosts that -H or --hostfile name, with their slots.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    text, file = given.get("hosts"), given.get("hostfile")
+    if text is None and file is None:
+        return []
+    for other in (flag for key, flag in _FLAGS.items() if key in ("on", "hosts", "hostfile") and given.get(key)):
+        if other not in ("-H", "--hostfile") or (text is not None and file is not None):
+            raise UserError(
+                f"{'-H' if text is not None else '--hostfile'} and {_other(given)} both say where; give one"
+            )
+    if text is not None:
+        lines = [(part.strip(), f"-H {text!r}") for part in text.split(",")]
+    else:
+        try:
+            with open(os.path.expanduser(str(file))) as opened:
+                read = [line.partition("#")[0].strip() for line in opened]
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"--hostfile {file}: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+        lines = [(line, f"--hostfile {file}:{number}") for number, line in enumerate(read, 1) if line]
+    hosts = []
+    for line, where in lines:
+        found = _LINE.fullmatch(line)
+        if found is None or (found["colon"] and found["slots"]):
+            raise UserError(printable(f"{where}: {line!r} is no host; write for example node1:2"))
+        slots = found["colon"] or found["slots"]
+        if slots is not None and int(slots) < 1:
+            raise UserError(printable(f"{where}: {line!r} has no slot; leave the host out, or give it one"))
+        hosts.append((found["name"], None if slots is None else int(slots)))
+    if not hosts:
+        raise UserError(f"--hostfile {file} names no host; write a line such as: node1 slots=2")
+    return hosts
+
+
+def _other(given: dict[str, Any]) -> str:
+    return "--on" if given.get("on") else "--hostfile"
+
+
+def taking_part(given: dict[str, Any]) -> list[tuple[str, int]]:
+    """Of the hosts that are named those that a job is to have, with their ranks: as many as --nnodes or -np need.
+
+    Raises:
+        UserError: there are too few.
+    """
+    hosts = [(name, slots or 1) for name, slots in named(given)]
+    least, _, most = (given["nnodes"] or "").partition(":")
+    if hosts and least.isdecimal() and (most or least).isdecimal():
+        if int(least) > len(hosts):
+            raise UserError(
+                f"--nnodes {given['nnodes']}, but {len(hosts)} hosts are named; name more, or ask for fewer"
+            )
+        hosts = hosts[: int(most or least)]
+    left = given["total"]
+    if not hosts or left is None:
+        return hosts
+    slots = sum(count for _, count in hosts)
+    if left > slots or left < 1:
+        raise UserError(f"-np {left}, but the hosts have {slots} slots; write for example -H {hosts[0][0]}:{left}")
+    chosen = []
+    for name, count in hosts:
+        if left:
+            chosen.append((name, min(count, left)))
+            left -= chosen[-1][1]
+    return chosen
+
+
+def options_of(given: dict[str, Any]) -> dict[str, Any]:
+    """What the flags say of hosts, beside which they are."""
+    keys = (key for key in _FLAGS if key.startswith("ssh_") and given.get(key) is not None)
+    return {key.removeprefix("ssh_"): given[key] for key in keys}
+
+
+def place(given: dict[str, Any], target: str | None = None) -> Backend:
+    """The place that the flags name.
+
+    Args:
+        given: the flags.
+        target: the place that a job names itself.
+
+    Raises:
+        UserError: there is no such place.
+    """
+    options = options_of(given)
+    hosts = taking_part(given) if "nnodes" in given else [(name, slots or 0) for name, slots in named(given)]
+    if hosts:
+        return _on(hosts, options, given)
+    target = given.get("on") or target or HERE
+    if target == HERE and options:
+        raise UserError(f"{_FLAGS[f'ssh_{next(iter(options))}']} is for hosts; name some with -H, --hostfile or --on")
+    return load(target, options)
+
+
+def _on(hosts: list[tuple[str, int]], options: dict[str, Any], given: dict[str, Any]) -> Ssh:
+    from paceline.backends.ssh import Ssh, hosts_of
+
+    def name(key: str) -> str:
+        key = key.partition(".")[0]
+        return _FLAGS[key if key in _FLAGS else f"ssh_{key}"]
+
+    found = hosts_of(name, {**options, "hosts": [f"{host}:{slots}" for host, slots in hosts]})
+    return Ssh(HOSTS, found, f" {flags(given)}", is_exact=True)
+
+
+def flags(given: dict[str, Any]) -> str:
+    """The flags that say where, as one may type them again."""
+    words = (word for key, flag in _FLAGS.items() if given.get(key) is not None for word in (flag, str(given[key])))
+    return " ".join(map(shlex.quote, words))
+
+
+def backend() -> Backend:
+    """Where this command line's jobs are.
+
+    Raises:
+        UserError: there is no such place.
+    """
+    meta = click.get_current_context().meta
+    given = meta.setdefault(_META, {})
+    if "backend" not in given:
+        given["backend"] = place(given)
+    found: Backend = given["backend"]
+    return found

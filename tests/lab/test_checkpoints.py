@@ -1,0 +1,176 @@
+"""Jobs on several hosts that share no folder go on from their checkpoints."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.conftest import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .lab import Client, Host
+
+torch = pytest.importorskip("torch")
+
+from paceline.train.checkpoint import CheckpointStore, SingleExchange  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+TRAIN = """
+    import sys, time
+    import torch
+    from torch.utils.data import TensorDataset
+    import paceline
+
+    epochs, stop_at = 100_000, int(sys.argv[1])
+    run = paceline.init(seed=1, checkpoint_every=4)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    model, optimizer = run.setup(model, torch.optim.SGD(model.parameters(), 0.01))
+    train = run.dataloader(TensorDataset(torch.arange(80.0)), global_batch_size=4, shuffle=True)
+    for epoch in run.epochs(epochs):
+        for (numbers,) in train:
+            print("used", run.step + 1, epoch, *map(int, numbers[: train.samples].tolist()), flush=True)
+            run.backward(model(numbers[:, None].expand(-1, 3) / 80).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            if run.step == stop_at:
+                run.broadcast_object(None)
+                print("waits", flush=True)
+                while True:
+                    time.sleep(0.01)
+"""
+
+
+def submitted(client: Client, *args: str) -> str:
+    done = client(*args)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def job(client: Client, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(client("get", "--on", "lab", name, "-o", "json").stdout)
+    return found
+
+
+def checkpoints(client: Client, host: Host, name: str) -> Path:
+    return client.run_directory(host, name) / "checkpoints"
+
+
+def logs(client: Client, name: str) -> str:
+    return client("logs", "--on", "lab", "--all", name).stdout
+
+
+def used(log: str, steps: range) -> list[tuple[int, int]]:
+    """Epoch and number of each sample that was trained on in these steps."""
+    lines = [line.split()[3:] for line in log.splitlines() if " used " in line]
+    return sorted((int(epoch), int(n)) for step, epoch, *numbers in lines if int(step) in steps for n in numbers)
+
+
+def test_two_hosts_go_on_from_copies_of_their_own(client: Client) -> None:
+    first, second = client.lab.hosts
+    client.settings(python=sys.executable)  # which has torch
+    script = client.script(TRAIN)
+    flags = ("--nnodes", "2", "--name", "apart", "--max-restarts", "0")
+    name = submitted(client, "submit", "--on", "lab", *flags, script, "30")
+    eventually(lambda: logs(client, name).count("waits") == 2, "it has come to step 30")
+    assert client("stop", "--on", "lab", "--now", name).returncode == 0
+    eventually(lambda: job(client, name)["state"] == "STOPPED", "it is stopped")
+    names = [sorted(p.name for p in checkpoints(client, h, name).glob("step-*")) for h in (first, second)]
+    assert names[0] == names[1] == ["step-000020", "step-000024", "step-000028"]
+    before = logs(client, name)
+
+    shutil.rmtree(checkpoints(client, second, name))
+    shutil.rmtree(checkpoints(client, first, name) / "step-000028")  # what it lacks, nobody has: 24 is the newest
+    again = submitted(client, "resubmit", "--on", "lab", name)
+    eventually(lambda: logs(client, again).count("waits") == 2, "it has come to step 30 again")
+    assert "going on after step 24 in epoch 2" in logs(client, again)
+    assert "step-000024" in [path.name for path in checkpoints(client, second, again).iterdir()]
+    assert client("stop", "--on", "lab", "--now", again).returncode == 0
+    eventually(lambda: job(client, again)["state"] == "STOPPED", "it is stopped")
+    between = logs(client, again)
+
+    shutil.rmtree(checkpoints(client, first, again))  # of the host with rank 0
+    last = submitted(client, "resubmit", "--on", "lab", again)
+    eventually(lambda: logs(client, last).count("waits") == 2, "it has come to step 30 once more")
+    assert "going on after step 28 in epoch 2" in logs(client, last)
+    assert client("stop", "--on", "lab", "--now", last).returncode == 0
+    after = logs(client, last)
+
+    samples = used(before, range(1, 25)) + used(between, range(25, 29)) + used(after, range(29, 31))
+    assert len(samples) == len(set(samples)) == 30 * 4
+    assert {n for epoch, n in samples if epoch == 0} == set(range(80))
+
+
+def test_a_job_that_was_stopped_goes_on_where_it_stood(client: Client) -> None:
+    client.settings(python=sys.executable)
+    flags = ("--nnodes", "2", "--name", "stopped")
+    name = submitted(client, "submit", "--on", "lab", *flags, client.script(TRAIN), "0")
+    eventually(lambda: " used 10 " in logs(client, name), "it trains")
+    assert client("stop", "--on", "lab", name).returncode == 0
+    eventually(lambda: job(client, name)["state"] == "STOPPED", "it is stopped")
+    said = re.search(r"stopped after step (\d+), which is saved", logs(client, name))
+    assert said is not None
+    again = submitted(client, "resubmit", "--on", "lab", name)
+    eventually(lambda: f"going on after step {said[1]} in epoch" in logs(client, again), "it goes on")
+    assert client("stop", "--on", "lab", "--now", again).returncode == 0
+
+
+LOAD = """
+    import sys, time
+    from pathlib import Path
+    import torch.distributed as dist
+    from paceline.train import group
+    from paceline.train.checkpoint import CheckpointError, CheckpointStore, SocketExchange
+
+    place = group.join().placement
+    folder, marks = Path(sys.argv[1]), Path(sys.argv[1]).parent
+    store = CheckpointStore(folder, rank=place.rank, world_size=place.world_size, exchange=SocketExchange())
+
+    def hold(event, args):
+        if event == "open" and str(args[0]).endswith("optimizer.pt") and "saving" in str(args[0]):
+            (marks / "begun").touch()
+            while not (marks / "cut").exists():
+                time.sleep(0.01)
+
+    sys.addaudithook(hold)
+    try:
+        print(store.load().step)
+    except CheckpointError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("holder", [0, 1])
+def test_a_cut_in_mid_transfer_ends_on_both_sides_and_is_made_good(client: Client, holder: int) -> None:
+    script, state = client.folder / client.script(LOAD), torch.ones(3_000_000)
+    folders = [client.folder / host.name for host in client.lab.hosts]
+    store = CheckpointStore(folders[holder], rank=0, world_size=1, exchange=SingleExchange())
+    store.save(7, {"model": state, "optimizer": state}, None, block=True)
+
+    def start(rank: int, host: Host) -> subprocess.Popen[str]:
+        where = {"MASTER_ADDR": client.lab.hosts[0].address, "MASTER_PORT": "29511", "PACELINE_LAB": host.namespace}
+        numbers = {"RANK": rank, "GROUP_RANK": rank, "LOCAL_RANK": 0}
+        sizes = {"WORLD_SIZE": 2, "GROUP_WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1}
+        env = {**client.env, **where, **{name: str(value) for name, value in {**numbers, **sizes}.items()}}
+        command = [*host.enter(), sys.executable, str(script), str(folders[rank])]
+        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+
+    ranks = [start(rank, host) for rank, host in enumerate(client.lab.hosts)]
+    eventually((client.folder / "begun").exists, "it is on its way")
+    client.lab.hosts[1].cut()
+    (client.folder / "cut").touch()
+    told = [rank.communicate()[0] for rank in ranks]
+    assert "rank 1 cannot be reached while" in told[0] or "the connection to rank 1, which has it, has ended" in told[0]
+    assert told[1] == "rank 0 cannot be reached while the ranks agreed on a checkpoint\n"
+    assert not list(folders[1 - holder].iterdir())
+    client.lab.hosts[1].heal()
+    ranks = [start(rank, host) for rank, host in enumerate(client.lab.hosts)]
+    assert [rank.communicate()[0] for rank in ranks] == ["7\n", "7\n"]

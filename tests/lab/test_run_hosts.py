@@ -1,0 +1,248 @@
+"""`paceline run` on hosts: the screen of a local run, and nothing that outlives it; and submits that are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.conftest import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .lab import Client
+
+HELLO = """
+    import os, socket, sys
+    print("hello from", socket.gethostname(), os.environ["RANK"], os.environ["WORLD_SIZE"])
+"""
+FOREVER = """
+    import os, threading
+    print("here", os.environ["RANK"], flush=True)
+    threading.Event().wait()
+"""
+
+
+def where(client: Client, hosts: str) -> tuple[str, ...]:
+    return ("-H", hosts, "--ssh-root", f"~/{client.root}")
+
+
+def folders(client: Client) -> list[Path]:
+    """All that jobs have left on the hosts."""
+    return [path for host in client.lab.hosts for path in (host.home / client.root / "jobs").glob("*")]
+
+
+def nothing_is_left(client: Client) -> bool:
+    return not any(host.processes() for host in client.lab.hosts) and not folders(client)
+
+
+def test_hosts_have_as_many_ranks_as_slots(client: Client) -> None:
+    done = client("run", *where(client, "h1:2,h2:1"), "--name", "mine", client.script(HELLO))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "hello from h1 0 3\n"
+    first, last = done.stderr.splitlines()[-2:]
+    see = f"get -H h1:2,h2:1 --ssh-root '~/{client.root}' mine"
+    assert first == f"paceline: job mine: 3 ranks on h1 and h2; see it with: paceline {see}"
+    assert last.startswith("paceline: job mine succeeded after ")
+    done = client("run", *where(client, "h1:2,h2:1"), "--tee", "3", client.script(HELLO))
+    assert sorted(done.stdout.splitlines()) == [
+        "[rank 1] hello from h1 1 3",
+        "[rank 2] hello from h2 2 3",
+        "hello from h1 0 3",
+    ]
+    shown = client("get", *where(client, "h1,h2"), "mine", "-o", "json")
+    assert [rank["node"] for rank in json.loads(shown.stdout)["instances"]] == ["h1", "h1", "h2"]
+    logs = client("logs", *where(client, "h1,h2"), "mine", "-i", "2")
+    assert logs.stdout == "hello from h2 2 3\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "world"),
+    [
+        (["-H", "h1:2,h2:2", "-np", "3"], "3 ['h1', 'h1', 'h2']"),
+        (["-H", "h1:2,h2:2", "-np", "2"], "2 ['h1', 'h1']"),
+        (["-H", "h1:2,h2:2", "-n", "1"], "2 ['h1', 'h2']"),
+        (["-H", "h1:2,h2:2", "--nnodes", "1"], "2 ['h1', 'h1']"),
+        (["--hostfile", "hosts"], "3 ['h1', 'h2', 'h2']"),
+        (["--on", "lab", "-n", "2"], "2 ['h1', 'h1']"),
+    ],
+)
+def test_which_hosts_take_part(client: Client, flags: list[str], world: str) -> None:
+    (client.folder / "hosts").write_text("# the lab\nh1\n\nroot@h2 slots=2  # the large one\n")
+    root = [] if "--on" in flags else ["--ssh-root", f"~/{client.root}"]
+    script = client.script("import os; print(os.environ['WORLD_SIZE'])")
+    done = client("run", *flags, *root, "--name", "it", script)
+    assert done.returncode == 0, done.stderr
+    shown = client("get", *flags[:2], *root, "it", "-o", "json")
+    assert shown.returncode == 0, shown.stderr
+    nodes = [rank["node"] for rank in json.loads(shown.stdout)["instances"]]
+    assert f"{done.stdout.strip()} {nodes}" == world
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["-H", "h1:x"], "-H 'h1:x': 'h1:x' is no host; write for example node1:2"),
+        (["-H", "h1,h1"], "-H names h1 twice; leave one out"),
+        (["-H", "h1:0"], "has no slot"),
+        (["-H", "h1", "--on", "lab"], "-H and --on both say where"),
+        (["-H", "h1", "--hostfile", "x"], "-H and --hostfile both say where"),
+        (["--hostfile", "nowhere"], "--hostfile nowhere: No such file or directory"),
+        (["-H", "h1:2,h2:2", "-np", "5"], "-np 5, but the hosts have 4 slots"),
+        (["-H", "h1", "--nnodes", "2"], "--nnodes 2, but 1 hosts are named"),
+        (["-p", "22"], "--ssh-port is for hosts; name some with -H, --hostfile or --on"),
+        (["-H", "h1", "--output-filename", "out"], "--output-filename: the logs stay on the hosts"),
+        (["-H", "h1", "--working-dir", "/not/there"], "h1: no folder /not/there to run in"),
+        (["-H", "h1", "--ssh-python", "/no/python3"], "no Python on h1"),
+    ],
+)
+def test_what_cannot_work_is_told_in_a_line(client: Client, flags: list[str], said: str) -> None:
+    done = client("run", "--ssh-root", f"~/{client.root}", *flags, client.script("print(1)"))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert said in done.stderr
+    assert nothing_is_left(client)
+
+
+def test_the_culprit_comes_last_with_its_exit_code(client: Client) -> None:
+    script = client.script("""
+        import os, threading
+        if os.environ["RANK"] == "1":
+            raise SystemExit(7)
+        if os.environ["RANK"] == "3":
+            threading.Event().wait()
+        threading.Event().wait()
+    """)
+    done = client("run", *where(client, "h1:2,h2:2"), script)
+    assert done.returncode == 7
+    assert "rank 1 failed first: " in done.stderr.splitlines()[-1]
+    script = client.script("""
+        import os, threading
+        if os.environ["RANK"] == "3":
+            raise ValueError("no good")
+        threading.Event().wait()
+    """)
+    done = client("run", *where(client, "h1:2,h2:2"), "--tee", "3", script)
+    assert done.returncode == 1
+    assert done.stderr.count("ValueError: no good\n") == 1
+    assert done.stderr.splitlines()[-2] == "ValueError: no good"
+    assert "rank 3 failed first: ValueError: no good (node 1 on h2, pid " in done.stderr.splitlines()[-1]
+    assert "ValueError" not in done.stdout
+
+
+def test_a_restart_is_told_once_between_the_attempts(client: Client) -> None:
+    script = client.script("""
+        import os, sys
+        attempt = os.environ["PACELINE_ATTEMPT"]
+        print("attempt", attempt, flush=True)
+        sys.exit(attempt == "0" and os.environ["RANK"] == "1")
+    """)
+    done = client("run", *where(client, "h1,h2"), "--max-restarts", "1", "--tee", "3", script)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()[:2]) == ["[rank 1] attempt 0", "attempt 0"]
+    assert sorted(done.stdout.splitlines()[2:]) == ["[rank 1] attempt 1", "attempt 1"]
+    assert done.stderr.count("starting again: attempt 1 of 1") == 1
+
+
+def test_ctrl_c_stops_and_twice_at_once(client: Client) -> None:
+    script = client.script("""
+        import os, signal, threading
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.signal(signal.SIGINT, lambda *_: None)
+        print("here", os.environ["RANK"], flush=True)
+        while True:
+            threading.Event().wait()
+    """)
+    running = client.start("run", *where(client, "h1,h2"), "--name", "it", "--tee", "3", script, process_group=0)
+    assert running.stdout is not None
+    assert running.stderr is not None
+    assert sorted(running.stdout.readline() for _ in range(2)) == ["[rank 1] here 1\n", "here 0\n"]
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal does
+    while "stopping (SIGINT); ranks have 30 s" not in (line := running.stderr.readline()):
+        assert line
+    os.killpg(running.pid, signal.SIGINT)
+    _, err = running.communicate()
+    assert running.returncode == 130
+    assert err.splitlines()[-1].startswith("paceline: job it stopped after ")
+    eventually(lambda: not any(host.processes() for host in client.lab.hosts), "nothing runs any more")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_a_client_that_is_gone_ends_the_job_everywhere(client: Client, number: int) -> None:
+    running = client.start("run", *where(client, "h1,h2"), "--name", "it", "--tee", "3", client.script(FOREVER))
+    assert running.stdout is not None
+    for _ in range(2):
+        assert "here" in running.stdout.readline()
+    running.send_signal(number)
+    running.communicate()
+    eventually(lambda: not any(host.processes() for host in client.lab.hosts), "nothing runs any more")
+    job = json.loads(client("get", *where(client, "h1,h2"), "it", "-o", "json").stdout)
+    assert job["state"] == "STOPPED"
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_an_agent_that_is_killed_ends_the_run(client: Client, node: int) -> None:
+    running = client.start("run", *where(client, "h1,h2"), "--name", "it", "--tee", "3", client.script(FOREVER))
+    assert running.stdout is not None
+    for _ in range(2):
+        assert "here" in running.stdout.readline()
+    status = json.loads((client.run_directory(client.lab.hosts[node], "it") / "status.json").read_text())
+    os.kill(status["agent"]["pid"], signal.SIGKILL)
+    _, err = running.communicate()
+    assert running.returncode == 1
+    assert err.splitlines()[-1].startswith("paceline: node 0, which" if node == 0 else "paceline: node 1 (h2) is gone")
+
+
+def test_an_agent_that_is_killed_alone_is_told(client: Client) -> None:
+    running = client.start("run", *where(client, "h1"), "--name", "it", client.script(FOREVER))
+    assert running.stdout is not None
+    assert "here" in running.stdout.readline()
+    status = json.loads((client.run_directory(client.lab.hosts[0], "it") / "status.json").read_text())
+    os.kill(status["agent"]["pid"], signal.SIGKILL)
+    _, err = running.communicate()
+    assert running.returncode == 137
+    assert f"the job's agent on h1 (pid {status['agent']['pid']}) ended without a word (SIGKILL)" in err
+
+
+def test_many_lines_of_all_ranks_arrive_whole(client: Client) -> None:
+    script = client.script("""
+        import os
+        for number in range(20000):
+            print("line", number, "x" * 50)
+    """)
+    done = client("run", *where(client, "h1:2,h2:2"), "--tee", "3", script)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 80000
+    for rank in range(4):
+        mine = [line for line in lines if line.startswith(f"[rank {rank}] " if rank else "line")]
+        assert [int(line.split("line ")[1].split()[0]) for line in mine] == list(range(20000))
+
+
+def test_submit_takes_hosts_too(client: Client) -> None:
+    flags = where(client, "h1,h2")
+    done = client("submit", *flags, "--name", "it", client.script(FOREVER))
+    assert done.returncode == 0, done.stderr
+    assert f"paceline logs -f -H h1,h2 --ssh-root '~/{client.root}' it" in done.stderr
+    listed = json.loads(client("list", *flags, "-o", "json").stdout)
+    assert [(job["name"], job["ranks"], job["backend"]) for job in listed] == [("it", 2, "ssh")]
+    assert client("stop", *flags, "--now", "it").returncode == 0
+    assert client("resubmit", *flags, "it").returncode == 0
+    assert client("stop", *flags, "--now", "it-2").returncode == 0
+
+
+@pytest.mark.parametrize("milliseconds", [100, 300, 500, 700, 900, 1100, 1300])
+def test_a_client_killed_while_it_submits_leaves_nothing_or_a_job(client: Client, milliseconds: int) -> None:
+    script = client.script(FOREVER)
+    submitting = client.start("submit", "--on", "lab", "--nnodes", "2", "--name", "half", script)
+    try:
+        submitting.wait(milliseconds / 1000)
+    except Exception:
+        submitting.kill()
+    submitting.communicate()
+    if submitting.returncode == 0:
+        assert client("stop", "--on", "lab", "--now", "half").returncode == 0
+        return
+    eventually(lambda: nothing_is_left(client), "the hosts have noticed")
