@@ -1,4 +1,4 @@
-"""Entry of every process on a node: `python <this file, or the archive with it> agent|forkserver|rank|shell …`."""
+"""Entry of every process on a node: `python <this file, or the archive with it> agent|forkserver|rank|… …`."""
 
 import os
 import sys
@@ -35,6 +35,14 @@ def main() -> None:
         if not getattr(sys.flags, "safe_path", False):
             sys.path.insert(0, script_folder(target) if kind == "script" else os.getcwd())
         run_program(Program(kind, target, tuple(args)), Path(error))
+    elif role == "mpidaemon":
+        from paceline.node.stand_in import start_daemon
+
+        start_daemon(sys.argv[2], sys.argv[3], sys.argv[4:])
+    elif role == "mpirank":
+        from paceline.node.stand_in import stand_in
+
+        sys.exit(stand_in(sys.argv[2]))
     elif role == "shell":
         from paceline.node.host import shell
 

@@ -13,6 +13,7 @@ import socket
 import time
 import traceback
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from .coordinator import GONE_GRACE
 from .devices import visibility
 from .failure import node_failure
 from .loop import Loop
+from .mpi import MpiRanks
 from .ports import Reservation
 from .queue import Ticket, impossible
 from .ranks import Rank, Ranks
@@ -54,7 +56,7 @@ class Agent:
         self.loop = Loop()
         self.ports = Reservation()
         self.inbox: collections.deque[Message] = collections.deque()
-        self.ranks = Ranks(self.loop, spec, run, lambda: self.inbox.append({"do": "look"}))
+        self.ranks = self._ranks()
         self.times = TimeIndex(self.loop)
         self.team = Team(
             self.loop, spec, offer=self._offer, deliver=self.inbox.append, fail=self._fail,
@@ -86,6 +88,13 @@ class Agent:
         self.end_by: float | None = None  # when the time limit is over, once the ranks run
         self.timed_out = False
         self.finish: Message | None = None
+
+    def _ranks(self) -> Ranks:
+        """This node's ranks, however they are started."""
+        news = partial(self.inbox.append, {"do": "look"})
+        if self.spec.framework == "mpi":
+            return MpiRanks(self.loop, self.spec, self.dir, news, self._send)
+        return Ranks(self.loop, self.spec, self.dir, news)
 
     # -- the way of a job ----------------------------------------------------------------------------------------------
 
@@ -139,6 +148,8 @@ class Agent:
             self._look_after_ranks()
         elif what == "halt":
             self._halt(message)
+        elif what == "daemon" and isinstance(self.ranks, MpiRanks):
+            self.ranks.start_daemon(message)
         elif what == "restart":
             told = {key: message[key] for key in ("attempt", "restarts", "nodes")}
             self._tell_status(state="RESTARTING", **told)
@@ -305,7 +316,7 @@ class Agent:
             nodes=len(start["nodes"]), coordinator=self.team.place,
         )  # fmt: skip
         self.times.start(self.dir.times(attempt), {path: key for rank in ranks for path, key in rank.logs().items()})
-        self.ranks.launch(ranks)
+        self.ranks.launch(ranks, start)
         if self.spec.tensorboard is not None and start["node_rank"] == 0:
             self._start_tensorboard(self.spec.tensorboard or str(self.dir.path))
 

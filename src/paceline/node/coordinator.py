@@ -11,6 +11,7 @@ Pure state: messages in, messages out. `meeting` carries them.
                          {"do": "preempted", "final"}                the ranks here have saved their state, to go on
                                                                      later; "final": not in this job
                          {"do": "stop", "signal"}                    somebody stops the job here
+                         {"do": "daemon", "node_rank", "attempt", "command"}    of mpirun, to be passed on to that node
                          {"do": "leave"}                             this node is to leave the job, which goes on
                          {"do": "stopped", "failures", "main_port", "ports"}   no rank of this attempt is left here
     of its own node      {"do": "called"}                            the time of a "last call" is over
@@ -144,7 +145,13 @@ class Coordinator:
             member.failures = [Failure.from_dict(f) for f in message["failures"]]
             member.joined.update(main_port=message["main_port"], ports=message["ports"])
             return self._decide()
-        return []
+        return self._pass_on(message) if what == "daemon" else []
+
+    def _pass_on(self, message: Message) -> Outbox:
+        """What one node wants of another one."""
+        if self.phase != RUNNING:
+            return []
+        return [(peer, message) for peer, m in self.members.items() if m.node_rank == message["node_rank"]]
 
     def lost(self, peer: int, is_dead: bool = True) -> Outbox:
         """A node's connection broke: its ranks are gone, or nobody hears of them any more, and the others stop."""

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
+import subprocess
 import sys
 import uuid
 from dataclasses import dataclass
@@ -109,6 +111,8 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
         if importlib.util.find_spec(module.partition(".")[0]) is None and module_file(module, folder) is None:
             raise Refused(f"--preload {module}: no such module is installed for {sys.executable}; check the name")
     job = {**job, "framework": framework}
+    if framework == "mpi":
+        _check_mpi(job)
     _check_meeting(job)
     job = {**job, "ranks": _count_ranks(job, here), **_start_method(job, imports)}
     if job["detached"] and job["devices"] is None and (present := devices.accelerators()):
@@ -131,6 +135,8 @@ def _start_method(job: Mapping[str, Any], imports: Imports) -> dict[str, Any]:
     if job["start_method"] != "fork":
         return {}
     framework = job["framework"] or ""
+    if framework == "mpi":  # which has nothing to import itself; many scripts use torch beside it
+        framework = "torch"
     package = PACKAGES.get(framework)
     changes: dict[str, Any] = {}
     if package in imports.every:
@@ -204,6 +210,22 @@ def node_range(job: Mapping[str, Any]) -> tuple[int, int]:
     """The least and the most nodes."""
     low, _, high = str(job["nodes"]).partition(":")
     return int(low), int(high or low)
+
+
+def _check_mpi(job: Mapping[str, Any]) -> None:
+    """Refuse what mpirun cannot do.
+
+    Raises:
+        Refused: it is not there, or is not Open MPI's.
+    """
+    mpirun = shutil.which("mpirun", path=job["env"].get("PATH"))
+    if mpirun is None:
+        raise Refused("no mpirun on PATH; install Open MPI (Debian: apt install openmpi-bin), or leave out --framework")
+    said = subprocess.run([mpirun, "--version"], capture_output=True, text=True, errors="replace", check=False).stdout
+    version = re.search(r"\(Open MPI\) (\d+)\.", said)
+    if version is None or not 3 <= int(version[1]) <= 4:
+        found = said.partition("\n")[0].strip(" :") or "nothing"
+        raise Refused(f"{mpirun} calls itself {found!r}; --framework mpi needs Open MPI 3 or 4: put it first on PATH")
 
 
 def _check_meeting(job: Mapping[str, Any]) -> None:

@@ -5,10 +5,13 @@ forked. The agent talks to it over a socket:
 
     agent → server   {"do": "start", "ranks": [{"local_rank", "env", "out", "err", "error"}, …]}
                      {"do": "signal", "signal": 15, "ranks": [0, 1]}
+                     {"do": "spawn", "name": "mpirun", "command": […], "env": {…}}    a program beside the ranks
                      {"do": "sweep", "grace": 2.0}       end whatever the ranks left behind
     server → agent   {"event": "ready", "method": "fork", "why": "", "seconds": 1.2}
                      {"event": "started", "local_rank": 0, "pid": 4711}
                      {"event": "exited", "local_rank": 0, "status": 256, "time": 12.3}
+                     {"event": "spawned", "name": "mpirun", "pid": 4710}
+                     {"event": "ended", "name": "mpirun", "status": 0}
                      {"event": "swept"}
 
 When the agent is gone the server kills all ranks and everything they started, and ends.
@@ -47,6 +50,7 @@ class ForkServer:
         self.channel = channel
         self.method = spec.start_method
         self.pids: dict[int, int] = {}  # pid → local rank
+        self.others: dict[int, str] = {}  # pid → name of a program beside the ranks
         self._wakeup, wakeup_write = os.pipe()
         os.set_blocking(self._wakeup, False)
         os.set_blocking(wakeup_write, False)
@@ -102,31 +106,49 @@ class ForkServer:
             for pid, local_rank in list(self.pids.items()):
                 if local_rank in message["ranks"]:
                     processes.signal_process(pid, message["signal"], group)
+        elif message["do"] == "spawn":
+            self._spawn(message["name"], message["command"], message["env"])
         elif message["do"] == "sweep":
             self._sweep(message["grace"])
             self._tell({"event": "swept"})
         return None
 
     def _start(self, order: dict[str, Any]) -> _Forked | None:
-        parent = os.getpid()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of threads; _unsafe_to_fork has looked
-            pid = os.fork()
+        pid = self._fork()
         if pid:
             self.pids[pid] = order["local_rank"]
             self._tell({"event": "started", "local_rank": order["local_rank"], "pid": pid})
             return None
-        processes.die_with(parent)
-        os.setsid()
-        self._forget()
         _redirect(order["out"], order["err"])
         os.environ.update(order["env"])
         forked = _Forked(self.spec, order)
         if self.method == "exec" or self.spec.program.kind == "command":
             forked.exec()
         return forked
+
+    def _spawn(self, name: str, command: list[str], env: dict[str, str]) -> None:
+        """Start a program beside the ranks; it writes where this process does."""
+        pid = self._fork()
+        if pid:
+            self.others[pid] = name
+            self._tell({"event": "spawned", "name": name, "pid": pid})
+            return
+        os.environ.update(env)
+        _exec(command)
+
+    def _fork(self) -> int:
+        """A new process, which ends with this one: its pid here, 0 there."""
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of threads; _unsafe_to_fork has looked
+            pid = os.fork()
+        if pid == 0:
+            processes.die_with(parent)
+            os.setsid()
+            self._forget()
+        return pid
 
     def _forget(self) -> None:
         """Shed what belongs to the server alone; a rank starts with Python's own signal handling."""
@@ -149,6 +171,8 @@ class ForkServer:
             local_rank = self.pids.pop(pid, None)
             if local_rank is not None:
                 self._tell({"event": "exited", "local_rank": local_rank, "status": status, "time": time.monotonic()})
+            elif pid in self.others:
+                self._tell({"event": "ended", "name": self.others.pop(pid), "status": status})
 
     def _sweep(self, grace: float) -> None:
         """End all descendants: SIGTERM, `grace` seconds, SIGKILL."""
@@ -186,16 +210,11 @@ class _Forked:
     def exec(self) -> None:
         """Replace this process by the program; Python programs go through `run_program` there."""
         program = self.spec.program
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would pass that on
         if program.kind == "command":
             command = [program.target, *self.args]
         else:
             command = [*self.spec.python, ENTRY, "rank", self.order["error"], program.kind, program.target, *self.args]
-        try:
-            os.execvp(command[0], command)
-        except OSError as error:
-            print(f"paceline: cannot start {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
-            os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+        _exec(command)
 
     def run(self) -> None:
         """Run the program in this process."""
@@ -204,6 +223,16 @@ class _Forked:
         options = list(self.spec.python)
         sys.orig_argv = [*options, *(["-m"] if program.kind == "module" else []), program.target, *self.args]
         run_program(Program(program.kind, program.target, self.args), Path(self.order["error"]))
+
+
+def _exec(command: list[str]) -> None:
+    """Replace this process by a program."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would pass that on
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"paceline: cannot start {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
 def _redirect(out: str, err: str) -> None:

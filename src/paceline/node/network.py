@@ -162,7 +162,7 @@ def gloo_choice(env: Mapping[str, str], found: tuple[Interface, ...], host: Host
         first = named.split(",")[0]
         return Choice(first, addresses[first], "named by GLOO_SOCKET_IFNAME")
     if host.usable is not None:
-        return Choice(_interface_of(host.usable, found), host.usable, f"{host.name} resolves to it")
+        return Choice(interface_of(host.usable, found), host.usable, f"{host.name} resolves to it")
     loopback = next((interface.name for interface in found if interface.loopback), None)
     return Choice(loopback, "127.0.0.1", f"{host.name} does not resolve to an address here")
 
@@ -181,10 +181,11 @@ def gloo_interface(env: Mapping[str, str], address: str) -> str | None:
     chosen = gloo_choice(env, found, host_name())
     if env.get("GLOO_SOCKET_IFNAME") or (chosen.address is not None and not is_loopback(chosen.address)):
         return None
-    return _interface_of(address, found)
+    return interface_of(address, found)
 
 
-def _interface_of(address: str, found: tuple[Interface, ...]) -> str | None:
+def interface_of(address: str, found: tuple[Interface, ...]) -> str | None:
+    """The interface that has an address, None if none has it."""
     text = address.partition("%")[0]
     for interface in found:
         if text == interface.ipv4 or text in interface.ipv6:

@@ -43,6 +43,8 @@ def variables(spec: NodeSpec, placement: Placement) -> dict[str, Any]:
     env = {**CONTRACTS[spec.framework].write(placement), **OWN_CONTRACT.write(placement)}
     if spec.framework in ("jax", "tensorflow", "paddle"):  # beside these a script may use torch, say to load data
         env = {**CONTRACTS["torch"].write(placement), **env}
+    if spec.framework == "mpi":  # mpirun tells nobody where torch.distributed could meet
+        env.update(MASTER_ADDR=placement.main_address, MASTER_PORT=str(placement.main_port))
     if spec.framework == "torch":
         env["ROLE_NAME"] = spec.role
         env["TORCHELASTIC_MAX_RESTARTS"] = str(spec.max_restarts)

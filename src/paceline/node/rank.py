@@ -62,14 +62,17 @@ def run_program(program: Program, error_path: Path) -> None:
 
 
 def _leave(code: object) -> None:
-    """End a process that has torch in it without Python's own finalization; does nothing in any other.
+    """End a process that has torch in it without Python's own finalization; in most others this does nothing.
 
     Finalization takes torch apart while its threads run: a gloo thread that asks for the GIL meanwhile aborts a rank
     that was through (torch 2.13: `terminate called without an active exception`), and every rank copies the memory
     it shared until then. What a script can see of its end happens all the same: threads are waited for, atexit
     functions run, its objects are dropped, files are flushed.
+
+    One that has mpi4py in it and has failed is ended so, too: finalization would wait in MPI_Finalize for all others.
     """
-    if "torch" not in sys.modules:
+    mpi, failed = sys.modules.get("mpi4py.MPI"), code not in (None, 0)
+    if "torch" not in sys.modules and not (mpi and failed):
         return
     if code is not None and not isinstance(code, int):
         with contextlib.suppress(Exception):
@@ -85,6 +88,8 @@ def _leave(code: object) -> None:
             with contextlib.suppress(Exception):
                 thing.flush()
     ctypes.CDLL(None).fflush(None)
+    if mpi and not failed and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
     os._exit(0 if code is None else code & 0xFF)
 
 

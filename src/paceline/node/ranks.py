@@ -137,13 +137,20 @@ class Ranks:
         self._channel = Channel(ours)
         self._loop.watch(self._channel, self._hear)
 
-    def launch(self, ranks: list[Rank]) -> None:
-        """Start these ranks; `changed` is called as they start and end."""
+    def launch(self, ranks: list[Rank], start: Message) -> None:
+        """Start these ranks, as the coordinator said in `start`; `changed` is called as they start and end."""
+        self._await(ranks)
+        self._order_start(ranks)
+
+    def _await(self, ranks: list[Rank]) -> None:
+        """Be ready for these ranks to start."""
         self._stopping = False
         self.server_failure = ""
         if self._channel is None:
             self.start_server()
         self.current.update((rank.placement.local_rank, rank) for rank in ranks)
+
+    def _order_start(self, ranks: list[Rank]) -> None:
         orders = [
             {"local_rank": r.placement.local_rank, "env": r.env, "out": str(r.out), "err": str(r.err),
              "error": str(r.error)} for r in ranks
@@ -205,7 +212,12 @@ class Ranks:
                 self._rank_ended(self.current[message["local_rank"]], message["status"], message["time"])
             elif message["event"] == "swept":
                 self._swept = True
+            else:
+                self._hear_of_daemon(message)
         self._changed()
+
+    def _hear_of_daemon(self, message: Message) -> None:
+        """News of a program beside the ranks; there is none unless mpirun starts them."""
 
     def _rank_ended(self, rank: Rank, status: int, ended: float) -> None:
         rank.status = status

@@ -1,0 +1,74 @@
+"""Several hosts as with torchrun: `paceline run`, typed on each of them."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.conftest import GENEROUS, Paceline
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from .lab import Client, Host
+
+WHO = """
+    import os, socket
+    print(socket.gethostname(), *(os.environ[name] for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR")))
+"""
+
+
+def by_hand(client: Client, host: Host, *flags: str, **variables: str) -> subprocess.Popen[str]:
+    """Type `paceline run` on a host."""
+    there = Paceline(client.folder / host.name)
+    there.folder.mkdir(exist_ok=True)
+    there.env.update(PACELINE_LAB=host.namespace, **variables)
+    name = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', host.name)
+    main = client.lab.hosts[0].address
+    command = ("run", "--nnodes", "2", "--master-addr", main, "--master-port", "29511", *flags)
+    return there.start(*command, python=(*host.enter(), *name, sys.executable), cwd=client.folder)
+
+
+@pytest.mark.parametrize("is_numbered", [True, False])
+def test_by_hand_on_each_host(client: Client, is_numbered: bool) -> None:
+    script = client.script(WHO)
+    started = [
+        by_hand(client, host, *(("--node-rank", str(number)) if is_numbered else ()), script, PACELINE_TOKEN="secret")
+        for number, host in enumerate(client.lab.hosts[:2])
+    ]
+    for host, process in zip(client.lab.hosts[:2], started, strict=True):
+        out, err = process.communicate(timeout=GENEROUS)
+        assert process.returncode == 0, err
+        assert out == f"{host.name} 2 2 {client.lab.hosts[0].address}\n"
+
+
+def test_by_hand_with_mpi(client: Client) -> None:
+    script = client.script("""
+        import socket
+        from mpi4py import MPI
+        world = MPI.COMM_WORLD
+        print(socket.gethostname(), world.rank, world.size, world.allreduce(world.rank))
+    """)
+    started = [
+        by_hand(client, host, "--framework", "mpi", "--node-rank", str(number), script)
+        for number, host in enumerate(client.lab.hosts[:2])
+    ]
+    for number, process in enumerate(started):
+        out, err = process.communicate(timeout=GENEROUS)
+        assert process.returncode == 0, err
+        assert out == f"h{number + 1} {number} 2 1\n"
+
+
+def test_by_hand_with_another_token_nobody_gets_in(client: Client) -> None:
+    script = client.script(WHO)
+    first, second = client.lab.hosts[:2]
+    waiting = by_hand(client, first, "--node-rank", "0", script, PACELINE_TOKEN="right")
+    refused = by_hand(client, second, "--node-rank", "1", script, PACELINE_TOKEN="wrong")
+    _, err = refused.communicate(timeout=GENEROUS)
+    assert refused.returncode == 2
+    assert f"{first.address}:29511 does not accept this job's token" in err
+    let_in = by_hand(client, second, "--node-rank", "1", script, PACELINE_TOKEN="right")
+    assert [process.wait(timeout=GENEROUS) for process in (waiting, let_in)] == [0, 0]
+    for process in (waiting, let_in):
+        process.communicate()

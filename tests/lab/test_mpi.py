@@ -1,0 +1,104 @@
+"""`--framework mpi` over hosts that have no ssh among themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.conftest import eventually
+
+if TYPE_CHECKING:
+    from .lab import Client
+
+SUM = """
+    import os, socket
+    from mpi4py import MPI
+    world = MPI.COMM_WORLD
+    total = world.allreduce(world.rank)
+    print(socket.gethostname(), world.rank, world.size, total, flush=True)
+"""
+FOREVER = SUM + "    world.Barrier()\n    import time\n    time.sleep(1000)\n"
+
+
+def get(client: Client, name: str) -> dict[str, Any]:
+    done = client("get", "--on", "lab", name, "-o", "json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def submit(client: Client, script: str, *flags: str) -> str:
+    where = ("--env", f"PYTHONPATH={os.pathsep.join(path for path in sys.path if path)}")
+    flags = ("--framework", "mpi", "--nnodes", "2", "-n", "2", *where, *flags)
+    done = client("submit", "--on", "lab", *flags, client.script(script))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def said(client: Client, name: str, rank: int) -> str:
+    return client("logs", "--on", "lab", "-i", str(rank), name).stdout
+
+
+def test_ranks_of_two_hosts_find_each_other(client: Client) -> None:
+    name = submit(client, SUM)
+    assert client("wait", "--on", "lab", name).returncode == 0
+    assert [said(client, name, rank) for rank in range(4)] == [
+        f"{host} {rank} 4 6\n" for rank, host in enumerate(["h1", "h1", "h2", "h2"])
+    ]
+    for host in client.lab.hosts[:2]:
+        assert (client.run_directory(host, name) / "agent.log").read_text() == ""
+
+
+def test_the_rank_that_failed_is_named_and_all_start_again(client: Client) -> None:
+    name = submit(client, SUM + "    if world.rank == 3:\n        raise ValueError('no good')\n", "--max-restarts", "1")
+    assert client("wait", "--on", "lab", name).returncode == 1
+    job = get(client, name)
+    assert (job["state"], job["restarts"], job["error"]) == ("FAILED", 1, "rank 3: ValueError: no good")
+    assert "ValueError: no good" in said(client, name, 3)
+
+
+@pytest.mark.parametrize(
+    ("victim", "host", "why"),
+    [
+        ("mpirun", 0, "mpirun was killed by SIGKILL"),
+        ("orted", 1, "orted was killed by SIGKILL"),
+        ("agent", 0, "its agent (pid "),
+        ("agent", 1, "node 1 (h2) is gone"),
+        ("rank", 1, "rank 3: killed by SIGKILL"),
+    ],
+)
+def test_whatever_is_killed_is_named_and_nothing_is_left(client: Client, victim: str, host: int, why: str) -> None:
+    name = submit(client, FOREVER)
+    eventually(lambda: get(client, name)["state"] == "RUNNING" and said(client, name, 3), "it runs")
+    place = client.lab.hosts[host]
+    status = json.loads((client.run_directory(place, name) / "status.json").read_text())
+    if victim == "agent":
+        pid = status["agent"]["pid"]
+    elif victim == "rank":
+        pid = status["ranks"][1]["pid"]
+    else:
+        (pid,) = [pid for pid in place.processes() if _program(pid) == victim]
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: get(client, name)["state"] == "FAILED", "it is known to have failed")
+    assert get(client, name)["error"].startswith(why)
+    eventually(lambda: not any(host.processes() for host in client.lab.hosts), "nothing is left of it")
+
+
+def test_stop_ends_all(client: Client) -> None:
+    name = submit(client, FOREVER)
+    eventually(lambda: get(client, name)["state"] == "RUNNING" and said(client, name, 3), "it runs")
+    assert client("stop", "--on", "lab", name).returncode == 0
+    assert get(client, name)["state"] == "STOPPED"
+    eventually(lambda: not any(host.processes() for host in client.lab.hosts), "nothing is left of it")
+
+
+def _program(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
