@@ -306,7 +306,7 @@ class Host:
         _check_elastic(NodeSpec.load(run.spec))
         if not records.signal_agent(run.path, (LEAVE,)):
             raise Refused(f"job {run.path.name} does not run here")
-        return {}
+        return {"leaves": run.path.name}
 
     def delete(self, request: Request) -> Answer:
         """Remove those of the jobs that are here."""
