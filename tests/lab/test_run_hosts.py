@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -250,6 +251,27 @@ def test_a_client_killed_while_it_submits_leaves_nothing(client: Client, parts: 
         assert client("stop", "--on", "lab", "--now", "half").returncode == 0
     else:
         eventually(lambda: nothing_is_left(client) or is_kept(client), "the hosts have noticed")
+
+
+def test_a_client_killed_before_node_0_is_told_leaves_nothing(client: Client) -> None:
+    killed = """
+        import os, signal, sys
+        from paceline.backends.parts import Parts
+        from paceline.cli.main import main
+        def keep(parts):
+            parts.streams.say(parts.hosts[1], "keep")
+            assert parts.streams.take()[1]["kept"] == "half"
+            os.kill(os.getpid(), signal.SIGKILL)
+        Parts.keep = keep
+        sys.argv[1:] = sys.argv[3:]
+        main()
+    """
+    client.script(killed, "killed.py")
+    flags = ("--on", "lab", "--nnodes", "2", "--name", "half", client.script(FOREVER))
+    submitting = client.start("submit", *flags, python=(sys.executable, "killed.py"))
+    submitting.communicate()
+    assert submitting.returncode == -signal.SIGKILL
+    eventually(lambda: nothing_is_left(client), "the hosts have noticed")
 
 
 def is_kept(client: Client) -> bool:

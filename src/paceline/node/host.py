@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     Request = Mapping[str, Any]
     Answer = dict[str, Any]
 
+_DOUBT = 20.0  # seconds in which a job begins of which nobody said that all its nodes were told
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -404,10 +405,15 @@ def _word() -> str:
 
 
 def _has_begun(run: RunDirectory, lifeline: socket.socket, begin: int) -> bool:
-    """Whether the ranks of a job start, waited for: only then node 0 has been told that it is one."""
-    return any(
-        isinstance(it, Event) and it.name == "started" for it in updates(run, lifeline.fileno(), lambda _: False)
-    )
+    """Whether the ranks of a job start, waited for a while: only then node 0 has been told that it is one."""
+    patience = threading.Timer(_DOUBT, lifeline.shutdown, (socket.SHUT_RDWR,))
+    patience.daemon = True
+    patience.start()
+    try:
+        news = updates(run, lifeline.fileno(), lambda _: False, begin)
+        return any(isinstance(it, Event) and it.name == "started" for it in news)
+    finally:
+        patience.cancel()
 
 
 def _split(shown: Mapping[str, Any] | None, job: Request) -> tuple[int, ...]:
