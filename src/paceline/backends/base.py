@@ -149,6 +149,14 @@ class Backend(ABC):
     def stop(self, names: Sequence[str], now: bool = False) -> None:
         """Ask jobs to stop: cleanly, with their grace, or at once. Jobs that have ended are left as they are."""
 
+    def add(self, name: str, hosts: Sequence[str]) -> list[str]:
+        """Have hosts take part in a job that runs: these, or all that may; returns which."""
+        raise UserError(f"job {name} runs on one machine, which others cannot join")
+
+    def leave(self, name: str, hosts: Sequence[str]) -> None:
+        """Have hosts leave a job, which goes on without them."""
+        raise UserError(f"job {name} runs on one machine, which cannot leave it")
+
     @abstractmethod
     def delete(self, names: Sequence[str]) -> None:
         """Remove jobs that have ended, with all that was written for them."""

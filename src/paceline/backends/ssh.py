@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from paceline.job.errors import UserError
+from paceline.job.errors import UserError, nearest
 from paceline.job.home import jobs_folder
 from paceline.job.job import FINAL, Job, Node, Usage, Volume
 from paceline.job.text import printable
@@ -32,6 +32,7 @@ from paceline.job.validation import validation_error
 
 from .base import Backend, LogLines, Shell
 from .connection import Host, Silent, ask_all
+from .joining import code_of, discovered, invitation, order
 from .parts import Parts
 from .remote_run import RemoteRun
 from .sent import Sent
@@ -101,7 +102,9 @@ class Ssh(Backend):
         where: the flags that lead here.
     """
 
-    def __init__(self, name: str, hosts: list[Host], where: str, *, is_exact: bool = False) -> None:
+    def __init__(
+        self, name: str, hosts: list[Host], where: str, *, is_exact: bool = False, script: str | None = None
+    ) -> None:
         """Connect to nothing yet.
 
         Args:
@@ -109,11 +112,17 @@ class Ssh(Backend):
             hosts: its hosts.
             where: the flags that lead here.
             is_exact: a job's nodes are the first of the hosts in this order, and not those that suit best.
+            script: prints the hosts that there are now.
         """
-        self.name, self.where = name, where
+        self.name, self.where, self._script = name, where, script
+        first = hosts[0]
+        self._options = {
+            "port": first.port, "identity_file": first.identity_file, "python": first.python, "root": first.root
+        }  # fmt: skip
         self._hosts, self._is_exact = hosts, is_exact
         self._sent = Sent(jobs_folder().parent / "targets" / name)
         self._places: dict[str, list[Host]] = {}  # where jobs were seen, node 0 first
+        self._living: dict[str, list[Host]] = {}  # those of them where they had not ended
         self._ranks: dict[tuple[str, int], Host] = {}  # where their ranks were
         self._count: int | None = None
         self._silent: dict[Host, tuple[UserError, float]] = {}  # why, and since when
@@ -153,7 +162,74 @@ class Ssh(Backend):
             UserError: see `submit`.
         """
         parts = self._started(self._asked(spec).model_copy(update={"detached": False}), progress, shown)
-        return RemoteRun(parts, spec.max_restarts, self.where)
+        least, most = spec.node_range
+        return RemoteRun(parts, spec.max_restarts, self.where, shown, self._wanted if least < most else None)
+
+    def _wanted(self) -> list[Host]:
+        """The hosts that a job which somebody watches is to have."""
+        if self._script is None:
+            return self._hosts
+        found = hosts_of(lambda _: "--host-discovery-script", {**self._options, "hosts": discovered(self._script)})
+        known = {host.name: host for host in self._hosts}
+        self._hosts += [host for host in found if host.name not in known]
+        return [known.get(host.name, host) for host in found]
+
+    def add(self, name: str, hosts: Sequence[str]) -> list[str]:
+        """Have hosts take part in a job that runs: these, or those of the target that do not yet, up to its MAX.
+
+        Raises:
+            UserError: one cannot; then none does.
+        """
+        living = self._living_of(name)
+        chosen = self._named(hosts) if hosts else [host for host in self._hosts if host not in living]
+        if there := [host.name for host in chosen if host in living]:
+            raise UserError(f"{there[0]} takes part in job {name} already; leave it out")
+        invited = invitation(living, name)
+        room = invited["most"] - len(living)
+        if hosts and len(chosen) > room:
+            raise UserError(f"job {name} takes {room} more of {invited['most']} nodes; name no more")
+        chosen = chosen[:room]
+        if not chosen:
+            return []
+        with Parts(name, chosen, lambda host: order(invited, host, None, {}), code_of(invited)) as parts:
+            if (taken := parts.start()) is not None:
+                raise UserError(f"another job named {name} is on {taken.name}; delete that one first")
+            parts.keep()
+        return [host.name for host in chosen]
+
+    def leave(self, name: str, hosts: Sequence[str]) -> None:
+        """Have hosts leave a job, which goes on without them.
+
+        Raises:
+            UserError: one takes no part in it.
+        """
+        living, chosen = self._living_of(name), self._named(hosts)
+        if others := [host.name for host in chosen if host not in living]:
+            raise UserError(f"{others[0]} takes no part in job {name}; leave it out")
+        self._only_answers(self._ask(chosen, lambda _: {"do": "leave", "name": name}))
+
+    def _living_of(self, name: str) -> list[Host]:
+        """The hosts that take part in a job.
+
+        Raises:
+            UserError: there is no such job, or it has ended.
+        """
+        found = self.describe([name])
+        if not found or found[0].is_over or not self._living.get(name):
+            raise UserError(f"job {name} has ended" if found else f"no job {name} on {self.name}")
+        return self._living[name]
+
+    def _named(self, names: Sequence[str]) -> list[Host]:
+        """The hosts of these names.
+
+        Raises:
+            UserError: one is none of the target's.
+        """
+        known = {host.name: host for host in self._hosts}
+        for name in names:
+            if name not in known:
+                raise UserError(f"{name} is none of the hosts of {self.name}; {nearest(name, known)}")
+        return [known[name] for name in dict.fromkeys(names)]
 
     def _started(self, spec: JobSpec, progress: Progress, shown: Shown | None) -> Parts:
         """A job whose parts are there; without further words they go again.
@@ -278,6 +354,7 @@ class Ssh(Backend):
         common = {
             **order,
             "do": "start",
+            "joins": False,
             "job_id": uuid.uuid4().hex,
             "hosts": [host.name for host in hosts],
             "token": secrets.token_hex(16) if spec.node_range[1] > 1 else None,
@@ -364,6 +441,7 @@ class Ssh(Backend):
             # Those that are in the last attempt come first: from an elastic job others may have gone.
             found.sort(key=lambda pair: (-pair[1]["attempt"], pair[1]["node_rank"] or 0))
             self._places[name] = [host for host, _ in found]
+            self._living[name] = [host for host, part in found if part["state"] not in FINAL]
             for host, part in reversed(found):
                 self._ranks.update(((name, rank["rank"]), host) for rank in part["instances"])
             jobs[name] = self._job(found, next(iter(reasons.values()), None))

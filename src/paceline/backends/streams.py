@@ -38,15 +38,20 @@ class Streams:
         self._open: dict[Host, Answers] = {}
         self._lock = threading.Lock()
         self._closed = False
-        self._body, self._apart = body, apart
+        self._apart = apart
         self._left = 0
         for host in hosts:
-            self.add(host, request(host))
+            self.add(host, request(host), body)
 
-    def add(self, host: Host, request: Request) -> None:
-        """Ask another host."""
-        self._left += 1
-        threading.Thread(target=self._listen, args=(host, request), daemon=True).start()
+    def add(self, host: Host, request: Request, body: Body | None = None) -> None:
+        """Ask another host, or the same again."""
+        with self._lock:
+            self._left += 1
+        threading.Thread(target=self._listen, args=(host, request, body), daemon=True).start()
+
+    def _is_over(self) -> None:
+        with self._lock:
+            self._left -= 1
 
     def _opened(self, host: Host, answers: Answers) -> None:
         with self._lock:
@@ -54,9 +59,9 @@ class Streams:
             if self._closed:
                 answers.stop()
 
-    def _listen(self, host: Host, request: Request) -> None:
+    def _listen(self, host: Host, request: Request, body: Body | None) -> None:
         try:
-            with host.listen(request, self._body, lambda it: self._opened(host, it), self._apart) as answers:
+            with host.listen(request, body, lambda it: self._opened(host, it), self._apart) as answers:
                 for answer in answers:
                     if self._closed:
                         return
@@ -82,11 +87,11 @@ class Streams:
             except queue.Empty:
                 raise TimeoutError from None
             if isinstance(answer, UserError):
-                self._left -= 1
+                self._is_over()
                 return host, answer
             if "end" not in answer:
                 return host, answer
-            self._left -= 1
+            self._is_over()
         return None
 
     def next(self, seconds: float | None = None) -> tuple[Host, Answer] | None:

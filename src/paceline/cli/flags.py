@@ -11,7 +11,7 @@ from paceline.job.errors import UserError
 from paceline.job.spec import JobSpec
 from paceline.job.validation import validation_error
 
-from .hosts import HOSTS, taking_part
+from .hosts import HOSTS, nnodes, taking_part
 from .options import BOTH, ERR, OUT, parse_address, parse_numbers, parse_pairs, parse_streams
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
         UserError: they contradict each other or cannot be read.
     """
     hosts = taking_part(given)
-    nnodes = given["nnodes"] or (str(len(hosts)) if hosts else None)
-    nodes, most = _nodes(nnodes or "1")
+    count = nnodes(given, hosts) or (str(len(hosts)) if hosts else None)
+    nodes, most = _nodes(count or "1")
     if given["logdir"] is not None and not given["tensorboard"]:
         raise UserError("--logdir is what a TensorBoard shows; add --tensorboard")
     if given["name"] == "":
@@ -106,7 +106,7 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
         "name": given["name"],
         "args": given["args"] or None,
         "framework": given["framework"],
-        "nodes": nnodes,
+        "nodes": count,
         "ranks": _ranks(given, nodes, bool(hosts)),
         "devices": _devices(given),
         "share_devices": given["share_devices"] or None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from paceline.backends.ssh import Ssh
 
 HOSTS = "ssh"  # the backend of a job whose hosts the flags name
+MOST_HOSTS = 1024  # of a job that takes what there is
 _META = "paceline.where"  # key of click's meta, which is one for a command line
 _LINE = re.compile(
     r"(?P<name>[^\s:\[\]]+|\[[0-9A-Fa-f:.]+\])"
@@ -84,7 +86,11 @@ def named(given: dict[str, Any]) -> list[tuple[str, int | None]]:
     Raises:
         UserError: they cannot be read.
     """
-    text, file = given.get("hosts"), given.get("hostfile")
+    text, file, script = given.get("hosts"), given.get("hostfile"), given.get("host_discovery_script")
+    if script is not None:
+        if text or file or given.get("on"):
+            raise UserError("--host-discovery-script says where; leave -H, --hostfile and --on out")
+        return _hosts([(line, f"--host-discovery-script {script}") for line in _discovered(script)])
     if text is None and file is None:
         return []
     for other in (flag for key, flag in _FLAGS.items() if key in ("on", "hosts", "hostfile") and given.get(key)):
@@ -101,7 +107,20 @@ def named(given: dict[str, Any]) -> list[tuple[str, int | None]]:
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"--hostfile {file}: {getattr(error, 'strerror', None) or 'it is no text'}") from None
         lines = [(line, f"--hostfile {file}:{number}") for number, line in enumerate(read, 1) if line]
-    hosts = []
+        if not lines:
+            raise UserError(f"--hostfile {file} names no host; write a line such as: node1 slots=2")
+    return _hosts(lines)
+
+
+@functools.lru_cache(maxsize=1)
+def _discovered(script: str) -> list[str]:
+    from paceline.backends.joining import discovered
+
+    return discovered(script) or [""]
+
+
+def _hosts(lines: list[tuple[str, str]]) -> list[tuple[str, int | None]]:
+    hosts: list[tuple[str, int | None]] = []
     for line, where in lines:
         found = _LINE.fullmatch(line)
         if found is None or (found["colon"] and found["slots"]):
@@ -110,8 +129,6 @@ def named(given: dict[str, Any]) -> list[tuple[str, int | None]]:
         if slots is not None and int(slots) < 1:
             raise UserError(printable(f"{where}: {line!r} has no slot; leave the host out, or give it one"))
         hosts.append((found["name"], None if slots is None else int(slots)))
-    if not hosts:
-        raise UserError(f"--hostfile {file} names no host; write a line such as: node1 slots=2")
     return hosts
 
 
@@ -126,13 +143,12 @@ def taking_part(given: dict[str, Any]) -> list[tuple[str, int]]:
         UserError: there are too few.
     """
     hosts = [(name, slots or 1) for name, slots in named(given)]
-    least, _, most = (given["nnodes"] or "").partition(":")
-    if hosts and least.isdecimal() and (most or least).isdecimal():
+    least, _, most = (nnodes(given, hosts) or "").partition(":")
+    if hosts and least.isdecimal():
         if int(least) > len(hosts):
-            raise UserError(
-                f"--nnodes {given['nnodes']}, but {len(hosts)} hosts are named; name more, or ask for fewer"
-            )
-        hosts = hosts[: int(most or least)]
+            raise UserError(f"--nnodes {least}, but {len(hosts)} hosts are named; name more, or ask for fewer")
+        if not most:  # else those that are too many stand by
+            hosts = hosts[: int(least)]
     left = given["total"]
     if not hosts or left is None:
         return hosts
@@ -151,6 +167,38 @@ def options_of(given: dict[str, Any]) -> dict[str, Any]:
     """What the flags say of hosts, beside which they are."""
     keys = (key for key in _FLAGS if key.startswith("ssh_") and given.get(key) is not None)
     return {key.removeprefix("ssh_"): given[key] for key in keys}
+
+
+def nnodes(given: dict[str, Any], hosts: list[tuple[str, int]]) -> str | None:
+    """How many machines: what --nnodes says, or as many of these hosts as --min-np and --max-np need.
+
+    Raises:
+        UserError: the flags contradict each other.
+    """
+    text: str | None = given["nnodes"]
+    least, most = given["min_np"], given["max_np"]
+    if least is None and most is None and given["host_discovery_script"] is None:
+        return text
+    if not hosts:
+        raise UserError(f"{'--min-np' if least else '--max-np'} needs hosts; name some with -H or --hostfile")
+    if text is not None:
+        if least is None and most is None:
+            return text
+        raise UserError("--nnodes MIN:MAX counts hosts, --min-np and --max-np ranks; give one of them")
+    if least and most and most < least:
+        raise UserError(f"--max-np {most} is less than --min-np {least}; give more")
+    needed = 1 if least is None else _needed(hosts, least)
+    at_most = MOST_HOSTS if most is None else max(needed, _needed(hosts, most))
+    return f"{needed}:{at_most}"
+
+
+def _needed(hosts: list[tuple[str, int]], ranks: int) -> int:
+    """How many hosts have so many slots together; further ones are taken to be as the last."""
+    count = 0
+    while ranks > 0:
+        ranks -= hosts[min(count, len(hosts) - 1)][1]
+        count += 1
+    return count
 
 
 def place(given: dict[str, Any], target: str | None = None) -> Backend:
@@ -180,8 +228,10 @@ def _on(hosts: list[tuple[str, int]], options: dict[str, Any], given: dict[str, 
         key = key.partition(".")[0]
         return _FLAGS[key if key in _FLAGS else f"ssh_{key}"]
 
-    found = hosts_of(name, {**options, "hosts": [f"{host}:{slots}" for host, slots in hosts]})
-    return Ssh(HOSTS, found, f" {flags(given)}", is_exact=True)
+    names = ",".join(f"{host}:{slots}" for host, slots in hosts)
+    found = hosts_of(name, {**options, "hosts": names.split(",")})
+    where = flags(given) if given.get("host_discovery_script") is None else flags({**given, "hosts": names})
+    return Ssh(HOSTS, found, f" {where}", is_exact=True, script=given.get("host_discovery_script"))
 
 
 def flags(given: dict[str, Any]) -> str:

@@ -288,6 +288,26 @@ HOROVODRUN = [
         metavar="SECONDS",
         help="How long to wait for the other machines.  [default: 600]",
     ),
+    Option(
+        ["--min-np"],
+        section="horovodrun",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Go on as long as there are hosts for so many ranks: the MIN of --nnodes.",
+    ),
+    Option(
+        ["--max-np"],
+        section="horovodrun",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Take no more hosts than so many ranks need: the MAX of --nnodes.",
+    ),
+    Option(
+        ["--host-discovery-script"],
+        section="horovodrun",
+        metavar="PROGRAM",
+        help="Prints the hosts that there are now, as HOST:SLOTS; asked every second.",
+    ),
     Option(["--output-filename"], section="horovodrun", metavar="DIR", help="The same as --log-dir, on this machine."),
 ]
 

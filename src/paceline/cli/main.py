@@ -29,6 +29,8 @@ VERBS = {
     "events": ("jobs", "Show what happened to a job."),
     "attach": ("jobs", "Run a shell where a rank of a job runs."),
     "resubmit": ("submit", "Run a job again, from its last checkpoint on."),
+    "scaleout": ("scale", "Have more hosts take part in a job that runs."),
+    "scalein": ("scale", "Have hosts leave a job, which goes on without them."),
     "check": ("check", "Say what this machine has, and what would go wrong."),
     "data": ("data", "The named volumes, and whether they can be read here."),
     "top": ("top", "What jobs and machines use now."),

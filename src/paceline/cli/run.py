@@ -25,12 +25,13 @@ def _run(**given: Any) -> int:
     A torchrun command line works with torchrun replaced by `paceline run`; every flag may be written with - or _.
     """
     from .flags import shown_here, shown_there, spec_of
-    from .submit import detached, dry_run, ended_by_signals
+    from .submit import detached, dry_run, ended_by_signals, refuse_script
 
     spec, given = spec_of(given, run)
     if given["dry_run"]:
         return dry_run(spec, place(given, spec.backend))
     if given["detach"]:
+        refuse_script(given)
         return detached(spec, place(given, spec.backend))
     if spec.backend != HERE or options_of(given):
         there, shown = place(given, spec.backend), shown_there(given, spec)

@@ -72,8 +72,8 @@ class Screen:
             self._say(f"got device{'s' if len(devices) > 1 else ''} {', '.join(devices)}{_on(details)}")
         elif event.name == "started":
             self._local.update((log["rank"], log["local_rank"]) for log in details["logs"])
-        elif event.name == "lost":
-            self._say(f"{details['why']}; what its ranks write is not shown any more")
+        elif event.name in ("lost", "came", "apart"):
+            self._say(_of_host(event.name, details))
         elif event.name == "stopping":
             name = signal.Signals(details["signal"]).name
             self._say(f"stopping ({name}); ranks have {details['grace']:g} s, Ctrl-C again ends them at once")
@@ -173,6 +173,13 @@ def _encode(text: str) -> bytes:
 
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def _of_host(name: str, details: dict[str, Any]) -> str:
+    """That a host came, or why it is not heard any more, or takes no part."""
+    if name == "came":
+        return f"{details['host']} comes in"
+    return f"{details['why']}; {'its ranks are not heard any more' if name == 'lost' else 'it takes no part'}"
 
 
 def _on(details: dict[str, Any]) -> str:

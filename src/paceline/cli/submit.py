@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paceline.job.errors import UserError
+
 from .hosts import backend, job_options, place, where_options
 from .job_options import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TORCHRUN
 from .lookup import known
@@ -31,8 +33,21 @@ def _submit(**given: Any) -> int:
     from .flags import spec_of
 
     spec, given = spec_of(given, submit)
+    refuse_script(given)
     there = place(given, spec.backend)
     return dry_run(spec, there) if given["dry_run"] else detached(spec, there)
+
+
+def refuse_script(given: dict[str, Any]) -> None:
+    """Nobody would run it for a job that goes on by itself.
+
+    Raises:
+        UserError: there is one.
+    """
+    if given["host_discovery_script"] is not None:
+        raise UserError(
+            "--host-discovery-script is run by whoever watches a job; leave it out, and add hosts by paceline scaleout"
+        )
 
 
 @contextlib.contextmanager
@@ -97,8 +112,6 @@ submit = SectionedCommand(
 @click.option("--name", metavar="NAME", help="Name of the new job.  [default: the old one's with the next free number]")
 def resubmit(job: str, name: str | None) -> int:
     """Run JOB again as it was submitted; it goes on from the checkpoints that JOB has left."""
-    from paceline.job.errors import UserError
-
     (old,) = known([job])
     if not old.is_over and old.state != "LOST":
         raise UserError(f"job {job} is {old.state}; wait for it, or stop it first: paceline stop {job}")

@@ -49,7 +49,9 @@ class _Log:
     output: Output
 
 
-def updates(run: RunDirectory, lifeline: int, wanted: Callable[[Output], bool] = lambda _: True) -> Iterator[Update]:
+def updates(
+    run: RunDirectory, lifeline: int, wanted: Callable[[Output], bool] = lambda _: True, begin: int = 0
+) -> Iterator[Update]:
     """What ranks write and what happens, as it comes, until the agent is gone.
 
     All output of an attempt comes before the event that tells how the attempt ended, which is "restarting" or
@@ -59,9 +61,11 @@ def updates(run: RunDirectory, lifeline: int, wanted: Callable[[Output], bool] =
         run: of the job.
         lifeline: a descriptor that becomes readable when the agent is gone.
         wanted: whose output is wanted, asked once a file.
+        begin: where in events.jsonl.
     """
     waker = Waker()
     events, lines = GrowingFile(run.events), Lines()
+    events.offset = begin
     waker.watch(events.path)
     logs: dict[Path, _Log] = {}
     grown: set[Path] | None = None  # the files to look at; None for all

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import io
 import json
 import os
 import re
@@ -19,26 +20,26 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import ENTRY, fitting, launching, logs, placing, queue, records, tensorboard
+from . import ENTRY, fitting, launching, logs, placing, processes, queue, records, tensorboard
 from .errors import Refused
 from .following import STREAM_BITS, Event, Output, is_disk_full, updates
 from .gauge import Gauge
 from .network import gloo_interface
 from .ports import Reservation
-from .run_directory import RunDirectory, Staging, read_json
+from .run_directory import SPARE, Reopened, RunDirectory, Staging, read_json
+from .spec import NodeSpec
 from .usage import gpus_of_nvidia_smi
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator, Mapping, Sequence
 
-    from .spec import NodeSpec
-
     Request = Mapping[str, Any]
     Answer = dict[str, Any]
 
+_DOUBT = 20.0  # seconds in which a job begins of which nobody said that all its nodes were told
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -157,7 +158,7 @@ class Host:
             yield made
             yield {"end": True}
             return
-        run, node, agent, lifeline = made
+        run, node, agent, lifeline, begin = made
         is_decided = False
         try:
             yield {"started": node.job, "ranks": node.nproc, "host": socket.gethostname()}
@@ -167,25 +168,28 @@ class Host:
                     lifeline.send(b"k")
                 yield {"kept": node.job}
                 word = _word()
-                is_decided = word == "done" or (not word and (node.node_rank == 0 or _has_begun(run, lifeline)))
+                is_decided = word == "done" or (not word and (node.node_rank == 0 or _has_begun(run, lifeline, begin)))
             elif word == "hold":
                 is_decided = True
-                yield from _news(run, agent, lifeline, request["shown"])
+                yield from _news(run, agent, lifeline, request["shown"], begin)
         finally:
             if not is_decided:
-                self._drop(run)
+                self._drop(run, keep=begin > 0)
         yield {"end": True}
 
-    def _drop(self, run: RunDirectory) -> None:
-        """End a job at once, and remove it."""
+    def _drop(self, run: RunDirectory, keep: bool) -> None:
+        """End a job at once, and remove it, unless it has been here before."""
         launching.stop(run, True)
         run.wait_until_free()
-        self._remove(run)
+        if not keep:
+            self._remove(run)
 
-    def _make(self, request: Request) -> Answer | tuple[RunDirectory, NodeSpec, subprocess.Popen[bytes], socket.socket]:
+    def _make(self, request: Request) -> Answer | _Made:
         """The job with its agent, which ends with the socket; or an answer that its name is taken."""
         job = dict(request["job"])
         path = self.jobs / job["name"]
+        if request["joins"] and (read_json(path / "spec.json") or {}).get("job_id") == request["job_id"]:
+            return self._come_back(path, request)
         if os.path.lexists(path):
             return {"taken": str(path)}
         here = self.here(request["slots"])
@@ -208,7 +212,7 @@ class Host:
                 job_id=request["job_id"],
             )  # fmt: skip
             hosts = tuple(request["hosts"])
-            node = replace(node, env={**node.env, **_variables(node)}, hosts=hosts, expected=len(hosts))
+            node = replace(node, env={**node.env, **_variables(node)}, hosts=hosts, expected=len(hosts) or None)
             if job["resume_from"] is not None:
                 launching.take_checkpoints(self.jobs / job["resume_from"], staging.directory.path)
             created = time.time()
@@ -218,13 +222,36 @@ class Host:
                 staging.settle()
             except FileExistsError:
                 return {"taken": str(path)}
-            env = {**request["terminal"], **os.environ, **request["secrets"], "PACELINE_HOME": str(self.root)}
-            if request["token"] is not None:
-                env["PACELINE_TOKEN"] = request["token"]
-            lifeline, theirs = socket.socketpair()
-            with theirs:
-                agent = launching.start_agent(staging, node.python, env, theirs)
-        return staging.directory, node, agent, lifeline
+            return self._start(staging, node, request)
+
+    def _come_back(self, path: Path, request: Request) -> _Made:
+        """The job whose part was here before, with what it has left."""
+        job, code = request["job"], _Bytes(request["bytes"])
+        while code.read(1 << 16):
+            pass
+        try:
+            again = Reopened(path)
+        except BlockingIOError:
+            raise Refused(f"job {path.name} runs here already") from None
+        with again:
+            node = replace(
+                NodeSpec.load(again.directory.spec), node_rank=None, main_address=job["main_address"],
+                main_port=job["main_port"], hosts=(), expected=None, detached=job["detached"],
+            )  # fmt: skip
+            again.directory.spec.write_text(node.to_json())
+            again.directory.status.unlink(missing_ok=True)  # it tells how this part ended then
+            again.directory.spare.write_bytes(bytes(SPARE))
+            return self._start(again, node, request)
+
+    def _start(self, folder: Staging | Reopened, node: NodeSpec, request: Request) -> _Made:
+        env = {**request["terminal"], **os.environ, **request["secrets"], "PACELINE_HOME": str(self.root)}
+        if request["token"] is not None:
+            env["PACELINE_TOKEN"] = request["token"]
+        lifeline, theirs = socket.socketpair()
+        with theirs:
+            begin = folder.directory.events.stat().st_size
+            agent = launching.start_agent(folder, node.python, env, theirs)
+        return _Made(folder.directory, node, agent, lifeline, begin)
 
     def _bring(self, job: Request, made: Path, request: Request) -> Answer:
         """The code of a job: what comes on stdin, or what another job has left."""
@@ -249,6 +276,39 @@ class Host:
         for run in runs:
             launching.stop(run, request["now"])
         return {"names": [run.path.name for run in runs]}
+
+    def invite(self, request: Request) -> Answer:
+        """What another machine needs to take part in a job that runs here, with its code (tar).
+
+        Raises:
+            Refused: its nodes cannot change, or it does not run here.
+        """
+        run = self.run(request["name"])
+        node, job, status = NodeSpec.load(run.spec), read_json(run.job) or {}, run.read_status() or {}
+        _check_elastic(node)
+        if not run.is_held or status.get("state") in records.FINAL or not status.get("coordinator"):
+            raise Refused(f"job {node.job} does not run here, or has not started yet")
+        env = processes.environment(status["agent"]["pid"])
+        code, archive = job.get("code"), io.BytesIO()
+        if code is not None:
+            with tarfile.open(fileobj=archive, mode="w") as tar:
+                tar.add(code["path"], arcname=".")
+        return {
+            "job": job["spec"], "job_id": node.job_id, "most": node.nodes, "coordinator": status["coordinator"],
+            "token": env.get("PACELINE_TOKEN"),
+            "secrets": {name: env[name] for name in job["spec"]["secrets"] if name in env},
+            "sources": job["data"], "code": code, "data": archive.getvalue(),
+        }  # fmt: skip
+
+    def leave(self, request: Request) -> Answer:
+        """Have this machine leave a job, which goes on without it."""
+        from .agent import LEAVE  # brings much along that other requests do not need
+
+        run = self.run(request["name"])
+        _check_elastic(NodeSpec.load(run.spec))
+        if not records.signal_agent(run.path, (LEAVE,)):
+            raise Refused(f"job {run.path.name} does not run here")
+        return {"leaves": run.path.name}
 
     def delete(self, request: Request) -> Answer:
         """Remove those of the jobs that are here."""
@@ -295,6 +355,21 @@ class Host:
         yield {"end": True}
 
 
+class _Made(NamedTuple):
+    """A job that has been started: its folder, its part here, its agent, what ends it, where its new events begin."""
+
+    run: RunDirectory
+    node: NodeSpec
+    agent: subprocess.Popen[bytes]
+    lifeline: socket.socket
+    begin: int
+
+
+def _check_elastic(node: NodeSpec) -> None:
+    if node.least == node.nodes:
+        raise Refused(f"job {node.job} has {node.nodes} nodes as long as it runs; submit it with --nnodes MIN:MAX")
+
+
 class _Bytes:
     """So many bytes of stdin, and never fewer."""
 
@@ -330,11 +405,16 @@ def _word() -> str:
     return sys.stdin.buffer.readline().decode().strip()
 
 
-def _has_begun(run: RunDirectory, lifeline: socket.socket) -> bool:
-    """Whether the ranks of a job start, waited for: only then node 0 has been told that it is one."""
-    return any(
-        isinstance(it, Event) and it.name == "started" for it in updates(run, lifeline.fileno(), lambda _: False)
-    )
+def _has_begun(run: RunDirectory, lifeline: socket.socket, begin: int) -> bool:
+    """Whether the ranks of a job start, waited for a while: only then node 0 has been told that it is one."""
+    patience = threading.Timer(_DOUBT, lifeline.shutdown, (socket.SHUT_RDWR,))
+    patience.daemon = True
+    patience.start()
+    try:
+        news = updates(run, lifeline.fileno(), lambda _: False, begin)
+        return any(isinstance(it, Event) and it.name == "started" for it in news)
+    finally:
+        patience.cancel()
 
 
 def _split(shown: Mapping[str, Any] | None, job: Request) -> tuple[int, ...]:
@@ -343,7 +423,7 @@ def _split(shown: Mapping[str, Any] | None, job: Request) -> tuple[int, ...]:
 
 
 def _news(
-    run: RunDirectory, agent: subprocess.Popen[bytes], lifeline: socket.socket, shown: Mapping[str, Any]
+    run: RunDirectory, agent: subprocess.Popen[bytes], lifeline: socket.socket, shown: Mapping[str, Any], begin: int
 ) -> Iterator[Answer]:
     """What a job writes that is to be shown, and what happens to it, until its agent is gone.
 
@@ -352,13 +432,14 @@ def _news(
         agent: which is sent the signals that stdin names.
         lifeline: ends with the agent, which ends with this process.
         shown: which streams of which local ranks, for rank 0 ("first") and for the "others".
+        begin: where its new events begin.
     """
     threading.Thread(target=_pass_on_signals, args=(agent,), daemon=True).start()
 
     def wanted(it: Output) -> bool:
         return bool(shown["others" if it.rank else "first"].get(str(it.local_rank), 0) & STREAM_BITS[it.stream])
 
-    for update in updates(run, lifeline.fileno(), wanted):
+    for update in updates(run, lifeline.fileno(), wanted, begin):
         if isinstance(update, Output):
             yield {"output": [update.attempt, update.rank, update.local_rank, update.stream], "data": update.data}
         else:

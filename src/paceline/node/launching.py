@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from .run_directory import Staging
+    from .run_directory import Reopened, Staging
     from .spec import NodeSpec
 
 _AT_ONCE = 10.0  # seconds for an agent to end all at once
@@ -36,7 +36,7 @@ def write_down(directory: RunDirectory, job: Mapping[str, Any], node: NodeSpec) 
 
 
 def start_agent(
-    staging: Staging, python: Sequence[str], env: Mapping[str, str], lifeline: socket.socket | None = None
+    staging: Staging | Reopened, python: Sequence[str], env: Mapping[str, str], lifeline: socket.socket | None = None
 ) -> subprocess.Popen[bytes]:
     """Start the agent of a settled job; it holds the job's lock from now on, and outlives this process.
 

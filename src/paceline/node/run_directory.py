@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from types import TracebackType
 
-_SPARE = 64 * 1024  # bytes
+SPARE = 64 * 1024  # bytes
 _ABANDONED = 60.0  # seconds after which a folder that nobody holds is not about to be held
 
 
@@ -140,7 +140,7 @@ class Staging:
         self.lock = os.open(self.directory.lock, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self.lock, fcntl.LOCK_EX)
         self.directory.events.touch()
-        self.directory.spare.write_bytes(bytes(_SPARE))
+        self.directory.spare.write_bytes(bytes(SPARE))
 
     def __enter__(self) -> Staging:
         return self
@@ -169,6 +169,35 @@ class Staging:
         os.close(self.lock)
         if not self.is_settled:
             shutil.rmtree(self.directory.path, ignore_errors=True)
+
+
+class Reopened:
+    """A run directory to which its job comes back.
+
+    Attributes:
+        directory: the folder.
+        lock: descriptor that holds its lock, for the agent to inherit.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Take its lock.
+
+        Raises:
+            BlockingIOError: somebody works on the job.
+        """
+        self.directory = RunDirectory(path)
+        self.lock = os.open(self.directory.lock, os.O_RDWR)
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self.lock)
+            raise
+
+    def __enter__(self) -> Reopened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.lock)
 
 
 def sweep(jobs: Path) -> list[os.DirEntry[str]]:

@@ -1,0 +1,174 @@
+"""Hosts that come into a job which runs, and hosts that leave it."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from paceline.job.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import IO
+
+    from .connection import Answer, Body, Host, Request
+
+    Enter = Callable[[Host, Request, Body | None], None]
+
+LEAVE = 34  # SIGRTMIN: the signal with which an agent leaves its job
+_PERIOD = 1.0  # seconds between two looks at which hosts there are, as horovodrun's
+_AGAIN = 5.0  # seconds until a host that could not come in is tried again
+_SCRIPT_SECONDS = 10.0
+
+
+def invitation(hosts: Iterable[Host], name: str) -> Answer:
+    """What a newcomer needs, from the first of these hosts that can tell.
+
+    Raises:
+        UserError: none can.
+    """
+    why = UserError(f"no host of job {name} answers")
+    for host in hosts:
+        try:
+            return host.ask({"do": "invite", "name": name})
+        except UserError as error:
+            why = error
+    raise why
+
+
+def order(invited: Answer, host: Host, shown: dict[str, Any] | None, terminal: dict[str, str]) -> Request:
+    """What starts a newcomer's part of a job.
+
+    Args:
+        invited: see `invitation`.
+        host: the newcomer.
+        shown: see `Shown`; None for a job that nobody watches.
+        terminal: variables that tell of the terminal.
+    """
+    address, port = invited["coordinator"]
+    meeting = {"main_address": address, "main_port": port, "node_rank": None, "local_address": None}
+    code = invited["code"]
+    return {
+        "do": "start",
+        "joins": True,
+        "job": {**invited["job"], **meeting, "resume_from": None, "detached": shown is None},
+        "slots": host.slots,
+        "job_id": invited["job_id"],
+        "token": invited["token"],
+        "secrets": invited["secrets"],
+        "data": [
+            {key: source[key] for key in ("volume", "path", "wanted", "variable")} for source in invited["sources"]
+        ],
+        "code": code and {key: value for key, value in code.items() if key != "path"},
+        "bytes": len(invited.get("data", b"")),
+        "hosts": [],
+        "shown": shown,
+        "terminal": terminal,
+    }
+
+
+def code_of(invited: Answer) -> Body | None:
+    """What sends the code that came with an invitation."""
+    data: bytes = invited.get("data", b"")
+
+    def send(stdin: IO[bytes]) -> None:
+        stdin.write(data)
+
+    return send if data else None
+
+
+def discovered(script: str) -> list[str]:
+    """The hosts that a script prints, a line each, as HOST or HOST:SLOTS.
+
+    Raises:
+        UserError: it cannot be run, or fails.
+    """
+    try:
+        done = subprocess.run(
+            [script], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_SCRIPT_SECONDS
+        )
+    except OSError as error:
+        raise UserError(f"--host-discovery-script {script}: {error.strerror}; name a program") from None
+    except subprocess.TimeoutExpired:
+        raise UserError(f"--host-discovery-script {script} took more than {_SCRIPT_SECONDS:g} s") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [""])[-1]
+        raise UserError(f"--host-discovery-script {script}: exit code {done.returncode} {last}".rstrip())
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+
+
+class Recruiter:
+    """Brings hosts into a job that somebody watches, as long as it has fewer than it may; a thread of its own."""
+
+    def __init__(
+        self,
+        name: str,
+        wanted: Callable[[], Sequence[Host]],
+        present: Callable[[], Sequence[Host]],
+        enter: Callable[[Host, Answer], None],
+        leave: Callable[[Host], None],
+    ) -> None:
+        """Begin.
+
+        Args:
+            name: of the job.
+            wanted: the hosts that it is to have, if they can be reached.
+            present: those that it has.
+            enter: starts its part on a host.
+            leave: asks a host to leave it.
+        """
+        self._name, self._wanted, self._present, self._enter, self._leave = name, wanted, present, enter, leave
+        self._coming: set[Host] = set()
+        self._not_before: dict[Host, float] = {}
+        self._left: set[Host] = set()
+        self._over = threading.Event()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def stop(self) -> None:
+        """Bring in no more."""
+        self._over.set()
+
+    def is_coming(self, host: Host) -> bool:
+        """Whether a host is on its way."""
+        return host in self._coming
+
+    def has_come(self, host: Host) -> None:
+        """A host takes part now."""
+        self._coming.discard(host)
+        self._left.discard(host)
+
+    def is_gone(self, host: Host) -> None:
+        """A host takes no part any more, or could not come."""
+        self._coming.discard(host)
+        self._not_before[host] = time.monotonic() + _AGAIN
+
+    def _work(self) -> None:
+        while not self._over.wait(_PERIOD):
+            try:
+                wanted, present = self._wanted(), self._present()
+            except UserError:  # a script that fails now and then changes nothing
+                continue
+            for host in present:
+                if host not in wanted and host not in self._left:
+                    self._left.add(host)
+                    self._leave(host)
+            now = time.monotonic()
+            missing = [
+                host
+                for host in wanted
+                if host not in present and host not in self._coming and self._not_before.get(host, 0.0) <= now
+            ]
+            if missing and present:
+                self._bring(missing, present)
+
+    def _bring(self, missing: Sequence[Host], present: Sequence[Host]) -> None:
+        try:
+            invited = invitation(present, self._name)
+        except UserError:  # it has not started, or has ended
+            return
+        for host in missing[: max(0, invited["most"] - len(present) - len(self._coming))]:
+            if not self._over.is_set():
+                self._coming.add(host)
+                self._enter(host, invited)

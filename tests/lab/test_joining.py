@@ -1,0 +1,115 @@
+"""Hosts that come into a job which runs, leave it, and come back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.conftest import eventually
+
+if TYPE_CHECKING:
+    from .lab import Client
+
+STEPS = """
+    import os, pathlib, socket, sys, threading
+    print(socket.gethostname(), os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
+    while not pathlib.Path("end").exists():
+        threading.Event().wait(0.05)
+"""
+
+
+def shown(client: Client, name: str) -> list[str]:
+    done = client("get", "--on", "lab", name, "-o", "json")
+    job = json.loads(done.stdout) if done.returncode == 0 else {"state": "", "instances": []}
+    return (
+        [rank["node"] for rank in job["instances"] if rank["state"] == "RUNNING"] if job["state"] == "RUNNING" else []
+    )
+
+
+def line(running: subprocess.Popen[str], what: str) -> None:
+    assert running.stdout is not None
+    while what not in (text := running.stdout.readline()):
+        assert text, f"never said: {what}"
+
+
+def test_a_job_grows_and_shrinks(client: Client) -> None:
+    client.settings(hosts=["h1"])
+    flags = ("--name", "it", "--nnodes", "1:2", "--sync-mode", "snapshot", "--sync-source", "source", "main.py")
+    client.script("import helper", "source/main.py")
+    client.script(STEPS.replace('"end"', f'"{client.folder}/end"'), "source/helper.py")
+    done = client("submit", "--on", "lab", *flags)
+    assert done.returncode == 0, done.stderr
+    eventually(lambda: shown(client, "it") == ["h1"], "it runs")
+    client.settings()
+    done = client("scaleout", "--on", "lab", "it")
+    assert (done.returncode, done.stderr) == (0, "paceline: job it: h2 comes in\n")
+    eventually(lambda: shown(client, "it") == ["h1", "h2"], "both take part")
+    done = client("scaleout", "--on", "lab", "it", "h2")
+    assert (done.returncode, done.stderr) == (2, "paceline: h2 takes part in job it already; leave it out\n")
+    done = client("scalein", "--on", "lab", "it", "h2")
+    assert (done.returncode, done.stderr) == (0, "paceline: job it: h2 leaves\n")
+    eventually(lambda: shown(client, "it") == ["h1"], "h2 has left")
+    eventually(lambda: not client.lab.hosts[1].processes(), "nothing runs there any more")
+    done = client("scaleout", "--on", "lab", "it", "h2")
+    assert done.returncode == 0, done.stderr
+    eventually(lambda: shown(client, "it") == ["h1", "h2"], "it has come back")
+    (client.folder / "end").touch()
+    assert client("wait", "--on", "lab", "it").returncode == 0
+
+
+def test_a_host_that_was_killed_comes_back_while_somebody_watches(client: Client) -> None:
+    script = client.script(STEPS)
+    running = client.start(
+        "run", "-H", "h1,h2", "--ssh-root", f"~/{client.root}", "--nnodes", "1:2", "--name", "it", "--tee", "3", script
+    )
+    line(running, "h2 1 of 2")
+    status = json.loads((client.run_directory(client.lab.hosts[1], "it") / "status.json").read_text())
+    os.kill(status["agent"]["pid"], signal.SIGKILL)
+    line(running, "h1 0 of 1")
+    line(running, "h2 1 of 2")
+    (client.folder / "end").touch()
+    _, err = running.communicate()
+    assert running.returncode == 0, err
+    assert "h2 comes in\n" in err
+    assert "job it succeeded after " in err.splitlines()[-1]
+
+
+def test_hosts_come_and_go_as_a_script_says(client: Client) -> None:
+    script = client.script(STEPS)
+    hosts = client.folder / "hosts"
+    hosts.write_text("h1:1\n")
+    (client.folder / "discover").write_text(f"#!/bin/sh\ncat {hosts}\n")
+    (client.folder / "discover").chmod(0o755)
+    flags = ("--host-discovery-script", "./discover", "--min-np", "1", "--max-np", "2")
+    refused = client("submit", *flags, script)
+    assert refused.returncode == 2
+    assert "add hosts by paceline scaleout" in refused.stderr
+    running = client.start("run", *flags, "--ssh-root", f"~/{client.root}", "--name", "it", "--tee", "3", script)
+    line(running, "h1 0 of 1")
+    hosts.write_text("h1:1\nh2:1\n")
+    line(running, "h2 1 of 2")
+    hosts.write_text("h1:1\n")
+    line(running, "h1 0 of 1")
+    (client.folder / "end").touch()
+    _, err = running.communicate()
+    assert running.returncode == 0, err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--min-np", "2"], "--min-np needs hosts"),
+        (["-H", "h1", "--min-np", "1", "--nnodes", "1"], "--nnodes MIN:MAX counts hosts"),
+        (["-H", "h1:2", "--min-np", "2", "--max-np", "1"], "--max-np 1 is less than --min-np 2"),
+        (["--host-discovery-script", "./none"], "--host-discovery-script ./none: No such file or directory"),
+        (["--host-discovery-script", "/bin/false"], "--host-discovery-script /bin/false: exit code 1"),
+    ],
+)
+def test_what_cannot_work_is_told_in_a_line(client: Client, flags: list[str], said: str) -> None:
+    done = client("run", *flags, client.script("print(1)"))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert said in done.stderr
