@@ -13,6 +13,7 @@ import os
 import shlex
 import subprocess
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,14 +64,18 @@ try:
     os.makedirs(root, mode=0o700, exist_ok=True)
     is_missing = not os.path.exists(path)
     if is_missing:
-        with open(path + "." + str(os.getpid()), "wb") as file:
-            say({"need": True})
-            data = sys.stdin.buffer.read(order["bytes"])
-            file.write(data)
-        if len(data) < order["bytes"]:
-            os.unlink(file.name)
-            sys.exit()
-        os.replace(file.name, path)
+        coming = path + "." + str(os.getpid())
+        try:
+            with open(coming, "wb") as file:
+                say({"need": True})
+                data = sys.stdin.buffer.read(order["bytes"])
+                file.write(data)
+            if len(data) < order["bytes"]:
+                sys.exit()
+            os.replace(coming, path)
+        finally:
+            if os.path.exists(coming):
+                os.unlink(coming)
     else:
         say({"need": False})
 except OSError as error:
@@ -140,6 +145,7 @@ class Host:
         body: Body | None = None,
         opened: Callable[[Answers], None] = lambda _: None,
         apart: bool = False,
+        patience: float | None = None,
     ) -> Iterator[Answers]:
         """Its answers to a request that it answers again and again; it is told when the block is left.
 
@@ -148,6 +154,7 @@ class Host:
             body: writes what follows it.
             opened: is given the answers before the host is heard, so that others can stop them.
             apart: Ctrl-C does not end the connection.
+            patience: seconds to wait for each answer.
 
         Raises:
             UserError: see `ask`.
@@ -157,7 +164,7 @@ class Host:
         with tempfile.TemporaryFile() as errors:  # ssh keeps it open as long as it keeps the connection
             process = self._start(errors, apart)
             assert process.stdin is not None
-            answers = Answers(self, process, errors)
+            answers = Answers(self, process, errors, patience)
             opened(answers)
             try:
                 with contextlib.suppress(BrokenPipeError):  # why, the answers tell
@@ -189,10 +196,13 @@ class Silent(UserError):
 class Answers:
     """What a host says, line by line."""
 
-    def __init__(self, host: Host, process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
+    def __init__(
+        self, host: Host, process: subprocess.Popen[bytes], errors: IO[bytes], patience: float | None = None
+    ) -> None:
         self._host = host
         self._process = process
         self._errors = errors
+        self._patience = patience
 
     def __iter__(self) -> Answers:
         return self
@@ -205,7 +215,7 @@ class Answers:
         """
         stdout = self._process.stdout
         assert stdout is not None
-        line = stdout.readline()
+        line = self._line(stdout)
         try:
             answer: Answer = json.loads(line) if line.endswith(b"\n") else {}
         except ValueError:
@@ -220,6 +230,24 @@ class Answers:
         if "bytes" in answer:
             answer["data"] = stdout.read(answer.pop("bytes"))
         return answer
+
+    def _line(self, stdout: IO[bytes]) -> bytes:
+        """The next line.
+
+        Raises:
+            Silent: it does not come in time.
+        """
+        if self._patience is None:
+            return stdout.readline()
+        limit = threading.Timer(self._patience, self._process.terminate)
+        limit.start()
+        line = stdout.readline()
+        is_late = not limit.is_alive()
+        limit.cancel()
+        if is_late and not line:
+            name = self._host.name
+            raise Silent(f"{name} says nothing for {self._patience:g} s; see what it does: ssh {shlex.quote(name)}")
+        return line
 
     def say(self, word: str) -> None:
         """Send a line; that nobody hears it any more, the answers tell."""

@@ -49,9 +49,8 @@ class Parts:
         if len(self.started) == len(self.hosts):
             return None
         self._drop()
-        for error in answers.values():
-            if isinstance(error, UserError):
-                raise error
+        if failed := [str(answer) for answer in answers.values() if isinstance(answer, UserError)]:
+            raise UserError("\n".join(failed))
         return next(host for host in told if host not in self.started)
 
     def keep(self) -> None:

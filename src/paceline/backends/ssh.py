@@ -34,6 +34,7 @@ from .base import Backend, LogLines, Shell
 from .connection import Host, Silent, ask_all
 from .joining import code_of, discovered, invitation, order
 from .parts import Parts
+from .preflight import Preflight
 from .remote_run import RemoteRun
 from .sent import Sent
 from .starting import terminal_size
@@ -132,6 +133,11 @@ class Ssh(Backend):
     def configured(cls, name: str, options: Mapping[str, Any]) -> Ssh:
         """The backend of a target of the settings."""
         return cls(name, hosts_of(lambda key: f"targets.{name}.{key}", options), f" --on {name}")
+
+    @property
+    def hosts(self) -> list[Host]:
+        """The target's hosts."""
+        return list(self._hosts)
 
     # -- submit --------------------------------------------------------------------------------------------------------
 
@@ -241,9 +247,8 @@ class Ssh(Backend):
         if missing:
             raise UserError(f"secret {missing[0]} is not set in your environment; export it, then submit again")
         data = self._sources(spec)
-        looks = self._looks(spec, progress)
+        looks, chosen = self._preflight(spec, data, progress)
         taken = {name: host for host, look in looks.items() for name in look["names"]}
-        chosen = self._chosen(spec, looks)
         with tempfile.TemporaryDirectory() as folder:
             code, archive, record = Path(folder, "code"), Path(folder, "code.tar"), None
             if spec.code is not None and spec.resume_from is None:
@@ -312,37 +317,39 @@ class Ssh(Backend):
             {"volume": m.volume, "path": paths[m.volume], "wanted": m.path, "variable": m.variable} for m in spec.data
         ]
 
-    def _looks(self, spec: JobSpec, progress: Progress) -> dict[Host, Answer]:
-        """What the hosts say that answer.
+    def _preflight(
+        self, spec: JobSpec, data: list[dict[str, Any]], progress: Progress
+    ) -> tuple[dict[Host, Answer], list[Host]]:
+        """What the hosts say that answer, and those that the job goes to.
 
         Raises:
-            UserError: too few of them answer.
+            UserError: too few of them can take it.
         """
-        answers = self._ask(self._hosts, lambda host: {"do": "look", "slots": host.slots})
-        failed = {host: answer for host, answer in answers.items() if isinstance(answer, UserError)}
-        for error in failed.values():
-            if len(answers) - len(failed) < spec.node_range[0]:
-                raise error
-            progress.say(str(error))
-        return {host: answer for host, answer in answers.items() if not isinstance(answer, UserError)}
+        job = spec.model_dump(mode="json")
+        with Preflight(self._hosts, lambda host: {"slots": host.slots, "job": job, "data": data}) as preflight:
+            self._note(preflight.failed)
+            chosen = preflight.choose(*spec.node_range, lambda fit: self._chosen(spec, fit), progress.say)
+            return dict(preflight.answers), chosen
 
     def _chosen(self, spec: JobSpec, looks: Mapping[Host, Answer]) -> list[Host]:
-        """The hosts that the job goes to: those with enough free devices come first, then as the settings have them.
+        """The hosts for the job, the best first: those with enough free devices, then as the settings have them.
 
         A job that goes on with another one's checkpoints goes where these are.
 
         Raises:
-            UserError: a host with checkpoints does not answer.
+            UserError: a host with checkpoints cannot take it.
         """
         if self._is_exact and spec.resume_from is None:
-            return list(looks)[: spec.node_range[1]]
+            return list(looks)
         if spec.resume_from is not None:
             hosts = self._hosts_of(spec.resume_from)
             if gone := [host.name for host in hosts if host not in looks]:
-                raise UserError(f"{gone[0]} has the checkpoints of {spec.resume_from} and does not answer; try later")
+                raise UserError(
+                    f"{gone[0]} has the checkpoints of {spec.resume_from} and cannot take the job now; try later"
+                )
             return hosts
         need = spec.devices if isinstance(spec.devices, int) else len(spec.devices or "1")
-        return sorted(looks, key=lambda host: looks[host]["free"] < need)[: spec.node_range[1]]
+        return sorted(looks, key=lambda host: looks[host]["free"] < need)
 
     def _start(self, order: dict[str, Any], hosts: list[Host], main: Answer, archive: Path) -> Parts | Host:
         """Start a job's agents, which meet at what the first host told; or return a host that has a job of the name.
@@ -386,10 +393,13 @@ class Ssh(Backend):
         }
         asked = [host for host in hosts if host not in silent]
         answers: dict[Host, Answer | UserError] = {**silent, **(ask_all(asked, request) if asked else {})}
-        self._silent.update(
-            (host, (answer, time.monotonic())) for host in asked if isinstance(answer := answers[host], Silent)
-        )
+        self._note({host: answer for host in asked if isinstance(answer := answers[host], UserError)})
         return {host: answers[host] for host in hosts}
+
+    def _note(self, failed: Mapping[Host, UserError]) -> None:
+        """Remember who was silent."""
+        now = time.monotonic()
+        self._silent.update((host, (error, now)) for host, error in failed.items() if isinstance(error, Silent))
 
     def _only_answers(self, answers: Mapping[Host, Answer | UserError]) -> dict[Host, Answer]:
         """The answers of all that were asked.

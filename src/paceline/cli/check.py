@@ -1,4 +1,4 @@
-"""`paceline check`: what this machine has, and what would go wrong."""
+"""`paceline check`: what this machine has, or hosts, and what would go wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from paceline.backends.local import Local
+from paceline.job.errors import UserError
+
+from .hosts import backend, where_options
 from .options import Option, SectionedCommand
+from .output import bold
 
 if TYPE_CHECKING:
     from paceline.backends.findings import Finding
@@ -19,11 +24,20 @@ if TYPE_CHECKING:
 
 
 def _check(output: str) -> int:
-    """Say what this machine has, and what would go wrong.
+    """Say what this machine has, or hosts that ssh reaches, and what would go wrong.
 
     Starts no job and imports no framework. The exit code is 1 when there is an error, that is, when no run here can
-    work; warnings leave it at 0.
+    work, or not on every host; warnings leave it at 0.
     """
+    there = backend()
+    if not isinstance(there, Local):
+        from paceline.backends.ssh import Ssh
+
+        from .check_hosts import check_hosts
+
+        if not isinstance(there, Ssh):
+            raise UserError(f"{there.where.strip()}: only hosts that ssh reaches can be checked; leave it out")
+        return check_hosts(there.hosts, output)
     from paceline.backends.findings import findings
     from paceline.backends.inspect import inspect_local
 
@@ -72,12 +86,8 @@ def _sections(seen: Inspection) -> list[str]:
     width = max(len(label) for _, rows in sections for label, _ in rows)
     lines = []
     for title, rows in sections:
-        lines += [_bold(title), *(f"  {label:{width}}  {text}" for label, text in rows), ""]
+        lines += [bold(title), *(f"  {label:{width}}  {text}" for label, text in rows), ""]
     return lines
-
-
-def _bold(text: str) -> str:
-    return click.style(text, bold=True)  # click.echo drops it in a pipe
 
 
 def _packages(seen: Inspection) -> list[tuple[str, str]]:
@@ -145,9 +155,9 @@ def _limit(number: int | None) -> str:
 def _found(found: list[Finding]) -> list[str]:
     """What would go wrong, a line each."""
     if not found:
-        return [_bold("What would go wrong"), "  nothing that paceline knows of"]
+        return [bold("What would go wrong"), "  nothing that paceline knows of"]
     colours = {"error": "red", "warning": "yellow"}
-    lines = [_bold("What would go wrong")]
+    lines = [bold("What would go wrong")]
     for finding in found:
         level = click.style(f"{finding.level:7}", fg=colours[finding.level])
         lines.append(f"  {level}  {finding.where} {finding.what}; {finding.do}")
@@ -160,6 +170,7 @@ check = SectionedCommand(
     help=_check.__doc__,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     params=[
+        *where_options(),
         Option(
             ["-o", "--output"],
             section="Output",

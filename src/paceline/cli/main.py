@@ -90,7 +90,7 @@ def main() -> None:
         code = cli.main(standalone_mode=False)
     except UserError as error:
         with contextlib.suppress(OSError):
-            click.echo(f"paceline: {error}", err=True)
+            click.echo("\n".join(f"paceline: {line}" for line in str(error).splitlines()), err=True)
         code = 2
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)

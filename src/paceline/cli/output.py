@@ -80,6 +80,11 @@ def show(
     click.echo("\n".join(_table(rows, chosen, width, terminal and not os.environ.get("NO_COLOR"))))
 
 
+def bold(text: str) -> str:
+    """A title; click.echo drops what makes it bold in a pipe."""
+    return click.style(text, bold=True)
+
+
 def show_data(data: Any, output: str) -> None:
     """Print what JSON can hold as `json` or `yaml`, in ASCII."""
     text = json.dumps(data, indent=None if output == "yaml" else 2)

@@ -13,7 +13,10 @@ _MOST = 50  # names that one line lists
 
 
 class UserError(Exception):
-    """Bad input: one line that says what is wrong, where, and what to do. The command line exits with code 2."""
+    """Bad input: one line that says what is wrong, where, and what to do. The command line exits with code 2.
+
+    Where several hosts have something wrong, there is a line for each.
+    """
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

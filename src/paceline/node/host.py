@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import ENTRY, fitting, launching, logs, placing, processes, queue, records, tensorboard
+from . import ENTRY, fitting, launching, logs, placing, preflight, processes, queue, records, tensorboard
 from .errors import Refused
 from .following import STREAM_BITS, Event, Output, is_disk_full, updates
 from .gauge import Gauge
@@ -333,6 +333,38 @@ class Host:
         """End it."""
         return {"ran": tensorboard.stop(self.run(request["name"]).path)}
 
+    # -- before a job -------------------------------------------------------------------------------------------------
+
+    def preflight(self, request: Request) -> Iterator[Answer]:
+        """What `look` says, and `refused` where a job cannot run here; then see `preflight.converse`.
+
+        Without a job: all that this machine has.
+        """
+        facts: Answer = {"address": _address()}
+        if request["job"] is None:
+            facts.update(preflight.all_facts(self.root))
+        else:
+            facts.update(self.look(request))
+            try:
+                facts.update(preflight.job_facts(self.root, self._framework(request)))
+            except Refused as error:
+                facts["refused"] = str(error)
+        return preflight.converse(request["token"].encode(), request["name"], facts)
+
+    def _framework(self, request: Request) -> str | None:
+        """What a job's ranks import, None where they are no Python; where the nodes meet is seen to when it starts.
+
+        Raises:
+            Refused: the job cannot run here.
+        """
+        job = {**request["job"], "nodes": 1, "node_rank": None, "main_port": None}
+        if job["code"] is None or job["working_dir"] != ".":
+            job["working_dir"] = os.path.expanduser(job["working_dir"])
+        for source in request["data"]:
+            _find(source)
+        job = fitting.complete(job, self.here(request["slots"]), None)
+        return None if job["command"] is not None else fitting.PACKAGES.get(job["framework"])
+
     # -- what lasts ----------------------------------------------------------------------------------------------------
 
     def wait(self, request: Request) -> Iterator[Answer]:
@@ -528,8 +560,8 @@ def main(root: str, line: bytes) -> None:
     host, request = Host(Path(root)), json.loads(line)
     verb = getattr(host, request["do"])
     try:
-        if request["do"] in ("wait", "logs", "start"):
-            if request["do"] != "start":
+        if request["do"] in ("wait", "logs", "start", "preflight"):
+            if request["do"] not in ("start", "preflight"):  # they heed it themselves
                 threading.Thread(target=_end_with_stdin, daemon=True).start()
             with contextlib.closing(verb(request)) as answers:
                 for answer in answers:

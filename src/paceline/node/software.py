@@ -65,7 +65,12 @@ def python() -> Python:
 
 def packages(folder: Path, path: Sequence[str] | None = None) -> dict[str, Package | None]:
     """The frameworks and numpy; what lies in `folder` is not installed, though Python would import it there."""
-    return {name: _package(name, folder, sys.path if path is None else path) for name in PACKAGES}
+    return {name: package(name, folder, path) for name in PACKAGES}
+
+
+def package(name: str, folder: Path, path: Sequence[str] | None = None) -> Package | None:
+    """One of them."""
+    return _package(name, folder, sys.path if path is None else path)
 
 
 def _package(name: str, folder: Path, path: Sequence[str]) -> Package | None:
