@@ -175,7 +175,7 @@ def _status(node: Paceline) -> dict[str, Any]:
 
 def _runs(node: Paceline, nodes: int) -> bool:
     """Whether it runs an attempt of so many nodes."""
-    if not node.home.exists() or not (node.job() / "status.json").exists():
+    if not any((node.home / "jobs").glob("*/status.json")):
         return False
     status = _status(node)
     return status["state"] == "RUNNING" and status["world_size"] == nodes

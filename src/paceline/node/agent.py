@@ -286,7 +286,7 @@ class Agent:
     def _offer(self) -> Message:
         """Fresh ports of this node for the next attempt; the user's --master-port serves the first one."""
         self.ports.release()
-        main_port = self.spec.main_port if not self.team.has_met and self.spec.nodes == 1 else None
+        main_port = self.spec.main_port if self.status["start"] is None and self.spec.nodes == 1 else None
         endpoints = self.spec.nproc if "endpoints" in self.contract.carries else 0
         return {
             "main_port": self.ports.take(main_port or 0),
