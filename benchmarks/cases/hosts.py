@@ -200,11 +200,11 @@ def _followed(lab: Lab, script: list[str]) -> list[str]:
     return ["sh", "-c", f"{submit} >&2 && exec {follow}"]
 
 
-def _prefixed(lab: Lab, script: list[str]) -> list[str]:
-    def remote(rank: int) -> list[str]:
-        return ["env", f"RANK={rank}", sys.executable, *script]
+def _plainly(after: str = "") -> Callable[[Lab, list[str]], list[str]]:
+    def command(lab: Lab, script: list[str]) -> list[str]:
+        return each(lab, HOSTS, lambda rank: ["env", f"RANK={rank}", sys.executable, *script], after=after)
 
-    return each(lab, HOSTS, remote, after="| sed -u 's/^/[rank {}] /'")
+    return command
 
 
 def _tagged(lab: Lab, script: list[str]) -> list[str]:
@@ -220,7 +220,8 @@ CASES = [
     *(_sum(count, "mpirun", _mpirun) for count in TARGETS),
     *_look("hosts-list", "list"),
     *_look("hosts-top", "top", "node"),
-    Case("hosts-lines-ssh", _WRITTEN, _FOLLOW, Side("ssh | sed -u", _lines(_prefixed))),
+    Case("hosts-lines-ssh", _WRITTEN, _FOLLOW, Side("ssh, no ranks told", _lines(_plainly(), lossy=True))),
+    Case("hosts-lines-sed", _WRITTEN, _FOLLOW, Side("ssh | sed -u", _lines(_plainly("| sed -u 's/^/[rank {}] /'")))),
     Case(
         "hosts-lines-mpirun",
         _WRITTEN,
