@@ -169,7 +169,9 @@ def test_a_failing_rank_is_named(client: Client) -> None:
     assert client("wait", "--on", "lab", name).returncode == 1
     job = get(client, name)
     assert (job["state"], job["exit_code"], job["error"]) == ("FAILED", 1, "rank 1: ValueError: no good")
-    assert "ValueError: no good" in client("logs", "--on", "lab", "-i", "1", name).stdout
+    traceback = client("logs", "--on", "lab", "-i", "1", name).stdout
+    assert "ValueError: no good" in traceback
+    assert ".pyz" not in traceback  # none of our frames
 
 
 def test_a_killed_agent_is_a_failed_job(client: Client) -> None:

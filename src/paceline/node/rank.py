@@ -136,7 +136,7 @@ def _report(error: BaseException, error_path: Path) -> None:
     """Print an uncaught exception through `sys.excepthook`, and record where in the log it stands."""
     when = time.monotonic()
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    while trace is not None and trace.tb_frame.f_code.co_filename == _report.__code__.co_filename:
         trace = trace.tb_next
     error = error.with_traceback(trace)
     for stream in (sys.stdout, sys.stderr):
