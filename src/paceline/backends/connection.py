@@ -83,7 +83,12 @@ try:
             if len(data) < order["bytes"]:
                 sys.exit()
             add_bytecode(coming)
-            os.replace(coming, path)
+            try:
+                os.link(coming, path)  # another may have been as quick, and processes may use what it brought
+            except FileExistsError:
+                pass
+            except OSError:  # no hard links here
+                os.replace(coming, path)
         finally:
             if os.path.exists(coming):
                 os.unlink(coming)
