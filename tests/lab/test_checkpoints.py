@@ -123,6 +123,23 @@ def test_a_job_that_was_stopped_goes_on_where_it_stood(client: Client) -> None:
     assert client("stop", "--on", "lab", "--now", again).returncode == 0
 
 
+def test_a_job_goes_on_without_a_host_that_has_gone(client: Client) -> None:
+    client.settings(python=sys.executable)
+    flags = ("--nnodes", "2", "--name", "survives")
+    name = submitted(client, "submit", "--on", "lab", *flags, client.script(TRAIN), "30")
+    eventually(lambda: logs(client, name).count("waits") == 2, "it has come to step 30")
+    assert client("stop", "--on", "lab", "--now", name).returncode == 0
+    client.hang_up()
+    client.lab.hosts[0].power_off()
+    done = client("resubmit", "--on", "lab", name)
+    assert done.returncode == 0, done.stderr
+    again = done.stdout.strip()
+    eventually(lambda: logs(client, again).count("waits") == 2, "it has come to step 30 again")
+    assert "going on after step 28 in epoch 2" in logs(client, again)
+    assert [rank["node"] for rank in job(client, again)["instances"]] == ["h2", "h3"]
+    assert client("stop", "--on", "lab", "--now", again).returncode == 0
+
+
 LOAD = """
     import sys, time
     from pathlib import Path

@@ -215,6 +215,22 @@ def test_a_host_that_is_cut_off_loses_its_jobs_until_it_is_back(client: Client) 
     assert client("stop", "--on", "lab", "--now", name).returncode == 0
 
 
+def test_a_job_whose_host_is_gone_for_good_is_given_up(client: Client) -> None:
+    client.settings(hosts=["h2", "h3"])
+    name = submit(client, "--name", "gone", client.script(FOREVER))
+    eventually(lambda: get(client, name)["state"] == "RUNNING", "it runs")
+    client.hang_up()
+    client.lab.hosts[1].power_off()
+    refused = client("delete", "--on", "lab", name)
+    assert refused.returncode == 2
+    assert "cannot reach h2" in refused.stderr
+    assert f"to give it up: paceline delete --force {name}" in refused.stderr
+    done = client("delete", "--on", "lab", "--force", name)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == f"paceline: job {name} is forgotten; what h2 has of it is left there"
+    assert json.loads(client("list", "--on", "lab", "-o", "json").stdout) == []
+
+
 def test_where_nobody_lets_us_in_what_was_submitted_from_here_is_lost(client: Client) -> None:
     name = submit(client, "--name", "both", "--nnodes", "2", client.script(FOREVER))
     eventually(lambda: get(client, name)["state"] == "RUNNING", "it runs")
@@ -306,7 +322,7 @@ def test_slots_make_jobs_go_to_a_free_host_and_then_wait(client: Client) -> None
     [
         ({"hosts": ["nowhere"]}, [], "cannot reach nowhere: "),
         ({"hosts": ["h1"], "python": "/no/python3"}, [], "no Python on h1 ("),
-        ({"root": "/proc/nothing"}, [], "h1, h2: cannot write to /proc/nothing: "),
+        ({"root": "/proc/nothing"}, [], "h1, h2, h3: cannot write to /proc/nothing: "),
         ({"hosts": ["h1", "h1"]}, [], "targets.lab.hosts names h1 twice"),
         ({"hosts": ["-oProxyCommand=id"]}, [], "targets.lab.hosts: '-oProxyCommand=id' is no host"),
         ({"hots": ["h1"]}, [], "did you mean hosts?"),

@@ -161,6 +161,14 @@ class Backend(ABC):
     def delete(self, names: Sequence[str]) -> None:
         """Remove jobs that have ended, with all that was written for them."""
 
+    def forget(self, name: str) -> list[str]:
+        """Remove what can be reached of a LOST job, and know it no more; returns where something is left.
+
+        Raises:
+            UserError: this place cannot.
+        """
+        raise UserError(f"job {name} is on another machine; delete it there")
+
     @abstractmethod
     def nodes(self) -> list[Node]:
         """The machines, and what is in use there."""

@@ -328,28 +328,40 @@ class Ssh(Backend):
         job = spec.model_dump(mode="json")
         with Preflight(self._hosts, lambda host: {"slots": host.slots, "job": job, "data": data}) as preflight:
             self._note(preflight.failed)
-            chosen = preflight.choose(*spec.node_range, lambda fit: self._chosen(spec, fit), progress.say)
+            chosen = preflight.choose(*spec.node_range, lambda fit: self._chosen(spec, fit, progress), progress.say)
             return dict(preflight.answers), chosen
 
-    def _chosen(self, spec: JobSpec, looks: Mapping[Host, Answer]) -> list[Host]:
+    def _chosen(self, spec: JobSpec, looks: Mapping[Host, Answer], progress: Progress) -> list[Host]:
         """The hosts for the job, the best first: those with enough free devices, then as the settings have them.
 
-        A job that goes on with another one's checkpoints goes where these are.
-
         Raises:
-            UserError: a host with checkpoints cannot take it.
+            UserError: it goes on with another one's checkpoints, and hosts with these cannot take it.
         """
-        if self._is_exact and spec.resume_from is None:
-            return list(looks)
         if spec.resume_from is not None:
-            hosts = self._hosts_of(spec.resume_from)
-            if gone := [host.name for host in hosts if host not in looks]:
-                raise UserError(
-                    f"{gone[0]} has the checkpoints of {spec.resume_from} and cannot take the job now; try later"
-                )
-            return hosts
+            return self._resuming(spec, looks, progress)
+        if self._is_exact:
+            return list(looks)
         need = spec.devices if isinstance(spec.devices, int) else len(spec.devices or "1")
         return sorted(looks, key=lambda host: looks[host]["free"] < need)
+
+    def _resuming(self, spec: JobSpec, looks: Mapping[Host, Answer], progress: Progress) -> list[Host]:
+        """The hosts for a job that goes on with another one's checkpoints: each that took part has copies.
+
+        Others get them from these, but not the code, if the job has code of its own.
+
+        Raises:
+            UserError: too few can take it.
+        """
+        old = self._hosts_of(str(spec.resume_from))
+        hosts = [host for host in old if host in looks]
+        gone = ", ".join(host.name for host in old if host not in looks)
+        if hosts and spec.code is None:
+            hosts += [host for host in looks if host not in hosts]
+        if len(hosts) < spec.node_range[0]:
+            raise UserError(f"{gone} has the checkpoints of {spec.resume_from} and cannot take the job now; try later")
+        if gone:
+            progress.say(f"{gone} took part in {spec.resume_from} and cannot go on; its checkpoints are not looked at")
+        return hosts
 
     def _start(self, order: dict[str, Any], hosts: list[Host], main: Answer, archive: Path) -> Parts | Host:
         """Start a job's agents, which meet at what the first host told; or return a host that has a job of the name.
@@ -598,6 +610,15 @@ class Ssh(Backend):
         for name in names:
             self._sent.forget(name)
             self._places.pop(name, None)
+
+    def forget(self, name: str) -> list[str]:
+        """Remove what can be reached of a LOST job, and know it no more; returns where something is left."""
+        hosts = self._hosts_of(name)
+        self._ask(hosts, lambda _: {"do": "stop", "names": [name], "now": True})
+        answers = self._ask(hosts, lambda _: {"do": "delete", "names": [name]})
+        self._sent.forget(name)
+        self._places.pop(name, None)
+        return [host.name for host, answer in answers.items() if isinstance(answer, UserError)]
 
     def _act(self, request: Request) -> None:
         """Have all hosts do something with their jobs of these names.

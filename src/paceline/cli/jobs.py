@@ -256,7 +256,7 @@ def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
 def _refuse_lost(jobs: Sequence[Job]) -> None:
     for job in jobs:
         if job.state == "LOST":
-            raise UserError(f"job {job.name}: {job.error}")
+            raise UserError(f"job {job.name}: {job.error}; to give it up: paceline delete --force {job.name}")
 
 
 def _say(text: str) -> None:
@@ -265,19 +265,27 @@ def _say(text: str) -> None:
 
 @click.command(params=where_options())
 @click.argument("names", nargs=-1, required=True, metavar="JOB…")
-@click.option("--force", is_flag=True, help="Stop those that run, at once, and delete them as well.")
+@click.option("--force", is_flag=True, help="Stop those that run, at once, and forget those that are LOST.")
 def delete(names: tuple[str, ...], force: bool) -> int:
     """Delete JOBs that have ended, with their logs and the checkpoints in their folders."""
     names = tuple(dict.fromkeys(names))
     here = backend()
     jobs = known(names)
-    _refuse_lost(jobs)
+    if not force:
+        _refuse_lost(jobs)
+    for job in jobs:
+        if job.state == "LOST":
+            left = here.forget(job.name)
+            _say(f"job {job.name} is forgotten; what {', '.join(left)} has of it is left there")
+    jobs = [job for job in jobs if job.state != "LOST"]
+    names = tuple(job.name for job in jobs)
     going = [job.name for job in jobs if not job.is_over]
     if going and not force:
         raise UserError(f"job {going[0]} has not ended; stop it first with paceline stop {going[0]}, or add --force")
     if going:
         here.stop(going, now=True)
-    _wait(names)
+    if names:
+        _wait(names)
     for name in names:
         here.delete([name])
         _say(f"job {name} deleted")
