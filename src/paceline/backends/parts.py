@@ -22,6 +22,7 @@ class Parts:
         name: of the job.
         hosts: node 0 first.
         started: what they said of their parts.
+        records: what is true of the parts that are kept.
         streams: what they say.
     """
 
@@ -29,6 +30,7 @@ class Parts:
         self.name = name
         self.hosts = list(hosts)
         self.started: dict[Host, Answer] = {}
+        self.records: dict[Host, Answer] = {}
         self.streams = Streams(hosts, request, body, apart=True)
 
     def __enter__(self) -> Parts:
@@ -68,6 +70,7 @@ class Parts:
                     if host is not first:
                         self._drop()
                     raise answer
+                self.records[host] = answer["kept"]
         for host in self.hosts:
             self.streams.say(host, "done")
         self._finish()

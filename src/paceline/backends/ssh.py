@@ -157,7 +157,7 @@ class Ssh(Backend):
         """
         with self._started(self._asked(spec), progress, None) as parts:
             parts.keep()
-        (job,) = self.describe([parts.name])
+        job = self._merge([(host, parts.records[host]) for host in parts.hosts], None)
         self._sent.add(job, [host.name for host in parts.hosts])
         return job
 
@@ -448,7 +448,7 @@ class Ssh(Backend):
         request = {"do": "describe", "names": None if names is None else list(names), "since": since}
         answers = self._ask(self._hosts, lambda host: request)
         failed = {host: answer for host, answer in answers.items() if isinstance(answer, UserError)}
-        parts: dict[tuple[str, str], list[tuple[Host, dict[str, Any]]]] = {}
+        parts: dict[tuple[str, str], list[tuple[Host, Answer]]] = {}
         seen: set[str] = set()
         for host, answer in answers.items():
             if not isinstance(answer, UserError):
@@ -460,13 +460,7 @@ class Ssh(Backend):
         reasons = {host.name: str(error) for host, error in failed.items()}
         jobs = {}
         for (name, _), found in parts.items():
-            # Those that are in the last attempt come first: from an elastic job others may have gone.
-            found.sort(key=lambda pair: (-pair[1]["attempt"], pair[1]["node_rank"] or 0))
-            self._places[name] = [host for host, _ in found]
-            self._living[name] = [host for host, part in found if part["state"] not in FINAL]
-            for host, part in reversed(found):
-                self._ranks.update(((name, rank["rank"]), host) for rank in part["instances"])
-            jobs[name] = self._job(found, next(iter(reasons.values()), None))
+            jobs[name] = self._merge(found, next(iter(reasons.values()), None))
         known = self._sent.on(reasons) if reasons else {}
         for name, (hosts, record) in known.items():
             if name not in jobs and (names is None or name in names):
@@ -481,8 +475,15 @@ class Ssh(Backend):
             return sorted(jobs.values(), key=lambda job: job.created, reverse=True)
         return [jobs[name] for name in dict.fromkeys(names) if name in jobs]
 
-    def _job(self, parts: list[tuple[Host, dict[str, Any]]], reason: str | None) -> Job:
-        """A job by what its hosts say; `reason` is why another host says nothing."""
+    def _merge(self, parts: list[tuple[Host, Answer]], reason: str | None) -> Job:
+        """A job by what its hosts say, which is remembered; `reason` is why another host says nothing."""
+        # Those that are in the last attempt come first: from an elastic job others may have gone.
+        parts.sort(key=lambda pair: (-pair[1]["attempt"], pair[1]["node_rank"] or 0))
+        name = parts[0][1]["name"]
+        self._places[name] = [host for host, _ in parts]
+        self._living[name] = [host for host, part in parts if part["state"] not in FINAL]
+        for host, part in reversed(parts):
+            self._ranks.update(((name, rank["rank"]), host) for rank in part["instances"])
         records = [{k: v for k, v in part.items() if k not in ("job_id", "node_rank")} for _, part in parts]
         merged = {**records[0], "backend": self.name}
         # A part that has not ended is about to be in the last attempt, if it is not there yet.

@@ -193,8 +193,8 @@ NODES = [
         section="Several machines",
         envvar="PET_NNODES",
         metavar="N|MIN:MAX",
-        help="How many machines take part; MIN:MAX lets them come and go. Without -H or --on start this command on each."
-        "  [default: 1, or those that -H names]",
+        help="How many machines take part; MIN:MAX lets them come and go. Without -H or --on start this on each.  "
+        "[default: 1, or those that -H names]",
     ),
     Option(
         ["--node-rank"],

@@ -103,9 +103,7 @@ class Host:
             if is_over and record["ttl"] is not None and now - (record["kept_since"] or now) >= record["ttl"]:
                 self._remove(run)
             elif not is_over or record["finished"] >= since:
-                node_rank = (run.read_status() or {}).get("node_rank")
-                job_id = (read_json(run.spec) or {}).get("job_id")
-                found.append({**record, "job_id": job_id, "node_rank": node_rank})
+                found.append(_with_ids(run, record))
         return {"jobs": found, "names": [run.path.name for run in runs]}
 
     def spec(self, request: Request) -> Answer:
@@ -166,7 +164,8 @@ class Host:
             if word == "keep":
                 with contextlib.suppress(OSError):  # it has ended already
                     lifeline.send(b"k")
-                yield {"kept": node.job}
+                record = records.record(run.path, records.line_of(self.root))
+                yield {"kept": record and _with_ids(run, record)}
                 word = _word()
                 is_decided = word == "done" or (not word and (node.node_rank == 0 or _has_begun(run, lifeline, begin)))
             elif word == "hold":
@@ -385,6 +384,12 @@ class Host:
         for text in logs.read(run.path, choice):
             yield {"text": text[:4], "data": text.data}
         yield {"end": True}
+
+
+def _with_ids(run: RunDirectory, record: Answer) -> Answer:
+    """A record with what tells which parts on several machines are one job, and in which order."""
+    node_rank = (run.read_status() or {}).get("node_rank")
+    return {**record, "job_id": (read_json(run.spec) or {}).get("job_id"), "node_rank": node_rank}
 
 
 class _Made(NamedTuple):
