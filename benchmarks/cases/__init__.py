@@ -6,7 +6,18 @@ import importlib
 
 from ..case import Case
 
-GROUPS = ("start", "restart", "cli", "jobs", "ddp", "epoch", "checkpoint", "logs", "hosts", "hosts_elastic")  # in the order of the table
+GROUPS = (
+    "start",
+    "restart",
+    "cli",
+    "jobs",
+    "ddp",
+    "epoch",
+    "checkpoint",
+    "logs",
+    "hosts",
+    "hosts_elastic",
+)  # in the order of the table
 
 
 def load() -> dict[str, list[Case]]:

@@ -150,7 +150,7 @@ def _again(command: Callable[[Lab], list[str]]) -> Callable[[Lab], Sample]:
 
 def _with_a_job(lab: Lab) -> Lab:
     """The lab with a job that all hosts have had."""
-    if not list(lab.hosts().hosts[-1].home.glob(".local/state/paceline/jobs/seed")):
+    if not list(lab.hosts().hosts[-1].home.glob(".local/state/paceline/hosts/*/jobs/seed")):
         with lab.started(_submit(lab, HOSTS, ["--name", "seed", NOTHING])) as job:
             job.finish()
             with lab.started(paceline(lab, "wait", "--on", f"lab{HOSTS}", "seed")) as waiting:

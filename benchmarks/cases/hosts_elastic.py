@@ -1,6 +1,6 @@
 """From `kill -9` of all that a job has on one of three hosts until the ranks on the other two step again.
 
-torchrun waits for the lost node to come back, 30 s by default (`last_call_timeout`); a second row lets it wait 3 s only.
+torchrun waits for the lost node to come back, 30 s by default (`last_call_timeout`); in a second row it waits 3 s.
 """
 
 from __future__ import annotations

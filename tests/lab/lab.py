@@ -366,7 +366,7 @@ class Client(Paceline):
 
     def run_directory(self, host: Host, name: str) -> Path:
         """Where a host has a job."""
-        return host.home / self.root / "jobs" / name
+        return host.home / self.root / "hosts" / host.name / "jobs" / name
 
     def hang_up(self) -> None:
         """End the connections that are kept for the next command."""

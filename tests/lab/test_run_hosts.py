@@ -33,7 +33,9 @@ def where(client: Client, hosts: str) -> tuple[str, ...]:
 
 def folders(client: Client) -> list[Path]:
     """All that jobs have left on the hosts."""
-    return [path for host in client.lab.hosts for path in (host.home / client.root / "jobs").glob("*")]
+    return [
+        path for host in client.lab.hosts for path in (host.home / client.root / "hosts" / host.name / "jobs").glob("*")
+    ]
 
 
 def nothing_is_left(client: Client) -> bool:

@@ -119,6 +119,20 @@ def test_two_hosts_meet(client: Client) -> None:
     assert not any(client.run_directory(host, name).exists() for host in client.lab.hosts)
 
 
+def test_hosts_may_share_a_home(client: Client) -> None:
+    client.settings(root=str(client.folder / "shared"))
+    name = submit(client, "--nnodes", "2", "--name", "one", client.script("import os; print(os.environ['RANK'])"))
+    assert client("wait", "--on", "lab", name).returncode == 0
+    (job,) = json.loads(client("list", "--on", "lab", "-o", "json").stdout)
+    assert (job["name"], job["state"], [rank["node"] for rank in job["instances"]]) == (name, "SUCCEEDED", ["h1", "h2"])
+    assert sorted(client("logs", "--on", "lab", "--all", name).stdout.splitlines()) == ["[rank 0] 0", "[rank 1] 1"]
+    taken = client("submit", "--on", "lab", "--name", "one", client.script("pass"))
+    assert (taken.returncode, taken.stdout) == (2, "")
+    assert "a job named one is on h" in taken.stderr
+    assert client("delete", "--on", "lab", name).returncode == 0
+    assert not list((client.folder / "shared").glob("hosts/*/jobs/*"))
+
+
 def test_the_library_is_there_however_a_rank_is_started(client: Client) -> None:
     script = client.script("""
         import multiprocessing, os, subprocess, sys
@@ -341,7 +355,7 @@ def test_what_cannot_work_is_told_in_a_line(
     lines = [line for line in done.stderr.splitlines() if not line.endswith("…")]  # what it does, if that takes long
     assert (done.returncode, done.stdout, len(lines)) == (2, "", 1), done.stderr
     assert said in lines[0]
-    assert not any(list((host.home / client.root).glob("jobs/*")) for host in client.lab.hosts)
+    assert not any(list((host.home / client.root).glob("hosts/*/jobs/*")) for host in client.lab.hosts)
 
 
 def test_an_unknown_target_names_the_nearest(client: Client) -> None:

@@ -44,11 +44,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class Host:
-    """This machine, with the jobs that a folder holds."""
+    """This machine, with its jobs in a folder; machines may share that, and each has its own part of a job there."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.jobs = root / "jobs"
+        self.jobs = root / "hosts" / socket.gethostname() / "jobs"
 
     def here(self, slots: int) -> fitting.Here:
         """This machine with so many slots, if it has no accelerators."""
@@ -56,10 +56,9 @@ class Host:
         return fitting.Here(self.root, (sys.executable,), lambda: slots, declare)
 
     def runs(self, names: Sequence[str]) -> list[RunDirectory]:
-        """Those of these jobs that are here; hosts may share the folder, and have their own jobs in it."""
+        """Those of these jobs that are here."""
         found = [RunDirectory(self.jobs / name) for name in names if _NAME.fullmatch(name)]
-        me = socket.gethostname()
-        return [run for run in found if records.is_job(run.path) and (read_json(run.job) or {}).get("host", me) == me]
+        return [run for run in found if records.is_job(run.path)]
 
     def run(self, name: str) -> RunDirectory:
         """A job that is here.
@@ -199,7 +198,7 @@ class Host:
         with contextlib.ExitStack() as stack:
             staging = stack.enter_context(Staging(path))
             made = folder = None
-            record: Answer = {"data": data, "host": socket.gethostname()}
+            record: Answer = {"data": data}
             if own_code:
                 made, folder = _places(job, staging.directory.path, path)
                 stack.callback(_unless_started, made, staging)
@@ -341,11 +340,11 @@ class Host:
         """
         facts: Answer = {"address": _address()}
         if request["job"] is None:
-            facts.update(preflight.all_facts(self.root))
+            facts.update(preflight.all_facts(self.root, self.jobs))
         else:
             facts.update(self.look(request))
             try:
-                facts.update(preflight.job_facts(self.root, self._framework(request)))
+                facts.update(preflight.job_facts(self.root, self.jobs, self._framework(request)))
             except Refused as error:
                 facts["refused"] = str(error)
         return preflight.converse(request["token"].encode(), request["name"], facts)

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 _PATIENCE = 120.0  # seconds in which the client says something, or is taken for gone
 
 
-def job_facts(root: Path, framework: str | None) -> dict[str, Any]:
+def job_facts(root: Path, jobs: Path, framework: str | None) -> dict[str, Any]:
     """What matters to a job: the disk, Python, and the version of the job's framework."""
     found = software.package(framework, root) if framework in software.PACKAGES else None
     return {
         "python": platform.python_version(),
         "framework": framework,
         "version": None if found is None else found.version,
-        "disks": _disks(root),
+        "disks": _disks(root, jobs),
     }
 
 
-def all_facts(root: Path) -> dict[str, Any]:
+def all_facts(root: Path, jobs: Path) -> dict[str, Any]:
     """Everything that `paceline check` tells of a host."""
     return {
         "python": asdict(software.python()),
@@ -39,16 +39,16 @@ def all_facts(root: Path) -> dict[str, Any]:
         "devices": asdict(machine.devices(os.environ)),
         "cores": asdict(machine.cores()),
         "memory": asdict(machine.memory()),
-        "disks": _disks(root),
+        "disks": _disks(root, jobs),
     }
 
 
-def _disks(root: Path) -> list[dict[str, Any]]:
+def _disks(root: Path, jobs: Path) -> list[dict[str, Any]]:
     """Of the root folder and of the jobs', which may be on another file system; one that does not answer is a path."""
     paths = [root]
     try:
-        if os.stat(root).st_dev != os.stat(root / "jobs").st_dev:
-            paths.append(root / "jobs")
+        if os.stat(root).st_dev != os.stat(jobs).st_dev:
+            paths.append(jobs)
     except OSError:
         pass  # there is no job yet
     spaces = [(path, machine.space(path)) for path in paths]
