@@ -449,7 +449,7 @@ class Ssh(Backend):
         jobs = {}
         for (name, _), found in parts.items():
             # Those that are in the last attempt come first: from an elastic job others may have gone.
-            found.sort(key=lambda pair: (-pair[1]["attempt"], pair[1]["node_rank"] or 0))
+            found.sort(key=lambda it: (-it[1]["attempt"], not it[1]["has_begun"], it[1]["node_rank"] or 0))
             self._places[name] = [host for host, _ in found]
             self._living[name] = [host for host, part in found if part["state"] not in FINAL]
             for host, part in reversed(found):
@@ -471,10 +471,14 @@ class Ssh(Backend):
 
     def _job(self, parts: list[tuple[Host, dict[str, Any]]], reason: str | None) -> Job:
         """A job by what its hosts say; `reason` is why another host says nothing."""
-        records = [{k: v for k, v in part.items() if k not in ("job_id", "node_rank")} for _, part in parts]
+        asked = ("job_id", "node_rank", "has_begun")
+        records = [{k: v for k, v in part.items() if k not in asked} for _, part in parts]
         merged = {**records[0], "backend": self.name}
+        last = [part for _, part in parts if part["attempt"] == records[0]["attempt"]]
+        begun = [part for part in last if part["has_begun"]]
+        count = len(begun) if len(begun) >= records[0]["nodes"] else len(last)  # they come first
         # A part that has not ended is about to be in the last attempt, if it is not there yet.
-        there = [r for r in records if r["attempt"] == records[0]["attempt"] or r["state"] not in FINAL]
+        there = [r for number, r in enumerate(records) if number < count or r["state"] not in FINAL]
         if len(records) > 1:
             merged.update(_merged(there))
         job = Job.from_record(merged)
