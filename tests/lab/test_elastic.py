@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 TRAIN = """
-    import sys, time
+    import os, sys, time
     import torch
     from torch.utils.data import TensorDataset
     import paceline
@@ -47,12 +47,14 @@ TRAIN = """
             optimizer.step()
             optimizer.zero_grad()
             seen.counts += run.all_reduce(mine)
-            print("step", run.step, "with", run.world_size, flush=True)
+            print("step", run.step, "with", run.world_size, "at", time.time(), flush=True)
             time.sleep(pause)
+        if len(sys.argv) > 3 and run.all_reduce(torch.tensor(float(os.path.exists(sys.argv[3])))):
+            break
     print("seen", int(seen.counts.min()), int(seen.counts.max()), flush=True)
 """
 NAME = "elastic"
-TIMES = ("--rdzv-conf", "keep_alive_interval=1,keep_alive_max_attempt=5,join_timeout=120")
+TIMES = "keep_alive_interval=1,keep_alive_max_attempt=5,join_timeout=120"
 
 
 @pytest.fixture
@@ -65,25 +67,28 @@ class Job:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.hosts = client.lab.hosts
+        self.name = NAME
         client.settings(python=sys.executable)  # which has torch
 
-    def submit(self, nodes: str, epochs: int = 3, pause: float = 0.2, restarts: int = 0) -> None:
-        flags = ("--nnodes", nodes, "--name", NAME, "--max-restarts", str(restarts), *TIMES)
+    def submit(
+        self, nodes: str, epochs: int = 3, pause: float = 0.2, restarts: int = 0, end: str = "", times: str = TIMES
+    ) -> None:
+        flags = ("--nnodes", nodes, "--name", NAME, "--max-restarts", str(restarts), "--rdzv-conf", times)
         script = self.client.script(TRAIN)
-        done = self.client("submit", "--on", "lab", *flags, script, str(epochs), str(pause))
+        done = self.client("submit", "--on", "lab", *flags, script, str(epochs), str(pause), *filter(None, [end]))
         assert done.returncode == 0, done.stderr
 
     def status(self, host: Host) -> dict[str, Any]:
         """What the agent on a host last said."""
-        path = self.client.run_directory(host, NAME) / "status.json"
+        path = self.client.run_directory(host, self.name) / "status.json"
         found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"state": None, "attempt": -1}
         return found
 
     def steps(self, host: Host, attempt: int) -> list[tuple[int, int]]:
         """The steps that a host's ranks have done in an attempt, each with the world size."""
-        folder = self.client.run_directory(host, NAME) / "logs" / str(attempt)
+        folder = self.client.run_directory(host, self.name) / "logs" / str(attempt)
         text = "".join(path.read_text() for path in folder.glob("rank-*.log"))
-        return [(int(step), int(world)) for step, world in re.findall(r"^step (\d+) with (\d+)$", text, re.M)]
+        return [(int(step), int(world)) for step, world in re.findall(r"^step (\d+) with (\d+) at", text, re.M)]
 
     def trains(self, hosts: list[Host], after: int = -1) -> None:
         """Wait until all these hosts, and no others, train in an attempt after this one; checks that they do."""
@@ -99,11 +104,11 @@ class Job:
 
     def ends_well(self, hosts: list[Host]) -> None:
         """Wait for the end; checks that every sample was trained on as often as any other."""
-        done = self.client("wait", "--on", "lab", NAME)
+        done = self.client("wait", "--on", "lab", self.name)
         said = "".join(
             path.read_text()
             for host in hosts
-            for path in (self.client.run_directory(host, NAME) / "logs").glob("*/rank-0.log")
+            for path in (self.client.run_directory(host, self.name) / "logs").glob("*/rank-0.log")
         )
         assert done.returncode == 0, done.stderr + said
         ((least, most),) = set(re.findall(r"^seen (\d+) (\d+)$", said, re.M))
@@ -136,6 +141,18 @@ def test_a_host_loses_its_power(job: Job, victim: int) -> None:
     job.trains(left, after=0)
     job.hosts[victim].power_on()
     job.ends_well(left)
+
+
+def test_the_host_that_led_comes_back_before_anybody_has_noticed(job: Job) -> None:
+    first, second, _ = job.hosts
+    job.submit("1:2", epochs=6)
+    job.trains([first, second])
+    first.power_off()
+    first.power_on()
+    done = job.client("scaleout", "--on", "lab", NAME, first.name)
+    assert done.returncode == 0, done.stderr
+    job.trains([first, second], after=0)
+    job.ends_well([first, second])
 
 
 @pytest.mark.parametrize("victim", [0, 2])

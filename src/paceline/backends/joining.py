@@ -47,7 +47,7 @@ def order(invited: Answer, host: Host, shown: dict[str, Any] | None, terminal: d
         shown: see `Shown`; None for a job that nobody watches.
         terminal: variables that tell of the terminal.
     """
-    address, port = invited["coordinator"]
+    address, port = invited["door"]
     meeting = {"main_address": address, "main_port": port, "node_rank": None, "local_address": None}
     code = invited["code"]
     return {

@@ -478,16 +478,20 @@ class Ssh(Backend):
     def _merge(self, parts: list[tuple[Host, Answer]], reason: str | None) -> Job:
         """A job by what its hosts say, which is remembered; `reason` is why another host says nothing."""
         # Those that are in the last attempt come first: from an elastic job others may have gone.
-        parts.sort(key=lambda pair: (-pair[1]["attempt"], pair[1]["node_rank"] or 0))
+        parts.sort(key=lambda it: (-it[1]["attempt"], not it[1]["has_begun"], it[1]["node_rank"] or 0))
         name = parts[0][1]["name"]
         self._places[name] = [host for host, _ in parts]
         self._living[name] = [host for host, part in parts if part["state"] not in FINAL]
         for host, part in reversed(parts):
             self._ranks.update(((name, rank["rank"]), host) for rank in part["instances"])
-        records = [{k: v for k, v in part.items() if k not in ("job_id", "node_rank")} for _, part in parts]
+        asked = ("job_id", "node_rank", "has_begun")
+        records = [{k: v for k, v in part.items() if k not in asked} for _, part in parts]
         merged = {**records[0], "backend": self.name}
+        last = [part for _, part in parts if part["attempt"] == records[0]["attempt"]]
+        begun = [part for part in last if part["has_begun"]]
+        count = len(begun) if len(begun) >= records[0]["nodes"] else len(last)  # they come first
         # A part that has not ended is about to be in the last attempt, if it is not there yet.
-        there = [r for r in records if r["attempt"] == records[0]["attempt"] or r["state"] not in FINAL]
+        there = [r for number, r in enumerate(records) if number < count or r["state"] not in FINAL]
         if len(records) > 1:
             merged.update(_merged(there))
         job = Job.from_record(merged)

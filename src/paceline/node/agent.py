@@ -75,7 +75,7 @@ class Agent:
             "nodes": spec.expected or spec.nodes, "node_rank": spec.node_rank, "world_size": None,
             "attempt": 0, "restarts": 0, "max_restarts": spec.max_restarts, "exit_code": None,
             "created": time.time(), "started": None, "finished": None, "ranks": [], "failure": None, "others": [],
-            "devices": list(spec.devices or ()), "waiting": None, "start": None, "coordinator": None,
+            "devices": list(spec.devices or ()), "waiting": None, "start": None, "coordinator": None, "door": None,
         }  # fmt: skip
         self.at_once = False  # whether the ranks get no grace
         self.stop_signal = 0  # the first signal that asked
@@ -126,7 +126,7 @@ class Agent:
             self.ranks.start_server()
             self.join_by = time.monotonic() + self.spec.join_timeout
             self.team.meet(self.join_by)
-            self._tell_status(coordinator=self.team.place)
+            self._tell_status(coordinator=self.team.place, door=self.team.door)
         while self.finish is None:
             if not self.loop.run_until(lambda: bool(self.inbox) or self.finish is not None, self._patience()):
                 self._lose_patience()

@@ -210,7 +210,10 @@ class Host:
                 job_id=request["job_id"],
             )  # fmt: skip
             hosts = tuple(request["hosts"])
-            node = replace(node, env={**node.env, **_variables(node)}, hosts=hosts, expected=len(hosts) or None)
+            node = replace(
+                node, env={**node.env, **_variables(node)}, hosts=hosts, expected=len(hosts) or None,
+                joins=request["joins"],
+            )  # fmt: skip
             if job["resume_from"] is not None:
                 launching.take_checkpoints(self.jobs / job["resume_from"], staging.directory.path)
             created = time.time()
@@ -234,7 +237,7 @@ class Host:
         with again:
             node = replace(
                 NodeSpec.load(again.directory.spec), node_rank=None, main_address=job["main_address"],
-                main_port=job["main_port"], hosts=(), expected=None, detached=job["detached"],
+                main_port=job["main_port"], joins=True, hosts=(), expected=None, detached=job["detached"],
             )  # fmt: skip
             again.directory.spec.write_text(node.to_json())
             again.directory.status.unlink(missing_ok=True)  # it tells how this part ended then
@@ -292,7 +295,7 @@ class Host:
             with tarfile.open(fileobj=archive, mode="w") as tar:
                 tar.add(code["path"], arcname=".")
         return {
-            "job": job["spec"], "job_id": node.job_id, "most": node.nodes, "coordinator": status["coordinator"],
+            "job": job["spec"], "job_id": node.job_id, "most": node.nodes, "door": status["door"],
             "token": env.get("PACELINE_TOKEN"),
             "secrets": {name: env[name] for name in job["spec"]["secrets"] if name in env},
             "sources": job["data"], "code": code, "data": archive.getvalue(),
@@ -387,8 +390,9 @@ class Host:
 
 def _with_ids(run: RunDirectory, record: Answer) -> Answer:
     """A record with what tells which parts on several machines are one job, and in which order."""
-    node_rank = (run.read_status() or {}).get("node_rank")
-    return {**record, "job_id": (read_json(run.spec) or {}).get("job_id"), "node_rank": node_rank}
+    status, job_id = run.read_status() or {}, (read_json(run.spec) or {}).get("job_id")
+    has_begun = status.get("start") is not None
+    return {**record, "job_id": job_id, "node_rank": status.get("node_rank"), "has_begun": has_begun}
 
 
 class _Made(NamedTuple):

@@ -64,6 +64,7 @@ class NodeSpec:
         nodes: how many nodes the job has at most.
         least: with how many it goes on; fewer than `nodes` lets nodes come and go.
         expected: how many are on their way at first; None for all.
+        joins: the job runs, or has run, elsewhere: this node never begins it.
         hosts: what people call the nodes, by node rank, where that is known.
         main_address: where the agents meet; None on a single node.
         main_port: port of the meeting; on a single node the main port of the ranks; None picks a free one.
@@ -98,6 +99,7 @@ class NodeSpec:
     nodes: int = 1
     least: int = 1
     expected: int | None = None
+    joins: bool = False
     hosts: tuple[str, ...] = ()
     main_address: str | None = None
     main_port: int | None = None

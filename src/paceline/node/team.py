@@ -87,6 +87,11 @@ class Team:
         return None if self._leader is None else list(self._leader)
 
     @property
+    def door(self) -> list[Any] | None:
+        """Address and port of this agent, which knows who coordinates."""
+        return [self._address, self._door.port] if self._door.port else None
+
+    @property
     def missing(self) -> str:
         """Who has not come, as far as this node knows."""
         spec = self._spec
@@ -116,7 +121,7 @@ class Team:
         spec = self._spec
         assert spec.main_port is not None
         is_here = _is_here(spec.main_address or "")
-        is_first = spec.node_rank == 0 or (spec.node_rank is None and is_here)
+        is_first = not spec.joins and (spec.node_rank == 0 or (spec.node_rank is None and is_here))
         if not is_first and spec.least == spec.nodes:
             return True
         try:
@@ -134,6 +139,8 @@ class Team:
         spec = self._spec
         if spec.nodes == 1:
             return True
+        if spec.joins:
+            return False
         is_there = spec.node_rank is None and _is_here(spec.main_address or "")
         return self._door.port == spec.main_port and (spec.node_rank == 0 or is_there)
 
@@ -148,6 +155,7 @@ class Team:
 
     def _follow_first(self, place: tuple[str, int], join_by: float) -> None:
         """Become the guest of whoever coordinates there, or where that one says."""
+        first = place
         while not self._is_over():
             left = join_by - time.monotonic()
             try:
@@ -161,10 +169,11 @@ class Team:
                 self._fail(f"{error}; start all nodes with the same --rdzv-id and PACELINE_TOKEN", 2)
                 return
             except (OSError, ChannelClosed) as error:
-                why = str(error)
+                why, place = str(error), first
             if left <= 0:
+                who = "the job" if self._spec.joins else "node 0"
                 self._fail(
-                    f"cannot reach node 0 at {place[0]}:{place[1]} within {self._spec.join_timeout:g} s "
+                    f"cannot reach {who} at {place[0]}:{place[1]} within {self._spec.join_timeout:g} s "
                     f"({why}); is `paceline run` started there, and the port open?",
                     1,
                 )
@@ -258,7 +267,9 @@ class Team:
             return
         if self._spec.least == self._spec.nodes or not self._nodes:
             why = "is gone" if is_dead else f"did not answer for {self._spec.silence:g} s"
-            self._fail(f"node 0, which coordinates the job, {why}", 1)
+            names = [node["host"] for node in self._nodes if node["id"] == self._leader_id] or self._spec.hosts[:1]
+            name = "".join(f" ({name})" for name in names)
+            self._fail(f"node 0{name}, which coordinates the job, {why}", 1)
             return
         why = "the node that coordinated the job is gone" if is_dead else "the node that coordinates the job is silent"
         dead = [self._leader_id] if is_dead else []

@@ -1,0 +1,219 @@
+"""What single faults of hosts do to a job: it ends or goes on, says which host it was, and leaves nothing anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.conftest import eventually
+
+from .test_elastic import TRAIN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .lab import Client, Host
+
+TIMES = ("--rdzv-conf", "keep_alive_interval=1,keep_alive_max_attempt=5,join_timeout=30")
+FOREVER = """
+    import os, threading
+    print("here", os.environ["WORLD_SIZE"], flush=True)
+    threading.Event().wait()
+"""
+SLOW_START = """
+    import os, threading
+    threading.Event().wait(1000 if os.environ["PACELINE_ATTEMPT"] == "0" else 0)
+"""
+# Connects without an end, and sends garbage, half lines and endless ones, or nothing at all.
+FLOOD = """
+    import itertools, socket, sys
+    words = (b"GET / HTTP/1.1\\r\\n\\r\\n", b"", b'{"proof": 1}\\n', b'{"proof": "', b"x" * 100000, b"[[[[[[" * 1000)
+    held = []
+    for number in itertools.count():
+        try:
+            it = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=1)
+            it.setblocking(False)
+            it.send(words[number % len(words)])
+            held.append(it)
+        except OSError:
+            pass
+        if len(held) > 300:
+            held.pop(0).close()
+"""
+
+
+def submitted(client: Client, nodes: str, *args: str, name: str = "it") -> None:
+    done = client("submit", "--on", "lab", "--name", name, "--nnodes", nodes, *TIMES, *args)
+    assert done.returncode == 0, done.stderr
+
+
+def state(client: Client, host: Host) -> str:
+    """What the agent on a host last said of its part."""
+    path = client.run_directory(host, "it") / "status.json"
+    return str(json.loads(path.read_text())["state"]) if path.exists() else ""
+
+
+def said(client: Client, host: Host) -> str:
+    """Why the part of the job on a host failed."""
+    found = json.loads((client.run_directory(host, "it") / "status.json").read_text())["failure"]
+    return str(found["message"])
+
+
+def log(client: Client, host: Host) -> str:
+    """All that the ranks on a host wrote."""
+    folder = client.run_directory(host, "it") / "logs"
+    return "".join(path.read_text() for path in folder.glob("*/rank-*.log"))
+
+
+def runs(client: Client, hosts: list[Host], world: int) -> None:
+    eventually(
+        lambda: all(state(client, host) == "RUNNING" and f"here {world}\n" in log(client, host) for host in hosts),
+        "the job runs",
+    )
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("fault", ["hang", "cut"])
+def test_a_job_of_fixed_size_loses_a_host(client: Client, fault: str, victim: int) -> None:
+    hosts = client.lab.hosts[:2]
+    lost, left = hosts[victim], hosts[1 - victim]
+    submitted(client, "2", client.script(FOREVER))
+    runs(client, hosts, 2)
+    getattr(lost, fault)()
+    eventually(lambda: state(client, left) == "FAILED", "the other one ends")
+    assert lost.name in said(client, left)
+    eventually(lambda: not left.processes(), "nothing runs there any more")
+    lost.repair()
+    eventually(lambda: not lost.processes(), "nor on the one that is back")
+    found = json.loads(client("get", "--on", "lab", "it", "-o", "json").stdout)
+    assert found["state"] == "FAILED"
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_host_hangs_while_a_job_starts(client: Client, victim: int) -> None:
+    first, second, third = client.lab.hosts
+    hosts = [first, second]
+    client.settings(hosts=["h1", "h2"])
+    script = client.script("import threading\nthreading.Event().wait()", "slow/helper.py")
+    submitted(client, "2", client.script("import sys; sys.path.insert(0, 'slow'); import helper"))
+    assert script
+    eventually(lambda: state(client, hosts[victim]) != "", "it starts")
+    hosts[victim].hang()
+    left = hosts[1 - victim]
+    eventually(lambda: state(client, left) == "FAILED", "the other one gives up")
+    assert hosts[victim].name in said(client, left)
+    eventually(lambda: not left.processes(), "nothing runs there")
+    hosts[victim].wake()
+    eventually(lambda: not hosts[victim].processes(), "nor there")
+    assert not third.processes()
+
+
+@pytest.mark.parametrize("logins", [True, False])
+def test_a_host_hangs_while_a_job_is_stopped(client: Client, logins: bool) -> None:
+    hosts = client.lab.hosts[:2]
+    submitted(client, "2", "--grace", "2", client.script(FOREVER))
+    runs(client, hosts, 2)
+    client.hang_up()
+    hosts[1].hang(logins=logins)
+    done = client("stop", "--on", "lab", "it")
+    assert (done.returncode != 0, done.stderr.count("\n")) == (True, 1), done.stderr
+    assert "h2" in done.stderr
+    eventually(lambda: not hosts[0].processes(), "nothing runs on the other one")
+    hosts[1].wake()
+    eventually(lambda: not hosts[1].processes(), "nor on the one that is back")
+
+
+@pytest.mark.parametrize("nodes", ["2", "1:2"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_an_agent_is_killed_before_the_others_are_met(client: Client, nodes: str, victim: int) -> None:
+    hosts = client.lab.hosts[:2]
+    client.settings(hosts=["h1", "h2"])
+    running = client.start(
+        "submit", "--on", "lab", "--name", "it", "--nnodes", nodes, *TIMES, client.script(FOREVER), stdin=None
+    )
+
+    def killed() -> bool:
+        for pid in hosts[victim].processes():
+            if _is_agent(pid):
+                os.kill(pid, signal.SIGKILL)
+                return True
+        return False
+
+    eventually(killed, "the agent is killed")
+    running.communicate()
+    left, goes_on = hosts[1 - victim], victim == 1 and nodes == "1:2"
+    if running.returncode == 0 and goes_on:
+        runs(client, [left], 1)
+        assert client("stop", "--on", "lab", "it").returncode == 0
+    eventually(lambda: not left.processes(), "nothing runs on the other one")
+    if running.returncode == 0:
+        found = json.loads(client("get", "--on", "lab", "it", "-o", "json").stdout)
+        assert found["state"] == ("STOPPED" if goes_on else "FAILED")
+
+
+def _is_agent(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"\0agent\0" in file.read()
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def flood(client: Client) -> Iterator[tuple[str, int]]:
+    """Strangers at a port of the first host, from before a job starts there; the port."""
+    first, _, third = client.lab.hosts
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    client.script(FLOOD, "flood.py")
+    strangers = [
+        subprocess.Popen([*third.enter(), sys.executable, client.folder / "flood.py", first.address, str(port)])
+        for _ in range(2)
+    ]
+    yield first.address, port
+    for stranger in strangers:
+        stranger.kill()
+        stranger.wait()
+
+
+@pytest.mark.torch
+def test_strangers_at_the_coordinators_port_do_no_harm(client: Client, flood: tuple[str, int]) -> None:
+    pytest.importorskip("torch")
+    client.settings(hosts=["h1", "h2"], python=sys.executable)
+    submitted(client, "2", "--master-port", str(flood[1]), client.script(TRAIN), "2", "0.1")
+    done = client("wait", "--on", "lab", "it")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((client.run_directory(client.lab.hosts[0], "it") / "status.json").read_text())
+    assert (found["coordinator"], found["attempt"]) == (list(flood), 0)
+    assert re.search(r"^seen 2 2$", log(client, client.lab.hosts[0]), re.M)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_disk_fills_up_while_a_job_trains(client: Client, victim: int) -> None:
+    pytest.importorskip("torch")
+    hosts = client.lab.hosts[:2]
+    client.settings(hosts=["h1", "h2"], python=sys.executable)
+    submitted(client, "2", client.script(TRAIN), "6", "0.1")
+    eventually(lambda: all("step 20 " in log(client, host) for host in hosts), "it trains")
+    full = hosts[victim]
+    full.fill()
+    done = client("wait", "--on", "lab", "it")
+    assert done.returncode != 0
+    record = json.loads(client("get", "--on", "lab", "it", "-o", "json").stdout)
+    assert record["state"] == "FAILED"
+    assert record["error"].count("\n") == 0
+    assert full.name in record["error"]
+    assert str(client.run_directory(full, "it")) in record["error"]
+    full.make_room()
+    again = client("resubmit", "--on", "lab", "it")
+    assert again.returncode == 0, again.stderr
+    name = again.stdout.strip()
+    assert client("wait", "--on", "lab", name).returncode == 0

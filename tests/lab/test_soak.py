@@ -1,0 +1,245 @@
+"""Random faults at random moments of an elastic job: in the end every sample was trained on as often as it should.
+
+PACELINE_SOAK says how many faults, PACELINE_SOAK_SEED which; the seed is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.conftest import GENEROUS, eventually
+
+from .test_elastic import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .lab import Client, Host
+
+pytest.importorskip("torch")
+FAULTS = int(os.environ.get("PACELINE_SOAK", "8"))
+SEED = int(os.environ.get("PACELINE_SOAK_SEED", time.time_ns() % 1_000_000))
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600 + 120 * FAULTS)]
+OVER = ("SUCCEEDED", "FAILED", "STOPPED")
+
+
+class Soak(Job):
+    """A job, and what is done to it."""
+
+    def __init__(self, client: Client, seed: int) -> None:
+        super().__init__(client)
+        self.chance = random.Random(seed)
+        self.end = client.folder / "end"
+        self.names: list[str] = []  # of the job, and of those that went on from its checkpoints
+        self.hurt: set[Host] = set()  # since all trained together last
+        self.undo: list[Callable[[], None]] = []
+        self.began = time.monotonic()
+        print("seed", seed)
+
+    def begin(self) -> None:
+        flags = "keep_alive_interval=1,keep_alive_max_attempt=5,join_timeout=40"
+        self.submit("1:3", epochs=1_000_000, pause=0.05, restarts=1_000_000, end=str(self.end), times=flags)
+        self.names.append(self.name)
+
+    def tell(self, *what: object) -> None:
+        print(f"{time.time():.2f} {time.monotonic() - self.began:7.2f}", *what, flush=True)
+
+    # -- what is true --------------------------------------------------------------------------------------------------
+
+    def lives(self, host: Host) -> bool:
+        """Whether a host has a part of the job that has not ended."""
+        status = self.status(host)
+        return status["state"] not in (*OVER, None) and Path(f"/proc/{status['agent']['pid']}").exists()
+
+    def record(self, name: str) -> dict[str, Any]:
+        done = self.client("get", "--on", "lab", name, "-o", "json")
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    # -- faults --------------------------------------------------------------------------------------------------------
+
+    def hurts(self) -> None:
+        """Let something happen to some host, or between them."""
+        faults = [
+            self.kill_agent, self.kill_agent, self.kill_server, self.kill_rank, self.power, self.hang, self.cut,
+            self.part,
+        ]  # fmt: skip
+        fault, host = self.chance.choice(faults), self.chance.choice(self.hosts)
+        self.tell(fault.__name__, host.name)
+        fault(host)
+
+    def kill_agent(self, host: Host) -> None:
+        self._kill(host, lambda status: [status["agent"]["pid"]])
+        self.hurt.add(host)
+
+    def kill_server(self, host: Host) -> None:
+        self._kill(host, lambda status: _children(status["agent"]["pid"])[:1])
+
+    def kill_rank(self, host: Host) -> None:
+        self._kill(host, lambda status: [rank["pid"] for rank in status["ranks"] if rank["pid"]])
+
+    def _kill(self, host: Host, whom: Callable[[dict[str, Any]], list[int]]) -> None:
+        if self.lives(host):
+            for pid in whom(self.status(host)):
+                if pid in host.processes():
+                    os.kill(pid, signal.SIGKILL)
+
+    def power(self, host: Host) -> None:
+        host.power_off()
+        self.undo.append(host.power_on)
+        self.hurt.add(host)
+
+    def hang(self, host: Host) -> None:
+        if host.sshd is not None:
+            host.hang()
+            self.undo.append(host.wake)
+            self.hurt.add(host)
+
+    def cut(self, host: Host) -> None:
+        if host.sshd is not None:
+            host.cut()
+            self.undo.append(host.heal)
+            self.hurt.add(host)
+
+    def part(self, host: Host) -> None:
+        if all(other.sshd is not None for other in self.hosts):
+            self.client.lab.part([host], [other for other in self.hosts if other is not host])
+            self.undo.append(self.client.lab.join)
+            self.hurt.add(host)
+
+    def stop(self) -> None:
+        """Have it stopped, while something else happens."""
+        self.tell("stop")
+        stopping = self.client.start("stop", "--on", "lab", self.name)
+        self.pauses(2.0)
+        self.hurts()
+        self.heals()
+        stopping.communicate(timeout=GENEROUS)
+
+    # -- and what becomes of it ----------------------------------------------------------------------------------------
+
+    def pauses(self, longest: float) -> None:
+        """Let a random time go by."""
+        time.sleep(self.chance.uniform(0.0, longest))
+
+    def heals(self) -> None:
+        for undo in self.undo:
+            undo()
+        self.undo.clear()
+
+    def goes_on(self) -> None:
+        """Repair all, and see that all hosts train together, in the same job or in one that goes on from it."""
+        self.heals()
+        self.tell("healed")
+        done = self._done()
+        eventually(lambda: self._all_train(done) or self._bring_back() or self._is_over(), "they train, or it ended")
+        if self._is_over():
+            record = self.record(self.name)
+            self.tell("ended", record["state"], record["error"], [host.name for host in self.hurt])
+            assert record["state"] in ("FAILED", "STOPPED")
+            assert record["state"] == "STOPPED" or len(self.hurt) > 1, "one host was lost, and the job with it"
+            self.resubmit()
+            eventually(lambda: self._all_train([(-1, 0)]), "the job that goes on trains on all hosts")
+        self.tell("all train", self._done())
+        self.hurt.clear()
+
+    def _done(self) -> list[tuple[int, int]]:
+        """The attempt of each host, and how many steps it has done in it with all the others."""
+        attempts = [self.status(host)["attempt"] for host in self.hosts]
+        return [
+            (attempt, [world for _, world in self.steps(host, attempt)].count(len(self.hosts)))
+            for host, attempt in zip(self.hosts, attempts, strict=True)
+        ]
+
+    def _all_train(self, before: list[tuple[int, int]]) -> bool:
+        """Whether all hosts have done some steps together since then."""
+        now = self._done()
+        attempt, least = max(before)
+        return len({attempt for attempt, _ in now}) == 1 and min(now) > (attempt, least + 3) and min(now)[1] > 3
+
+    def _is_over(self) -> bool:
+        return not any(self.lives(host) for host in self.hosts)
+
+    def _bring_back(self) -> None:
+        """Have the hosts take part again that have been lost."""
+        for host in self.hosts:
+            if not self.lives(host):
+                done = self.client("scaleout", "--on", "lab", self.name, host.name)
+                self.tell("scaleout", host.name, done.returncode, done.stderr.strip())
+
+    def resubmit(self) -> None:
+        done = self.client("resubmit", "--on", "lab", self.name)
+        assert done.returncode == 0, done.stderr
+        self.name = done.stdout.strip()
+        self.names.append(self.name)
+        self.tell("resubmitted", self.name)
+
+    # -- in the end ----------------------------------------------------------------------------------------------------
+
+    def check_history(self) -> None:
+        """Never did two halves train at once, and nothing was left out."""
+        last = 0
+        latest = 0.0
+        for name in self.names:
+            for attempt, steps in sorted(self._history(name).items()):
+                first = min(steps)
+                self.tell(f"{name} attempt {attempt}: steps {first} to {max(steps)} after {last}")
+                assert first <= last + 1, f"{name}, attempt {attempt} began with step {first} after {last}"
+                assert min(steps.values()) >= latest, f"{name}, attempt {attempt} overlaps the one before"
+                last, latest = max(steps), max(steps.values())
+
+    def _history(self, name: str) -> dict[int, dict[int, float]]:
+        """The steps of each attempt, and when the first rank was through with them."""
+        found: dict[int, dict[int, float]] = {}
+        worlds: dict[int, set[str]] = {}
+        for host in self.hosts:
+            for path in (self.client.run_directory(host, name) / "logs").glob("*/rank-*.log"):
+                attempt = int(path.parent.name)
+                for step, world, when in re.findall(r"^step (\d+) with (\d+) at ([\d.]+)$", path.read_text(), re.M):
+                    steps = found.setdefault(attempt, {})
+                    steps[int(step)] = min(float(when), steps.get(int(step), float("inf")))
+                    worlds.setdefault(attempt, set()).add(world)
+        assert all(len(sizes) == 1 for sizes in worlds.values()), worlds
+        return found
+
+    def check_end(self) -> None:
+        self.end.touch()
+        self.ends_well(self.hosts)
+        states = {name: self.record(name)["state"] for name in self.names}
+        *former, last = states.values()
+        assert last == "SUCCEEDED"
+        assert set(former) <= {"FAILED", "STOPPED"}, states
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def test_random_faults(client: Client) -> None:
+    soak = Soak(client, SEED)
+    soak.begin()
+    for number in range(FAULTS):
+        soak.tell("fault", number)
+        if soak.chance.random() < 0.1:
+            soak.stop()
+        else:
+            soak.pauses(3.0)
+            soak.hurts()
+        if soak.chance.random() < 0.7:
+            soak.pauses(8.0)
+            soak.goes_on()
+    soak.goes_on()
+    soak.check_end()
+    soak.check_history()
