@@ -66,7 +66,7 @@ order = json.loads(sys.stdin.buffer.readline().decode())
 request = sys.stdin.buffer.readline()
 if sys.version_info < (3, 9):
     found = sys.executable + " is Python " + ".".join(map(str, sys.version_info[:3]))
-    say({"error": found + ", too old; name one from 3.9 on with python = in the settings"})
+    say({"error": found + ", too old; name one from 3.9 on with --ssh-python, or python = in the settings"})
     sys.exit()
 root = os.path.expanduser(order["root"])
 path = os.path.join(root, order["name"])
@@ -134,6 +134,13 @@ class Host:
         if self.identity_file is not None:
             command += ["-i", os.path.expanduser(self.identity_file)]
         return [*command, "--", self.name, remote]
+
+    @property
+    def by_hand(self) -> str:
+        """What a person types to log in there."""
+        port = [] if self.port is None else ["-p", str(self.port)]
+        key = [] if self.identity_file is None else ["-i", self.identity_file]
+        return shlex.join(["ssh", *port, *key, self.name])
 
     def shell_command(self, request: Request, terminal: bool) -> list[str]:
         """The argument vector that runs a command where a rank runs, once the archive is there."""
@@ -262,7 +269,7 @@ class Answers:
         limit.cancel()
         if is_late and not line:
             name = self._host.name
-            raise Silent(f"{name} says nothing for {self._patience:g} s; see what it does: ssh {shlex.quote(name)}")
+            raise Silent(f"{name} says nothing for {self._patience:g} s; see what it does: {self._host.by_hand}")
         return line
 
     def say(self, word: str) -> None:
@@ -288,9 +295,9 @@ class Answers:
         last = printable(said[-1].rstrip(".") if said else f"exit status {status}")
         name = self._host.name
         if status == 255:
-            return f"cannot reach {name}: {last}; try: ssh {shlex.quote(name)}"
+            return f"cannot reach {name}: {last}; try: {self._host.by_hand}"
         if status in (126, 127):
-            return f"no Python on {name} ({last}); name one with python = in the target's settings"
+            return f"no Python on {name} ({last}); name one with --ssh-python, or python = in the target's settings"
         return f"{name} did not answer: {last}"
 
 

@@ -190,7 +190,7 @@ class Local(Backend):
             from .prepare import here
 
             present, slots = here().devices
-            self._measures = Gauge(self._jobs, present, reader(), slots=slots)
+            self._measures = Gauge(self._jobs.parent, self._jobs, present, reader(), slots=slots)
         return self._measures
 
     def volumes(self) -> list[Volume]:

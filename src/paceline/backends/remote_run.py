@@ -148,6 +148,8 @@ class RemoteRun:
             self._restarted = event.details["attempt"]
         else:
             self._is_over = True
+            longest = max(end.details["took"] for end in ends.values() if end.name == "finished")  # others came later
+            event = Event(event.name, {**event.details, "took": longest})
         yield event
         for host, answer in later:
             yield from self._take(host, answer)

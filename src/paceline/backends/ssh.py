@@ -80,6 +80,9 @@ def hosts_of(where: Callable[[str], str], given: Mapping[str, Any]) -> list[Host
         options = Options.model_validate(dict(given))
     except ValidationError as error:
         raise validation_error(error, Options, lambda place: where(".".join(map(str, place)))) from None
+    key = options.identity_file
+    if key is not None and not os.path.exists(os.path.expanduser(key)):
+        raise UserError(f"{where('identity_file')}: no file {key}; name the private key that the hosts accept")
     hosts: dict[str, Host] = {}
     for text in options.hosts:
         found = _HOST.fullmatch(text)
@@ -91,7 +94,7 @@ def hosts_of(where: Callable[[str], str], given: Mapping[str, Any]) -> list[Host
         slots = int(found["slots"] or 0)
         if name in hosts:
             raise UserError(f"{where('hosts')} names {name} twice; leave one out")
-        hosts[name] = Host(name, slots, options.port, options.identity_file, options.python, options.root)
+        hosts[name] = Host(name, slots, options.port, key, options.python, options.root)
     return list(hosts.values())
 
 
@@ -142,12 +145,25 @@ class Ssh(Backend):
     # -- submit --------------------------------------------------------------------------------------------------------
 
     def plan(self, spec: JobSpec) -> dict[str, Any]:
-        """What `submit` would do: the complete job, and the variables of its ranks on one host. Starts nothing."""
+        """What `submit` would do: the complete job, and the variables of its ranks. Starts nothing."""
         spec = self._asked(spec)
-        request = {"do": "plan", "job": {**spec.model_dump(mode="json"), "nodes": 1}}
-        answers = self._ask(self._hosts[:1], lambda host: {**request, "slots": host.slots})
-        (answer,) = self._only_answers(answers).values()
-        return {"job": {**answer["job"], "nodes": spec.nodes}, "ranks": answer["ranks"]}
+        hosts = self._hosts[: spec.node_range[1]]
+        job = {**spec.model_dump(mode="json"), "nodes": 1}
+
+        def ask(start: dict[str, Any] | None) -> list[Answer]:
+            starts = {host: start and {**start, "node_rank": number} for number, host in enumerate(hosts)}
+            answers = self._ask(
+                hosts, lambda host: {"do": "plan", "job": job, "slots": host.slots, "start": starts[host]}
+            )
+            return list(self._only_answers(answers).values())
+
+        nodes = [answer["node"] for answer in ask(None)]
+        main = {"main_address": nodes[0]["address"], "main_port": spec.main_port or 0}
+        answers = ask({**main, "nodes": nodes, "attempt": 0, "job": spec.name})
+        return {
+            "job": {**answers[0]["job"], "nodes": spec.nodes, "ranks": spec.ranks},
+            "ranks": [rank for answer in answers for rank in answer["ranks"]],
+        }
 
     def submit(self, spec: JobSpec, progress: Progress) -> Job:
         """Start a job that goes on by itself.
@@ -494,6 +510,8 @@ class Ssh(Backend):
         there = [r for number, r in enumerate(records) if number < count or r["state"] not in FINAL]
         if len(records) > 1:
             merged.update(_merged(there))
+            merged["created"] = min(record["created"] for record in records)
+            merged["started"] = min((record["started"] for record in records if record["started"]), default=None)
         job = Job.from_record(merged)
         if len(there) < job.nodes and not job.is_over:
             return dataclasses.replace(job, state="LOST", error=reason or "a part of it is gone from its host")

@@ -146,14 +146,18 @@ def taking_part(given: dict[str, Any]) -> list[tuple[str, int]]:
     least, _, most = (nnodes(given, hosts) or "").partition(":")
     if hosts and least.isdecimal():
         if int(least) > len(hosts):
-            raise UserError(f"--nnodes {least}, but {len(hosts)} hosts are named; name more, or ask for fewer")
+            flag = "--nnodes" if given["nnodes"] is not None else "--min-np"
+            asked = least if flag == "--nnodes" else given["min_np"]
+            raise UserError(f"{flag} {asked}, but {len(hosts)} hosts are named; name more, or ask for fewer")
         if not most:  # else those that are too many stand by
             hosts = hosts[: int(least)]
     left = given["total"]
     if not hosts or left is None:
         return hosts
     slots = sum(count for _, count in hosts)
-    if left > slots or left < 1:
+    if left < 1:
+        raise UserError(f"-np {left} starts no rank; take 1 or more")
+    if left > slots:
         raise UserError(f"-np {left}, but the hosts have {slots} slots; write for example -H {hosts[0][0]}:{left}")
     chosen = []
     for name, count in hosts:

@@ -22,17 +22,24 @@ class Gauge:
     """Measures this machine; one that is kept measures from call to call."""
 
     def __init__(
-        self, jobs: Path, devices: Sequence[str], gpus: Callable[[], tuple[Gpu, ...]], *, slots: bool = False
+        self,
+        home: Path,
+        jobs: Path,
+        devices: Sequence[str],
+        gpus: Callable[[], tuple[Gpu, ...]],
+        *,
+        slots: bool = False,
     ) -> None:
         """Begin to measure.
 
         Args:
-            jobs: the folder of run directories, beside which the queue has its own.
+            home: the folder with the queue.
+            jobs: the folder of run directories.
             devices: of this machine.
             gpus: asks their driver.
             slots: they are mere places, no accelerators.
         """
-        self._jobs, self._devices, self._slots = jobs, tuple(devices), slots
+        self._home, self._jobs, self._devices, self._slots = home, jobs, tuple(devices), slots
         self._meter = Meter(gpus)
 
     def machine(self) -> dict[str, Any]:
@@ -79,7 +86,7 @@ class Gauge:
         """Device → the jobs that have it."""
         held: dict[str, tuple[str, ...]] = {}
         try:
-            entries = queue.overview(queue.folder_of(self._jobs.parent))
+            entries = queue.overview(queue.folder_of(self._home))
         except OSError:
             return {}
         for entry in entries:

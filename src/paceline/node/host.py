@@ -22,6 +22,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from paceline.contract import CONTRACTS
+
 from . import ENTRY, fitting, launching, logs, placing, preflight, processes, queue, records, tensorboard
 from .errors import Refused
 from .following import STREAM_BITS, Event, Output, is_disk_full, updates
@@ -123,19 +125,21 @@ class Host:
 
     def _gauge(self, request: Request) -> Gauge:
         devices, slots = self.here(request["slots"]).devices
-        return Gauge(self.jobs, devices, gpus_of_nvidia_smi, slots=slots)
+        return Gauge(self.root, self.jobs, devices, gpus_of_nvidia_smi, slots=slots)
 
     def volumes(self, request: Request) -> Answer:
         """Whether paths can be read here, and how large their file systems are."""
         return {"volumes": {name: _volume(path) for name, path in request["paths"].items()}}
 
     def plan(self, request: Request) -> Answer:
-        """What `start` would do: the complete job, and the variables of its ranks."""
+        """What `start` would do: the complete job, this machine's place among the others, and its ranks' variables."""
         job, here = dict(request["job"]), self.here(request["slots"])
         job["working_dir"] = os.path.expanduser(job["working_dir"])
         job = fitting.complete(job, here, None)
         node = replace(fitting.place(job, here), nodes=1, least=1)
-        return {"job": job, "ranks": [placing.foreseen(node, rank, {}) for rank in range(node.nproc)]}
+        ports = [0] * (node.nproc if "endpoints" in CONTRACTS[node.framework].carries else 0)
+        ranks = [placing.foreseen(node, rank, {"start": request["start"]}) for rank in range(node.nproc)]
+        return {"job": job, "node": {"address": _address(), "slots": node.nproc, "ports": ports}, "ranks": ranks}
 
     # -- act -----------------------------------------------------------------------------------------------------------
 
