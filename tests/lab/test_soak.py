@@ -40,7 +40,6 @@ class Soak(Job):
         self.end = client.folder / "end"
         self.names: list[str] = []  # of the job, and of those that went on from its checkpoints
         self.hurt: set[Host] = set()  # since all trained together last
-        self.undo: list[Callable[[], None]] = []
         self.began = time.monotonic()
         print("seed", seed)
 
@@ -95,25 +94,21 @@ class Soak(Job):
 
     def power(self, host: Host) -> None:
         host.power_off()
-        self.undo.append(host.power_on)
         self.hurt.add(host)
 
     def hang(self, host: Host) -> None:
         if host.sshd is not None:
             host.hang()
-            self.undo.append(host.wake)
             self.hurt.add(host)
 
     def cut(self, host: Host) -> None:
         if host.sshd is not None:
             host.cut()
-            self.undo.append(host.heal)
             self.hurt.add(host)
 
     def part(self, host: Host) -> None:
         if all(other.sshd is not None for other in self.hosts):
             self.client.lab.part([host], [other for other in self.hosts if other is not host])
-            self.undo.append(self.client.lab.join)
             self.hurt.add(host)
 
     def stop(self) -> None:
@@ -122,7 +117,7 @@ class Soak(Job):
         stopping = self.client.start("stop", "--on", "lab", self.name)
         self.pauses(2.0)
         self.hurts()
-        self.heals()
+        self.client.lab.repair()
         stopping.communicate(timeout=GENEROUS)
 
     # -- and what becomes of it ----------------------------------------------------------------------------------------
@@ -131,14 +126,9 @@ class Soak(Job):
         """Let a random time go by."""
         time.sleep(self.chance.uniform(0.0, longest))
 
-    def heals(self) -> None:
-        for undo in self.undo:
-            undo()
-        self.undo.clear()
-
     def goes_on(self) -> None:
         """Repair all, and see that all hosts train together, in the same job or in one that goes on from it."""
-        self.heals()
+        self.client.lab.repair()
         self.tell("healed")
         done = self._done()
         eventually(lambda: self._all_train(done) or self._bring_back() or self._is_over(), "they train, or it ended")

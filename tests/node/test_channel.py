@@ -53,7 +53,9 @@ def test_large_messages_wait_for_a_slow_reader() -> None:
     reader.close()
 
 
-@pytest.mark.parametrize("nonsense", [b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b"\xff\xfe\n", b"17\n", b"x" * 5000])
+@pytest.mark.parametrize(
+    "nonsense", [b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b"\xff\xfe\n", b"17\n", b"x" * 5000, b"[" * 4000 + b"\n"]
+)
 def test_nonsense_closes(nonsense: bytes) -> None:
     ours, theirs = socket.socketpair()
     with ours:

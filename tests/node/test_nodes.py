@@ -261,7 +261,7 @@ def test_strangers_do_not_hold_up_a_job(cluster: Cluster, paceline: Paceline) ->
     for number in range(100):
         stranger = socket.create_connection(("127.0.0.1", cluster.port))
         with contextlib.suppress(OSError):  # some are dropped already
-            stranger.send((b"GET / HTTP/1.1\r\n\r\n", b"", b'{"proof": 1}\n', b"x" * 10000)[number % 4])
+            stranger.send((b"GET / HTTP/1.1\r\n\r\n", b"", b'{"proof": "\xc3\xa9"}\n', b"x" * 10000)[number % 4])
         strangers.append(stranger)
     cluster.start("script.py", nodes=2, rank=1)
     assert [code for code, _, _ in cluster.finish()] == [0, 0]

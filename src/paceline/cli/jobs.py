@@ -248,7 +248,9 @@ def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
         elif no_wait:
             _say(f"job {before.name} is being stopped; its ranks have {before.grace:g} s")
         else:
-            _say(f"job {before.name} does not end; end it at once with: paceline stop --now {before.name}")
+            left = {rank.node: None for rank in after.instances if rank.state in ("STARTING", "RUNNING")}
+            where = f" on {', '.join(left)}" if left and after.nodes > 1 else ""
+            _say(f"job {before.name} does not end{where}; end it at once with: paceline stop --now {before.name}")
             code = 1
     return code
 

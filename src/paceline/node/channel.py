@@ -94,7 +94,7 @@ class Channel:
             del self._incoming[: end + 1]
             try:
                 message = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ChannelClosed(f"not a message: {line[:40]!r}") from error
             if not isinstance(message, dict):
                 raise ChannelClosed(f"not a message: {line[:40]!r}")

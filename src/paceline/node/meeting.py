@@ -31,12 +31,18 @@ STRANGER_SECONDS = 10.0
 STRANGER_BYTES = 4096
 BEAT_SECONDS = 1.0
 BEAT: Message = {"do": "beat"}
+REFUSED: Message = {"do": "refuse"}  # a proof that is none
 PART: Message = {"do": "part"}  # I live, and this connection is over
 
 
 def prove(token: bytes, challenge: str, side: str) -> str:
     """The answer of `side` ("host" or "guest") to a challenge."""
-    return hmac.new(token, f"{side}:{challenge}".encode(), "sha256").hexdigest()
+    return hmac.new(token, f"{side}:{challenge}".encode(errors="replace"), "sha256").hexdigest()
+
+
+def is_proof(said: object, token: bytes, challenge: str, side: str) -> bool:
+    """Whether whoever said this knows the token."""
+    return hmac.compare_digest(str(said).encode(errors="replace"), prove(token, challenge, side).encode())
 
 
 class Door:
@@ -104,11 +110,11 @@ class Door:
             messages = channel.receive()
             if not messages:
                 return
-            proof, theirs = str(messages[0].get("proof")), str(messages[0].get("challenge"))
-            if not hmac.compare_digest(proof, prove(self._token, challenge, "guest")):
+            if not is_proof(messages[0].get("proof"), self._token, challenge, "guest"):
+                channel.send(REFUSED)
                 raise ChannelClosed("wrong token")
             status = self._status()
-            channel.send({**status, "proof": prove(self._token, theirs, "host")})
+            channel.send({**status, "proof": prove(self._token, str(messages[0].get("challenge")), "host")})
         except ChannelClosed:
             self._drop(channel)
             return
@@ -397,11 +403,10 @@ def knock(address: str, port: int, token: bytes, timeout: float, *, joins: bool)
         theirs = _first(channel, deadline).get("challenge")
         mine = os.urandom(16).hex()
         channel.send({"proof": prove(token, str(theirs), "guest"), "challenge": mine, "joins": joins})
-        try:
-            status = _first(channel, deadline)
-        except ChannelClosed:
-            raise PermissionError(f"{address}:{port} does not accept this job's token") from None
-        if not hmac.compare_digest(str(status.get("proof")), prove(token, mine, "host")):
+        status = _first(channel, deadline)
+        if status == REFUSED:
+            raise PermissionError(f"{address}:{port} does not accept this job's token")
+        if not is_proof(status.get("proof"), token, mine, "host"):
             raise PermissionError(f"{address}:{port} does not know this job's token")
     except BaseException:
         sock.close()

@@ -7,7 +7,6 @@ that was meant (`meeting.prove`); nobody else is answered. Messages are JSON lin
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 import os
 import select
@@ -19,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .meeting import prove
+from .meeting import is_proof, prove
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -99,7 +98,7 @@ class Post:
         challenge = os.urandom(16).hex()
         _tell(sock, {"challenge": challenge})
         answer = _hear(sock)
-        if not hmac.compare_digest(str(answer["proof"]), prove(self._token, challenge, "guest")):
+        if not is_proof(answer["proof"], self._token, challenge, "guest"):
             raise Impostor("wrong token")
         _tell(sock, {"proof": prove(self._token, str(answer["challenge"]), f"host {self._name}")})
 
@@ -116,8 +115,7 @@ def connect(peer: Peer, token: bytes) -> socket.socket:
         mine = os.urandom(16).hex()
         theirs = str(_hear(sock).get("challenge"))
         _tell(sock, {"proof": prove(token, theirs, "guest"), "challenge": mine})
-        proof = str(_hear(sock).get("proof"))
-        if not hmac.compare_digest(proof, prove(token, mine, f"host {peer.name}")):
+        if not is_proof(_hear(sock).get("proof"), token, mine, f"host {peer.name}"):
             raise Impostor("another machine answers there")
     except BaseException:
         sock.close()
@@ -227,7 +225,7 @@ def _hear(sock: socket.socket) -> dict[str, Any]:
     try:
         message: dict[str, Any] = json.loads(line)
         message.keys()
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         raise Impostor("another program answers there") from None
     return message
 
