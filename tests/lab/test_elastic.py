@@ -148,10 +148,12 @@ def test_the_host_that_led_comes_back_while_the_others_look_for_another(job: Job
     job.submit("1:3", epochs=6)
     job.trains(job.hosts)
     first.power_off()
+    job.client.lab.part(*([host] for host in others))
     eventually(lambda: all(job.status(host)["state"] == "RESTARTING" for host in others), "they miss it")
     first.power_on()
     done = job.client("scaleout", "--on", "lab", NAME, first.name)
     assert done.returncode == 0, done.stderr
+    job.client.lab.join()
     job.trains(job.hosts, after=0)
     job.ends_well(job.hosts)
 
