@@ -143,16 +143,19 @@ def test_a_host_loses_its_power(job: Job, victim: int) -> None:
     job.ends_well(left)
 
 
-def test_the_host_that_led_comes_back_before_anybody_has_noticed(job: Job) -> None:
-    first, second, _ = job.hosts
-    job.submit("1:2", epochs=6)
-    job.trains([first, second])
+def test_the_host_that_led_comes_back_while_the_others_look_for_another(job: Job) -> None:
+    first, *others = job.hosts
+    job.submit("1:3", epochs=6)
+    job.trains(job.hosts)
     first.power_off()
+    job.client.lab.part(*([host] for host in others))
+    eventually(lambda: all(job.status(host)["state"] == "RESTARTING" for host in others), "they miss it")
     first.power_on()
     done = job.client("scaleout", "--on", "lab", NAME, first.name)
     assert done.returncode == 0, done.stderr
-    job.trains([first, second], after=0)
-    job.ends_well([first, second])
+    job.client.lab.join()
+    job.trains(job.hosts, after=0)
+    job.ends_well(job.hosts)
 
 
 @pytest.mark.parametrize("victim", [0, 2])

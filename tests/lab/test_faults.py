@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -122,6 +123,21 @@ def test_a_host_hangs_while_a_job_is_stopped(client: Client, logins: bool) -> No
     eventually(lambda: not hosts[0].processes(), "nothing runs on the other one")
     hosts[1].wake()
     eventually(lambda: not hosts[1].processes(), "nor on the one that is back")
+
+
+def test_a_host_that_waits_for_the_others_loses_its_fork_server(client: Client) -> None:
+    first, second, _ = client.lab.hosts
+    client.settings(hosts=["h1", "h2"])
+    submitted(client, "1:2", client.script(FOREVER))
+    runs(client, [first, second], 2)
+    second.cut()
+    eventually(lambda: state(client, second) == "RESTARTING", "it waits")
+    agent = json.loads((client.run_directory(second, "it") / "status.json").read_text())["agent"]["pid"]
+    (server,) = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
+    os.kill(int(server), signal.SIGKILL)
+    second.heal()
+    eventually(lambda: state(client, second) == "RUNNING", "it takes part again")
+    assert client("stop", "--on", "lab", "it").returncode == 0
 
 
 @pytest.mark.parametrize("nodes", ["2", "1:2"])

@@ -202,7 +202,12 @@ class Soak(Job):
         return found
 
     def check_end(self) -> None:
+        """Have it end, with a last fault meanwhile."""
         self.end.touch()
+        self.pauses(3.0)
+        self.hurts()
+        self.pauses(8.0)
+        self.client.lab.repair()
         self.ends_well(self.hosts)
         states = {name: self.record(name)["state"] for name in self.names}
         *former, last = states.values()

@@ -143,6 +143,7 @@ class Agent:
             self.start = None
         elif what == "prepare":
             self.is_newcomer = True
+            self.ranks.warm_up()
             self._look_after_ranks()
         elif what == "look":
             self._look_after_ranks()
@@ -373,7 +374,7 @@ class Agent:
                 self.end_by = time.monotonic() + self.spec.time_limit
             self._tell_status(state="RUNNING", started=self.status["started"] or time.time())
         if self.reported or self.halted:
-            if ranks.server_failure and not ranks.current:
+            if ranks.server_failure and (self.is_newcomer or not ranks.current):
                 self._fail(ranks.server_failure)
             return
         if ranks.resumes and ranks.left and not ranks.failures():  # the others do the same just now

@@ -137,6 +137,12 @@ class Ranks:
         self._channel = Channel(ours)
         self._loop.watch(self._channel, self._hear)
 
+    def warm_up(self) -> None:
+        """Start the fork server, unless there is one."""
+        if self._channel is None:
+            self.server_failure = ""
+            self.start_server()
+
     def launch(self, ranks: list[Rank], start: Message) -> None:
         """Start these ranks, as the coordinator said in `start`; `changed` is called as they start and end."""
         self._await(ranks)
@@ -145,9 +151,7 @@ class Ranks:
     def _await(self, ranks: list[Rank]) -> None:
         """Be ready for these ranks to start."""
         self._stopping = False
-        self.server_failure = ""
-        if self._channel is None:
-            self.start_server()
+        self.warm_up()
         self.current.update((rank.placement.local_rank, rank) for rank in ranks)
 
     def _order_start(self, ranks: list[Rank]) -> None:
