@@ -159,7 +159,8 @@ def test_the_index_tells_when_lines_were_written(tmp_path: Path) -> None:
     assert found == [(1.0, b"a\n"), (2.0, b"c\n"), (3.0, b"b\n")]
 
 
-def test_ranks_that_were_not_started_again_are_read_where_they_ended(tmp_path: Path) -> None:
+def test_processes_that_were_not_started_again_are_read_where_they_ended(tmp_path: Path) -> None:
+    RunDirectory(tmp_path).spec.write_text('{"framework": "indexed"}')
     first, second = Attempt(tmp_path, 0), Attempt(tmp_path, 1)
     first.write(0, "o", b"early 0\n")
     first.write(1, "o", b"early 1\n")
@@ -167,6 +168,8 @@ def test_ranks_that_were_not_started_again_are_read_where_they_ended(tmp_path: P
     assert [text.data for text in read(tmp_path, Choice())] == [b"early 0\n", b"late 1\n"]
     assert [text.data for text in read(tmp_path, Choice(attempt=1))] == [b"late 1\n"]
     assert attempts(tmp_path) == [0, 1]
+    RunDirectory(tmp_path).spec.write_text('{"framework": "torch"}')  # its ranks are all started again, others perhaps
+    assert [text.data for text in read(tmp_path, Choice())] == [b"late 1\n"]
 
 
 @pytest.mark.parametrize("damage", [b"", b"17", b"=", b"x 0o:5\n", b"5.0 0o:\n", b"\n\n"])

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     Enter = Callable[[Host, Request, Body | None], None]
 
-LEAVE = 34  # SIGRTMIN: the signal with which an agent leaves its job
 _PERIOD = 1.0  # seconds between two looks at which hosts there are, as horovodrun's
 _AGAIN = 5.0  # seconds until a host that could not come in is tried again
 _SCRIPT_SECONDS = 10.0

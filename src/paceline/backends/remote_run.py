@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.job.errors import UserError
 from paceline.node.following import Event, Output, Update
+from paceline.node.signals import LEAVE
 
 from .foreground import how_it_ended
-from .joining import LEAVE, Recruiter, code_of, order
+from .joining import Recruiter, code_of, order
 from .starting import terminal_size
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class RemoteRun:
         if wanted is not None:
             self._recruiter = Recruiter(
                 self.name, wanted, lambda: list(self._followed), self._enter,
-                lambda host: self._streams.say(host, f"signal {LEAVE}"),
+                lambda host: self._streams.say(host, f"signal {int(LEAVE)}"),
             )  # fmt: skip
 
     def interrupt(self, number: int = signal.SIGINT) -> None:

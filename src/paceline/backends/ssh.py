@@ -127,6 +127,7 @@ class Ssh(Backend):
         self._sent = Sent(jobs_folder().parent / "targets" / name)
         self._places: dict[str, list[Host]] = {}  # where jobs were seen, node 0 first
         self._living: dict[str, list[Host]] = {}  # those of them where they had not ended
+        self._last: dict[str, list[Host]] = {}  # those of them that are in the last attempt
         self._ranks: dict[tuple[str, int], Host] = {}  # where their ranks were
         self._count: int | None = None
         self._silent: dict[Host, tuple[UserError, float]] = {}  # why, and since when
@@ -498,6 +499,7 @@ class Ssh(Backend):
         name = parts[0][1]["name"]
         self._places[name] = [host for host, _ in parts]
         self._living[name] = [host for host, part in parts if part["state"] not in FINAL]
+        self._last[name] = [host for host, part in parts if part["attempt"] == parts[0][1]["attempt"]]
         for host, part in reversed(parts):
             self._ranks.update(((name, rank["rank"]), host) for rank in part["instances"])
         asked = ("job_id", "node_rank", "has_begun")
@@ -630,7 +632,14 @@ class Ssh(Backend):
         """
         if names:
             self._act({"do": "delete", "names": list(names)})
+        gone = {host.name for host in self._silent}
         for name in names:
+            hosts, _ = self._sent.on(gone).get(name, ([], {}))
+            if left := sorted(gone.intersection(hosts)):
+                print(
+                    f"paceline: {', '.join(left)} does not answer; what it has of job {name} is left there",
+                    file=sys.stderr,
+                )
             self._sent.forget(name)
             self._places.pop(name, None)
 
@@ -678,6 +687,8 @@ class Ssh(Backend):
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
         """Lines of a job in the order in which they were written, of several hosts as they come."""
         hosts = self._hosts_of(name)
+        if query.attempt is None:  # others have left an elastic job
+            hosts = self._last.get(name, hosts)
         request = {"do": "logs", "name": name, "choice": dataclasses.asdict(query), "checked": len(hosts) == 1}
         streams = Streams(hosts, lambda _: request)
         first = streams.next()  # so that what cannot be met is told at once

@@ -30,6 +30,7 @@ from .ports import Reservation
 from .queue import Ticket, impossible
 from .ranks import Rank, Ranks
 from .run_directory import RunDirectory
+from .signals import HEARD, LEAVE
 from .spec import NodeSpec
 from .team import Team
 from .tensorboard import PAUSE, TensorBoard, start_with_job
@@ -38,10 +39,6 @@ from .times import TimeIndex
 FAILURE_GRACE = 5.0  # seconds between SIGTERM and SIGKILL for the peers of a failed rank
 SYMPTOM_WAIT = 1.0  # seconds to wait for the cause when all that is known is that a peer went away
 ANSWER_SECONDS = 10.0  # how long the coordinator may take to answer a node that was told to stop
-LEAVE = signal.SIGRTMIN  # this node is to leave its job, which goes on
-STOPS_AND_NEWS = (
-    signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, LEAVE,
-)  # fmt: skip
 TIMED_OUT = 124  # the exit code of a job that came to its time limit, as timeout(1) has it
 
 
@@ -100,7 +97,7 @@ class Agent:
 
     def run(self) -> int:
         """Take part in the job until it ends; returns its exit code."""
-        self.loop.catch(STOPS_AND_NEWS, self._on_signal)
+        self.loop.catch(HEARD, self._on_signal)
         if self.lifeline is not None:
             self.loop.watch(self.lifeline, self._on_lifeline)
         processes.adopt_orphans()

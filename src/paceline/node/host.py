@@ -31,6 +31,7 @@ from .gauge import Gauge
 from .network import gloo_interface
 from .ports import Reservation
 from .run_directory import SPARE, Reopened, RunDirectory, Staging, read_json
+from .signals import LEAVE
 from .spec import NodeSpec
 from .usage import gpus_of_nvidia_smi
 
@@ -307,8 +308,6 @@ class Host:
 
     def leave(self, request: Request) -> Answer:
         """Have this machine leave a job, which goes on without it."""
-        from .agent import LEAVE  # brings much along that other requests do not need
-
         run = self.run(request["name"])
         _check_elastic(NodeSpec.load(run.spec))
         if not records.signal_agent(run.path, (LEAVE,)):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from . import ENTRY, records, tensorboard
 from .errors import Refused
 from .run_directory import RunDirectory, write_json
+from .signals import HEARD
 
 if TYPE_CHECKING:
     import socket
@@ -48,11 +49,15 @@ def start_agent(
     """
     directory, end = staging.directory, -1 if lifeline is None else lifeline.fileno()
     command = [*python, ENTRY, "agent", str(directory.path), str(staging.lock), str(end)]
-    with open(directory.agent_log, "ab") as log:
-        return subprocess.Popen(
-            command, pass_fds=[staging.lock, *([] if lifeline is None else [end])], stdin=subprocess.DEVNULL,
-            stdout=log, stderr=log, start_new_session=True, cwd="/", env=env,
-        )  # fmt: skip
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)  # it inherits this, until it can listen to them
+    try:
+        with open(directory.agent_log, "ab") as log:
+            return subprocess.Popen(
+                command, pass_fds=[staging.lock, *([] if lifeline is None else [end])], stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log, start_new_session=True, cwd="/", env=env,
+            )  # fmt: skip
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def stop(run: RunDirectory, now: bool) -> None:

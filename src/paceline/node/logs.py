@@ -132,8 +132,13 @@ def _logs(path: Path, attempt: int) -> list[re.Match[str]]:
 
 
 def _chosen(path: Path, choice: Choice) -> list[tuple[int, frozenset[int]]]:
-    """The attempts to read, and the ranks to read there: ranks that were not started again have an earlier last one."""
+    """The attempts to read, and the ranks to read there.
+
+    Of independent processes those that were not started again have an earlier last attempt.
+    """
     existing = [a for a in attempts(path) if choice.attempt in (None, a)]
+    if (read_json(RunDirectory(path).spec) or {}).get("framework") != "indexed":
+        existing = existing[-1:]
     left = frozenset().union(*(ranks(path, a) for a in existing)) if choice.ranks is None else choice.ranks
     found = []
     for attempt in reversed(existing):

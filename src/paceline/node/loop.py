@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .channel import Channel, ChannelClosed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection
 
 
 _LONGEST = 86400.0  # seconds; the kernel counts milliseconds in 31 bits
@@ -39,12 +39,13 @@ class Loop:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(source)
 
-    def catch(self, signals: Iterable[int], callback: Callable[[int], None]) -> None:
+    def catch(self, signals: Collection[int], callback: Callable[[int], None]) -> None:
         """Call `callback` with the number of each of these signals that arrives, outside of any signal handler."""
         self._on_signal = callback
         for number in signals:
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(self._signals_write, warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)  # whoever started this process may have held them back
 
     def after(self, seconds: float, callback: Callable[[], None]) -> None:
         """Call `callback` once, so many seconds from now."""

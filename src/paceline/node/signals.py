@@ -1,0 +1,10 @@
+"""The signals that agents listen to."""
+
+from __future__ import annotations
+
+import signal
+
+LEAVE = signal.SIGRTMIN  # this node is to leave its job, which goes on
+HEARD = (
+    signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, LEAVE,
+)  # fmt: skip
