@@ -195,6 +195,23 @@ def test_ranks_that_saved_their_state_go_on_without_using_up_restarts(final: boo
         ]
 
 
+def test_so_many_nodes_leave_that_enough_stay() -> None:
+    coordinator = Coordinator(2, 4, 0, expected=4)
+    for peer in range(4):
+        coordinator.receive(peer, {**join(4, peer), "nodes": [2, 4]})
+    for peer in range(4):
+        coordinator.receive(peer, {"do": "ready"})
+    assert {message["do"] for _, message in coordinator.receive(3, {"do": "leave"})} == {"halt"}
+    for peer in (3, 2, 1, 0):
+        assert coordinator.receive(peer, {"do": "leave"}) == []
+    told: list[tuple[int, Message]] = []
+    for peer in range(4):
+        stopped = {"do": "stopped", "failures": [], "main_port": 1, "ports": []}
+        told += coordinator.receive(peer, stopped)
+    assert [peer for peer, message in told if message["do"] == "finish"] == [2, 3]
+    assert [peer for peer, message in told if message["do"] == "start"] == [0, 1]
+
+
 def test_culprit_is_the_first_that_is_no_mere_symptom() -> None:
     assert culprit([failed(0, 9.0, symptom=True), failed(1, 1.0), failed(2, 2.0)]).rank == 2
     assert culprit([failed(0, 1.0, symptom=True), failed(1, 2.0, symptom=True)]).rank == 1

@@ -257,8 +257,9 @@ class Coordinator:
         return [member for member in self.members.values() if member.prepared and not member.takes_part]
 
     def _leave(self, member: _Member) -> Outbox:
-        """Let a node go, once all have saved their state."""
-        if not self.is_elastic or len(self.members) <= self.least or self.phase == GATHERING:
+        """Let a node go, once all have saved their state, unless too few would stay."""
+        staying = [other for other in self.members.values() if not other.leaves]
+        if not self.is_elastic or member.leaves or len(staying) <= self.least or self.phase == GATHERING:
             return []
         member.leaves = True
         if not member.takes_part:
