@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -138,6 +139,25 @@ def test_a_host_that_waits_for_the_others_loses_its_fork_server(client: Client) 
     second.heal()
     eventually(lambda: state(client, second) == "RUNNING", "it takes part again")
     assert client("stop", "--on", "lab", "it").returncode == 0
+
+
+@pytest.mark.parametrize("nodes", ["2", "1:2"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_an_agent_is_killed_while_a_job_is_stopped(client: Client, nodes: str, victim: int) -> None:
+    hosts = client.lab.hosts[:2]
+    client.settings(hosts=["h1", "h2"])
+    stubborn = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + textwrap.dedent(FOREVER)
+    submitted(client, nodes, "--grace", "10", client.script(stubborn))
+    runs(client, hosts, 2)
+    stopping = client.start("stop", "--on", "lab", "it")
+    folders = [client.run_directory(host, "it") for host in hosts]
+    eventually(lambda: all('"stopping"' in (it / "events.jsonl").read_text() for it in folders), "it is being stopped")
+    os.kill(json.loads((folders[victim] / "status.json").read_text())["agent"]["pid"], signal.SIGKILL)
+    _, err = stopping.communicate()
+    eventually(lambda: not any(host.processes() for host in hosts), "nothing is left")
+    found = json.loads(client("get", "--on", "lab", "it", "-o", "json").stdout)
+    wanted = "FAILED" if nodes == "2" and victim == 0 else "STOPPED"
+    assert (found["state"], stopping.returncode) == (wanted, 0), err
 
 
 @pytest.mark.parametrize("nodes", ["2", "1:2"])

@@ -730,8 +730,9 @@ def _merged(records: list[dict[str, Any]]) -> dict[str, Any]:
     """What the hosts of a job's last attempt say together."""
     states = [record["state"] for record in records]
     going = [state for state in _GOING if state in states]
-    # Where one has succeeded all have, also one that was killed before it could say so.
-    ended = next((state for state in ("SUCCEEDED", "FAILED", "LOST") if state in states), "STOPPED")
+    # One that was killed could not say how the job ended; the others know.
+    said = [record["state"] for record in records if record["exit_code"] is not None] or states
+    ended = next((state for state in ("SUCCEEDED", "FAILED", "LOST") if state in said), "STOPPED")
     state = going[0] if going else ended
     telling = next((record for record in records if record["state"] == state), records[0])
     is_over = state in FINAL

@@ -76,6 +76,7 @@ class Agent:
         }  # fmt: skip
         self.at_once = False  # whether the ranks get no grace
         self.stop_signal = 0  # the first signal that asked
+        self.halted_by = 0  # the signal with which the coordinator ended all ranks
         self.preempted = False  # whether somebody wants the ranks to save their state and end
         self.start: Message | None = None  # the attempt that this node has agreed to, until it begins
         self.is_newcomer = False  # the coordinator is to hear when the ranks could start
@@ -220,6 +221,9 @@ class Agent:
         if not self.halted:
             self.halted = True
             self.ranks.stop(GONE_GRACE, lambda: self.at_once)
+        if self.stop_signal or self.halted_by:  # the others stop as well
+            self._stop_alone()
+            return
         self._wait_for_others(message["why"])
         self.start, self.is_newcomer = None, False
         self.team.search(message["dead"], message.get("heard"), time.monotonic() + self.spec.join_timeout)
@@ -227,7 +231,8 @@ class Agent:
 
     def _stop_alone(self) -> None:
         """End the job here without asking the coordinator."""
-        self.finish = {"state": "STOPPED", "exit_code": 128 + self.stop_signal, "failure": None, "others": []}
+        number = self.stop_signal or self.halted_by
+        self.finish = {"state": "STOPPED", "exit_code": 128 + number, "failure": None, "others": []}
 
     def _fail(self, message: str, exit_code: int = 1) -> None:
         """End the job here for a reason that no rank is to blame for."""
@@ -399,6 +404,7 @@ class Agent:
             return
         number = order["signal"]
         if number:
+            self.halted_by = number
             self.dir.append_event("stopping", signal=number, grace=self.spec.grace)
         if not self.halted:
             self.halted = True
