@@ -99,6 +99,15 @@ def test_hosts_come_and_go_as_a_script_says(client: Client) -> None:
     assert running.returncode == 0, err
 
 
+def test_a_script_that_prints_no_text_is_told_in_a_line(client: Client) -> None:
+    discover = client.folder / "discover"
+    discover.write_bytes(b"#!/bin/sh\nprintf 'h1:\\377'\n")
+    discover.chmod(0o755)
+    done = client("run", "--host-discovery-script", "./discover", client.script("print(1)"))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert "is no host" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -107,6 +116,8 @@ def test_hosts_come_and_go_as_a_script_says(client: Client) -> None:
         (["-H", "h1:2", "--min-np", "2", "--max-np", "1"], "--max-np 1 is less than --min-np 2"),
         (["--host-discovery-script", "./none"], "--host-discovery-script ./none: No such file or directory"),
         (["--host-discovery-script", "/bin/false"], "--host-discovery-script /bin/false: exit code 1"),
+        (["--host-discovery-script", "/bin/true"], "--host-discovery-script /bin/true names no host"),
+        (["-H", "h1", "-np", "0"], "-np 0: a job needs a rank"),
     ],
 )
 def test_what_cannot_work_is_told_in_a_line(client: Client, flags: list[str], said: str) -> None:

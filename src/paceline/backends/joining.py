@@ -87,15 +87,18 @@ def discovered(script: str) -> list[str]:
     """
     try:
         done = subprocess.run(
-            [script], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_SCRIPT_SECONDS
-        )
+            [script], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
+            timeout=_SCRIPT_SECONDS,
+        )  # fmt: skip
     except OSError as error:
         raise UserError(f"--host-discovery-script {script}: {error.strerror}; name a program") from None
     except subprocess.TimeoutExpired:
-        raise UserError(f"--host-discovery-script {script} took more than {_SCRIPT_SECONDS:g} s") from None
+        raise UserError(
+            f"--host-discovery-script {script} took more than {_SCRIPT_SECONDS:g} s; make it quicker"
+        ) from None
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [""])[-1]
-        raise UserError(f"--host-discovery-script {script}: exit code {done.returncode} {last}".rstrip())
+        said = "".join(f": {line}" for line in done.stderr.strip().splitlines()[-1:])
+        raise UserError(f"--host-discovery-script {script}: exit code {done.returncode}{said}")
     return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
 

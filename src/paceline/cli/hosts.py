@@ -116,7 +116,10 @@ def named(given: dict[str, Any]) -> list[tuple[str, int | None]]:
 def _discovered(script: str) -> list[str]:
     from paceline.backends.joining import discovered
 
-    return discovered(script) or [""]
+    found = discovered(script)
+    if not found:
+        raise UserError(f"--host-discovery-script {script} names no host; print a line such as: node1:2")
+    return found
 
 
 def _hosts(lines: list[tuple[str, str]]) -> list[tuple[str, int | None]]:
@@ -153,7 +156,9 @@ def taking_part(given: dict[str, Any]) -> list[tuple[str, int]]:
     if not hosts or left is None:
         return hosts
     slots = sum(count for _, count in hosts)
-    if left > slots or left < 1:
+    if left < 1:
+        raise UserError(f"-np {left}: a job needs a rank; give at least 1")
+    if left > slots:
         raise UserError(f"-np {left}, but the hosts have {slots} slots; write for example -H {hosts[0][0]}:{left}")
     chosen = []
     for name, count in hosts:
