@@ -57,6 +57,11 @@ def test_a_job_grows_and_shrinks(client: Client) -> None:
     done = client("scaleout", "--on", "lab", "it", "h2")
     assert done.returncode == 0, done.stderr
     eventually(lambda: shown(client, "it") == ["h1", "h2"], "it has come back")
+    done = client("scalein", "--on", "lab", "it", "h1", "h2")
+    assert done.returncode == 2
+    assert "job it needs 1 node, and 0 would be left" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert shown(client, "it") == ["h1", "h2"]
     (client.folder / "end").touch()
     assert client("wait", "--on", "lab", "it").returncode == 0
 
@@ -94,6 +99,10 @@ def test_hosts_come_and_go_as_a_script_says(client: Client) -> None:
     line(running, "h2 1 of 2")
     hosts.write_text("h1:1\n")
     line(running, "h1 0 of 1")
+    hosts.write_text("h1:1\nh2:1\n")
+    line(running, "h2 1 of 2")
+    hosts.write_text("h3:1\n")  # one of the others stays until it has come
+    line(running, "h3 0 of 1")
     (client.folder / "end").touch()
     _, err = running.communicate()
     assert running.returncode == 0, err

@@ -195,6 +195,19 @@ def test_ranks_that_saved_their_state_go_on_without_using_up_restarts(final: boo
         ]
 
 
+def test_no_more_nodes_leave_at_once_than_the_job_can_do_without() -> None:
+    coordinator = Coordinator(2, 3, 0)
+    for peer in range(3):
+        coordinator.receive(peer, {**join(3, peer), "nodes": [2, 3]})
+    for peer in range(3):
+        coordinator.receive(peer, {"do": "ready"})
+    told = [message for peer in (2, 1, 0) for message in coordinator.receive(peer, {"do": "leave"})]
+    assert [message["do"] for _, message in told] == ["halt"] * 3
+    stopped = {"do": "stopped", "failures": [], "main_port": 1, "ports": []}
+    told = [(peer, m["do"]) for sender in range(3) for peer, m in coordinator.receive(sender, stopped)]
+    assert told == [(2, "finish"), (0, "restart"), (1, "restart"), (0, "start"), (1, "start")]
+
+
 def test_culprit_is_the_first_that_is_no_mere_symptom() -> None:
     assert culprit([failed(0, 9.0, symptom=True), failed(1, 1.0), failed(2, 2.0)]).rank == 2
     assert culprit([failed(0, 1.0, symptom=True), failed(1, 2.0, symptom=True)]).rank == 1

@@ -125,7 +125,6 @@ class Recruiter:
         self._name, self._wanted, self._present, self._enter, self._leave = name, wanted, present, enter, leave
         self._coming: set[Host] = set()
         self._not_before: dict[Host, float] = {}
-        self._left: set[Host] = set()
         self._over = threading.Event()
         threading.Thread(target=self._work, daemon=True).start()
 
@@ -140,7 +139,6 @@ class Recruiter:
     def has_come(self, host: Host) -> None:
         """A host takes part now."""
         self._coming.discard(host)
-        self._left.discard(host)
 
     def is_gone(self, host: Host) -> None:
         """A host takes no part any more, or could not come."""
@@ -153,11 +151,11 @@ class Recruiter:
                 wanted, present = self._wanted(), self._present()
             except UserError:  # a script that fails now and then changes nothing
                 continue
-            for host in present:
-                if host not in wanted and host not in self._left:
-                    self._left.add(host)
-                    self._leave(host)
             now = time.monotonic()
+            for host in present:  # asked again, since one that the job could not do without stays
+                if host not in wanted and self._not_before.get(host, 0.0) <= now:
+                    self._not_before[host] = now + _AGAIN
+                    self._leave(host)
             missing = [
                 host
                 for host in wanted

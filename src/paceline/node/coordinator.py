@@ -258,7 +258,8 @@ class Coordinator:
 
     def _leave(self, member: _Member) -> Outbox:
         """Let a node go, once all have saved their state."""
-        if not self.is_elastic or len(self.members) <= self.least or self.phase == GATHERING:
+        staying = [other for other in self.members.values() if not other.leaves]
+        if not self.is_elastic or len(staying) <= self.least or self.phase == GATHERING:
             return []
         member.leaves = True
         if not member.takes_part:
