@@ -57,6 +57,11 @@ def test_a_job_grows_and_shrinks(client: Client) -> None:
     done = client("scaleout", "--on", "lab", "it", "h2")
     assert done.returncode == 0, done.stderr
     eventually(lambda: shown(client, "it") == ["h1", "h2"], "it has come back")
+    done = client("scalein", "--on", "lab", "it", "h1", "h2")
+    assert done.returncode == 2
+    assert "job it needs 1 node, and 0 would be left" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert shown(client, "it") == ["h1", "h2"]
     (client.folder / "end").touch()
     assert client("wait", "--on", "lab", "it").returncode == 0
 
@@ -94,9 +99,22 @@ def test_hosts_come_and_go_as_a_script_says(client: Client) -> None:
     line(running, "h2 1 of 2")
     hosts.write_text("h1:1\n")
     line(running, "h1 0 of 1")
+    hosts.write_text("h1:1\nh2:1\n")
+    line(running, "h2 1 of 2")
+    hosts.write_text("h3:1\n")  # one of the others stays until it has come
+    line(running, "h3 0 of 1")
     (client.folder / "end").touch()
     _, err = running.communicate()
     assert running.returncode == 0, err
+
+
+def test_a_script_that_prints_no_text_is_told_in_a_line(client: Client) -> None:
+    discover = client.folder / "discover"
+    discover.write_bytes(b"#!/bin/sh\nprintf 'h1:\\377'\n")
+    discover.chmod(0o755)
+    done = client("run", "--host-discovery-script", "./discover", client.script("print(1)"))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert "is no host" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -107,6 +125,8 @@ def test_hosts_come_and_go_as_a_script_says(client: Client) -> None:
         (["-H", "h1:2", "--min-np", "2", "--max-np", "1"], "--max-np 1 is less than --min-np 2"),
         (["--host-discovery-script", "./none"], "--host-discovery-script ./none: No such file or directory"),
         (["--host-discovery-script", "/bin/false"], "--host-discovery-script /bin/false: exit code 1"),
+        (["--host-discovery-script", "/bin/true"], "--host-discovery-script /bin/true names no host"),
+        (["-H", "h1", "-np", "0"], "-np 0: a job needs a rank"),
     ],
 )
 def test_what_cannot_work_is_told_in_a_line(client: Client, flags: list[str], said: str) -> None:

@@ -275,7 +275,7 @@ class Answers:
     def say(self, word: str) -> None:
         """Send a line; that nobody hears it any more, the answers tell."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError, ValueError):  # ValueError: it is closed
             os.write(self._process.stdin.fileno(), f"{word}\n".encode())
 
     def stop(self) -> None:

@@ -86,15 +86,18 @@ def discovered(script: str) -> list[str]:
     """
     try:
         done = subprocess.run(
-            [script], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_SCRIPT_SECONDS
-        )
+            [script], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
+            timeout=_SCRIPT_SECONDS,
+        )  # fmt: skip
     except OSError as error:
         raise UserError(f"--host-discovery-script {script}: {error.strerror}; name a program") from None
     except subprocess.TimeoutExpired:
-        raise UserError(f"--host-discovery-script {script} took more than {_SCRIPT_SECONDS:g} s") from None
+        raise UserError(
+            f"--host-discovery-script {script} took more than {_SCRIPT_SECONDS:g} s; make it quicker"
+        ) from None
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [""])[-1]
-        raise UserError(f"--host-discovery-script {script}: exit code {done.returncode} {last}".rstrip())
+        said = "".join(f": {line}" for line in done.stderr.strip().splitlines()[-1:])
+        raise UserError(f"--host-discovery-script {script}: exit code {done.returncode}{said}")
     return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
 
@@ -121,7 +124,6 @@ class Recruiter:
         self._name, self._wanted, self._present, self._enter, self._leave = name, wanted, present, enter, leave
         self._coming: set[Host] = set()
         self._not_before: dict[Host, float] = {}
-        self._left: set[Host] = set()
         self._over = threading.Event()
         threading.Thread(target=self._work, daemon=True).start()
 
@@ -136,7 +138,6 @@ class Recruiter:
     def has_come(self, host: Host) -> None:
         """A host takes part now."""
         self._coming.discard(host)
-        self._left.discard(host)
 
     def is_gone(self, host: Host) -> None:
         """A host takes no part any more, or could not come."""
@@ -149,11 +150,11 @@ class Recruiter:
                 wanted, present = self._wanted(), self._present()
             except UserError:  # a script that fails now and then changes nothing
                 continue
-            for host in present:
-                if host not in wanted and host not in self._left:
-                    self._left.add(host)
-                    self._leave(host)
             now = time.monotonic()
+            for host in present:  # asked again, since one that the job could not do without stays
+                if host not in wanted and self._not_before.get(host, 0.0) <= now:
+                    self._not_before[host] = now + _AGAIN
+                    self._leave(host)
             missing = [
                 host
                 for host in wanted

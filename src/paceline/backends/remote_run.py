@@ -124,7 +124,8 @@ class RemoteRun:
     def _happened(self, host: Host, event: Event) -> Iterator[Update]:
         name, details = event.name, event.details
         if name in ("restarting", "finished"):
-            if name == "finished" or details["attempt"] > self._restarted:
+            has_left = name == "finished" and self._has_left(host, max(self._attempts.values(), default=-1))
+            if not has_left and (name == "finished" or details["attempt"] > self._restarted):
                 self._ends_since = self._ends_since if self._ends else time.monotonic()
                 self._ends[host] = event
             return
@@ -135,9 +136,27 @@ class RemoteRun:
             self._said.add(what)
         elif name == "started":
             self._attempts[host] = details["attempt"]
+            yield from self._let_go(details["attempt"])
         elif name in ("queued", "granted") and len(self._host_names) > 1:
             event = Event(name, {**details, "on": host.name})
         yield event
+
+    def _has_left(self, host: Host, attempt: int) -> bool:
+        """Whether a host that has ended takes no part in an attempt of others."""
+        return self._attempts.get(host, -1) < attempt
+
+    def _let_go(self, attempt: int) -> Iterator[Update]:
+        """Of the hosts that have ended those do not count that left before this attempt began."""
+        left = [
+            host for host, event in self._ends.items() if event.name == "finished" and self._has_left(host, attempt)
+        ]
+        if not left:
+            return
+        for host in left:
+            del self._ends[host]
+        later, self._later = self._later, []
+        for host, answer in later:
+            yield from self._take(host, answer)
 
     def _end_attempt(self) -> Iterator[Update]:
         """Tell how the attempt ended, and go on with what came behind that."""

@@ -224,18 +224,13 @@ class Ssh(Backend):
         """Have hosts leave a job, which goes on without them.
 
         Raises:
-            UserError: one takes no part in it.
+            UserError: one takes no part in it, or too few would be left.
         """
         living, chosen = self._living_of(name), self._named(hosts)
         if others := [host.name for host in chosen if host not in living]:
             raise UserError(f"{others[0]} takes no part in job {name}; leave it out")
-        least, _ = self.spec(name).node_range
-        if len(living) - len(chosen) < least:
-            raise UserError(
-                f"job {name} needs {least} nodes and has {len(living)}; have others join first, or stop it: "
-                f"paceline stop{self.where} {name}"
-            )
-        self._only_answers(self._ask(chosen, lambda _: {"do": "leave", "name": name}))
+        left = len(living) - len(chosen)
+        self._only_answers(self._ask(chosen, lambda _: {"do": "leave", "name": name, "left": left}))
 
     def _living_of(self, name: str) -> list[Host]:
         """The hosts that take part in a job.

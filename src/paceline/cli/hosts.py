@@ -116,7 +116,10 @@ def named(given: dict[str, Any]) -> list[tuple[str, int | None]]:
 def _discovered(script: str) -> list[str]:
     from paceline.backends.joining import discovered
 
-    return discovered(script) or [""]
+    found = discovered(script)
+    if not found:
+        raise UserError(f"--host-discovery-script {script} names no host; print a line such as: node1:2")
+    return found
 
 
 def _hosts(lines: list[tuple[str, str]]) -> list[tuple[str, int | None]]:
@@ -156,7 +159,7 @@ def taking_part(given: dict[str, Any]) -> list[tuple[str, int]]:
         return hosts
     slots = sum(count for _, count in hosts)
     if left < 1:
-        raise UserError(f"-np {left} starts no rank; take 1 or more")
+        raise UserError(f"-np {left}: a job needs a rank; give at least 1")
     if left > slots:
         raise UserError(f"-np {left}, but the hosts have {slots} slots; write for example -H {hosts[0][0]}:{left}")
     chosen = []

@@ -307,9 +307,19 @@ class Host:
         }  # fmt: skip
 
     def leave(self, request: Request) -> Answer:
-        """Have this machine leave a job, which goes on without it."""
+        """Have this machine leave a job, which goes on without it.
+
+        Raises:
+            Refused: it cannot go on with those that are left, or does not run here.
+        """
         run = self.run(request["name"])
-        _check_elastic(NodeSpec.load(run.spec))
+        node = NodeSpec.load(run.spec)
+        _check_elastic(node)
+        if request["left"] < node.least:
+            raise Refused(
+                f"job {node.job} needs {node.least} node{'s' if node.least > 1 else ''}, and {request['left']} would be"
+                f" left; bring in others first, or end it with paceline stop {node.job}"
+            )
         if not records.signal_agent(run.path, (LEAVE,)):
             raise Refused(f"job {run.path.name} does not run here")
         return {"leaves": run.path.name}
