@@ -250,7 +250,8 @@ def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
         else:
             left = {rank.node: None for rank in after.instances if rank.state in ("STARTING", "RUNNING")}
             where = f" on {', '.join(left)}" if left and after.nodes > 1 else ""
-            _say(f"job {before.name} does not end{where}; end it at once with: paceline stop --now {before.name}")
+            at_once = f"paceline stop{backend().where} --now {before.name}"
+            _say(f"job {before.name} does not end{where}; end it at once with: {at_once}")
             code = 1
     return code
 
@@ -258,7 +259,9 @@ def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
 def _refuse_lost(jobs: Sequence[Job]) -> None:
     for job in jobs:
         if job.state == "LOST":
-            raise UserError(f"job {job.name}: {job.error}; to give it up: paceline delete --force {job.name}")
+            raise UserError(
+                f"job {job.name}: {job.error}; to give it up: paceline delete{backend().where} --force {job.name}"
+            )
 
 
 def _say(text: str) -> None:

@@ -171,12 +171,12 @@ class Team:
             except (OSError, ChannelClosed) as error:
                 why, place = str(error), first
             if left <= 0:
-                who = "the job" if self._spec.joins else "node 0"
-                self._fail(
-                    f"cannot reach {who} at {place[0]}:{place[1]} within {self._spec.join_timeout:g} s "
-                    f"({why}); is `paceline run` started there, and the port open?",
-                    1,
-                )
+                spec = self._spec
+                first_name = "".join(f" ({name})" for name in spec.hosts[:1])
+                who = "the job" if spec.joins else f"node 0{first_name}"
+                do = "see what it does" if spec.hosts else "is `paceline run` started there, and the port open?"
+                at = f"{place[0]}:{place[1]}"
+                self._fail(f"cannot reach {who} at {at} within {spec.join_timeout:g} s ({why}); {do}", 1)
                 return
             self._loop.run_until(self._is_over, CONNECT_PAUSE)
 
