@@ -196,7 +196,8 @@ def test_an_agent_that_is_killed_ends_the_run(client: Client, node: int) -> None
     os.kill(status["agent"]["pid"], signal.SIGKILL)
     _, err = running.communicate()
     assert running.returncode == 1
-    assert err.splitlines()[-1].startswith("paceline: node 0, which" if node == 0 else "paceline: node 1 (h2) is gone")
+    gone = ("node 0 (h1), which coordinates the job, is gone", "node 1 (h2) is gone")[node]
+    assert err.splitlines()[-1].startswith(f"paceline: {gone}")
 
 
 def test_an_agent_that_is_killed_alone_is_told(client: Client) -> None:
@@ -262,7 +263,7 @@ def test_a_client_killed_before_node_0_is_told_leaves_nothing(client: Client) ->
         from paceline.cli.main import main
         def keep(parts):
             parts.streams.say(parts.hosts[1], "keep")
-            assert parts.streams.take()[1]["kept"] == "half"
+            assert parts.streams.take()[1]["kept"]["name"] == "half"
             os.kill(os.getpid(), signal.SIGKILL)
         Parts.keep = keep
         sys.argv[1:] = sys.argv[3:]
