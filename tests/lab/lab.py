@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"pl([0-9]+)-\w+")  # of namespaces and folders
 _NETWORK = "10.77.0"
+_FEW = 16  # hosts that may look for each other by themselves
 _SSHD = "/usr/sbin/sshd"
 _DISK = "2g"  # a host's home, in memory; it takes what is written
 _NOBODY = "02:00:00:00:00:00"  # where packets to a host beyond a cut go
@@ -120,6 +121,7 @@ class Host:
         namespace: its network namespace, and the mark of its processes.
         address: in the lab's network.
         home: the home folder of its user.
+        mac: of its network card.
     """
 
     def __init__(self, lab: Lab, number: int) -> None:
@@ -127,7 +129,7 @@ class Host:
         self.namespace = f"{lab.prefix}-{self.name}"
         self.address = f"{_NETWORK}.{10 + number}"
         self.home = lab.folder / self.name
-        self._hub, self._link, self._mac = lab.hub, f"v{number}", f"02:00:00:00:01:{number:02x}"
+        self._hub, self._link, self.mac = lab.hub, f"v{number}", f"02:00:00:00:01:{number:02x}"
         self._sshd: subprocess.Popen[bytes] | None = None
         self._folder = lab.folder
 
@@ -158,7 +160,7 @@ class Host:
         """Connect it to the network, and start its sshd; comes back when one can log in."""
         _ip("netns", "add", self.namespace)
         link = ["link", "add", self._link, "type", "veth", "peer", "name", "eth0"]
-        _ip("-n", self._hub, *link, "address", self._mac, "netns", self.namespace)
+        _ip("-n", self._hub, *link, "address", self.mac, "netns", self.namespace)
         _ip("-n", self._hub, "link", "set", self._link, "master", "br0", "up")
         _ip("-n", self.namespace, "addr", "add", f"{self.address}/24", "dev", "eth0")
         _ip("-n", self.namespace, "link", "set", "eth0", "up")
@@ -306,6 +308,18 @@ class Lab:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd insists on it
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(Host.start, self.hosts))
+            if len(self.hosts) > _FEW:
+                list(pool.map(self._introduce, self.hosts))
+
+    def _introduce(self, host: Host) -> None:
+        """Let a host know the others: all of them asking each other overflow the kernel's one table of neighbours."""
+        known = "".join(
+            f"neigh replace {other.address} lladdr {other.mac} dev eth0 nud permanent\n"
+            for other in self.hosts
+            if other is not host
+        )
+        command = ["ip", "-n", host.namespace, "-batch", "-"]
+        subprocess.run(command, input=known, text=True, check=True, capture_output=True)
 
     def part(self, *groups: Sequence[Host]) -> None:
         """Lose every packet between hosts of different groups; the client reaches all of them."""
