@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from tests.conftest import Paceline, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 _NAME = re.compile(r"pl([0-9]+)-\w+")  # of namespaces and folders
 _NETWORK = "10.77.0"
@@ -75,7 +75,7 @@ def _inside(namespace: str) -> list[int]:
     return found
 
 
-def _kill(pids: list[int], number: int = signal.SIGKILL) -> None:
+def _kill(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -185,11 +185,16 @@ class Host:
     def hang(self, logins: bool = True) -> None:
         """Stop all that runs on it, without an end; its sshd still lets new users in, unless `logins` is false."""
         spared = self.sshd if logins else None
+        told: set[int] = set()
 
         def is_still() -> bool:
-            going = [pid for pid in _inside(self.namespace) if pid != spared and _state(pid) not in ("T", "Z", "")]
-            _kill(going, signal.SIGSTOP)
-            return not going
+            going = {pid for pid in _inside(self.namespace) if pid != spared and _state(pid) not in ("T", "Z", "")}
+            # "D": it waits in the kernel, and stops before it comes back; the parent of a child that was stopped
+            # between vfork and exec, as those of subprocess are, stays there.
+            new = {pid for pid in going if pid not in told or _state(pid) != "D"}
+            _kill(new, signal.SIGSTOP)
+            told.update(new)
+            return not new
 
         eventually(is_still, f"{self.name} hangs")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -89,6 +90,19 @@ def test_a_power_cut_is_silent_and_the_disk_remains(lab: Lab, hosts: list[Host])
     first.power_on()
     assert reaches(second, first)
     assert lab.ssh(first, "cat ~/file; rm ~/file").stdout == "kept\n"
+
+
+def test_a_host_hangs_while_it_starts_programs(hosts: list[Host]) -> None:
+    program = "import subprocess\nprint('up', flush=True)\nwhile True: subprocess.run(['true'])"
+    with contextlib.ExitStack() as running:
+        for _ in range(4):
+            process = running.enter_context(start(hosts[0], program))
+            running.callback(process.kill)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+        for _ in range(50):  # some of them are between vfork and exec
+            hosts[0].hang()
+            hosts[0].wake()
 
 
 @pytest.mark.parametrize("logins", [True, False])
