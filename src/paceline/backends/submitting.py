@@ -67,9 +67,7 @@ def launch(
     taken = jobs_folder() / spec.name
     if os.path.lexists(taken):
         raise NameTaken(spec.name, taken)
-    missing = [name for name in spec.secrets if name not in os.environ]
-    if missing:
-        raise UserError(f"secret {missing[0]} is not set in your environment; export it, then submit again")
+    check_secrets(spec)
     sources = _sources(spec)
     asked = spec
     if spec.code is None:  # a job that cannot run leaves nothing, not even a folder
@@ -156,6 +154,17 @@ def _unless_started(made: Path, staging: Staging) -> None:
 
     if not staging.is_settled:
         discard(made)
+
+
+def check_secrets(spec: JobSpec) -> None:
+    """Whether a job can be given its secrets.
+
+    Raises:
+        UserError: one is not there.
+    """
+    missing = [name for name in spec.secrets if name not in os.environ]
+    if missing:
+        raise UserError(f"secret {missing[0]} is not set in your environment; export it, then submit again")
 
 
 def named(spec: JobSpec) -> JobSpec:

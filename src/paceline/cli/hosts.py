@@ -229,7 +229,8 @@ def place(given: dict[str, Any], target: str | None = None) -> Backend:
 
 
 def _on(hosts: list[tuple[str, int]], options: dict[str, Any], given: dict[str, Any]) -> Ssh:
-    from paceline.backends.ssh import Ssh, hosts_of
+    from paceline.backends.hosts import Hosts, hosts_of
+    from paceline.backends.ssh import Ssh
 
     def name(key: str) -> str:
         key = key.partition(".")[0]
@@ -238,7 +239,8 @@ def _on(hosts: list[tuple[str, int]], options: dict[str, Any], given: dict[str, 
     names = ",".join(f"{host}:{slots}" for host, slots in hosts)
     found = hosts_of(name, {**options, "hosts": names.split(",")})
     where = flags(given) if given.get("host_discovery_script") is None else flags({**given, "hosts": names})
-    return Ssh(HOSTS, found, f" {where}", is_exact=True, script=given.get("host_discovery_script"))
+    script = given.get("host_discovery_script")
+    return Ssh(Hosts(HOSTS, found, is_exact=True, script=script), f" {where}")
 
 
 def flags(given: dict[str, Any]) -> str:
