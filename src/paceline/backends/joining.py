@@ -131,10 +131,6 @@ class Recruiter:
         """Bring in no more."""
         self._over.set()
 
-    def is_coming(self, host: Host) -> bool:
-        """Whether a host is on its way."""
-        return host in self._coming
-
     def has_come(self, host: Host) -> None:
         """A host takes part now."""
         self._coming.discard(host)

@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import os
-import re
 import sys
 import threading
 import time
@@ -101,7 +100,8 @@ class Local(Backend):
         """These jobs, or all, the newest first; those that are unknown are left out."""
         if names is not None:
             line = records.line_of(self._jobs.parent)
-            found = (records.record(self._jobs / name, line) for name in names if _is_name(name))
+            runs = [run for name in names if (run := records.find(self._jobs, name)) is not None]
+            found = (records.record(run.path, line) for run in runs)
             return [Job.from_record(record) for record in found if record is not None]
         jobs = map(Job.from_record, self._all(since or 0.0))
         return sorted(jobs, key=lambda job: job.created, reverse=True)
@@ -266,11 +266,7 @@ class Local(Backend):
         return tensorboard.stop(self._run(name).path)
 
     def _run(self, name: str) -> RunDirectory:
-        path = self._jobs / name
-        if not _is_name(name) or not records.is_job(path):
+        run = records.find(self._jobs, name)
+        if run is None:
             raise UserError(f"no job {name}")
-        return RunDirectory(path)
-
-
-def _is_name(name: str) -> bool:
-    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) is not None
+        return run

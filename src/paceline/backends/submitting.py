@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from paceline.job.errors import UserError
 from paceline.job.home import jobs_folder
 from paceline.job.spec import NAME, JobSpec, new_name
-from paceline.node.launching import take_checkpoints
+from paceline.node.launching import places_of_code, take_checkpoints
 from paceline.node.records import is_job
 from paceline.node.run_directory import RunDirectory, read_json
 
 from . import prepare
+from .refusals import refusals
 from .starting import NameTaken, folder_of, staged, start
 
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ def launch(
         staging = stack.enter_context(staged(spec))
         folder = None
         if spec.code is not None:
-            made, folder = _places(spec, staging.directory.path)
+            wanted = None if spec.working_dir == "." else prepare.working_dir(spec)
+            with refusals():
+                made, folder = places_of_code(spec.name, wanted, staging.directory.path, folder_of(spec))
             stack.callback(_unless_started, made, staging)
             asked = spec = _relative(spec)
             record["code"] = {**_bring(spec, made, progress), "path": str(folder)}
@@ -107,17 +110,6 @@ def _sources(spec: JobSpec) -> list[Source]:
     from .volumes import resolve
 
     return resolve(spec.data, load())
-
-
-def _places(spec: JobSpec, hidden: Path) -> tuple[Path, Path]:
-    """Where to put the code while the job is being made in a hidden folder, and where it is afterwards."""
-    below = Path("code") / spec.name
-    if spec.working_dir == ".":
-        return hidden / below, folder_of(spec) / below
-    place = prepare.working_dir(spec) / below
-    if place.exists():
-        raise UserError(f"{place} is there already; remove it, or choose another --name or --working-dir")
-    return place, place
 
 
 def _relative(spec: JobSpec) -> JobSpec:

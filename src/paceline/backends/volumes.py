@@ -11,6 +11,7 @@ from paceline.job.errors import UserError, nearest
 from paceline.job.job import Volume
 from paceline.job.settings import PROJECT_FILE, user_file
 from paceline.job.text import printable
+from paceline.node import volumes as node_volumes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -84,7 +85,7 @@ def resolve(mounts: Sequence[Mount], settings: Settings) -> list[Source]:
             file = settings.file_of("volumes", name)
             raise UserError(printable(f"volume {name}, {look.path}: {look.problem}; correct it in {file}"))
     return [
-        Source(m.volume, looks[m.volume].path, m.path, _is_same(looks[m.volume].path, m.path), m.variable)
+        Source(m.volume, looks[m.volume].path, m.path, node_volumes.is_same(looks[m.volume].path, m.path), m.variable)
         for m in mounts
     ]
 
@@ -94,13 +95,6 @@ def _unknown(name: str, known: Iterable[str]) -> str:
     where = f"volumes are defined under [volumes] in {PROJECT_FILE} or {user_file()}"
     hint = nearest(name, names) if names else ""
     return f"no volume {name!r}; {hint}{'; ' if hint and not hint.endswith('?') else ' ' if hint else ''}{where}"
-
-
-def _is_same(path: str, wanted: str) -> bool:
-    try:
-        return os.path.samefile(path, wanted)
-    except (OSError, ValueError):
-        return False
 
 
 class _Look:
@@ -120,15 +114,6 @@ class _Look:
             self.problem = f"no answer within {PATIENCE:g} s"
 
     def _look(self) -> None:
-        try:
-            if os.path.isdir(self.path):
-                with os.scandir(self.path) as entries:
-                    next(entries, None)
-            else:
-                with open(self.path, "rb") as file:
-                    file.read(1)
-            space = os.statvfs(self.path)
-            self.size, self.free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
-        except OSError as error:
-            self.problem = (error.strerror or str(error)).lower()
+        found = node_volumes.look(self.path)
+        self.problem, self.size, self.free = found.problem or self.problem, found.size, found.free
         self._answered.set()

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import shlex
 import socket
 import time
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import processes, tensorboard
-from .queue import explain, folder_of, overview
 from .run_directory import RunDirectory, read_json, sweep
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from .queue import Entry
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 FINAL = ("SUCCEEDED", "FAILED", "STOPPED")
 
 
@@ -44,11 +45,19 @@ def is_job(path: Path) -> bool:
     return any((path / name).exists() for name in ("lock", "spec.json", "job.json", "status.json"))
 
 
+def find(jobs: Path, name: str) -> RunDirectory | None:
+    """The job of this name in a folder of jobs, if there is one."""
+    path = jobs / name
+    return RunDirectory(path) if _NAME.fullmatch(name) and is_job(path) else None
+
+
 def line_of(home: Path) -> Callable[[], list[Entry]]:
     """A function that gives the queue for devices in a home, read when it is called for the first time."""
 
     @functools.lru_cache(maxsize=1)
     def line() -> list[Entry]:
+        from .queue import folder_of, overview
+
         try:
             return overview(folder_of(home))
         except OSError:
@@ -156,7 +165,11 @@ def _waiting(name: str, status: dict[str, Any], line: Callable[[], list[Entry]])
     problem = status["waiting"]["problem"]
     if status["state"] == "RESTARTING":
         return str(problem)
-    return f"cannot queue for devices: {problem}" if problem else explain(line(), name)
+    if problem:
+        return f"cannot queue for devices: {problem}"
+    from .queue import explain
+
+    return explain(line(), name)
 
 
 def _lives(agent: dict[str, Any]) -> bool:

@@ -20,7 +20,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -168,7 +167,7 @@ class Staging:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         os.close(self.lock)
         if not self.is_settled:
-            shutil.rmtree(self.directory.path, ignore_errors=True)
+            _remove(self.directory.path)
 
 
 class Reopened:
@@ -214,10 +213,16 @@ def sweep(jobs: Path) -> list[os.DirEntry[str]]:
     for entry in entries:
         if entry.name.startswith("."):
             if _is_abandoned(Path(entry.path)):
-                shutil.rmtree(entry.path, ignore_errors=True)
+                _remove(Path(entry.path))
         elif os.path.exists(entry.path) or _is_abandoned(Path(entry.path)):  # else a job is just being made there
             living.append(entry)
     return living
+
+
+def _remove(folder: Path) -> None:
+    import shutil  # whoever only reads records does without
+
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_abandoned(path: Path) -> bool:

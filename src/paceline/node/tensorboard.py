@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.util
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -24,6 +22,7 @@ from .ports import Reservation, is_listening
 from .run_directory import read_json, write_json
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator, Sequence
 
 PAUSE = 0.1  # seconds between two looks at one that is coming up
@@ -95,6 +94,8 @@ class TensorBoard:
             self._process.wait()
 
     def _start(self) -> None:
+        import subprocess  # whoever only reads records does without
+
         self._tries += 1
         parent = os.getpid()
         # The port is ours until it listens there. It needs no GPU, and the current folder may shadow what it imports.
@@ -162,6 +163,8 @@ def check_installed() -> None:
     Raises:
         Refused: it has not.
     """
+    import importlib.util
+
     found = importlib.util.find_spec("tensorboard")
     if found is None or found.origin is None:  # a folder of event files may have the same name
         raise Refused(f"tensorboard is not installed for {sys.executable}; pip install 'paceline[train]'")
