@@ -100,8 +100,8 @@ class RemoteRun:
         self._streams.close()
 
     def _patience(self) -> float | None:
-        """How long others may take to tell that the ranks start again: one that is cut off never does."""
-        if any(event.name != "finished" for event in self._ends.values()):
+        """How long others may take to tell that the ranks start again: one that the job goes on without never does."""
+        if self._recruiter is not None and any(event.name != "finished" for event in self._ends.values()):
             return max(0.0, self._ends_since + _PATIENCE - time.monotonic())
         return None
 
