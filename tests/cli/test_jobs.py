@@ -84,7 +84,8 @@ def test_a_job_from_beginning_to_end(paceline: Paceline) -> None:
         ("mine-master-0", 0, "SUCCEEDED", 0), ("mine-worker-0", 1, "SUCCEEDED", 0),
     ]  # fmt: skip
     assert job["created"] <= job["started"] <= job["finished"]
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", job["created"])
+    for time_of in ("created", "started", "finished", "kept_since"):
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", job[time_of])
     assert [job["name"] for job in listed(paceline)] == ["mine"]
     table = paceline("list").stdout.splitlines()
     assert table[0].split()[:2] == ["NAME", "STATE"]
