@@ -761,7 +761,7 @@ def test_a_snapshot_has_the_script_that_was_named_by_its_whole_path(paceline: Pa
     paceline.script("print('new')", "code/s.py")
     one_line(paceline("submit", *source, str(paceline.folder / "forever.py")), "is not in code, which is copied")
     done = paceline("submit", *source, "nosuch.py")
-    one_line(done, "no script nosuch.py in the copy of")
+    one_line(done, f"no script nosuch.py in {paceline.folder / 'code'}; check the name and the folder")
     paceline("stop", holder)
     assert paceline("wait", "it").returncode == 0
     assert paceline("logs", "it").stdout == "old\n"
