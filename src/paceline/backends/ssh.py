@@ -270,9 +270,9 @@ class Ssh(Backend):
         with tempfile.TemporaryDirectory() as folder:
             code, archive, record = Path(folder, "code"), Path(folder, "code.tar"), None
             if spec.code is not None and spec.resume_from is None:
-                from paceline.job.code import fetch
+                from .submitting import fetched
 
-                record = fetch(spec.code, Path.cwd(), code, progress, progress.say)
+                record = fetched(spec, code, progress)
                 with tarfile.open(archive, "w") as tar:
                     tar.add(code, arcname=".")
             for number in itertools.count(2 if spec.resume_from else 1):
@@ -303,7 +303,7 @@ class Ssh(Backend):
         Raises:
             UserError: it is nothing for hosts.
         """
-        from .submitting import named
+        from .submitting import in_copy, named
 
         for flag, value in (
             ("--log-dir", spec.log_dir),
@@ -320,6 +320,7 @@ class Ssh(Backend):
         folder = spec.working_dir
         if not folder.startswith("~") and (spec.code is None or folder != "."):
             folder = os.path.normpath(Path.cwd() / folder)
+        spec = in_copy(spec) if spec.code is not None else spec
         return named(spec).model_copy(update={"detached": True, "backend": self.name, "working_dir": folder})
 
     def _sources(self, spec: JobSpec) -> list[dict[str, Any]]:

@@ -14,14 +14,16 @@ from paceline.job.spec import NAME, JobSpec, new_name
 from paceline.node.launching import take_checkpoints
 from paceline.node.records import is_job
 from paceline.node.run_directory import RunDirectory, read_json
+from paceline.node.script import program_kind
 
 from . import prepare
+from .refusals import refusals
 from .starting import NameTaken, folder_of, staged, start
 
 if TYPE_CHECKING:
     import socket
     import subprocess
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
 
     from paceline.node.run_directory import Staging
     from paceline.node.spec import NodeSpec
@@ -85,12 +87,10 @@ def launch(
         if spec.code is not None:
             made, folder = _places(spec, staging.directory.path)
             stack.callback(_unless_started, made, staging)
-            asked = spec = _relative(spec)
+            asked = spec = in_copy(spec)
             record["code"] = {**_bring(spec, made, progress), "path": str(folder)}
-            try:
+            with _told_as_copy(made, record["code"]):
                 spec = prepare.complete(spec, made)
-            except UserError as error:  # that folder is hidden, and will be gone
-                raise UserError(str(error).replace(str(made), f"the copy of {record['code']['source']}")) from None
             split = split_streams(spec)
         node = prepare.place(spec, split, folder=folder, sources=sources)
         if spec.resume_from is not None:
@@ -122,8 +122,22 @@ def _places(spec: JobSpec, hidden: Path) -> tuple[Path, Path]:
     return place, place
 
 
+def in_copy(spec: JobSpec) -> JobSpec:
+    """The job with its script named as in the copy of the code, not as in what is copied.
+
+    Raises:
+        UserError: it is not in what is copied, as far as can be seen before that is done.
+    """
+    code, spec = spec.code, _relative(spec)
+    if code is not None and code.mode == "snapshot" and spec.resume_from is None and spec.script is not None:
+        source = Path.cwd() / os.path.expanduser(code.source or ".")
+        if source.is_dir():
+            with refusals():
+                program_kind(spec.script, source)
+    return spec
+
+
 def _relative(spec: JobSpec) -> JobSpec:
-    """The job with its script named as in the copy of the code, not as in what is copied."""
     assert spec.code is not None
     if spec.script is None or not os.path.isabs(spec.script):
         return spec
@@ -148,6 +162,32 @@ def _bring(spec: JobSpec, destination: Path, progress: Progress) -> dict[str, An
         raise UserError(f"the code of job {spec.resume_from} is gone; submit the job anew")
     copy(Path(old["path"]), destination, progress)
     return {**old}
+
+
+def fetched(spec: JobSpec, destination: Path, progress: Progress) -> dict[str, Any]:
+    """Bring the code of a job here, to be sent to other machines; returns what is known of it.
+
+    Raises:
+        UserError: it cannot be brought, or lacks the job's script.
+    """
+    found = _bring(spec, destination, progress)
+    if spec.script is not None:
+        with _told_as_copy(destination, found), refusals():
+            program_kind(spec.script, destination)
+    return found
+
+
+@contextlib.contextmanager
+def _told_as_copy(made: Path, code: Mapping[str, Any]) -> Iterator[None]:
+    """A folder that is hidden, and will be gone, is told as the copy of what it is.
+
+    Raises:
+        UserError: the same as in the block.
+    """
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace(str(made), f"the copy of {code['source']}")) from None
 
 
 def _unless_started(made: Path, staging: Staging) -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.contract import CONTRACTS
 
-from . import ENTRY, fitting, launching, logs, placing, preflight, processes, queue, records, tensorboard
+from . import ENTRY, code_folder, fitting, launching, logs, placing, preflight, processes, queue, records, tensorboard
 from .errors import Refused
 from .following import STREAM_BITS, Event, Output, is_disk_full, updates
 from .gauge import Gauge
@@ -205,10 +205,11 @@ class Host:
             made = folder = None
             record: Answer = {"data": data}
             if own_code:
-                made, folder = _places(job, staging.directory.path, path)
+                made, folder = _places(job, staging.directory.path, path, request["job_id"])
                 stack.callback(_unless_started, made, staging)
-                record["code"] = {**self._bring(job, made, request), "path": str(folder)}
-            asked, job = job, fitting.complete(job, here, made)
+                with code_folder.building(made) as building:
+                    record["code"] = {**self._bring(job, building, request), "path": str(folder)}
+            asked, job = job, _complete(job, here, made, record)
             variables = [(source["variable"], source["path"]) for source in data]
             node = fitting.place(
                 job, here, split_streams=_split(request["shown"], job), folder=folder, variables=variables,
@@ -261,7 +262,6 @@ class Host:
 
     def _bring(self, job: Request, made: Path, request: Request) -> Answer:
         """The code of a job: what comes on stdin, or what another job has left."""
-        made.parent.mkdir(parents=True, exist_ok=True)
         if job["resume_from"] is None:
             code = _Bytes(request["bytes"])
             with tarfile.open(fileobj=code, mode="r|") as tar:  # type: ignore[call-overload]  # it has all that is used
@@ -273,7 +273,7 @@ class Host:
         old = (read_json(RunDirectory(self.jobs / job["resume_from"]).job) or {}).get("code")
         if old is None or not os.path.isdir(old["path"]):
             raise Refused(f"the code of job {job['resume_from']} is gone; submit the job anew")
-        shutil.copytree(old["path"], made, symlinks=True)
+        shutil.copytree(old["path"], made, symlinks=True, dirs_exist_ok=True)
         return dict(old)
 
     def stop(self, request: Request) -> Answer:
@@ -336,7 +336,7 @@ class Host:
 
     def _remove(self, run: RunDirectory) -> None:
         code = (read_json(run.job) or {}).get("code")
-        launching.remove(run.path, lambda: None if code is None else shutil.rmtree(code["path"], ignore_errors=True))
+        launching.remove(run.path, lambda: None if code is None else code_folder.discard(Path(code["path"])))
 
     def open_tensorboard(self, request: Request) -> Answer:
         """The address of a job's TensorBoard, on this machine."""
@@ -442,15 +442,24 @@ class _Bytes:
         return data
 
 
-def _places(job: Request, hidden: Path, path: Path) -> tuple[Path, Path]:
+def _places(job: Request, hidden: Path, path: Path, job_id: str) -> tuple[Path, Path]:
     """Where to put the code while the job is being made in a hidden folder, and where it is afterwards."""
     below = Path("code") / job["name"]
     if job["working_dir"] == ".":
         return hidden / below, path / below
     place = Path(job["working_dir"]) / below
-    if place.exists():
-        raise Refused(f"{place} is there already; remove it, or choose another --name or --working-dir")
+    code_folder.claim(place, job_id)
     return place, place
+
+
+def _complete(job: Answer, here: fitting.Here, made: Path | None, record: Answer) -> Answer:
+    """See `fitting.complete`; a folder that is hidden, and will be gone, is told as the copy of what it is."""
+    try:
+        return fitting.complete(job, here, made)
+    except Refused as error:
+        if made is None:
+            raise
+        raise Refused(str(error).replace(str(made), f"the copy of {record['code']['source']}")) from None
 
 
 def _word() -> str:
@@ -508,7 +517,7 @@ def _pass_on_signals(agent: subprocess.Popen[bytes]) -> None:
 
 def _unless_started(made: Path, staging: Staging) -> None:
     if not staging.is_settled:
-        shutil.rmtree(made, ignore_errors=True)
+        code_folder.discard(made)
 
 
 def _variables(node: NodeSpec) -> dict[str, str]:
