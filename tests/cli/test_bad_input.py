@@ -54,7 +54,7 @@ CASES = {
     "no nodes": (["--nnodes", "0", "ok.py"], "--nnodes '0' is no number of machines", "--nnodes 2"),
     "nodes that change": (
         ["--nnodes", "1:4", "--framework", "indexed", "--master-addr", "h", "ok.py"],
-        "--nnodes 1:4: with --framework indexed",
+        "--nnodes '1:4': with --framework indexed",
         "give one",
     ),
     "node rank too high": (

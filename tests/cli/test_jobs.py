@@ -84,7 +84,8 @@ def test_a_job_from_beginning_to_end(paceline: Paceline) -> None:
         ("mine-master-0", 0, "SUCCEEDED", 0), ("mine-worker-0", 1, "SUCCEEDED", 0),
     ]  # fmt: skip
     assert job["created"] <= job["started"] <= job["finished"]
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", job["created"])
+    for time_of in ("created", "started", "finished", "kept_since"):
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", job[time_of])
     assert [job["name"] for job in listed(paceline)] == ["mine"]
     table = paceline("list").stdout.splitlines()
     assert table[0].split()[:2] == ["NAME", "STATE"]
@@ -760,7 +761,7 @@ def test_a_snapshot_has_the_script_that_was_named_by_its_whole_path(paceline: Pa
     paceline.script("print('new')", "code/s.py")
     one_line(paceline("submit", *source, str(paceline.folder / "forever.py")), "is not in code, which is copied")
     done = paceline("submit", *source, "nosuch.py")
-    one_line(done, "no script nosuch.py in the copy of")
+    one_line(done, f"no script nosuch.py in {paceline.folder / 'code'}; check the name and the folder")
     paceline("stop", holder)
     assert paceline("wait", "it").returncode == 0
     assert paceline("logs", "it").stdout == "old\n"

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from paceline.contract import CONTRACTS
 from paceline.job.errors import UserError
 from paceline.job.reading import read
-from paceline.job.spec import Code, JobSpec, Mount
+from paceline.job.spec import FIXED_NODES, Code, JobSpec, Mount
 from paceline.job.validation import dotted, validation_error
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ jobs = st.builds(
     script=word,
     name=st.from_regex(r"([A-Za-z0-9][A-Za-z0-9._-]{0,62})?", fullmatch=True),
     args=st.lists(word, max_size=3).map(tuple),
-    framework=st.none() | st.sampled_from(sorted(CONTRACTS)),
+    framework=st.none() | st.sampled_from(sorted(CONTRACTS.keys() - set(FIXED_NODES))),
     nodes=st.integers(1, 9) | st.tuples(st.integers(1, 9), st.integers(0, 9)).map(lambda n: f"{n[0]}:{n[0] + n[1]}"),
     ranks=st.integers(1, 4096) | st.sampled_from(["auto", "gpu", "cpu"]),
     devices=st.none() | st.integers(0, 9) | st.lists(text, max_size=3, unique=True).map(tuple),

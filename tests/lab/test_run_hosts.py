@@ -89,7 +89,11 @@ def test_which_hosts_take_part(client: Client, flags: list[str], world: str) -> 
     ("flags", "said"),
     [
         (["-H", "h1:x"], "-H 'h1:x': 'h1:x' is no host; write for example node1:2"),
-        (["-H", "h1,h1"], "-H names h1 twice; leave one out"),
+        (["-H", "h1,h1"], "-H 'h1,h1': h1 is named twice; leave one out"),
+        (["--hostfile", "twice"], "--hostfile twice:3: h1 is named twice; leave one out"),
+        (["-H", "h1,h2", "--rdzv-endpoint", "h1:29400"], "--rdzv-endpoint: hosts that ssh reaches meet by themselves"),
+        (["-H", "h1,h2", "--framework", "mpi", "--nnodes", "1:2"], "--nnodes '1:2': with --framework mpi"),
+        (["-H", "h1,h2", "--framework", "mpi", "--min-np", "1"], "--min-np: with --framework mpi"),
         (["-H", "h1:0"], "has no slot"),
         (["-H", "h1", "--on", "lab"], "-H and --on both say where"),
         (["-H", "h1", "--hostfile", "x"], "-H and --hostfile both say where"),
@@ -103,6 +107,7 @@ def test_which_hosts_take_part(client: Client, flags: list[str], world: str) -> 
     ],
 )
 def test_what_cannot_work_is_told_in_a_line(client: Client, flags: list[str], said: str) -> None:
+    (client.folder / "twice").write_text("h1\n# the large one\nh1 slots=2\n")
     done = client("run", "--ssh-root", f"~/{client.root}", *flags, client.script("print(1)"))
     lines = [line for line in done.stderr.splitlines() if not line.endswith("…")]  # what it does, if that takes long
     assert (done.returncode, done.stdout, len(lines)) == (2, "", 1), done.stderr

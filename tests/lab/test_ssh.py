@@ -319,6 +319,46 @@ def test_code_and_secrets_travel_with_the_job(client: Client) -> None:
     assert client("list", "--on", "lab", "-A", "-o", "json").stdout == "[]\n"
 
 
+def test_hosts_may_share_the_folder_of_the_code(client: Client) -> None:
+    client.script("import os, threading; print(os.getcwd(), flush=True); threading.Event().wait()", "source/main.py")
+    shared = client.folder / "shared"
+    shared.mkdir()
+    place = ("--name", "mine", "--working-dir", str(shared), "--sync-mode", "snapshot", "--sync-source", "source")
+    (shared / "code" / "mine").mkdir(parents=True)
+    refused = client("submit", "--on", "lab", "--nnodes", "2", *place, "main.py")
+    there = f"{shared}/code/mine is there already; remove it, or choose another --name or --working-dir"
+    told = [line for line in refused.stderr.splitlines() if not line.endswith("…")]
+    assert (refused.returncode, told) == (2, [f"paceline: h1, h2: {there}"])
+    (shared / "code" / "mine").rmdir()
+    name = submit(client, "--nnodes", "2:3", *place, str(client.folder / "source" / "main.py"))
+    eventually(lambda: get(client, name)["state"] == "RUNNING", "it runs")
+    assert client("scaleout", "--on", "lab", name).returncode == 0
+    eventually(lambda: get(client, name)["nodes"] == 3, "a third host takes part")
+    assert client("scalein", "--on", "lab", name, "h3").returncode == 0
+    eventually(lambda: get(client, name)["nodes"] == 2, "it has left")
+    assert client("stop", "--on", "lab", "--now", name).returncode == 0
+    logs = client("logs", "--on", "lab", name, "--all").stdout
+    assert {line.partition("] ")[2] for line in logs.splitlines()} == {f"{shared}/code/mine"}
+    assert (shared / "code" / "mine" / "main.py").exists()
+    assert client("delete", "--on", "lab", name).returncode == 0
+    assert not list((shared / "code").iterdir())
+
+
+def test_code_without_the_script_is_sent_nowhere(client: Client) -> None:
+    client.script("pass", "source/left_out.py")
+    client.script("left_out.py\n", "source/.pacelineignore")
+    source = client.folder / "source"
+    for script, folder in (("missing.py", f"{source}"), ("left_out.py", f"the copy of {source}")):
+        done = client(
+            "submit", "--on", "lab", "--nnodes", "2", "--sync-mode", "snapshot", "--sync-source", "source", script
+        )
+        told = [line for line in done.stderr.splitlines() if not line.endswith("…")]
+        assert (done.returncode, told) == (
+            2,
+            [f"paceline: no script {script} in {folder}; check the name and the folder"],
+        )
+
+
 def test_slots_make_jobs_go_to_a_free_host_and_then_wait(client: Client) -> None:
     client.settings(hosts=["h1:1", "h2:1"])
     names = [submit(client, "--name", "s-", "--gpus", "1", client.script(FOREVER)) for _ in range(3)]

@@ -139,6 +139,43 @@ def test_stop_on_one_node_stops_all(cluster: Cluster, paceline: Paceline) -> Non
     assert [code for code, _, _ in cluster.finish()] == [130, 130]
 
 
+def test_a_stop_waits_for_the_node_that_saves_longest(cluster: Cluster, paceline: Paceline) -> None:
+    paceline.script("""
+        import os, signal, sys, threading
+        rank = os.environ["RANK"]
+        asked = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: asked.set())
+        open("ready-" + rank, "w").close()
+        asked.wait()
+        if rank == "1":
+            threading.Event().wait(12)
+        open("saved-" + rank, "w").close()
+    """)
+    for rank in (0, 1):
+        cluster.start("script.py", nodes=2, rank=rank)
+    eventually(lambda: all((paceline.folder / f"ready-{r}").exists() for r in (0, 1)), "ranks run")
+    cluster.started[0].send_signal(signal.SIGINT)
+    assert [code for code, _, _ in cluster.finish()] == [130, 130]
+    assert (paceline.folder / "saved-1").exists()
+
+
+def test_node_0_is_killed_while_the_job_stops(cluster: Cluster, paceline: Paceline) -> None:
+    paceline.script("""
+        import os, signal, threading
+        signal.signal(signal.SIGTERM, lambda *_: open("asked-" + os.environ["RANK"], "w").close())
+        open("ready-" + os.environ["RANK"], "w").close()
+        while True:
+            threading.Event().wait(1)
+    """)
+    for rank in (0, 1):
+        cluster.start("--grace", "5", "script.py", nodes=2, rank=rank)
+    eventually(lambda: all((paceline.folder / f"ready-{r}").exists() for r in (0, 1)), "ranks run")
+    cluster.started[0].send_signal(signal.SIGINT)
+    eventually(lambda: all((paceline.folder / f"asked-{r}").exists() for r in (0, 1)), "ranks are stopped")
+    os.kill(_status(cluster.nodes[0])["agent"]["pid"], signal.SIGKILL)
+    assert [code for code, _, _ in cluster.finish()] == [137, 130]
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_agent_that_is_killed_ends_the_job_everywhere(cluster: Cluster, paceline: Paceline, victim: int) -> None:
     paceline.script("""
@@ -237,7 +274,7 @@ def test_node_that_nobody_answers(cluster: Cluster, paceline: Paceline) -> None:
 def test_ctrl_c_while_others_are_waited_for(cluster: Cluster, paceline: Paceline, rank: int) -> None:
     paceline.script("import torch")
     process = cluster.start("script.py", nodes=2, rank=rank)
-    eventually(lambda: cluster.nodes[0].home.exists() and (cluster.nodes[0].job() / "status.json").exists(), "it waits")
+    eventually(lambda: any((cluster.nodes[0].home / "jobs").glob("*/status.json")), "it waits")
     process.send_signal(signal.SIGINT)
     assert [code for code, _, _ in cluster.finish()] == [130]
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from paceline.job.errors import UserError
 
+from .preflight import grouped
 from .streams import Streams
 
 if TYPE_CHECKING:
@@ -51,8 +52,9 @@ class Parts:
         if len(self.started) == len(self.hosts):
             return None
         self._drop()
-        if failed := [str(answer) for answer in answers.values() if isinstance(answer, UserError)]:
-            raise UserError("\n".join(failed))
+        in_order = [(host.name, answers[host]) for host in self.hosts if host in answers]
+        if failed := [(name, str(answer)) for name, answer in in_order if isinstance(answer, UserError)]:
+            raise UserError("\n".join(grouped(failed)))
         return next(host for host in told if host not in self.started)
 
     def keep(self) -> None:

@@ -55,7 +55,7 @@ class RemoteRun:
         self._later: list[tuple[Host, Answer | UserError]] = []
         self._said: set[tuple[str, Any]] = set()  # of this attempt, what several hosts say
         self._restarted = -1  # the last attempt that was told to begin again
-        self._is_over = False
+        self._is_over = self._is_interrupted = False
         self._gone: dict[Host, Answer] = {}
         parts.hold()
         self._recruiter: Recruiter | None = None
@@ -69,8 +69,11 @@ class RemoteRun:
         """Ask all hosts to stop the job; asked twice, they stop it at once."""
         if self._recruiter is not None:
             self._recruiter.stop()
+        # Two of the same that reach an agent at once are one for it.
+        said = signal.SIGQUIT if number == signal.SIGINT and self._is_interrupted else number
+        self._is_interrupted = self._is_interrupted or number == signal.SIGINT
         for host in list(self._followed):
-            self._streams.say(host, f"signal {int(number)}")
+            self._streams.say(host, f"signal {int(said)}")
 
     def leads(self, output: Output) -> bool:
         """Whether this is rank 0."""
@@ -97,8 +100,8 @@ class RemoteRun:
         self._streams.close()
 
     def _patience(self) -> float | None:
-        """How long others may take to tell that the ranks start again: one that is cut off never does."""
-        if any(event.name != "finished" for event in self._ends.values()):
+        """How long others may take to tell that the ranks start again: one that the job goes on without never does."""
+        if self._recruiter is not None and any(event.name != "finished" for event in self._ends.values()):
             return max(0.0, self._ends_since + _PATIENCE - time.monotonic())
         return None
 

@@ -18,7 +18,7 @@ from paceline.job.errors import UserError
 from .parts import Parts
 from .preflight import Preflight
 from .starting import terminal_size
-from .submitting import check_secrets, named
+from .submitting import check_secrets, fetched, in_copy, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -73,6 +73,7 @@ class RemoteStart:
         folder = spec.working_dir
         if not folder.startswith("~") and (spec.code is None or folder != "."):
             folder = os.path.normpath(Path.cwd() / folder)
+        spec = in_copy(spec) if spec.code is not None else spec
         return named(spec).model_copy(
             update={"detached": self._shown is None, "backend": target, "working_dir": folder}
         )
@@ -112,9 +113,7 @@ class RemoteStart:
         with tempfile.TemporaryDirectory() as folder:
             code, archive, record = Path(folder, "code"), Path(folder, "code.tar"), None
             if spec.code is not None and spec.resume_from is None:
-                from paceline.job.code import fetch
-
-                record = fetch(spec.code, Path.cwd(), code, progress, progress.say)
+                record = fetched(spec, code, progress)
                 with tarfile.open(archive, "w") as tar:
                     tar.add(code, arcname=".")
             for number in itertools.count(2 if spec.resume_from else 1):

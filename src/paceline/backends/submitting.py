@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from paceline.job.errors import UserError
 from paceline.job.home import jobs_folder
 from paceline.job.spec import NAME, JobSpec, new_name
-from paceline.node.launching import places_of_code, take_checkpoints
+from paceline.node.launching import take_checkpoints
 from paceline.node.records import is_job
 from paceline.node.run_directory import RunDirectory, read_json
+from paceline.node.script import program_kind
 
 from . import prepare
 from .refusals import refusals
@@ -22,7 +23,7 @@ from .starting import NameTaken, folder_of, staged, start
 if TYPE_CHECKING:
     import socket
     import subprocess
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
 
     from paceline.node.run_directory import Staging
     from paceline.node.spec import NodeSpec
@@ -82,16 +83,12 @@ def launch(
         staging = stack.enter_context(staged(spec))
         folder = None
         if spec.code is not None:
-            wanted = None if spec.working_dir == "." else prepare.working_dir(spec)
-            with refusals():
-                made, folder = places_of_code(spec.name, wanted, staging.directory.path, folder_of(spec))
+            made, folder = _places(spec, staging.directory.path)
             stack.callback(_unless_started, made, staging)
-            asked = spec = _relative(spec)
+            asked = spec = in_copy(spec)
             record["code"] = {**_bring(spec, made, progress), "path": str(folder)}
-            try:
+            with _told_as_copy(made, record["code"]):
                 spec = prepare.complete(spec, made)
-            except UserError as error:  # that folder is hidden, and will be gone
-                raise UserError(str(error).replace(str(made), f"the copy of {record['code']['source']}")) from None
             split = split_streams(spec)
         node = prepare.place(spec, split, folder=folder, sources=sources)
         if spec.resume_from is not None:
@@ -112,8 +109,33 @@ def _sources(spec: JobSpec) -> list[Source]:
     return resolve(spec.data, load())
 
 
+def _places(spec: JobSpec, hidden: Path) -> tuple[Path, Path]:
+    """Where to put the code while the job is being made in a hidden folder, and where it is afterwards."""
+    below = Path("code") / spec.name
+    if spec.working_dir == ".":
+        return hidden / below, folder_of(spec) / below
+    place = prepare.working_dir(spec) / below
+    if place.exists():
+        raise UserError(f"{place} is there already; remove it, or choose another --name or --working-dir")
+    return place, place
+
+
+def in_copy(spec: JobSpec) -> JobSpec:
+    """The job with its script named as in the copy of the code, not as in what is copied.
+
+    Raises:
+        UserError: it is not in what is copied, as far as can be seen before that is done.
+    """
+    code, spec = spec.code, _relative(spec)
+    if code is not None and code.mode == "snapshot" and spec.resume_from is None and spec.script is not None:
+        source = Path.cwd() / os.path.expanduser(code.source or ".")
+        if source.is_dir():
+            with refusals():
+                program_kind(spec.script, source)
+    return spec
+
+
 def _relative(spec: JobSpec) -> JobSpec:
-    """The job with its script named as in the copy of the code, not as in what is copied."""
     assert spec.code is not None
     if spec.script is None or not os.path.isabs(spec.script):
         return spec
@@ -138,6 +160,32 @@ def _bring(spec: JobSpec, destination: Path, progress: Progress) -> dict[str, An
         raise UserError(f"the code of job {spec.resume_from} is gone; submit the job anew")
     copy(Path(old["path"]), destination, progress)
     return {**old}
+
+
+def fetched(spec: JobSpec, destination: Path, progress: Progress) -> dict[str, Any]:
+    """Bring the code of a job here, to be sent to other machines; returns what is known of it.
+
+    Raises:
+        UserError: it cannot be brought, or lacks the job's script.
+    """
+    found = _bring(spec, destination, progress)
+    if spec.script is not None:
+        with _told_as_copy(destination, found), refusals():
+            program_kind(spec.script, destination)
+    return found
+
+
+@contextlib.contextmanager
+def _told_as_copy(made: Path, code: Mapping[str, Any]) -> Iterator[None]:
+    """A folder that is hidden, and will be gone, is told as the copy of what it is.
+
+    Raises:
+        UserError: the same as in the block.
+    """
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace(str(made), f"the copy of {code['source']}")) from None
 
 
 def _unless_started(made: Path, staging: Staging) -> None:

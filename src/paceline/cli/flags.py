@@ -138,7 +138,7 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
         "pass_index": given["pass_index"] or None,
         "role": given["role"],
         **_program(given),
-        **_meeting(given, most),
+        **_meeting(given, most, bool(hosts)),
     }
     return {name: value for name, value in found.items() if value is not None}
 
@@ -189,7 +189,7 @@ def _ranks(given: dict[str, Any], nodes: int, on_hosts: bool) -> int | Counted |
     return count
 
 
-def _meeting(given: dict[str, Any], nodes: int) -> dict[str, Any]:
+def _meeting(given: dict[str, Any], nodes: int, on_hosts: bool) -> dict[str, Any]:
     """This node's number, and where the nodes meet."""
     backend = given["rdzv_backend"]
     if backend not in (None, "c10d", "static"):
@@ -201,6 +201,8 @@ def _meeting(given: dict[str, Any], nodes: int) -> dict[str, Any]:
     meeting: dict[str, Any] = {"run_id": given["rdzv_id"], "local_address": given["local_addr"]}
     address, port = given["master_addr"], given["master_port"]
     if given["rdzv_endpoint"] and nodes > 1:
+        if on_hosts or given["on"]:
+            raise UserError("--rdzv-endpoint: hosts that ssh reaches meet by themselves; leave it out")
         if address is not None:
             raise UserError("--rdzv-endpoint and --master-addr name the same thing; give one of them")
         address, endpoint_port = parse_address("--rdzv-endpoint", given["rdzv_endpoint"])

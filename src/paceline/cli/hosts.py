@@ -25,7 +25,7 @@ HOSTS = "ssh"  # the backend of a job whose hosts the flags name
 MOST_HOSTS = 1024  # of a job that takes what there is
 _META = "paceline.where"  # key of click's meta, which is one for a command line
 _LINE = re.compile(
-    r"(?P<name>[^\s:\[\]]+|\[[0-9A-Fa-f:.]+\])"
+    r"(?P<name>[^\s:\[\]-][^\s:\[\]]*|\[[0-9A-Fa-f:.]+\])"
     r"(?::(?P<colon>\d{1,4}))?(?:\s+slots=(?P<slots>\d{1,4}))?(?:\s+max[_-]slots=\d+)?"
 )
 _FLAGS = {
@@ -131,6 +131,8 @@ def _hosts(lines: list[tuple[str, str]]) -> list[tuple[str, int | None]]:
         slots = found["colon"] or found["slots"]
         if slots is not None and int(slots) < 1:
             raise UserError(printable(f"{where}: {line!r} has no slot; leave the host out, or give it one"))
+        if any(name == found["name"] for name, _ in hosts):
+            raise UserError(printable(f"{where}: {found['name']} is named twice; leave one out"))
         hosts.append((found["name"], None if slots is None else int(slots)))
     return hosts
 
@@ -194,8 +196,15 @@ def nnodes(given: dict[str, Any], hosts: list[tuple[str, int]]) -> str | None:
         raise UserError("--nnodes MIN:MAX counts hosts, --min-np and --max-np ranks; give one of them")
     if least and most and most < least:
         raise UserError(f"--max-np {most} is less than --min-np {least}; give more")
+    from paceline.job.spec import FIXED_NODES  # takes long to import, and most verbs do not need it
+
     needed = 1 if least is None else _needed(hosts, least)
     at_most = MOST_HOSTS if most is None else max(needed, _needed(hosts, most))
+    if needed < at_most and given["framework"] in FIXED_NODES:
+        flag = "--min-np" if least else "--max-np" if most else "--host-discovery-script"
+        raise UserError(
+            f"{flag}: with --framework {given['framework']} the number of nodes cannot change; leave it out"
+        )
     return f"{needed}:{at_most}"
 
 

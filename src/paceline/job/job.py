@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 STATES = ("PENDING", "STARTING", "RUNNING", "RESTARTING", "SUCCEEDED", "FAILED", "STOPPED", "LOST")
 FINAL = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
-_TIMES = ("created", "started", "finished")
+_TIMES = ("created", "started", "finished", "kept_since")
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,8 @@ class Job:
         """The stable keys of `-o json`; times are RFC 3339 in UTC."""
         shown = {f.name: getattr(self, f.name) for f in fields(self)}
         shown.update((name, show_time(shown[name])) for name in _TIMES)
+        if self.progress is not None and "time" in self.progress:
+            shown["progress"] = {**self.progress, "time": show_time(self.progress["time"])}
         shown["instances"] = [{f.name: getattr(i, f.name) for f in fields(i)} for i in self.instances]
         return shown
 

@@ -13,7 +13,9 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
+    ValidationInfo,
     WithJsonSchema,
+    field_validator,
     model_validator,
 )
 
@@ -22,6 +24,7 @@ from paceline.contract import CONTRACTS
 from .errors import nearest
 from .quantities import duration, size
 
+FIXED_NODES = ("indexed", "mpi")  # frameworks whose jobs keep their number of nodes
 Kind = Literal["script", "module", "command"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -201,6 +204,14 @@ class JobSpec(_Model):
         10.0, gt=2, allow_inf_nan=False, description="seconds without a word after which a node is taken for gone"
     )
     detached: bool = Field(False, description="outlive the terminal")
+
+    @field_validator("nodes")
+    @classmethod
+    def _nodes_change(cls, nodes: int | str, info: ValidationInfo) -> int | str:
+        framework = info.data.get("framework")
+        if isinstance(nodes, str) and framework in FIXED_NODES:
+            raise ValueError(f"with --framework {framework} the number of nodes cannot change; give one")
+        return nodes
 
     @model_validator(mode="after")
     def _one_program(self) -> JobSpec:

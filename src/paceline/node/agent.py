@@ -155,8 +155,8 @@ class Agent:
             self._tell_event("restarting", message)
         elif what == "wait":
             self._wait_for_others(f"{message['why']}, and the job needs {self.spec.least} nodes")
-        elif what == "search":
-            self._search(message)
+        elif what in ("search", "alone"):
+            self._lose_coordinator(message)
         elif what == "refuse":
             self._fail(f"node 0 refused this node: {message['why']}", exit_code=2)
         elif what == "finish":
@@ -183,8 +183,8 @@ class Agent:
 
     def _patience(self) -> float | None:
         """How long the next message may take: up to the time limit, for nodes to come, and for an answer to a stop."""
-        if self.halted and self.stop_signal:
-            return ANSWER_SECONDS
+        if self.halted and self.stop_signal:  # the others have their grace too
+            return ANSWER_SECONDS + (0.0 if self.at_once else self.spec.grace)
         if self.join_by is not None:
             return max(0.0, self.join_by - time.monotonic())
         if self.end_by is not None and not self.stop_signal:
@@ -216,13 +216,16 @@ class Agent:
         self._tell_status(state="RESTARTING", waiting={"problem": why})
         self.dir.append_event("waiting", why=why)
 
-    def _search(self, message: Message) -> None:
-        """Go on with those that are left, whoever coordinates them."""
+    def _lose_coordinator(self, message: Message) -> None:
+        """Go on with those that are left, whoever coordinates them, if that may be."""
         if not self.halted:
             self.halted = True
             self.ranks.stop(GONE_GRACE, lambda: self.at_once)
         if self.stop_signal or self.halted_by:  # the others stop as well
             self._stop_alone()
+            return
+        if message["do"] == "alone":
+            self._fail(message["why"])
             return
         self._wait_for_others(message["why"])
         self.start, self.is_newcomer = None, False
@@ -396,7 +399,7 @@ class Agent:
             self._send({"do": "failed"})
 
     def _is_told_to_halt(self) -> bool:
-        return any(message["do"] == "halt" for message in self.inbox)
+        return any(message["do"] in ("halt", "search", "alone") for message in self.inbox)
 
     def _halt(self, order: Message) -> None:
         """Stop the ranks of this attempt, and tell the coordinator once none is left."""

@@ -229,11 +229,7 @@ def _check_mpi(job: Mapping[str, Any]) -> None:
 
 
 def _check_meeting(job: Mapping[str, Any]) -> None:
-    least, nodes = node_range(job)
-    if least < nodes and job["framework"] in ("indexed", "mpi"):
-        raise Refused(
-            f"--nnodes {job['nodes']}: with --framework {job['framework']} the number of nodes cannot change; give one"
-        )
+    _, nodes = node_range(job)
     if nodes > 1 and not job["main_address"]:
         raise Refused(
             f"--nnodes {job['nodes']} needs to know where the nodes meet; give --master-addr with node 0's address"

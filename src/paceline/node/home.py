@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import records
@@ -11,7 +12,6 @@ from .run_directory import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from .run_directory import RunDirectory
 
@@ -51,12 +51,11 @@ class Home:
         Raises:
             Refused: it cannot be removed.
         """
-        import shutil
-
+        from .code_folder import discard
         from .launching import remove
 
         code = (read_json(run.job) or {}).get("code")
-        remove(run.path, lambda: None if code is None else shutil.rmtree(code["path"], ignore_errors=True))
+        remove(run.path, lambda: None if code is None else discard(Path(code["path"])))
 
 
 def with_ids(run: RunDirectory, record: Answer) -> Answer:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import ENTRY, fitting, launching, records, volumes
+from . import ENTRY, code_folder, fitting, launching, records, volumes
 from .errors import Refused
 from .following import STREAM_BITS, Event, Output, is_disk_full, updates
 from .home import with_ids
@@ -97,11 +97,11 @@ def _make(home: Home, request: Request) -> Answer | _Made:
         made = folder = None
         record: Answer = {"data": data}
         if own_code:
-            wanted = None if job["working_dir"] == "." else Path(job["working_dir"])
-            made, folder = launching.places_of_code(path.name, wanted, staging.directory.path, path)
+            made, folder = _places(job, staging.directory.path, path, request["job_id"])
             stack.callback(_unless_started, made, staging)
-            record["code"] = {**_bring(home, job, made, request), "path": str(folder)}
-        asked, job = job, fitting.complete(job, here, made)
+            with code_folder.building(made) as building:
+                record["code"] = {**_bring(home, job, building, request), "path": str(folder)}
+        asked, job = job, _complete(job, here, made, record)
         variables = [(source["variable"], source["path"]) for source in data]
         node = fitting.place(
             job, here, split_streams=_split(request["shown"], job), folder=folder, variables=variables,
@@ -156,7 +156,6 @@ def _start(home: Home, folder: Staging | Reopened, node: NodeSpec, request: Requ
 
 def _bring(home: Home, job: Request, made: Path, request: Request) -> Answer:
     """The code of a job: what comes on stdin, or what another job has left."""
-    made.parent.mkdir(parents=True, exist_ok=True)
     if job["resume_from"] is None:
         code = Bytes(request["bytes"])
         with tarfile.open(fileobj=code, mode="r|") as tar:  # type: ignore[call-overload]  # it has all that is used
@@ -167,7 +166,7 @@ def _bring(home: Home, job: Request, made: Path, request: Request) -> Answer:
     old = (read_json(RunDirectory(home.jobs / job["resume_from"]).job) or {}).get("code")
     if old is None or not os.path.isdir(old["path"]):
         raise Refused(f"the code of job {job['resume_from']} is gone; submit the job anew")
-    shutil.copytree(old["path"], made, symlinks=True)
+    shutil.copytree(old["path"], made, symlinks=True, dirs_exist_ok=True)
     return dict(old)
 
 
@@ -179,9 +178,29 @@ def _drop(home: Home, run: RunDirectory, keep: bool) -> None:
         home.remove(run)
 
 
+def _places(job: Request, hidden: Path, path: Path, job_id: str) -> tuple[Path, Path]:
+    """Where to put the code while the job is being made in a hidden folder, and where it is afterwards."""
+    below = Path("code") / job["name"]
+    if job["working_dir"] == ".":
+        return hidden / below, path / below
+    place = Path(job["working_dir"]) / below
+    code_folder.claim(place, job_id)
+    return place, place
+
+
+def _complete(job: Answer, here: fitting.Here, made: Path | None, record: Answer) -> Answer:
+    """See `fitting.complete`; a folder that is hidden, and will be gone, is told as the copy of what it is."""
+    try:
+        return fitting.complete(job, here, made)
+    except Refused as error:
+        if made is None:
+            raise
+        raise Refused(str(error).replace(str(made), f"the copy of {record['code']['source']}")) from None
+
+
 def _unless_started(made: Path, staging: Staging) -> None:
     if not staging.is_settled:
-        shutil.rmtree(made, ignore_errors=True)
+        code_folder.discard(made)
 
 
 def _split(shown: Mapping[str, Any] | None, job: Request) -> tuple[int, ...]:

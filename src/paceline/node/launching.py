@@ -9,7 +9,6 @@ import signal
 import subprocess
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import ENTRY, records, tensorboard
@@ -20,6 +19,7 @@ from .signals import HEARD
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from .run_directory import Reopened, Staging
     from .spec import NodeSpec
@@ -34,27 +34,6 @@ def write_down(directory: RunDirectory, job: Mapping[str, Any], node: NodeSpec) 
     write_json(directory.job, job)
     directory.spec.write_text(node.to_json())
     directory.spec.chmod(0o600)
-
-
-def places_of_code(name: str, folder: Path | None, hidden: Path, path: Path) -> tuple[Path, Path]:
-    """Where to put a job's code while the job is being made, and where it is afterwards.
-
-    Args:
-        name: of the job.
-        folder: where the user wants it; None for the run directory.
-        hidden: the run directory while it is being made.
-        path: the run directory.
-
-    Raises:
-        Refused: something is there already.
-    """
-    below = Path("code", name)
-    if folder is None:
-        return hidden / below, path / below
-    place = folder / below
-    if place.exists():
-        raise Refused(f"{place} is there already; remove it, or choose another --name or --working-dir")
-    return place, place
 
 
 def start_agent(

@@ -85,5 +85,5 @@ class Loop:
         return self._selector.select(None if timeout is None else min(timeout, _LONGEST))
 
     def _read_signals(self) -> None:
-        for number in os.read(self._signals_read, 256):
+        for number in sorted(os.read(self._signals_read, 256)):  # of several at once the last one's handler runs first
             self._on_signal(number)

@@ -269,7 +269,7 @@ class Team:
             why = "is gone" if is_dead else f"did not answer for {self._spec.silence:g} s"
             names = [node["host"] for node in self._nodes if node["id"] == self._leader_id] or self._spec.hosts[:1]
             name = "".join(f" ({name})" for name in names)
-            self._fail(f"node 0{name}, which coordinates the job, {why}", 1)
+            self._deliver_further({"do": "alone", "why": f"node 0{name}, which coordinates the job, {why}"})
             return
         why = "the node that coordinated the job is gone" if is_dead else "the node that coordinates the job is silent"
         dead = [self._leader_id] if is_dead else []
