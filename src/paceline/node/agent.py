@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.contract import CONTRACTS, ERROR_FILE
+from paceline.contract import CONTRACTS
 
-from . import placing, processes
+from . import processes
 from .channel import Message
 from .coordinator import GONE_GRACE
 from .devices import visibility
@@ -28,12 +28,12 @@ from .loop import Loop
 from .mpi import MpiRanks
 from .ports import Reservation
 from .queue import Ticket, impossible
-from .ranks import Rank, Ranks
+from .ranks import Ranks
 from .run_directory import RunDirectory
 from .signals import HEARD, LEAVE
 from .spec import NodeSpec
 from .team import Team
-from .tensorboard import PAUSE, TensorBoard, start_with_job
+from .tensorboard import JobBoard
 from .times import TimeIndex
 
 FAILURE_GRACE = 5.0  # seconds between SIGTERM and SIGKILL for the peers of a failed rank
@@ -61,7 +61,7 @@ class Agent:
         )  # fmt: skip
         self.lifeline = lifeline
         self.ticket: Ticket | None = None
-        self.tensorboard: TensorBoard | None = None
+        self.tensorboard = JobBoard(self.loop, run)
         self.status: dict[str, Any] = {
             "job": spec.job, "job_id": spec.job_id, "state": "PENDING" if spec.request else "STARTING",
             "framework": spec.framework,
@@ -309,9 +309,7 @@ class Agent:
         self.is_newcomer = False
         attempt, world_size = start["attempt"], sum(node["slots"] for node in start["nodes"])
         self.dir.prepare_attempt(attempt)
-        ranks = [
-            self._place(start, local_rank) for local_rank in range(self.spec.nproc) if not self._is_through(local_rank)
-        ]
+        ranks = self.ranks.place(start)
         logs = [
             {"rank": r.placement.rank, "local_rank": r.placement.local_rank, "out": str(r.out), "err": str(r.err),
              "error": str(r.error)} for r in ranks
@@ -324,44 +322,7 @@ class Agent:
         self.times.start(self.dir.times(attempt), {path: key for rank in ranks for path, key in rank.logs().items()})
         self.ranks.launch(ranks, start)
         if self.spec.tensorboard is not None and start["node_rank"] == 0:
-            self._start_tensorboard(self.spec.tensorboard or str(self.dir.path))
-
-    def _start_tensorboard(self, logdir: str) -> None:
-        """Start it, unless it has outlived the attempt before."""
-        if self.tensorboard is None or not self.tensorboard.is_alive():
-            self.tensorboard = start_with_job(self.spec.python, logdir, self.dir.path)
-            self._look_at_tensorboard(self.tensorboard)
-
-    def _look_at_tensorboard(self, board: TensorBoard | None) -> None:
-        """Until it is known whether it runs, or another has taken its place."""
-        if board is None or board is not self.tensorboard:
-            return
-        if board.look():
-            self.dir.append_event("tensorboard", url=board.url, problem=board.problem)
-        else:
-            self.loop.after(PAUSE, lambda: self._look_at_tensorboard(board))
-
-    def _is_through(self, local_rank: int) -> bool:
-        """Independent processes that have succeeded stay so when others start again."""
-        rank = self.ranks.current.get(local_rank)
-        return self.spec.framework == "indexed" and rank is not None and rank.status == 0
-
-    def _place(self, start: Message, local_rank: int) -> Rank:
-        """Where a rank stands, what it sees, and where it writes."""
-        placement = placing.place(self.spec, start, local_rank)
-        out = self.dir.log(placement.attempt, placement.rank)
-        err = self.dir.log(placement.attempt, placement.rank, "err") if local_rank in self.spec.split_streams else out
-        for path in (out, err):
-            path.touch(0o600)
-        error = self.dir.error(placement.attempt, placement.rank)
-        env = {
-            **placing.variables(self.spec, placement),
-            "PACELINE_RUN_DIR": str(self.dir.path),
-            ERROR_FILE: str(error),
-        }
-        if self.spec.framework == "torch":
-            env["TORCHELASTIC_ERROR_FILE"] = str(error.with_suffix(".torch.json"))
-        return Rank(placement, env, out, err, error)
+            self.tensorboard.start(self.spec.python, self.spec.tensorboard or str(self.dir.path))
 
     def _look_after_ranks(self) -> None:
         """After news of a rank: tell the coordinator what decides something."""

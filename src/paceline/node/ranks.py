@@ -12,9 +12,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.contract import CONTRACTS, RESUME_CODE
+from paceline.contract import CONTRACTS, ERROR_FILE, RESUME_CODE
 
-from . import ENTRY, processes
+from . import ENTRY, placing, processes
 from .channel import Channel, ChannelClosed, Message
 from .failure import Failure, OomWatch, exit_code, rank_failure
 from .run_directory import read_json
@@ -119,6 +119,26 @@ class Ranks:
         """Before the fork server starts: the spec as it is now, and descriptors that the server and its forks keep."""
         self._spec = spec
         self._kept = kept
+
+    def place(self, start: Message) -> list[Rank]:
+        """The ranks of an attempt; independent processes that have succeeded stay so when others start again."""
+        is_apart = self._spec.framework == "indexed"
+        through = {local for local, rank in self.current.items() if is_apart and rank.status == 0}
+        return [self._place(start, local) for local in range(self._spec.nproc) if local not in through]
+
+    def _place(self, start: Message, local_rank: int) -> Rank:
+        """Where a rank stands, what it sees, and where it writes."""
+        spec, files = self._spec, self._dir
+        placement = placing.place(spec, start, local_rank)
+        out = files.log(placement.attempt, placement.rank)
+        err = files.log(placement.attempt, placement.rank, "err") if local_rank in spec.split_streams else out
+        for path in (out, err):
+            path.touch(0o600)
+        error = files.error(placement.attempt, placement.rank)
+        env = {**placing.variables(spec, placement), "PACELINE_RUN_DIR": str(files.path), ERROR_FILE: str(error)}
+        if spec.framework == "torch":
+            env["TORCHELASTIC_ERROR_FILE"] = str(error.with_suffix(".torch.json"))
+        return Rank(placement, env, out, err, error)
 
     def start_server(self) -> None:
         """Start the fork server; it imports the framework while the agent goes on."""
