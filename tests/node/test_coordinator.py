@@ -195,17 +195,49 @@ def test_ranks_that_saved_their_state_go_on_without_using_up_restarts(final: boo
         ]
 
 
+def elastic(coordinator: Coordinator, nodes: int) -> None:
+    """Nodes join and agree, and an attempt runs."""
+    for peer in range(nodes):
+        coordinator.receive(peer, {**join(nodes, peer), "nodes": [coordinator.least, coordinator.most]})
+    agree(coordinator, nodes)
+
+
+def agree(coordinator: Coordinator, nodes: int) -> list[tuple[int, dict[str, Any]]]:
+    return [told for peer in range(nodes) for told in coordinator.receive(peer, {"do": "ready"})]
+
+
 def test_no_more_nodes_leave_at_once_than_the_job_can_do_without() -> None:
     coordinator = Coordinator(2, 3, 0)
-    for peer in range(3):
-        coordinator.receive(peer, {**join(3, peer), "nodes": [2, 3]})
-    for peer in range(3):
-        coordinator.receive(peer, {"do": "ready"})
+    elastic(coordinator, 3)
     told = [message for peer in (2, 1, 0) for message in coordinator.receive(peer, {"do": "leave"})]
     assert [message["do"] for _, message in told] == ["halt"] * 3
     stopped = {"do": "stopped", "failures": [], "main_port": 1, "ports": []}
     told = [(peer, m["do"]) for sender in range(3) for peer, m in coordinator.receive(sender, stopped)]
     assert told == [(2, "finish"), (0, "restart"), (1, "restart"), (0, "start"), (1, "start")]
+
+
+def test_a_newcomer_does_not_stay_for_others_before_it_takes_part() -> None:
+    coordinator = Coordinator(1, 2, 0, expected=1)
+    elastic(coordinator, 1)
+    coordinator.receive(1, {**join(2, 1), "nodes": [1, 2]})
+    coordinator.receive(1, {"do": "prepared"})
+    assert coordinator.receive(0, {"do": "leave"}) == []
+    assert [m["do"] for _, m in coordinator.receive(0, {"do": "called"})] == ["halt"]
+    assert coordinator.receive(0, {"do": "leave"}) == []
+    told = coordinator.receive(0, {"do": "stopped", "failures": [], "main_port": 1, "ports": []})
+    assert [m["do"] for _, m in told] == ["restart"] * 2 + ["start"] * 2
+    assert coordinator.receive(0, {"do": "leave"}) == []  # not before the newcomer knows that the attempt runs
+    assert [(peer, m["do"]) for peer, m in agree(coordinator, 2)] == [(0, "go"), (1, "go"), (0, "halt"), (1, "halt")]
+
+
+def test_a_node_that_leaves_stays_when_the_others_are_gone() -> None:
+    coordinator = Coordinator(1, 2, 0)
+    elastic(coordinator, 2)
+    assert [m["do"] for _, m in coordinator.receive(0, {"do": "leave"})] == ["halt"] * 2
+    assert [m["do"] for _, m in coordinator.lost(1)] == ["halt"]
+    told = coordinator.receive(0, {"do": "stopped", "failures": [], "main_port": 1, "ports": []})
+    assert [m["do"] for _, m in told] == ["restart", "start"]
+    assert told[0][1]["why"] == "node 1 (h) is gone"
 
 
 def test_culprit_is_the_first_that_is_no_mere_symptom() -> None:

@@ -60,6 +60,7 @@ class _Member:
     ready: bool = False
     done: bool = False
     stopped: bool = False
+    wants_to_leave: bool = False
     leaves: bool = False
     failures: list[Failure] = field(default_factory=list)
 
@@ -257,21 +258,36 @@ class Coordinator:
         return [member for member in self.members.values() if member.prepared and not member.takes_part]
 
     def _leave(self, member: _Member) -> Outbox:
-        """Let a node go, once all have saved their state, unless too few would stay."""
-        staying = [other for other in self.members.values() if not other.leaves]
-        if not self.is_elastic or member.leaves or len(staying) <= self.least or self.phase == GATHERING:
+        """Let a node go, once all have saved their state, unless too few would stay that know how far the job is."""
+        if not self.is_elastic or member.leaves:
+            return []
+        if self.phase in (GATHERING, AGREEING):
+            member.wants_to_leave = True
+            return []
+        if not member.takes_part:
+            return self._let_go([member])
+        if len(self._staying()) <= self.least:
             return []
         member.leaves = True
-        if not member.takes_part:
-            return self._let_go()
-        self._changes.append(f"{member.name} leaves")
+        self._changes.append(_leaves(member))
         return self._halt(save=True)
 
-    def _let_go(self) -> Outbox:
+    def _staying(self) -> list[_Member]:
+        return [member for member in self._team() if not member.leaves]
+
+    def _keep_enough(self) -> None:
+        """Nobody leaves where too few would stay, now that others are gone."""
+        if len(self._staying()) < self.least:
+            for member in self._team():
+                if member.leaves:
+                    member.leaves = False
+                    self._changes.remove(_leaves(member))
+
+    def _let_go(self, leaving: list[_Member]) -> Outbox:
         """Those that leave hear that it is over for them; if this node is among them, others must coordinate."""
         outbox: Outbox = []
         for peer, member in list(self.members.items()):
-            if member.leaves:
+            if member in leaving:
                 del self.members[peer]
                 self.dead.add(member.id)
                 outbox.append((peer, {"do": "finish", "state": "STOPPED", "exit_code": 0, **_told([])}))
@@ -341,7 +357,11 @@ class Coordinator:
         self.phase = RUNNING
         ids = tuple(member.id for member in sorted(self._team(), key=lambda m: m.node_rank))
         self.standing = Standing(self.attempt, self.restarts, True, (Membership(ids, self.members[0].id),))
-        return self._to_team({"do": "go"}) + (self._call() if self._newcomers() else [])
+        outbox = self._to_team({"do": "go"}) + (self._call() if self._newcomers() else [])
+        for member in [member for member in self.members.values() if member.wants_to_leave]:
+            member.wants_to_leave = False
+            outbox += self._leave(member)
+        return outbox
 
     def _check_done(self) -> Outbox:
         if self.phase == RUNNING and all(member.done for member in self._team()):
@@ -374,12 +394,13 @@ class Coordinator:
             if (self._gone and not self.is_elastic) or self.restarts >= self.max_restarts:
                 return self._finish("FAILED", culprit(failures).exit_code if failures else 1, failures)
             self.restarts += 1
+        self._keep_enough()
         why = ", ".join(dict.fromkeys(self._changes))
         self._gone.clear()
         self.preempted = self.final = False
         self.attempt += 1
         self.phase = GATHERING
-        outbox = self._let_go()
+        outbox = self._let_go([member for member in team if member.leaves])
         if self.phase == FINISHED:
             return outbox
         if not self._may_go_on():
@@ -412,6 +433,10 @@ class Coordinator:
 
     def _to_team(self, message: Message) -> Outbox:
         return [(peer, message) for peer, member in self.members.items() if member.takes_part]
+
+
+def _leaves(member: _Member) -> str:
+    return f"{member.name} leaves"
 
 
 def _range(least: int, most: int) -> str:
