@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 GENEROUS = 120.0  # seconds until a test gives up waiting; machines are noisy
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
-OTHERS = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")  # of whoever runs the tests; users do not set them
+OTHERS = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "COLUMNS")  # of whoever runs the tests; users do not set them
 
 
 def eventually(condition: Callable[[], object], what: str) -> None:

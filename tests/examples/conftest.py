@@ -23,7 +23,8 @@ def start(tmp_path):
         done = subprocess.run(
             [*command, str(ROOT / "examples" / script), *args],
             cwd=ROOT,
-            env={**os.environ, "PACELINE_HOME": str(tmp_path)},
+            # Threads that wait do not keep those of other tests from working.
+            env={**os.environ, "PACELINE_HOME": str(tmp_path), "OMP_WAIT_POLICY": "passive"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
