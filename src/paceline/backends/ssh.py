@@ -32,7 +32,7 @@ from paceline.job.validation import validation_error
 
 from .base import Backend, LogLines, Shell
 from .connection import Host, Silent, ask_all
-from .joining import code_of, discovered, invitation, order
+from .joining import code_of, invitation, order
 from .parts import Parts
 from .preflight import Preflight
 from .remote_run import RemoteRun
@@ -107,7 +107,13 @@ class Ssh(Backend):
     """
 
     def __init__(
-        self, name: str, hosts: list[Host], where: str, *, is_exact: bool = False, script: str | None = None
+        self,
+        name: str,
+        hosts: list[Host],
+        where: str,
+        *,
+        is_exact: bool = False,
+        script: Callable[[], list[str]] | None = None,
     ) -> None:
         """Connect to nothing yet.
 
@@ -116,7 +122,7 @@ class Ssh(Backend):
             hosts: its hosts.
             where: the flags that lead here.
             is_exact: a job's nodes are the first of the hosts in this order, and not those that suit best.
-            script: prints the hosts that there are now.
+            script: gives the hosts that there are now, as the settings have them.
         """
         self.name, self.where, self._script = name, where, script
         first = hosts[0]
@@ -192,7 +198,7 @@ class Ssh(Backend):
         """The hosts that a job which somebody watches is to have."""
         if self._script is None:
             return self._hosts
-        found = hosts_of(lambda _: "--host-discovery-script", {**self._options, "hosts": discovered(self._script)})
+        found = hosts_of(lambda _: "--host-discovery-script", {**self._options, "hosts": self._script()})
         known = {host.name: host for host in self._hosts}
         self._hosts += [host for host in found if host.name not in known]
         return [known.get(host.name, host) for host in found]
