@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import heapq
 import itertools
+import math
 import os
 import re
 import secrets
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 _HOST = re.compile(r"(?P<name>[^\s:\[\]-][^\s:\[\]]*|\[[0-9A-Fa-f:.]+\])(:(?P<slots>[0-9]{1,4}))?")
 _GOING = ("PENDING", "STARTING", "RESTARTING", "RUNNING")  # of several nodes the least advanced tells the job's state
 _SILENCE = 10.0  # seconds in which a host that does not answer is not asked again
+_CLOSING = 5.0  # seconds from the end of a job on one host to its end on the others, at most, unless one hangs
 
 
 class Options(BaseModel):
@@ -135,6 +137,7 @@ class Ssh(Backend):
         self._living: dict[str, list[Host]] = {}  # those of them where they had not ended
         self._last: dict[str, list[Host]] = {}  # those of them that are in the last attempt
         self._ranks: dict[tuple[str, int], Host] = {}  # where their ranks were
+        self._unheard: dict[str, list[str]] = {}  # why other hosts of theirs said nothing
         self._count: int | None = None
         self._silent: dict[Host, tuple[UserError, float]] = {}  # why, and since when
         self._told: set[Host] = set()
@@ -180,7 +183,7 @@ class Ssh(Backend):
         """
         with self._started(self._asked(spec), progress, None) as parts:
             parts.keep()
-        job = self._merge([(host, parts.records[host]) for host in parts.hosts], None)
+        job = self._merge([(host, parts.records[host]) for host in parts.hosts], {})
         self._sent.add(job, [host.name for host in parts.hosts])
         return job
 
@@ -484,7 +487,7 @@ class Ssh(Backend):
         reasons = {host.name: str(error) for host, error in failed.items()}
         jobs = {}
         for (name, _), found in parts.items():
-            jobs[name] = self._merge(found, next(iter(reasons.values()), None))
+            jobs[name] = self._merge(found, reasons)
         known = self._sent.on(reasons) if reasons else {}
         for name, (hosts, record) in known.items():
             if name not in jobs and (names is None or name in names):
@@ -499,8 +502,12 @@ class Ssh(Backend):
             return sorted(jobs.values(), key=lambda job: job.created, reverse=True)
         return [jobs[name] for name in dict.fromkeys(names) if name in jobs]
 
-    def _merge(self, parts: list[tuple[Host, Answer]], reason: str | None) -> Job:
-        """A job by what its hosts say, which is remembered; `reason` is why another host says nothing."""
+    def silent(self, name: str) -> list[str]:
+        """Why hosts that have a part of a job told nothing of it when it was described, while others did."""
+        return self._unheard.get(name, [])
+
+    def _merge(self, parts: list[tuple[Host, Answer]], reasons: Mapping[str, str]) -> Job:
+        """A job by what its hosts say, which is remembered; `reasons` are why hosts of these names say nothing."""
         # Those that are in the last attempt come first: from an elastic job others may have gone.
         parts.sort(key=lambda it: (-it[1]["attempt"], not it[1]["has_begun"], it[1]["node_rank"] or 0))
         name = parts[0][1]["name"]
@@ -509,7 +516,10 @@ class Ssh(Backend):
         self._last[name] = [host for host, part in parts if part["attempt"] == parts[0][1]["attempt"]]
         for host, part in reversed(parts):
             self._ranks.update(((name, rank["rank"]), host) for rank in part["instances"])
-        asked = ("job_id", "node_rank", "has_begun")
+        named = {host for _, part in parts for host in part["hosts"]}
+        is_elastic = any(part["is_elastic"] for _, part in parts)  # then others may have come
+        self._unheard[name] = [why for host, why in reasons.items() if is_elastic or host in named]
+        asked = ("job_id", "hosts", "node_rank", "is_elastic", "has_begun")
         records = [{k: v for k, v in part.items() if k not in asked} for _, part in parts]
         merged = {**records[0], "backend": self.name}
         last = [part for _, part in parts if part["attempt"] == records[0]["attempt"]]
@@ -518,12 +528,15 @@ class Ssh(Backend):
         # A part that has not ended is about to be in the last attempt, if it is not there yet.
         there = [r for number, r in enumerate(records) if number < count or r["state"] not in FINAL]
         if len(records) > 1:
-            merged.update(_merged(there))
+            over = [r for r in records[:count] if r["state"] in FINAL and r["exit_code"] is not None]
+            knows = bool(over) and (len(over) == count or not is_elastic)
+            merged.update(_merged(there, over if knows else there))
             merged["created"] = min(record["created"] for record in records)
             merged["started"] = min((record["started"] for record in records if record["started"]), default=None)
         job = Job.from_record(merged)
         if len(there) < job.nodes and not job.is_over:
-            return dataclasses.replace(job, state="LOST", error=reason or "a part of it is gone from its host")
+            self._unheard[name] = why = self._unheard[name] or list(reasons.values())
+            return dataclasses.replace(job, state="LOST", error=(*why, "a part of it is gone from its host")[0])
         return job
 
     def _lost(self, record: Mapping[str, Any], reason: str) -> Job:
@@ -550,9 +563,14 @@ class Ssh(Backend):
         return JobSpec.model_validate(stored)
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """What happened to a job, on all its hosts."""
-        answers = self._only_answers(self._ask(self._hosts_of(name), lambda host: {"do": "events", "name": name}))
-        return list(heapq.merge(*(answer["events"] for answer in answers.values()), key=lambda event: event["time"]))
+        """What happened to a job; where it has several hosts each event says on which of them."""
+        hosts = self._hosts_of(name)
+        answers = self._only_answers(self._ask(hosts, lambda host: {"do": "events", "name": name}))
+        happened = [
+            [{**event, **({"host": host.name} if len(hosts) > 1 else {})} for event in answer["events"]]
+            for host, answer in answers.items()
+        ]
+        return list(heapq.merge(*happened, key=lambda event: event["time"]))
 
     def nodes(self) -> list[Node]:
         """The hosts that answer."""
@@ -608,23 +626,38 @@ class Ssh(Backend):
     ) -> bool:
         """Come back when these jobs have ended or the time is over; returns whether they have.
 
+        A host that hangs keeps nobody waiting for a job that has ended without it.
+
         Raises:
             UserError: a host can no longer be reached.
         """
-        deadline = None if seconds is None else time.monotonic() + seconds
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        look = math.inf  # when to ask whether jobs that have ended somewhere are over
         hosts = list(dict.fromkeys(host for name in names for host in self._hosts_of(name)))
         request = {"do": "wait", "names": list(names)}
         left = {(host, name) for name in names for host in self._hosts_of(name)}
         with contextlib.closing(Streams(hosts, lambda _: request)) as streams:
             while True:
+                until = min(deadline, look)
                 try:
-                    found = streams.next(None if deadline is None else deadline - time.monotonic())
+                    found = streams.next(None if until == math.inf else until - time.monotonic())
                 except TimeoutError:
-                    return False
+                    if until == deadline:
+                        return False
+                    look = math.inf
+                    over = {job.name for job in self.describe(names) if job.is_over}
+                    left = {(host, name) for host, name in left if name not in over}
+                    if not left:
+                        return True
+                    continue
                 if found is None:
                     return True
                 host, answer = found
-                left.discard((host, answer.get("ended", "")))
+                name = answer.get("ended", "")
+                left.discard((host, name))
+                if host in self._living.get(name, []):
+                    self._living[name].remove(host)
+                look = time.monotonic() + _CLOSING
                 tick(len(set(names) - {name for _, name in left}))
 
     def stop(self, names: Sequence[str], now: bool = False) -> None:
@@ -635,8 +668,12 @@ class Ssh(Backend):
         """Remove jobs that have ended, with all that was written for them.
 
         Raises:
-            UserError: one has not ended.
+            UserError: one has not ended everywhere; then nothing is removed.
         """
+        for name in names:
+            if living := ", ".join(host.name for host in self._hosts_of(name) if host in self._living.get(name, [])):
+                at_once = f"paceline delete{self.where} --force {name}"
+                raise UserError(f"job {name} has not ended on {living}; end it there with {at_once}")
         if names:
             self._act({"do": "delete", "names": list(names)})
         gone = {host.name for host in self._silent}
@@ -727,22 +764,25 @@ def _last(found: list[LogLines], count: int | None) -> list[LogLines]:
     return kept[::-1]
 
 
-def _merged(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the hosts of a job's last attempt say together."""
-    states = [record["state"] for record in records]
+def _merged(records: list[dict[str, Any]], knowing: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the hosts of a job's last attempt say together; its state is what those say that know best.
+
+    A host that hangs does not know yet that the job is over.
+    """
+    states = [record["state"] for record in knowing]
     going = [state for state in _GOING if state in states]
     # One that was killed could not say how the job ended; the others know.
-    said = [record["state"] for record in records if record["exit_code"] is not None] or states
+    said = [record["state"] for record in knowing if record["exit_code"] is not None] or states
     ended = next((state for state in ("SUCCEEDED", "FAILED", "LOST") if state in said), "STOPPED")
     state = going[0] if going else ended
-    telling = next((record for record in records if record["state"] == state), records[0])
+    telling = next((record for record in knowing if record["state"] == state), knowing[0])
     is_over = state in FINAL
     return {
         "state": state,
         "exit_code": telling["exit_code"],
         "error": next((record["error"] for record in records if record["error"]), None),
         "waiting": telling["waiting"],
-        "finished": max(record["finished"] or 0.0 for record in records) if is_over else None,
+        "finished": max(record["finished"] or 0.0 for record in knowing) if is_over else None,
         "instances": sorted((rank for record in records for rank in record["instances"]), key=lambda r: r["rank"]),
         "devices": [f"{node}:{device}" for node, record in enumerate(records) for device in record["devices"]],
     }
