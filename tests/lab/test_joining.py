@@ -108,6 +108,41 @@ def test_hosts_come_and_go_as_a_script_says(client: Client) -> None:
     assert running.returncode == 0, err
 
 
+def test_a_script_that_fails_while_the_job_runs_is_told_once(client: Client) -> None:
+    how, discover = client.folder / "how", client.folder / "discover"
+    discover.write_text(f"#!/bin/sh\necho >> asked\n. {how}\n")
+    discover.chmod(0o755)
+    how.write_text("echo h1:1")
+    flags = ("--host-discovery-script", "./discover", "--min-np", "1", "--max-np", "3")
+    running = client.start(
+        "run", *flags, "--ssh-root", f"~/{client.root}", "--name", "it", "--tee", "all", client.script(STEPS),
+        stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    line(running, "h1 0 of 1")
+
+    def said(command: str) -> str:
+        """What is said first once the script is asked anew."""
+        assert running.stdout is not None
+        how.write_text(command)
+        return running.stdout.readline()
+
+    failed = "paceline: --host-discovery-script ./discover"
+    assert said("echo no luck >&2; exit 3") == f"{failed}: exit code 3: no luck; the job goes on\n"
+    asked = (client.folder / "asked").stat().st_size
+    eventually(lambda: (client.folder / "asked").stat().st_size > asked + 2, "it is asked again")
+    assert "'a b' is no host; write for example node1:2; the job goes on\n" in said("echo a b")
+    assert f"{failed} names no host; " in said("true")
+    assert "names the hosts again\n" in said("echo h1 slots=1")
+    how.write_text("echo h1:1; echo h2 slots=2")
+    line(running, "h2 joins")
+    assert running.stdout is not None
+    shown = sorted(running.stdout.readline() for _ in range(3))
+    assert shown == ["[rank 1] h2 1 of 3\n", "[rank 2] h2 2 of 3\n", "h1 0 of 3\n"]
+    (client.folder / "end").touch()
+    running.communicate()
+    assert running.returncode == 0
+
+
 def test_a_script_that_prints_no_text_is_told_in_a_line(client: Client) -> None:
     discover = client.folder / "discover"
     discover.write_bytes(b"#!/bin/sh\nprintf 'h1:\\377'\n")

@@ -69,9 +69,9 @@ def test_logs_follow_until_the_job_is_stopped_and_deleted(client: Client) -> Non
     assert "job long stopped" in stopped.stderr
     assert follower.wait() == 143
     follower.communicate()
-    assert [event["event"] for event in json.loads(client("events", "--on", "lab", name, "-o", "json").stdout)] == [
-        "started", "stopping", "finished",
-    ]  # fmt: skip
+    events = json.loads(client("events", "--on", "lab", name, "-o", "json").stdout)
+    assert [event["event"] for event in events] == ["started", "stopping", "finished"]
+    assert not any("host" in event for event in events)
     assert client("delete", "--on", "lab", name).returncode == 0
     assert not client.run_directory(host, name).exists()
     unknown = client("get", "--on", "lab", name)
@@ -113,6 +113,13 @@ def test_two_hosts_meet(client: Client) -> None:
         f"[rank {rank}] {host} {rank} 4 {main} eth0" for rank, host in enumerate(["h1", "h1", "h2", "h2"])
     ]
     assert client("logs", "--on", "lab", "-i", "3", name).stdout == f"h2 3 4 {main} eth0\n"
+    events = json.loads(client("events", "--on", "lab", name, "-o", "json").stdout)
+    assert sorted((event["host"], event["event"]) for event in events) == [
+        (host, event) for host in ("h1", "h2") for event in ("finished", "started")
+    ]
+    heading, *rows = client("events", "--on", "lab", name).stdout.splitlines()
+    assert heading.split() == ["TIME", "HOST", "EVENT", "DETAILS"]
+    assert sorted(row.split()[1] for row in rows) == ["h1", "h1", "h2", "h2"]
     (listed,) = json.loads(client("list", "--on", "lab", "-o", "json").stdout)
     assert listed["name"] == name
     assert client("delete", "--on", "lab", name).returncode == 0

@@ -116,6 +116,10 @@ class Backend(ABC):
         With `since`, in seconds since the epoch, jobs that ended before are left out too.
         """
 
+    def silent(self, name: str) -> list[str]:
+        """Why hosts that have a part of a job told nothing of it when it was described, while others did."""
+        return []
+
     @abstractmethod
     def count(self) -> int:
         """How many jobs there are."""
@@ -135,7 +139,7 @@ class Backend(ABC):
 
     @abstractmethod
     def events(self, name: str) -> list[dict[str, Any]]:
-        """What happened to a job: time, event, and details."""
+        """What happened to a job: time, event, and details; of a job on several machines the host, too."""
 
     @abstractmethod
     def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:

@@ -292,7 +292,8 @@ class Answers:
         status = self._process.wait()
         self._errors.seek(0)
         said = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
-        last = printable(said[-1].rstrip(".") if said else f"exit status {status}")
+        silence = "the connection broke" if status == 255 else f"exit status {status}"
+        last = printable(said[-1].rstrip(".") if said else silence)
         name = self._host.name
         if status == 255:
             return f"cannot reach {name}: {last}; try: {self._host.by_hand}"

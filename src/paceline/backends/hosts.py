@@ -15,7 +15,6 @@ from paceline.job.text import printable
 from paceline.job.validation import validation_error
 
 from .connection import Host, Silent, ask_all
-from .joining import discovered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -78,14 +77,16 @@ class Hosts:
         is_exact: a job's nodes are the first of the hosts in this order, and not those that suit best.
     """
 
-    def __init__(self, name: str, hosts: list[Host], *, is_exact: bool = False, script: str | None = None) -> None:
+    def __init__(
+        self, name: str, hosts: list[Host], *, is_exact: bool = False, script: Callable[[], list[str]] | None = None
+    ) -> None:
         """Connect to nothing yet.
 
         Args:
             name: of the target.
             hosts: its hosts.
             is_exact: see the attribute.
-            script: prints the hosts that there are now.
+            script: gives the hosts that there are now, as the settings have them.
         """
         self.name, self.all, self.is_exact, self._script = name, hosts, is_exact, script
         first = hosts[0]
@@ -111,7 +112,7 @@ class Hosts:
         """The hosts that a job which somebody watches is to have."""
         if self._script is None:
             return self.all
-        found = hosts_of(lambda _: "--host-discovery-script", {**self._options, "hosts": discovered(self._script)})
+        found = hosts_of(lambda _: "--host-discovery-script", {**self._options, "hosts": self._script()})
         known = {host.name: host for host in self.all}
         self.all += [host for host in found if host.name not in known]
         return [known.get(host.name, host) for host in found]

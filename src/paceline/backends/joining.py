@@ -111,6 +111,8 @@ class Recruiter:
         present: Callable[[], Sequence[Host]],
         enter: Callable[[Host, Answer], None],
         leave: Callable[[Host], None],
+        *,
+        tell: Callable[[str | None], None],
     ) -> None:
         """Begin.
 
@@ -120,8 +122,11 @@ class Recruiter:
             present: those that it has.
             enter: starts its part on a host.
             leave: asks a host to leave it.
+            tell: is told once why it is not known which hosts it is to have, and with None when it is known again.
         """
         self._name, self._wanted, self._present, self._enter, self._leave = name, wanted, present, enter, leave
+        self._tell = tell
+        self._problem: str | None = None
         self._coming: set[Host] = set()
         self._not_before: dict[Host, float] = {}
         self._over = threading.Event()
@@ -144,8 +149,10 @@ class Recruiter:
         while not self._over.wait(_PERIOD):
             try:
                 wanted, present = self._wanted(), self._present()
-            except UserError:  # a script that fails now and then changes nothing
+            except UserError as error:  # a script that fails now and then changes nothing
+                self._note(str(error))
                 continue
+            self._note(None)
             now = time.monotonic()
             for host in present:  # asked again, since one that the job could not do without stays
                 if host not in wanted and self._not_before.get(host, 0.0) <= now:
@@ -158,6 +165,11 @@ class Recruiter:
             ]
             if missing and present:
                 self._bring(missing, present)
+
+    def _note(self, problem: str | None) -> None:
+        if problem != self._problem and not self._over.is_set():
+            self._problem = problem
+            self._tell(problem)
 
     def _bring(self, missing: Sequence[Host], present: Sequence[Host]) -> None:
         try:

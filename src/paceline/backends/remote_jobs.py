@@ -12,7 +12,7 @@ from paceline.job.job import FINAL, Job
 from .sent import Sent
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from .connection import Answer, Host
     from .hosts import Hosts
@@ -30,12 +30,14 @@ class _Seen(NamedTuple):
         living: those of them where it had not ended.
         last: those of them that are in the last attempt.
         ranks: where its ranks were.
+        silent: why other hosts that have a part of it said nothing.
     """
 
     hosts: list[Host]
     living: list[Host]
     last: list[Host]
     ranks: dict[int, Host]
+    silent: list[str]
 
 
 class RemoteJobs:
@@ -70,12 +72,12 @@ class RemoteJobs:
         reasons = {host.name: str(error) for host, error in failed.items()}
         jobs = {}
         for (name, _), found in parts.items():
-            jobs[name] = self._merge(found, next(iter(reasons.values()), None))
+            jobs[name] = self._merge(found, reasons)
         known = self._sent.on(reasons) if reasons else {}
         for name, (hosts, record) in known.items():
             if name not in jobs and (names is None or name in names):
                 those = [host for host in self._hosts.all if host.name in hosts]
-                self._seen[name] = _Seen(those, [], those, {})
+                self._seen[name] = _Seen(those, [], those, {}, [])
                 reason = next(reasons[host] for host in hosts if host in reasons)
                 job = Job.from_record(record)
                 jobs[name] = job if job.is_over else dataclasses.replace(job, state="LOST", error=reason)
@@ -91,7 +93,7 @@ class RemoteJobs:
     def add(self, parts: list[Part]) -> Job:
         """Note a job that was submitted, by what its hosts say of their parts."""
         hosts = [host.name for host, _ in parts]
-        job = self._merge(parts, None)
+        job = self._merge(parts, {})
         self._sent.add(job, hosts)
         return job
 
@@ -135,6 +137,24 @@ class RemoteJobs:
             raise UserError(f"job {name} has ended" if found else f"no job {name} on {self._hosts.name}")
         return self._seen[name].living
 
+    def unended_hosts_of(self, name: str) -> list[Host]:
+        """The hosts where a job had not ended when it was seen last.
+
+        Raises:
+            UserError: there is no such job.
+        """
+        self.hosts_of(name)
+        return self._seen[name].living
+
+    def has_ended(self, name: str, host: Host) -> None:
+        """A job that was seen has ended on a host."""
+        if host in self._seen[name].living:
+            self._seen[name].living.remove(host)
+
+    def silent(self, name: str) -> list[str]:
+        """Why hosts that have a part of a job told nothing of it when it was seen last, while others did."""
+        return self._seen[name].silent if name in self._seen else []
+
     def host_of(self, name: str, rank: int) -> Host:
         """Where a rank of a job is, or was; where node 0 is, if nobody knows.
 
@@ -144,23 +164,31 @@ class RemoteJobs:
         first = self.hosts_of(name)[0]
         return self._seen[name].ranks.get(rank, first)
 
-    def _merge(self, parts: list[Part], reason: str | None) -> Job:
-        """A job by what its hosts say; `reason` is why another host says nothing."""
+    def _merge(self, parts: list[Part], reasons: Mapping[str, str]) -> Job:
+        """A job by what its hosts say; `reasons` are why hosts of these names say nothing."""
         # Those that are in the last attempt come first: from an elastic job others may have gone.
         parts.sort(key=lambda it: (-it[1]["attempt"], not it[1]["has_begun"], it[1]["node_rank"] or 0))
         attempt = parts[0][1]["attempt"]
+        named = {host for _, part in parts for host in part["hosts"]}
+        is_elastic = any(part["is_elastic"] for _, part in parts)  # then others may have come
+        job, is_whole = _merged(self._hosts.name, [part for _, part in parts], is_elastic)
+        silent = [why for host, why in reasons.items() if is_elastic or host in named]
+        if not is_whole:
+            silent = silent or list(reasons.values())
+            job = dataclasses.replace(job, state="LOST", error=(*silent, "a part of it is gone from its host")[0])
         self._seen[parts[0][1]["name"]] = _Seen(
             [host for host, _ in parts],
             [host for host, part in parts if part["state"] not in FINAL],
             [host for host, part in parts if part["attempt"] == attempt],
             {rank["rank"]: host for host, part in reversed(parts) for rank in part["instances"]},
+            silent,
         )
-        return _merged(self._hosts.name, [part for _, part in parts], reason)
+        return job
 
 
-def _merged(target: str, parts: list[Answer], reason: str | None) -> Job:
-    """A job by what is true of its parts, those of its last attempt first; `reason` is why a host says nothing."""
-    asked = ("job_id", "node_rank", "has_begun")
+def _merged(target: str, parts: list[Answer], is_elastic: bool) -> tuple[Job, bool]:
+    """A job by what is true of its parts, those of its last attempt first; and whether none is missing."""
+    asked = ("job_id", "hosts", "node_rank", "is_elastic", "has_begun")
     records = [{key: value for key, value in part.items() if key not in asked} for part in parts]
     merged = {**records[0], "backend": target}
     last = [part for part in parts if part["attempt"] == merged["attempt"]]
@@ -169,31 +197,34 @@ def _merged(target: str, parts: list[Answer], reason: str | None) -> Job:
     # A part that has not ended is about to be in the last attempt, if it is not there yet.
     there = [it for number, it in enumerate(records) if number < count or it["state"] not in FINAL]
     if len(records) > 1:
-        merged.update(_together(there))
+        over = [it for it in records[:count] if it["state"] in FINAL and it["exit_code"] is not None]
+        knows = bool(over) and (len(over) == count or not is_elastic)
+        merged.update(_together(there, over if knows else there))
         merged["created"] = min(record["created"] for record in records)
         merged["started"] = min((record["started"] for record in records if record["started"]), default=None)
     job = Job.from_record(merged)
-    if len(there) < job.nodes and not job.is_over:
-        return dataclasses.replace(job, state="LOST", error=reason or "a part of it is gone from its host")
-    return job
+    return job, len(there) >= job.nodes or job.is_over
 
 
-def _together(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the hosts of a job's last attempt say together."""
-    states = [record["state"] for record in records]
+def _together(records: list[dict[str, Any]], knowing: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the hosts of a job's last attempt say together; its state is what those say that know best.
+
+    A host that hangs does not know yet that the job is over.
+    """
+    states = [record["state"] for record in knowing]
     going = [state for state in _GOING if state in states]
     # One that was killed could not say how the job ended; the others know.
-    said = [record["state"] for record in records if record["exit_code"] is not None] or states
+    said = [record["state"] for record in knowing if record["exit_code"] is not None] or states
     ended = next((state for state in ("SUCCEEDED", "FAILED", "LOST") if state in said), "STOPPED")
     state = going[0] if going else ended
-    telling = next((record for record in records if record["state"] == state), records[0])
+    telling = next((record for record in knowing if record["state"] == state), knowing[0])
     is_over = state in FINAL
     return {
         "state": state,
         "exit_code": telling["exit_code"],
         "error": next((record["error"] for record in records if record["error"]), None),
         "waiting": telling["waiting"],
-        "finished": max(record["finished"] or 0.0 for record in records) if is_over else None,
+        "finished": max(record["finished"] or 0.0 for record in knowing) if is_over else None,
         "instances": sorted((rank for record in records for rank in record["instances"]), key=lambda r: r["rank"]),
         "devices": [f"{node}:{device}" for node, record in enumerate(records) for device in record["devices"]],
     }

@@ -62,7 +62,7 @@ class RemoteRun:
         if wanted is not None:
             self._recruiter = Recruiter(
                 self.name, wanted, lambda: list(self._followed), self._enter,
-                lambda host: self._streams.say(host, f"signal {int(LEAVE)}"),
+                lambda host: self._streams.say(host, f"signal {int(LEAVE)}"), tell=self._hosts_unknown,
             )  # fmt: skip
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
@@ -194,6 +194,11 @@ class RemoteRun:
     def _enter(self, host: Host, invited: Answer) -> None:
         """Start the job's part on a newcomer, from the recruiter's thread."""
         self._streams.add(host, order(invited, host, self._shown, terminal_size()), code_of(invited))
+
+    def _hosts_unknown(self, why: str | None) -> None:
+        """Tell, from the recruiter's thread, why it is not known which hosts there are, or that it is again."""
+        for host in list(self._followed)[:1]:  # it is told among what this one says
+            self._streams.put(host, {"event": "discovery", "details": {"why": why}})
 
     def _came(self, host: Host, answer: Answer) -> Iterator[Update]:
         self._host_names[host] = answer["host"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import math
 import os
 import sys
 import time
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from .connection import Host, Request
     from .foreground import Shown
     from .remote_run import RemoteRun
+
+_CLOSING = 5.0  # seconds from the end of a job on one host to its end on the others, at most, unless one hangs
 
 
 class Ssh(Backend):
@@ -148,6 +151,10 @@ class Ssh(Backend):
         """
         return self._jobs.describe(names, since)
 
+    def silent(self, name: str) -> list[str]:
+        """Why hosts that have a part of a job told nothing of it when it was described, while others did."""
+        return self._jobs.silent(name)
+
     def spec(self, name: str) -> JobSpec:
         """What a job's user asked for."""
         from paceline.job.spec import JobSpec
@@ -158,9 +165,14 @@ class Ssh(Backend):
         return JobSpec.model_validate(stored)
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """What happened to a job, on all its hosts."""
-        answers = self._hosts.answers(self._jobs.hosts_of(name), lambda _: {"do": "events", "name": name})
-        return list(heapq.merge(*(answer["events"] for answer in answers.values()), key=lambda event: event["time"]))
+        """What happened to a job; where it has several hosts each event says on which of them."""
+        hosts = self._jobs.hosts_of(name)
+        answers = self._hosts.answers(hosts, lambda _: {"do": "events", "name": name})
+        happened = [
+            [{**event, **({"host": host.name} if len(hosts) > 1 else {})} for event in answer["events"]]
+            for host, answer in answers.items()
+        ]
+        return list(heapq.merge(*happened, key=lambda event: event["time"]))
 
     def nodes(self) -> list[Node]:
         """The hosts that answer."""
@@ -210,23 +222,37 @@ class Ssh(Backend):
     ) -> bool:
         """Come back when these jobs have ended or the time is over; returns whether they have.
 
+        A host that hangs keeps nobody waiting for a job that has ended without it.
+
         Raises:
             UserError: a host can no longer be reached.
         """
-        deadline = None if seconds is None else time.monotonic() + seconds
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        look = math.inf  # when to ask whether jobs that have ended somewhere are over
         hosts = list(dict.fromkeys(host for name in names for host in self._jobs.hosts_of(name)))
         request = {"do": "wait", "names": list(names)}
         left = {(host, name) for name in names for host in self._jobs.hosts_of(name)}
         with contextlib.closing(Streams(hosts, lambda _: request)) as streams:
             while True:
+                until = min(deadline, look)
                 try:
-                    found = streams.next(None if deadline is None else deadline - time.monotonic())
+                    found = streams.next(None if until == math.inf else until - time.monotonic())
                 except TimeoutError:
-                    return False
+                    if until == deadline:
+                        return False
+                    look = math.inf
+                    over = {job.name for job in self.describe(names) if job.is_over}
+                    left = {(host, name) for host, name in left if name not in over}
+                    if not left:
+                        return True
+                    continue
                 if found is None:
                     return True
                 host, answer = found
-                left.discard((host, answer.get("ended", "")))
+                if "ended" in answer:
+                    left.discard((host, answer["ended"]))
+                    self._jobs.has_ended(answer["ended"], host)
+                    look = time.monotonic() + _CLOSING
                 tick(len(set(names) - {name for _, name in left}))
 
     def stop(self, names: Sequence[str], now: bool = False) -> None:
@@ -237,8 +263,12 @@ class Ssh(Backend):
         """Remove jobs that have ended, with all that was written for them.
 
         Raises:
-            UserError: one has not ended.
+            UserError: one has not ended everywhere; then nothing is removed.
         """
+        for name in names:
+            if unended := ", ".join(host.name for host in self._jobs.unended_hosts_of(name)):
+                at_once = f"paceline delete{self.where} --force {name}"
+                raise UserError(f"job {name} has not ended on {unended}; end it there with {at_once}")
         if names:
             self._act({"do": "delete", "names": list(names)})
         for name in names:

@@ -94,6 +94,11 @@ class Streams:
             self._is_over()
         return None
 
+    def put(self, host: Host, answer: Answer) -> None:
+        """Have an answer taken as if this host had said it."""
+        if not self._closed:
+            self._news.put((host, answer))
+
     def next(self, seconds: float | None = None) -> tuple[Host, Answer] | None:
         """The next answer and whose it is; None when all have said everything.
 

@@ -270,7 +270,7 @@ def shown_there(given: dict[str, Any], spec: JobSpec) -> Shown:
     """What goes to the screen of a job on hosts."""
     from paceline.backends.foreground import Shown
 
-    slots = [count for _, count in taking_part(given)]
+    slots = [count for _, count in taking_part(given)] if given["host_discovery_script"] is None else []
     ranks = spec.ranks if isinstance(spec.ranks, int) else max(slots) if spec.ranks == "slots" and slots else MOST_RANKS
     first, others = (
         {rank: streams for rank, streams in _shown_streams(given, ranks, is_first).items() if streams}

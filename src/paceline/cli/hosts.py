@@ -90,7 +90,7 @@ def named(given: dict[str, Any]) -> list[tuple[str, int | None]]:
     if script is not None:
         if text or file or given.get("on"):
             raise UserError("--host-discovery-script says where; leave -H, --hostfile and --on out")
-        return _hosts([(line, f"--host-discovery-script {script}") for line in _discovered(script)])
+        return _first_found(script)
     if text is None and file is None:
         return []
     for other in (flag for key, flag in _FLAGS.items() if key in ("on", "hosts", "hostfile") and given.get(key)):
@@ -112,14 +112,21 @@ def named(given: dict[str, Any]) -> list[tuple[str, int | None]]:
     return _hosts(lines)
 
 
-@functools.lru_cache(maxsize=1)
-def _discovered(script: str) -> list[str]:
+def _found(script: str) -> list[tuple[str, int | None]]:
+    """The hosts that a script prints.
+
+    Raises:
+        UserError: it fails, or prints none.
+    """
     from paceline.backends.joining import discovered
 
-    found = discovered(script)
-    if not found:
+    lines = discovered(script)
+    if not lines:
         raise UserError(f"--host-discovery-script {script} names no host; print a line such as: node1:2")
-    return found
+    return _hosts([(line, f"--host-discovery-script {script}") for line in lines])
+
+
+_first_found = functools.lru_cache(maxsize=1)(_found)
 
 
 def _hosts(lines: list[tuple[str, str]]) -> list[tuple[str, int | None]]:
@@ -247,9 +254,14 @@ def _on(hosts: list[tuple[str, int]], options: dict[str, Any], given: dict[str, 
 
     names = ",".join(f"{host}:{slots}" for host, slots in hosts)
     found = hosts_of(name, {**options, "hosts": names.split(",")})
-    where = flags(given) if given.get("host_discovery_script") is None else flags({**given, "hosts": names})
     script = given.get("host_discovery_script")
-    return Ssh(Hosts(HOSTS, found, is_exact=True, script=script), f" {where}")
+    if script is None:
+        return Ssh(Hosts(HOSTS, found, is_exact=True), f" {flags(given)}")
+
+    def now() -> list[str]:
+        return [f"{host}:{slots or 1}" for host, slots in _found(script)]
+
+    return Ssh(Hosts(HOSTS, found, is_exact=True, script=now), f" {flags({**given, 'hosts': names})}")
 
 
 def flags(given: dict[str, Any]) -> str:

@@ -111,6 +111,8 @@ _LIST: list[Column[Job]] = [
 def get(name: str, output: str) -> int:
     """Show everything that is known of JOB."""
     (job,) = known([name])
+    for why in backend().silent(name):
+        _say(f"{why}; what is there is not shown")
     if output in ("json", "yaml"):
         show_data(job.to_dict(), output)
         return 0
@@ -233,26 +235,29 @@ def _exit_code(job: Job) -> int:
 @click.option("--no-wait", is_flag=True, help="Come back before they have ended.")
 def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
     """Stop JOBs: cleanly, so that a script that uses the library saves a checkpoint."""
-    names = tuple(dict.fromkeys(names))
+    names, here = tuple(dict.fromkeys(names)), backend()
     jobs = known(names)
-    _refuse_lost(jobs)
-    backend().stop(names, now)
+    untold = {job.name: here.silent(job.name) if job.state == "LOST" else [] for job in jobs}
+    _refuse_lost([job for job in jobs if not untold[job.name]])
+    here.stop(names, now)
     if not no_wait:
         _wait(names, _PATIENCE + (0 if now else max(job.grace for job in jobs)))
     code = 0
     for before, after in zip(jobs, known(names), strict=True):
-        if before.is_over:
+        but = f"; not told everywhere: {', '.join(untold[before.name])}" if untold[before.name] else ""
+        left = {rank.node: None for rank in after.instances if rank.state in ("STARTING", "RUNNING")}
+        if before.is_over and not left:
             _say(f"job {before.name} had ended already ({before.state.lower()})")
-        elif after.is_over:
-            _say(outcome(after))
+        elif after.is_over and not left:
+            _say(outcome(after) + but)
         elif no_wait:
-            _say(f"job {before.name} is being stopped; its ranks have {before.grace:g} s")
+            _say(f"job {before.name} is being stopped; its ranks have {before.grace:g} s{but}")
         else:
-            left = {rank.node: None for rank in after.instances if rank.state in ("STARTING", "RUNNING")}
             where = f" on {', '.join(left)}" if left and after.nodes > 1 else ""
-            at_once = f"paceline stop{backend().where} --now {before.name}"
-            _say(f"job {before.name} does not end{where}; end it at once with: {at_once}")
+            at_once = f"paceline stop{here.where} --now {before.name}"
+            _say(f"job {before.name} does not end{where}; end it at once with: {at_once}{but}")
             code = 1
+        code = 1 if but else code
     return code
 
 
@@ -287,8 +292,8 @@ def delete(names: tuple[str, ...], force: bool) -> int:
     going = [job.name for job in jobs if not job.is_over]
     if going and not force:
         raise UserError(f"job {going[0]} has not ended; stop it first with paceline stop {going[0]}, or add --force")
-    if going:
-        here.stop(going, now=True)
+    if names and force:  # those that have ended too: they may live on on a host that hangs
+        here.stop(names, now=True)
     if names:
         _wait(names)
     for name in names:
@@ -340,12 +345,14 @@ def _ended_before(job: Job, now: float, age: float | None) -> bool:
 def events(name: str, output: str) -> int:
     """Show what happened to JOB, in order."""
     known([name])
-    show(backend().events(name), _EVENTS, output, lambda event: {**event, "time": show_time(event["time"])})
+    happened = backend().events(name)
+    columns = [column for column in _EVENTS if column.title != "HOST" or any("host" in event for event in happened)]
+    show(happened, columns, output, lambda event: {**event, "time": show_time(event["time"])})
     return 0
 
 
 def _details(event: dict[str, Any]) -> str:
-    left_out = ("time", "event", "logs", "failure", "others", "nodes")
+    left_out = ("time", "event", "host", "logs", "failure", "others", "nodes")
     parts = [f"{key}={value}" for key, value in event.items() if key not in left_out and value is not None]
     failure = event.get("failure")
     return " ".join([*parts, *([f"failure: {failure['message']}"] if failure else [])])
@@ -353,6 +360,7 @@ def _details(event: dict[str, Any]) -> str:
 
 _EVENTS: list[Column[dict[str, Any]]] = [
     Column("TIME", lambda event: show_time(event["time"])),
+    Column("HOST", lambda event: event.get("host")),  # of jobs with several
     Column("EVENT", lambda event: event["event"]),
     Column("DETAILS", _details),
 ]

@@ -74,6 +74,9 @@ class Screen:
             self._local.update((log["rank"], log["local_rank"]) for log in details["logs"])
         elif event.name in ("lost", "came", "apart"):
             self._say(_of_host(event.name, details))
+        elif event.name == "discovery":
+            why = details["why"]
+            self._say(f"{why}; the job goes on" if why else "--host-discovery-script names the hosts again")
         elif event.name == "stopping":
             name = signal.Signals(details["signal"]).name
             self._say(f"stopping ({name}); ranks have {details['grace']:g} s, Ctrl-C again ends them at once")

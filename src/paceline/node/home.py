@@ -60,6 +60,7 @@ class Home:
 
 def with_ids(run: RunDirectory, record: Answer) -> Answer:
     """A record with what tells which parts on several machines are one job, and in which order."""
-    status, job_id = run.read_status() or {}, (read_json(run.spec) or {}).get("job_id")
-    has_begun = status.get("start") is not None
-    return {**record, "job_id": job_id, "node_rank": status.get("node_rank"), "has_begun": has_begun}
+    status, spec = run.read_status() or {}, read_json(run.spec) or {}
+    ids = {"job_id": spec.get("job_id"), "hosts": spec.get("hosts", ()), "node_rank": status.get("node_rank")}
+    is_elastic = spec.get("least") != spec.get("nodes")
+    return {**record, **ids, "is_elastic": is_elastic, "has_begun": status.get("start") is not None}
