@@ -17,7 +17,7 @@ def run_script(python, framework, start_method, home):
     command = [python, "-m", "paceline", "run", "-n", "2", "--framework", framework, "--start-method", start_method]
     done = subprocess.run(
         [*command, "--tee", "all", str(Path(__file__).with_name(f"{framework}_sum.py"))],
-        # Paddle's store on libuv aborts now and then when a rank leaves (LibUVMasterDaemon, 3.x); this is its other one.
+        # Paddle's store on libuv aborts now and then when a rank leaves (LibUVMasterDaemon); this is its other one.
         env={**os.environ, "PACELINE_HOME": str(home), "FLAGS_tcp_store_using_libuv": "0"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
