@@ -221,7 +221,7 @@ CASES = [
     *_look("hosts-list", "list"),
     *_look("hosts-top", "top", "node"),
     Case("hosts-lines-ssh", _WRITTEN, _FOLLOW, Side("ssh, no ranks told", _lines(_plainly(), lossy=True))),
-    Case("hosts-lines-sed", _WRITTEN, _FOLLOW, Side("ssh | sed -u", _lines(_plainly("| sed -u 's/^/[rank {}] /'")))),
+    Case("hosts-lines-sed", _WRITTEN, _FOLLOW, Side("ssh and sed -u", _lines(_plainly("| sed -u 's/^/[rank {}] /'")))),
     Case(
         "hosts-lines-mpirun",
         _WRITTEN,
