@@ -135,6 +135,7 @@ def test_a_host_without_the_framework_is_left_out(pair: Client) -> None:
     code, said = submit(pair, "--framework", "jax", "--nnodes", "2")
     assert (code, len(said)) == (2, 1)
     assert said[0].startswith("h1: jax is not installed for /")
+    assert "--ssh-python" in said[0]
     code, seen = check(pair)
     assert code == 0
     assert [host["packages"]["jax"] for host in seen["hosts"]] == [None, {"version": None, "build": None}]

@@ -42,7 +42,7 @@ def complete(spec: JobSpec, code: Path | None = None) -> JobSpec:
 def here() -> fitting.Here:
     """This machine."""
     declare = "declare slots as [local] devices = N in paceline.toml"
-    return fitting.Here(jobs_folder().parent, python_command(), _slots, declare)
+    return fitting.Here(jobs_folder().parent, python_command(), _slots, declare, "run paceline with another Python")
 
 
 def _slots() -> int:

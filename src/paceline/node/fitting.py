@@ -49,12 +49,14 @@ class Here:
         python: interpreter with its options, as an argument vector.
         slots: how many jobs' devices it counts where it has no accelerators; asked only when that matters.
         declare: how its owner declares slots, for whoever has none.
+        choose_python: how a user chooses another interpreter.
     """
 
     home: Path
     python: tuple[str, ...]
     slots: Callable[[], int]
     declare: str
+    choose_python: str
 
     @property
     def devices(self) -> tuple[tuple[str, ...], bool]:
@@ -102,9 +104,7 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
     package = PACKAGES.get(framework)
     needed = package is not None and (job["framework"] or package in imports.required) and job["command"] is None
     if needed and package is not None and importlib.util.find_spec(package) is None:
-        raise Refused(
-            f"{package} is not installed for {sys.executable}; install it there, or run paceline with another Python"
-        )
+        raise Refused(f"{package} is not installed for {sys.executable}; install it there, or {here.choose_python}")
     if job["tensorboard"]:
         check_installed()
     for module in job["preload"]:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 def this_machine(home: Home, slots: int) -> fitting.Here:
     """What a job is fitted to: this machine, with so many slots if it has no accelerators."""
     declare = 'declare N slots with hosts = ["HOST:N"] in the target\'s settings'
-    return fitting.Here(home.root, (sys.executable,), lambda: slots, declare)
+    choose_python = "name another Python with --ssh-python, or python = in the target's settings"
+    return fitting.Here(home.root, (sys.executable,), lambda: slots, declare, choose_python)
 
 
 def plan(home: Home, request: Request) -> Answer:
