@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.node import processes
+from paceline.node.machine import processes
 
 from .case import Failed, Sample
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from paceline.node.devices import accelerators
+from paceline.node.machine.devices import accelerators
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline

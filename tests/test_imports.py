@@ -14,7 +14,7 @@ import pytest
 import paceline
 
 PACKAGE = Path(paceline.__file__).parent
-NODE_FILES = [PACKAGE / "__init__.py", *(PACKAGE / "contract").glob("*.py"), *(PACKAGE / "node").glob("*.py")]
+NODE_FILES = [PACKAGE / "__init__.py", *(PACKAGE / "contract").rglob("*.py"), *(PACKAGE / "node").rglob("*.py")]
 
 
 def modules_after(code: str) -> set[str]:
@@ -27,7 +27,9 @@ def modules_after(code: str) -> set[str]:
     return {name.partition(".")[0] for name in json.loads(done.stdout)}
 
 
-@pytest.mark.parametrize("module", ["paceline", "paceline.contract", "paceline.node.agent", "paceline.node.forkserver"])
+@pytest.mark.parametrize(
+    "module", ["paceline", "paceline.contract", "paceline.node.agent.agent", "paceline.node.ranks.forkserver"]
+)
 def test_node_side_is_standard_library_only(module: str) -> None:
     new = modules_after(f"import {module}") - modules_after("pass")
     assert {name for name in new if name not in sys.stdlib_module_names} <= {"paceline"}
@@ -43,5 +45,6 @@ def test_node_side_runs_on_python_3_9(tmp_path: Path) -> None:
     python = shutil.which("python3.9")
     if python is None or subprocess.run([python, "--version"], capture_output=True, check=False).returncode:
         pytest.skip("no python3.9 on PATH; that its syntax is understood there is tested above")
-    code = "import paceline.node.agent, paceline.node.forkserver, paceline.node.machine, paceline.contract"
+    modules = "node.agent.agent", "node.ranks.forkserver", "node.machine.hardware", "contract"
+    code = "import " + ", ".join(f"paceline.{module}" for module in modules)
     subprocess.run([python, "-c", code], env={"PYTHONPATH": str(PACKAGE.parent)}, check=True)

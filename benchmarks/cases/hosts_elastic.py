@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from paceline.node import processes
+from paceline.node.machine import processes
 
 from ..case import Case, Failed, Sample, Side
 from ..lab import SCRIPTS, TIMEOUT, Lab, installed

@@ -9,12 +9,13 @@ __version__ = "0.1.0"
 __all__ = ["Run", "Strategy", "__version__", "init", "jobs", "launch"]
 
 if TYPE_CHECKING:
-    from . import jobs
-    from .train.launch import launch
-    from .train.run import Run, init
-    from .train.strategy import Strategy
+    from paceline.train.launch import launch
+    from paceline.train.parallel.strategy import Strategy
+    from paceline.train.run import Run, init
 
-_HOMES = {"init": "run", "Run": "run", "Strategy": "strategy", "launch": "launch"}
+    from . import jobs
+
+_HOMES = {"init": "run", "Run": "run", "Strategy": "parallel.strategy", "launch": "launch"}
 
 
 def __getattr__(name: str) -> Any:

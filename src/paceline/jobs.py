@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .backends.base import HERE, LogLines, LogQuery, load
-from .job.errors import UserError
-from .job.job import Instance, Job, Node, Volume
-from .job.spec import Code, JobSpec, Mount
+from paceline.backends.base import LogLines, LogQuery
+from paceline.backends.registry import HERE, load
+from paceline.job.errors import UserError
+from paceline.job.job import Instance, Job, Node, Volume
+from paceline.job.spec import Code, JobSpec, Mount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 torch = pytest.importorskip("torch")
 
-from paceline.train.checkpoint import CheckpointStore, SingleExchange  # noqa: E402
+from paceline.train.checkpoint.store import CheckpointStore, SingleExchange  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -144,8 +144,8 @@ LOAD = """
     import sys, time
     from pathlib import Path
     import torch.distributed as dist
-    from paceline.train import group
-    from paceline.train.checkpoint import CheckpointError, CheckpointStore, SocketExchange
+    from paceline.train.group import join as group
+    from paceline.train.checkpoint.store import CheckpointError, CheckpointStore, SocketExchange
 
     place = group.join().placement
     folder, marks = Path(sys.argv[1]), Path(sys.argv[1]).parent

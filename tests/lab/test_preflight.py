@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.conftest import eventually
 
-from paceline.backends import connection
-from paceline.backends.findings import Finding
-from paceline.backends.preflight import Clock, clock_finding, differing, together
-from paceline.backends.survey import MOST_FOR_PAIRS, rounds
-from paceline.node import routes
+from paceline.backends.check.findings import Finding
+from paceline.backends.check.hosts import Clock, clock_finding, differing
+from paceline.backends.ssh import connection
+from paceline.backends.ssh.preflight import together
+from paceline.backends.ssh.survey import MOST_FOR_PAIRS, rounds
+from paceline.node.host import routes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -264,7 +264,7 @@ def test_a_client_killed_while_it_submits_leaves_nothing(client: Client, parts: 
 def test_a_client_killed_before_node_0_is_told_leaves_nothing(client: Client) -> None:
     killed = """
         import os, signal, sys
-        from paceline.backends.parts import Parts
+        from paceline.backends.ssh.parts import Parts
         from paceline.cli.main import main
         def keep(parts):
             parts.streams.say(parts.hosts[1], "keep")

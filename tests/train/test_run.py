@@ -15,9 +15,9 @@ from tests.conftest import GENEROUS
 torch = pytest.importorskip("torch")
 
 import paceline  # noqa: E402 - after torch is known to be there
-from paceline.train.group import Disagreement  # noqa: E402
+from paceline.train.group.join import Disagreement  # noqa: E402
 from paceline.train.launch import RankFailed  # noqa: E402
-from paceline.train.wrap import ModelMismatch  # noqa: E402
+from paceline.train.parallel.model import ModelMismatch  # noqa: E402
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from paceline.job.errors import UserError, nearest
+from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,9 +15,6 @@ if TYPE_CHECKING:
     from paceline.job.spec import JobSpec
 
     from .foreground import Foreground, Shown
-
-BACKENDS = {"local": "paceline.backends.local:Local", "ssh": "paceline.backends.ssh:Ssh"}
-HERE = "local"
 
 
 @dataclass(frozen=True)
@@ -192,44 +188,3 @@ class Backend(ABC):
     @abstractmethod
     def volumes(self) -> list[Volume]:
         """The named volumes."""
-
-
-def load(name: str = HERE, options: Mapping[str, Any] | None = None) -> Backend:
-    """The place of this name: this machine, or a target of the settings.
-
-    Args:
-        name: of the place.
-        options: of the target, which go over what the settings say.
-
-    Raises:
-        UserError: there is none, or its settings make no sense.
-    """
-    if name == HERE:
-        return _kind(HERE).configured(HERE, {})
-    from paceline.job.settings import load as settings  # takes long to import
-
-    targets = settings().targets
-    target = targets.get(name)
-    if target is None:
-        hint = nearest(name, [HERE, *targets]) if targets else "define it as [targets.NAME] in paceline.toml"
-        raise UserError(f"no target {name!r}; {hint}")
-    return _kind(target.backend).configured(name, {**target.options, **(options or {})})
-
-
-def _kind(name: str) -> type[Backend]:
-    """A kind of backend: one of paceline's own, or of the entry-point group `paceline.backends`.
-
-    Raises:
-        UserError: there is none of this name.
-    """
-    place = BACKENDS.get(name)
-    if place is None:
-        from importlib.metadata import entry_points  # takes longer than all else here
-
-        found = {point.name: point.value for point in entry_points(group="paceline.backends")}
-        if name not in found:
-            raise UserError(f"no backend {name!r}; {nearest(name, [*BACKENDS, *found])}")
-        place = found[name]
-    module, _, attribute = place.partition(":")
-    backend: type[Backend] = getattr(importlib.import_module(module), attribute)
-    return backend

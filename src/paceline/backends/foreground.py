@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import socket
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from paceline.node.following import STREAM_BITS, Event, Output, Update, is_disk_full, updates
-
-from .submitting import launch
+from paceline.node.logs.live import STREAM_BITS, Event, Output, Update
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from paceline.job.spec import JobSpec
 
-    from .base import Progress
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-__all__ = ["STREAM_BITS", "Event", "Foreground", "LocalRun", "Output", "Shown", "Update", "how_it_ended"]
+
+__all__ = ["STREAM_BITS", "Event", "Foreground", "Output", "Shown", "Update", "how_it_ended"]
 
 
 @dataclass(frozen=True)
@@ -68,52 +68,6 @@ class Foreground(Protocol):
         """An exit code and an explanation, for a job that is over without a word."""
 
 
-class LocalRun:
-    """A job on this machine that ends with whoever started it."""
-
-    def __init__(self, spec: JobSpec, progress: Progress, split_streams: Callable[[JobSpec], tuple[int, ...]]) -> None:
-        """Start it.
-
-        Args:
-            spec: what the user asked for.
-            progress: hears how far it is.
-            split_streams: the local ranks of the completed job whose stderr is kept apart.
-
-        Raises:
-            UserError: the job cannot run here.
-        """
-        self._lifeline, theirs = socket.socketpair()
-        with theirs:
-            started = launch(spec, progress, lifeline=theirs, split_streams=split_streams)
-        self._directory, self._process = started.directory, started.agent
-        self.name, self.max_restarts = started.node.job, started.node.max_restarts
-        ranks = f"{started.node.nproc} rank{'' if started.node.nproc == 1 else 's'}"
-        self.first_line = f"{ranks} here, logs in {self._directory.path}"
-
-    def interrupt(self, number: int = signal.SIGINT) -> None:
-        """Ask the agent to stop the job; asked twice, it stops it at once."""
-        if self._process.poll() is None:
-            self._process.send_signal(number)
-
-    def updates(self) -> Iterator[Update]:
-        """What ranks write and what happens, as it comes, until the agent is gone."""
-        yield from updates(self._directory, self._lifeline.fileno())
-        self._process.wait()
-        self._lifeline.close()
-
-    def leads(self, output: Output) -> bool:
-        """Whether this is the first rank here."""
-        return output.local_rank == 0
-
-    def last_words(self) -> tuple[int, list[str]]:
-        """What became of the agent."""
-        log = None if is_disk_full(self._directory) else self._directory.agent_log
-        code, lines = how_it_ended(self._process.returncode, self._process.pid, log)
-        if log is None:
-            lines.append(f"no space is left in {self._directory.path}; free some, or choose another --log-dir")
-        return code, lines
-
-
 def how_it_ended(code: int, pid: int, log: object, on: str = "") -> tuple[int, list[str]]:
     """The exit code of a job whose agent ended without a word, and what is to be said of that.
 
@@ -128,3 +82,19 @@ def how_it_ended(code: int, pid: int, log: object, on: str = "") -> tuple[int, l
     if log is not None:
         lines.append(f"what it printed is in {log}{on}")
     return 128 - code if code < 0 else code or 1, lines
+
+
+def terminal_size() -> dict[str, str]:
+    """The size of the terminal that shows rank 0, so that its progress bars fit though it writes to a file."""
+    if not sys.stdout.isatty():
+        return {}
+    size = os.get_terminal_size(sys.stdout.fileno())
+    columns = str(size.columns or 80)  # 0 when the terminal does not know
+    # tqdm has a variable of its own; the last two make rich draw although it writes to a file.
+    return {
+        "COLUMNS": columns,
+        "LINES": str(size.lines or 24),
+        "TQDM_NCOLS": columns,
+        "TTY_COMPATIBLE": "1",
+        "TTY_INTERACTIVE": "1",
+    }

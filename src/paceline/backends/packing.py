@@ -26,7 +26,7 @@ class Archive(NamedTuple):
 def archive() -> Archive:
     """The package without its client rooms; the same files give the same bytes."""
     package = Path(paceline.__file__).parent
-    files = [package / "__init__.py", *(path for room in _ROOMS for path in (package / room).glob("*.py"))]
+    files = [package / "__init__.py", *(path for room in _ROOMS for path in (package / room).rglob("*.py"))]
     contents = {f"paceline/{path.relative_to(package).as_posix()}": path.read_bytes() for path in sorted(files)}
     contents["__main__.py"] = _MAIN
     digest = hashlib.sha256()

@@ -11,7 +11,7 @@ from paceline.job.errors import UserError, nearest
 from paceline.job.job import Volume
 from paceline.job.settings import PROJECT_FILE, user_file
 from paceline.job.text import printable
-from paceline.node import volumes as node_volumes
+from paceline.node.machine import volumes as node_volumes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -19,15 +19,15 @@ from paceline import __version__
 VERBS = {
     "run": ("run", "Train a script here, on as many ranks as you like."),
     "submit": ("submit", "Start a job that outlives this terminal."),
-    "list": ("jobs", "List the jobs."),
-    "get": ("jobs", "Show everything that is known of a job."),
+    "list": ("show", "List the jobs."),
+    "get": ("show", "Show everything that is known of a job."),
     "logs": ("logs", "Show what the ranks of a job wrote, or write."),
-    "wait": ("jobs", "Wait until jobs have ended."),
-    "stop": ("jobs", "Stop jobs: cleanly, or at once."),
-    "delete": ("jobs", "Delete jobs that have ended."),
-    "prune": ("jobs", "Delete jobs that ended long ago."),
-    "events": ("jobs", "Show what happened to a job."),
-    "attach": ("jobs", "Run a shell where a rank of a job runs."),
+    "wait": ("control", "Wait until jobs have ended."),
+    "stop": ("control", "Stop jobs: cleanly, or at once."),
+    "delete": ("control", "Delete jobs that have ended."),
+    "prune": ("control", "Delete jobs that ended long ago."),
+    "events": ("attach", "Show what happened to a job."),
+    "attach": ("attach", "Run a shell where a rank of a job runs."),
     "resubmit": ("submit", "Run a job again, from its last checkpoint on."),
     "scaleout": ("scale", "Have more hosts take part in a job that runs."),
     "scalein": ("scale", "Have hosts leave a job, which goes on without them."),
@@ -53,7 +53,7 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        module = importlib.import_module(f"paceline.cli.{VERBS[cmd_name][0]}")
+        module = importlib.import_module(f"paceline.cli.verbs.{VERBS[cmd_name][0]}")
         command: click.Command = getattr(module, _attribute(cmd_name))
         return command
 

@@ -119,7 +119,7 @@ class Job:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Job:
-        """From what a node says of it (`node/records.py`), which has all keys."""
+        """From what a node says of it (`node/store/records.py`), which has all keys."""
         job = object.__new__(cls)  # several times as fast as calling it, and there may be thousands
         vars(job).update(record, instances=tuple(map(Instance.from_record, record["instances"])))
         return job

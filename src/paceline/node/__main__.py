@@ -18,17 +18,17 @@ def main() -> None:
     """Be what the first argument says."""
     role = sys.argv[1]
     if role == "agent":
-        from paceline.node.agent import main as agent
+        from paceline.node.agent.agent import main as agent
 
         sys.exit(agent(sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
     elif role == "forkserver":
-        from paceline.node.forkserver import main as forkserver
+        from paceline.node.ranks.forkserver import main as forkserver
 
         forkserver(int(sys.argv[2]), sys.argv[3])
     elif role == "rank":
         from pathlib import Path
 
-        from paceline.node.rank import run_program, script_folder
+        from paceline.node.ranks.program import run_program, script_folder
         from paceline.node.spec import Program
 
         error, kind, target, *args = sys.argv[2:]
@@ -36,15 +36,15 @@ def main() -> None:
             sys.path.insert(0, script_folder(target) if kind == "script" else os.getcwd())
         run_program(Program(kind, target, tuple(args)), Path(error))
     elif role == "mpidaemon":
-        from paceline.node.stand_in import start_daemon
+        from paceline.node.ranks.mpi_proxy import start_daemon
 
         start_daemon(sys.argv[2], sys.argv[3], sys.argv[4:])
     elif role == "mpirank":
-        from paceline.node.stand_in import stand_in
+        from paceline.node.ranks.mpi_proxy import stand_in
 
         sys.exit(stand_in(sys.argv[2]))
     elif role == "shell":
-        from paceline.node.host import shell
+        from paceline.node.host.serve import shell
 
         shell(sys.argv[2])
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .run_directory import read_json
+from paceline.node.rundir.directory import read_json
 
 # What a rank says when a peer went away: such a failure follows from another one.
 _SYMPTOM = re.compile(

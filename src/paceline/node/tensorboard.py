@@ -16,17 +16,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import processes
+from paceline.node.machine.ports import Reservation, is_listening
+from paceline.node.rundir.directory import read_json, write_json
+
 from .errors import Refused
-from .ports import Reservation, is_listening
-from .run_directory import read_json, write_json
+from .machine import processes
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator, Sequence
 
-    from .loop import Loop
-    from .run_directory import RunDirectory
 
 PAUSE = 0.1  # seconds between two looks at one that is coming up
 PATIENCE = 120.0  # seconds for it to come up, where a person waits for it
@@ -158,29 +157,6 @@ def start_with_job(python: Sequence[str], logdir: str, folder: Path) -> TensorBo
         if not is_alone or _runs(_read(folder)):
             return None
         return TensorBoard(python, logdir, folder, detached=False)
-
-
-class JobBoard:
-    """The TensorBoard of a job that runs; it ends with this process."""
-
-    def __init__(self, loop: Loop, run: RunDirectory) -> None:
-        self._loop, self._run = loop, run
-        self._board: TensorBoard | None = None
-
-    def start(self, python: Sequence[str], logdir: str) -> None:
-        """Start it, unless it runs; what becomes of it is an event of the job."""
-        if self._board is None or not self._board.is_alive():
-            self._board = start_with_job(python, logdir, self._run.path)
-            self._look(self._board)
-
-    def _look(self, board: TensorBoard | None) -> None:
-        """Until it is known whether it runs, or another has taken its place."""
-        if board is None or board is not self._board:
-            return
-        if board.look():
-            self._run.append_event("tensorboard", url=board.url, problem=board.problem)
-        else:
-            self._loop.after(PAUSE, lambda: self._look(board))
 
 
 def check_installed() -> None:

@@ -15,13 +15,17 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 
-from . import group, wrap
-from .collectives import Collectives
-from .loader import make_loader
-from .metrics import Metrics
-from .signals import KeepWorking
-from .steps import Feed, Interval, Steps, run_folder
-from .strategy import Strategy
+from paceline.train.control.signals import KeepWorking
+from paceline.train.data.loader import make_loader
+from paceline.train.group.collectives import Collectives
+from paceline.train.loop.checkpointing import Interval
+from paceline.train.loop.steps import Feed, Steps, run_folder
+from paceline.train.metrics.metrics import Metrics
+from paceline.train.parallel.optimizer import prepare_optimizer
+from paceline.train.parallel.strategy import Strategy
+
+from .group import join
+from .parallel import model as wrap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,13 +74,13 @@ def init(
         progress: rank 0 shows how far the epoch is: a bar on a terminal, else a line now and then.
 
     Raises:
-        paceline.train.group.Disagreement: this rank and rank 0 were started differently.
-        paceline.train.checkpoint.CheckpointError: the folder for checkpoints cannot be written.
+        paceline.Disagreement: this rank and rank 0 were started differently.
+        paceline.CheckpointError: the folder for checkpoints cannot be written.
         ValueError: the init method is unknown or lacks rank or world size, or `checkpoint_every` is no interval.
         paceline.contract.ContractError: the launcher's variables contradict each other.
     """
     every = None if checkpoint_every is None else Interval(checkpoint_every)
-    membership = group.join(
+    membership = join.join(
         init_method=init_method, rank=rank, world_size=world_size, device=device, backend=backend, timeout=timeout
     )
     if seed is not None:
@@ -102,7 +106,7 @@ class Run(Collectives):
 
     def __init__(
         self,
-        membership: group.Membership,
+        membership: join.Membership,
         seed: int,
         *,
         folder: Path | None = None,
@@ -163,7 +167,7 @@ class Run(Collectives):
         Optimizers start with rank 0's state. In a job of one process models come back as they are, on the device.
 
         Raises:
-            paceline.train.wrap.ModelMismatch: this rank's model is not like rank 0's; names the first difference.
+            paceline.ModelMismatch: this rank's model is not like rank 0's; names the first difference.
             TypeError: something is neither a module nor an optimizer.
         """
         self.strategy = strategy or self.strategy
@@ -176,7 +180,7 @@ class Run(Collectives):
                 prepared.append(model.wrapped)
             elif isinstance(thing, torch.optim.Optimizer):
                 self._metrics.watch(thing)
-                self._optimizers.append(wrap.prepare_optimizer(thing, self))
+                self._optimizers.append(prepare_optimizer(thing, self))
                 prepared.append(thing)
             else:
                 raise TypeError(f"setup takes modules and optimizers, not {type(thing).__name__}")
@@ -308,7 +312,7 @@ class Run(Collectives):
 
         Raises:
             RuntimeError: the checkpoint is another script's.
-            paceline.train.checkpoint.CheckpointError: it is whole, but cannot be read.
+            paceline.CheckpointError: it is whole, but cannot be read.
         """
         return self._steps.resume()
 
@@ -317,7 +321,7 @@ class Run(Collectives):
 
         Raises:
             RuntimeError: the run has no folder for checkpoints.
-            paceline.train.checkpoint.CheckpointError: this one, or the one before, could not be written.
+            paceline.CheckpointError: this one, or the one before, could not be written.
         """
         self._steps.save(block)
 
@@ -333,7 +337,7 @@ class Run(Collectives):
         batch, becomes a line of metrics.jsonl and goes to TensorBoard. Outside of the loop every value weighs the same.
 
         Raises:
-            paceline.train.metrics.LogMismatch: not now, but when the mean is taken: ranks have logged different names.
+            paceline.LogMismatch: not now, but when the mean is taken: ranks have logged different names.
             ValueError: a name is one of those that every line has, or a tensor holds more than one number.
         """
         self._metrics.log(values)
@@ -347,7 +351,7 @@ class Run(Collectives):
         self._steps.close()
         self._models.clear()
         if self._membership.owns_group and dist.is_initialized():
-            group.leave()
+            join.leave()
 
     def _at_exit(self) -> None:
         """The script has not closed the run: finish what can be finished without the other ranks."""

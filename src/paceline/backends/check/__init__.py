@@ -1,0 +1,1 @@
+"""What a machine or several hosts have, and what would go wrong there."""

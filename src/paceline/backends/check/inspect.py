@@ -1,0 +1,97 @@
+"""What this machine has: everything that `paceline check` tells, in one record."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline import __version__
+from paceline.job.errors import UserError
+from paceline.job.paths import jobs_folder
+from paceline.node.machine import hardware, network, software
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a machine has. The fields, and theirs, are the keys of `paceline check -o json`.
+
+    Attributes:
+        paceline: its version.
+        packages: the frameworks and numpy; None for one that is not installed.
+        shared_memory: /dev/shm, None when there is none.
+        jobs: the folder in which jobs keep their files, None when it cannot be looked at.
+        shadows: files in the current folder that hide a module from the scripts beside them: module → file.
+        variables: environment variables that change how a job runs, as they are set here.
+    """
+
+    paceline: str
+    python: software.Python
+    packages: Mapping[str, software.Package | None]
+    devices: hardware.Devices
+    cores: hardware.Cores
+    memory: hardware.Memory
+    shared_memory: hardware.Space | None
+    jobs: hardware.Space | None
+    interfaces: tuple[network.Interface, ...]
+    host: network.HostName
+    gloo: network.Choice
+    limits: hardware.Limits
+    shadows: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+# Those whose value may be shown; a proxy's may hold a password.
+_VARIABLES = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", *hardware.VISIBILITY)
+
+
+def inspect_local(env: Mapping[str, str] | None = None, folder: Path | None = None) -> Inspection:
+    """Look at this machine, as a job started with these variables in this folder would find it.
+
+    Imports no framework. nvidia-smi and the resolver get a second or so, at the same time.
+
+    Raises:
+        UserError: the current folder is gone.
+    """
+    env = os.environ if env is None else env
+    try:
+        folder = Path.cwd() if folder is None else folder
+    except FileNotFoundError:
+        raise UserError("the current folder does not exist any more; go to another one") from None
+    devices: list[hardware.Devices] = []
+    asking = threading.Thread(target=lambda: devices.append(hardware.devices(env)))
+    asking.start()
+    host, interfaces = network.host_name(), network.interfaces()
+    found = Inspection(
+        paceline=__version__,
+        python=software.python(),
+        packages=software.packages(folder),
+        devices=hardware.Devices(),
+        cores=hardware.cores(),
+        memory=hardware.memory(),
+        shared_memory=hardware.space(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else None,
+        jobs=_jobs(),
+        interfaces=interfaces,
+        host=host,
+        gloo=network.gloo_choice(env, interfaces, host),
+        limits=hardware.limits(),
+        shadows={} if getattr(sys.flags, "safe_path", False) else software.shadows(folder),
+        variables={name: env[name] for name in _VARIABLES if name in env},
+    )
+    asking.join()
+    return replace(found, devices=devices[0])
+
+
+def _jobs() -> hardware.Space | None:
+    try:
+        return hardware.space(jobs_folder())
+    except UserError:  # no HOME, and a user whom the system does not know, as in some containers
+        return None

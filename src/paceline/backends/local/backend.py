@@ -1,0 +1,272 @@
+"""This machine as a backend: every job has an agent that outlives the terminal, and a run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import sys
+import threading
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.backends.base import Backend, Shell
+from paceline.backends.refusals import refusals
+from paceline.job.errors import UserError
+from paceline.job.job import FINAL, Job
+from paceline.job.paths import jobs_folder
+from paceline.node import tensorboard
+from paceline.node.ranks import placement
+from paceline.node.rundir.directory import RunDirectory, read_json
+from paceline.node.store import lifecycle, records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from paceline.backends.base import LogLines, LogQuery, Progress
+    from paceline.job.job import Node, Usage, Volume
+    from paceline.job.spec import JobSpec
+    from paceline.node.store.usage import Gauge
+
+_TICK = 0.2  # seconds between two looks at the clock while nothing happens
+
+
+_KEYS = len(fields(Job))  # of a record
+
+
+def _warn(text: str) -> None:
+    print(f"paceline: {text}", file=sys.stderr)
+
+
+class Local(Backend):
+    """Jobs of this user on this machine."""
+
+    def __init__(self) -> None:
+        self._jobs = jobs_folder()
+        self._measures: Gauge | None = None
+        self._count: int | None = None
+
+    # -- submit --------------------------------------------------------------------------------------------------------
+
+    def plan(self, spec: JobSpec) -> dict[str, Any]:
+        """What `submit` would do: the complete job, and the variables of its ranks. Starts nothing."""
+        from paceline.backends.submission import named
+
+        from . import prepare
+
+        spec = named(spec).model_copy(update={"detached": True})
+        snapshot = spec.code is not None and spec.code.mode == "snapshot"
+        spec = prepare.complete(spec, Path.cwd() if snapshot else None)
+        return {"job": spec.model_dump(mode="json"), "ranks": prepare.describe_ranks(prepare.place(spec))}
+
+    def submit(self, spec: JobSpec, progress: Progress) -> Job:
+        """Start a job that goes on by itself.
+
+        Raises:
+            UserError: it cannot run here, or its name is taken.
+        """
+        from paceline.backends.submission import NameTaken
+
+        if not spec.name.endswith("-"):
+            return self._launch(spec, progress)
+        first = 2 if spec.resume_from else 1
+        for number in itertools.count(first):
+            name = f"{spec.name}{number}"
+            if not os.path.lexists(self._jobs / name):
+                try:
+                    return self._launch(spec.model_copy(update={"name": name}), progress)
+                except NameTaken:  # by another one, just now
+                    continue
+        raise AssertionError("unreachable")
+
+    def _launch(self, spec: JobSpec, progress: Progress) -> Job:
+        from .submit import launch
+
+        (job,) = self.describe([launch(spec, progress).spec.name])
+        return job
+
+    # -- look ----------------------------------------------------------------------------------------------------------
+
+    def count(self) -> int:
+        """How many jobs there are."""
+        if self._count is None:
+            self._all(math.inf)
+        return self._count or 0
+
+    def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> list[Job]:
+        """These jobs, or all, the newest first; those that are unknown are left out."""
+        if names is not None:
+            line = records.line_of(self._jobs.parent)
+            runs = [run for name in names if (run := records.find(self._jobs, name)) is not None]
+            found = (records.record(run.path, line) for run in runs)
+            return [Job.from_record(record) for record in found if record is not None]
+        jobs = map(Job.from_record, self._all(since or 0.0))
+        return sorted(jobs, key=lambda job: job.created, reverse=True)
+
+    def _all(self, since: float) -> list[dict[str, Any]]:
+        """The records of all jobs but those that ended before `since`; jobs whose time to live is over go.
+
+        Those of jobs that have ended come from the index, as far as it knows them, the others from their folders.
+        """
+        from paceline.job.index import Index
+
+        now = time.time()
+        try:
+            present = records.names(self._jobs)
+        except OSError as error:
+            raise UserError(f"cannot read {self._jobs}: {error.strerror}; is PACELINE_HOME right, and yours?") from None
+        if not present:
+            self._count = 0
+            return []
+        index = Index(self._jobs.parent / "jobs.db", _warn)
+        known = index.names()
+        changed = dict(present.items() - known.items())
+        try:
+            rows = [row for name, row in index.load(since).items() if name in present and name not in changed]
+            old: list[dict[str, Any]] = json.loads(f"[{','.join(rows)}]")
+            if not all(len(record) == _KEYS for record in old):
+                raise ValueError("its records lack something")
+        except (ValueError, TypeError) as error:
+            index.discard(error)
+            index.close()
+            return self._all(since)
+        line = records.line_of(self._jobs.parent)
+        read = {name: record for name in changed if (record := records.record(self._jobs / name, line)) is not None}
+        ended = {name: record for name, record in read.items() if record["state"] in FINAL}
+        for record in ended.values():
+            record["kept_since"] = record["kept_since"] or now  # when it was seen first that it is over
+        index.update({name: (present[name], record) for name, record in ended.items()}, known.keys() - present.keys())
+        expired = index.expired(now)
+        for name in expired:
+            with contextlib.suppress(UserError):  # what cannot be removed now can be later
+                self._remove(name)
+        index.close()
+        self._count = len(present) - len(changed) + len(read) - len(expired)
+        new = (record for record in read.values() if record["state"] not in FINAL or record["finished"] >= since)
+        return [record for record in (*old, *new) if record["name"] not in expired]
+
+    def spec(self, name: str) -> JobSpec:
+        """What a job's user asked for."""
+        from paceline.job.spec import JobSpec
+
+        stored = read_json(self._run(name).job) or {}
+        try:
+            return JobSpec.model_validate(stored.get("spec"))
+        except ValueError:  # a damaged file, or one of another version
+            raise UserError(f"what job {name} runs cannot be read from its folder; submit it anew") from None
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """What happened to a job."""
+        return records.events(self._run(name))
+
+    def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
+        """Lines of a job in the order in which they were written."""
+        from .logs import read_logs
+
+        return read_logs(self._run(name).path, query)
+
+    def nodes(self) -> list[Node]:
+        """This machine."""
+        from paceline.job.job import Node
+
+        return [Node(**self._gauge.machine())]
+
+    def usage(self, names: Sequence[str]) -> dict[str, Usage]:
+        """What these jobs use now, over a moment or since the last call; those that do not run are left out."""
+        from paceline.job.job import Usage
+
+        return {name: Usage(**usage) for name, usage in self._gauge.of_jobs(names).items()}
+
+    @property
+    def _gauge(self) -> Gauge:
+        """What measures from call to call."""
+        if self._measures is None:
+            from paceline.node.store.usage import Gauge
+
+            from .nvml import reader
+            from .prepare import here
+
+            present, slots = here().devices
+            self._measures = Gauge(self._jobs.parent, self._jobs, present, reader(), slots=slots)
+        return self._measures
+
+    def volumes(self) -> list[Volume]:
+        """The volumes that the settings name."""
+        from paceline.backends.volumes import volumes
+        from paceline.job.settings import load
+
+        return volumes(load())
+
+    # -- act -----------------------------------------------------------------------------------------------------------
+
+    def wait(
+        self, names: Sequence[str], seconds: float | None = None, tick: Callable[[int], None] = lambda ended: None
+    ) -> bool:
+        """Come back when these jobs have ended or the time is over; returns whether they have."""
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        for ended, run in enumerate(map(self._run, names)):
+            thread = threading.Thread(target=run.wait_until_free, daemon=True)  # the kernel wakes it, and nobody else
+            thread.start()
+            while thread.is_alive():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                thread.join(min(_TICK, left))
+                tick(ended)
+        return True
+
+    def stop(self, names: Sequence[str], now: bool = False) -> None:
+        """Ask jobs to stop: cleanly, with their grace, or at once. Jobs that have ended are left as they are."""
+        with refusals():
+            for name in dict.fromkeys(names):
+                lifecycle.stop(self._run(name), now)
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Remove jobs that have ended, with all that was written for them; one that is gone already is no error.
+
+        Raises:
+            UserError: one has not ended, or cannot be removed.
+        """
+        for job in self.describe(names):
+            if job.state == "LOST":
+                raise UserError(f"job {job.name} belongs to another machine: {job.error}; delete it there")
+            if not job.is_over:
+                raise UserError(f"job {job.name} has not ended; stop it first: paceline stop {job.name}")
+        for name in names:
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        """Take a job's folder away in one step, and then apart."""
+        from paceline.job.code.bring import discard
+
+        path = self._jobs / name
+        code = (read_json(RunDirectory(path).job) or {}).get("code")
+        with refusals():
+            lifecycle.remove(path, (lambda: None) if code is None else (lambda: discard(Path(code["path"]))))
+
+    def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
+        """How to run a command where a rank runs, and as it does."""
+        with refusals():
+            env, folder = placement.shell_of(self._run(name), rank)
+        return Shell(tuple(command) or (os.environ.get("SHELL", "/bin/sh"),), env, folder)
+
+    def open_tensorboard(self, name: str, logdir: str | None = None) -> str:
+        """The address of a job's TensorBoard, which is started if there is none; it shows `logdir`, or its default."""
+        from .prepare import python_command
+
+        with refusals():
+            return tensorboard.open_for_job(python_command(), self._run(name).path, logdir)
+
+    def close_tensorboard(self, name: str) -> bool:
+        """End it; returns whether there was one."""
+        return tensorboard.stop(self._run(name).path)
+
+    def _run(self, name: str) -> RunDirectory:
+        run = records.find(self._jobs, name)
+        if run is None:
+            raise UserError(f"no job {name}")
+        return run

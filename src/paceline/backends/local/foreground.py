@@ -1,0 +1,64 @@
+"""A job on this machine that ends with whoever started it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+from paceline.backends.foreground import how_it_ended
+from paceline.node.logs.live import Output, Update, is_disk_full, updates
+
+from .submit import launch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from paceline.backends.base import Progress
+    from paceline.job.spec import JobSpec
+
+
+class LocalRun:
+    """A job on this machine that ends with whoever started it."""
+
+    def __init__(self, spec: JobSpec, progress: Progress, split_streams: Callable[[JobSpec], tuple[int, ...]]) -> None:
+        """Start it.
+
+        Args:
+            spec: what the user asked for.
+            progress: hears how far it is.
+            split_streams: the local ranks of the completed job whose stderr is kept apart.
+
+        Raises:
+            UserError: the job cannot run here.
+        """
+        self._lifeline, theirs = socket.socketpair()
+        with theirs:
+            started = launch(spec, progress, lifeline=theirs, split_streams=split_streams)
+        self._directory, self._process = started.directory, started.agent
+        self.name, self.max_restarts = started.node.job, started.node.max_restarts
+        ranks = f"{started.node.nproc} rank{'' if started.node.nproc == 1 else 's'}"
+        self.first_line = f"{ranks} here, logs in {self._directory.path}"
+
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        """Ask the agent to stop the job; asked twice, it stops it at once."""
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def updates(self) -> Iterator[Update]:
+        """What ranks write and what happens, as it comes, until the agent is gone."""
+        yield from updates(self._directory, self._lifeline.fileno())
+        self._process.wait()
+        self._lifeline.close()
+
+    def leads(self, output: Output) -> bool:
+        """Whether this is the first rank here."""
+        return output.local_rank == 0
+
+    def last_words(self) -> tuple[int, list[str]]:
+        """What became of the agent."""
+        log = None if is_disk_full(self._directory) else self._directory.agent_log
+        code, lines = how_it_ended(self._process.returncode, self._process.pid, log)
+        if log is None:
+            lines.append(f"no space is left in {self._directory.path}; free some, or choose another --log-dir")
+        return code, lines

@@ -1,0 +1,1 @@
+"""Hosts that ssh reaches as a backend."""

@@ -1,0 +1,328 @@
+"""Machines that ssh reaches as a backend: each keeps its jobs itself, and nothing of ours is installed there.
+
+A verb asks all hosts at once, in one round trip each. What a host says of its jobs comes from its run directories, by
+the same code as on this machine; this one only remembers where the jobs went that it has submitted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import math
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from paceline.backends.base import Backend, Shell
+from paceline.job.errors import UserError
+from paceline.job.job import Node, Usage, Volume
+
+from .jobs import RemoteJobs
+from .streams import Streams
+from .target import Hosts, hosts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from paceline.backends.base import LogLines, LogQuery, Progress
+    from paceline.backends.foreground import Shown
+    from paceline.job.job import Job
+    from paceline.job.spec import JobSpec
+
+    from .connection import Host, Request
+    from .foreground import RemoteRun
+
+_CLOSING = 5.0  # seconds from the end of a job on one host to its end on the others, at most, unless one hangs
+
+
+class Ssh(Backend):
+    """Jobs of this user on machines that ssh reaches.
+
+    Attributes:
+        name: of the target.
+        where: the flags that lead here.
+    """
+
+    def __init__(self, hosts: Hosts, where: str) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            hosts: of the target.
+            where: the flags that lead here.
+        """
+        self.name, self.where = hosts.name, where
+        self._hosts, self._jobs = hosts, RemoteJobs(hosts)
+
+    @classmethod
+    def configured(cls, name: str, options: Mapping[str, Any]) -> Ssh:
+        """The backend of a target of the settings."""
+        return cls(Hosts(name, hosts_of(lambda key: f"targets.{name}.{key}", options)), f" --on {name}")
+
+    @property
+    def hosts(self) -> list[Host]:
+        """The target's hosts."""
+        return list(self._hosts.all)
+
+    # -- submit --------------------------------------------------------------------------------------------------------
+
+    def plan(self, spec: JobSpec) -> dict[str, Any]:
+        """What `submit` would do: the complete job, and the variables of its ranks. Starts nothing."""
+        from .start import RemoteStart
+
+        return RemoteStart(spec, self._hosts, self._jobs).plan()
+
+    def submit(self, spec: JobSpec, progress: Progress) -> Job:
+        """Start a job that goes on by itself.
+
+        Raises:
+            UserError: it cannot run there, or its name is taken.
+        """
+        from .start import RemoteStart
+
+        with RemoteStart(spec, self._hosts, self._jobs).start(progress) as parts:
+            parts.keep()
+        return self._jobs.add([(host, parts.records[host]) for host in parts.hosts])
+
+    def run(self, spec: JobSpec, progress: Progress, shown: Shown) -> RemoteRun:
+        """Start a job that ends with this process, which watches it.
+
+        Raises:
+            UserError: see `submit`.
+        """
+        from .foreground import RemoteRun
+        from .start import RemoteStart
+
+        parts = RemoteStart(spec, self._hosts, self._jobs, shown).start(progress)
+        least, most = spec.node_range
+        return RemoteRun(parts, spec.max_restarts, self.where, shown, self._hosts.wanted if least < most else None)
+
+    def add(self, name: str, hosts: Sequence[str]) -> list[str]:
+        """Have hosts take part in a job that runs: these, or those of the target that do not yet, up to its MAX.
+
+        Raises:
+            UserError: one cannot; then none does.
+        """
+        from .elastic import code_of, invitation, order
+        from .parts import Parts
+
+        living = self._jobs.living_hosts_of(name)
+        chosen = self._hosts.named(hosts) if hosts else [host for host in self._hosts.all if host not in living]
+        if there := [host.name for host in chosen if host in living]:
+            raise UserError(f"{there[0]} takes part in job {name} already; leave it out")
+        invited = invitation(living, name)
+        room = invited["most"] - len(living)
+        if hosts and len(chosen) > room:
+            raise UserError(f"job {name} takes {room} more of {invited['most']} nodes; name no more")
+        chosen = chosen[:room]
+        if not chosen:
+            return []
+        with Parts(name, chosen, lambda host: order(invited, host, None, {}), code_of(invited)) as parts:
+            if (taken := parts.start()) is not None:
+                raise UserError(f"another job named {name} is on {taken.name}; delete that one first")
+            parts.keep()
+        return [host.name for host in chosen]
+
+    def leave(self, name: str, hosts: Sequence[str]) -> None:
+        """Have hosts leave a job, which goes on without them.
+
+        Raises:
+            UserError: one takes no part in it, or too few would be left.
+        """
+        living, chosen = self._jobs.living_hosts_of(name), self._hosts.named(hosts)
+        if others := [host.name for host in chosen if host not in living]:
+            raise UserError(f"{others[0]} takes no part in job {name}; leave it out")
+        left = len(living) - len(chosen)
+        self._hosts.answers(chosen, lambda _: {"do": "leave", "name": name, "left": left})
+
+    # -- look ----------------------------------------------------------------------------------------------------------
+
+    def count(self) -> int:
+        """How many jobs there are, of those hosts that answer."""
+        return self._jobs.count()
+
+    def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> list[Job]:
+        """These jobs, or all, the newest first; those that are unknown are left out.
+
+        A job on a host that does not answer is LOST, if it was submitted from here.
+
+        Raises:
+            UserError: no host answers, or one does not that may have a job that no other has.
+        """
+        return self._jobs.describe(names, since)
+
+    def silent(self, name: str) -> list[str]:
+        """Why hosts that have a part of a job told nothing of it when it was described, while others did."""
+        return self._jobs.silent(name)
+
+    def spec(self, name: str) -> JobSpec:
+        """What a job's user asked for."""
+        from paceline.job.spec import JobSpec
+
+        stored = self._jobs.hosts_of(name)[0].ask({"do": "spec", "name": name})["spec"]
+        if stored["nodes"] != 1:
+            stored.update(node_rank=None, main_address=None, main_port=None)
+        return JobSpec.model_validate(stored)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """What happened to a job; where it has several hosts each event says on which of them."""
+        hosts = self._jobs.hosts_of(name)
+        answers = self._hosts.answers(hosts, lambda _: {"do": "events", "name": name})
+        happened = [
+            [{**event, **({"host": host.name} if len(hosts) > 1 else {})} for event in answer["events"]]
+            for host, answer in answers.items()
+        ]
+        return list(heapq.merge(*happened, key=lambda event: event["time"]))
+
+    def nodes(self) -> list[Node]:
+        """The hosts that answer."""
+        answers, failed = self._hosts.ask(self._hosts.all, lambda host: {"do": "nodes", "slots": host.slots})
+        if not answers:
+            raise next(iter(failed.values()))
+        self._hosts.warn(failed)
+        return [Node(**{**answer["node"], "name": host.name}) for host, answer in answers.items()]
+
+    def usage(self, names: Sequence[str]) -> dict[str, Usage]:
+        """What these jobs use now, on the hosts that answer; those that do not run are left out."""
+        request = {"do": "usage", "names": list(names)}
+        answers, failed = self._hosts.ask(self._hosts.all, lambda host: {**request, "slots": host.slots})
+        self._hosts.warn(failed)
+        found: dict[str, Usage] = {}
+        for answer in answers.values():
+            for name, use in answer["usage"].items():
+                other = found.get(name, Usage(0, 0.0, 0))
+                found[name] = Usage(
+                    other.processes + use["processes"],
+                    other.cpu + use["cpu"],
+                    other.memory + use["memory"],
+                    (*other.gpus, *use["gpus"]),
+                )
+        return found
+
+    def volumes(self) -> list[Volume]:
+        """The volumes that the settings name, each with what keeps a host from reading it."""
+        from paceline.job.settings import load
+
+        settings = load()
+        request = {"do": "volumes", "paths": dict(settings.volumes)}
+        answers = self._hosts.answers(self._hosts.all, lambda _: request)
+        found = []
+        for name, path in sorted(settings.volumes.items()):
+            seen = {host: answer["volumes"][name] for host, answer in answers.items()}
+            problem = next((f"{h.name}: {look['problem']}" for h, look in seen.items() if look["problem"]), None)
+            first = next(iter(seen.values()))
+            file = str(settings.file_of("volumes", name))
+            found.append(Volume(name, path, problem, file, first["size"], first["free"]))
+        return found
+
+    # -- act -----------------------------------------------------------------------------------------------------------
+
+    def wait(
+        self, names: Sequence[str], seconds: float | None = None, tick: Callable[[int], None] = lambda ended: None
+    ) -> bool:
+        """Come back when these jobs have ended or the time is over; returns whether they have.
+
+        A host that hangs keeps nobody waiting for a job that has ended without it.
+
+        Raises:
+            UserError: a host can no longer be reached.
+        """
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        look = math.inf  # when to ask whether jobs that have ended somewhere are over
+        hosts = list(dict.fromkeys(host for name in names for host in self._jobs.hosts_of(name)))
+        request = {"do": "wait", "names": list(names)}
+        left = {(host, name) for name in names for host in self._jobs.hosts_of(name)}
+        with contextlib.closing(Streams(hosts, lambda _: request)) as streams:
+            while True:
+                until = min(deadline, look)
+                try:
+                    found = streams.next(None if until == math.inf else until - time.monotonic())
+                except TimeoutError:
+                    if until == deadline:
+                        return False
+                    look = math.inf
+                    over = {job.name for job in self.describe(names) if job.is_over}
+                    left = {(host, name) for host, name in left if name not in over}
+                    if not left:
+                        return True
+                    continue
+                if found is None:
+                    return True
+                host, answer = found
+                if "ended" in answer:
+                    left.discard((host, answer["ended"]))
+                    self._jobs.has_ended(answer["ended"], host)
+                    look = time.monotonic() + _CLOSING
+                tick(len(set(names) - {name for _, name in left}))
+
+    def stop(self, names: Sequence[str], now: bool = False) -> None:
+        """Ask jobs to stop: cleanly, with their grace, or at once. Jobs that have ended are left as they are."""
+        self._act({"do": "stop", "names": list(names), "now": now})
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Remove jobs that have ended, with all that was written for them.
+
+        Raises:
+            UserError: one has not ended everywhere; then nothing is removed.
+        """
+        for name in names:
+            if unended := ", ".join(host.name for host in self._jobs.unended_hosts_of(name)):
+                at_once = f"paceline delete{self.where} --force {name}"
+                raise UserError(f"job {name} has not ended on {unended}; end it there with {at_once}")
+        if names:
+            self._act({"do": "delete", "names": list(names)})
+        for name in names:
+            if left := self._jobs.sent_to(name, self._hosts.silent):
+                print(
+                    f"paceline: {', '.join(left)} does not answer; what it has of job {name} is left there",
+                    file=sys.stderr,
+                )
+            self._jobs.forget(name)
+
+    def forget(self, name: str) -> list[str]:
+        """Remove what can be reached of a LOST job, and know it no more; returns where something is left."""
+        hosts = self._jobs.hosts_of(name)
+        self._hosts.ask(hosts, lambda _: {"do": "stop", "names": [name], "now": True})
+        _, failed = self._hosts.ask(hosts, lambda _: {"do": "delete", "names": [name]})
+        self._jobs.forget(name)
+        return [host.name for host in failed]
+
+    def _act(self, request: Request) -> None:
+        """Have all hosts do something with their jobs of these names.
+
+        Raises:
+            UserError: a host that has one of them does not.
+        """
+        hosts = list(dict.fromkeys(host for name in request["names"] for host in self._jobs.hosts_of(name)))
+        self._hosts.answers(hosts, lambda _: request)
+
+    def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
+        """How to run a command where a rank runs, and as it does."""
+        host = self._jobs.host_of(name, rank)
+        request = {"name": name, "rank": rank, "command": list(command)}
+        return Shell(tuple(host.shell_command(request, sys.stdin.isatty())), dict(os.environ), os.getcwd())
+
+    def open_tensorboard(self, name: str, logdir: str | None = None) -> str:
+        """The address of a job's TensorBoard on its host, which is started if there is none."""
+        host = self._jobs.hosts_of(name)[0]
+        url = str(host.ask({"do": "open_tensorboard", "name": name, "logdir": logdir})["url"])
+        port = url.rstrip("/").rpartition(":")[2]
+        print(
+            f"paceline: it is on {host.name}; reach it with: ssh -L {port}:127.0.0.1:{port} {host.name}",
+            file=sys.stderr,
+        )
+        return url
+
+    def close_tensorboard(self, name: str) -> bool:
+        """End it; returns whether there was one."""
+        return bool(self._jobs.hosts_of(name)[0].ask({"do": "close_tensorboard", "name": name})["ran"])
+
+    # -- logs ----------------------------------------------------------------------------------------------------------
+
+    def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
+        """Lines of a job in the order in which they were written, of several hosts as they come."""
+        from .logs import read_logs
+
+        # Of an elastic job some hosts may have left, and have nothing of its last attempt.
+        hosts = self._jobs.last_hosts_of(name) if query.attempt is None else self._jobs.hosts_of(name)
+        return read_logs(name, hosts, query)

@@ -1,0 +1,286 @@
+"""Connections to hosts, by the system's own ssh: so the user's configuration, keys, agents and jump hosts just work.
+
+What runs on a host is a constant command; everything else goes through its stdin. The first line is the program below,
+which brings the archive of paceline's node side along where the host does not have it yet.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import shlex
+import subprocess
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.backends.packing import archive
+from paceline.job.errors import UserError
+from paceline.job.text import printable
+
+from .bootstrap import BEGIN, READ
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import IO
+
+    Request = dict[str, Any]
+    Answer = dict[str, Any]
+    Body = Callable[[IO[bytes]], None]  # writes what follows a request
+
+CONNECT_SECONDS = 10
+PERSIST_SECONDS = 60  # a connection that nobody uses is kept so long for the next command
+_OPTIONS = {
+    "BatchMode": "yes",
+    "ConnectTimeout": CONNECT_SECONDS,
+    "ServerAliveInterval": 5,
+    "ServerAliveCountMax": 2,
+    "ControlMaster": "auto",
+    "ControlPersist": PERSIST_SECONDS,
+}
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine that ssh reaches.
+
+    Attributes:
+        name: as the settings have it, without slots: what people are shown.
+        slots: how many devices it counts where it has no accelerators.
+        port: of its sshd; None leaves it to ssh's own configuration.
+        identity_file: the key to use; None leaves it to ssh.
+        python: the interpreter there.
+        root: the folder there with the jobs, and with paceline's archive.
+    """
+
+    name: str
+    slots: int
+    port: int | None
+    identity_file: str | None
+    python: str
+    root: str
+
+    def command(self, remote: str, *options: str) -> list[str]:
+        """The argument vector that runs a line of a remote shell."""
+        command = ["ssh", *options, "-o", f"ControlPath={_control_folder()}/%C"]
+        for name, value in _OPTIONS.items():
+            command += ["-o", f"{name}={value}"]
+        if self.port is not None:
+            command += ["-p", str(self.port)]
+        if self.identity_file is not None:
+            command += ["-i", os.path.expanduser(self.identity_file)]
+        return [*command, "--", self.name, remote]
+
+    @property
+    def by_hand(self) -> str:
+        """What a person types to log in there."""
+        port = [] if self.port is None else ["-p", str(self.port)]
+        key = [] if self.identity_file is None else ["-i", self.identity_file]
+        return shlex.join(["ssh", *port, *key, self.name])
+
+    def shell_command(self, request: Request, terminal: bool) -> list[str]:
+        """The argument vector that runs a command where a rank runs, once the archive is there."""
+        path = f"{self.root.rstrip('/')}/{archive().name}"
+        argument = base64.urlsafe_b64encode(json.dumps({**request, "root": self.root}).encode()).decode()
+        return self.command(f"exec {_quoted(self.python)} {_quoted(path)} shell {argument}", "-t" if terminal else "-T")
+
+    def ask(self, request: Request, body: Body | None = None) -> Answer:
+        """Its answer to a request.
+
+        Args:
+            request: what `node/host/serve.py` understands.
+            body: writes what follows it.
+
+        Raises:
+            UserError: it cannot be reached, or does not do what was asked.
+        """
+        with self.listen(request, body) as answers:
+            return next(answers)
+
+    @contextlib.contextmanager
+    def listen(
+        self,
+        request: Request,
+        body: Body | None = None,
+        opened: Callable[[Answers], None] = lambda _: None,
+        apart: bool = False,
+        patience: float | None = None,
+    ) -> Iterator[Answers]:
+        """Its answers to a request that it answers again and again; it is told when the block is left.
+
+        Args:
+            request: what `node/host/serve.py` understands.
+            body: writes what follows it.
+            opened: is given the answers before the host is heard, so that others can stop them.
+            apart: Ctrl-C does not end the connection.
+            patience: seconds to wait for each answer.
+
+        Raises:
+            UserError: see `ask`.
+        """
+        packed = archive()
+        order = {"root": self.root, "name": packed.name, "bytes": len(packed.data)}
+        with tempfile.TemporaryFile() as errors:  # ssh keeps it open as long as it keeps the connection
+            process = self._start(errors, apart)
+            assert process.stdin is not None
+            answers = Answers(self, process, errors, patience)
+            opened(answers)
+            try:
+                with contextlib.suppress(BrokenPipeError):  # why, the answers tell
+                    _write(process.stdin, json.dumps(BEGIN), json.dumps(order), json.dumps(request))
+                    if next(answers)["need"]:
+                        process.stdin.write(packed.data)
+                        process.stdin.flush()
+                    if body is not None:
+                        body(process.stdin)
+                        process.stdin.flush()
+                yield answers
+            finally:
+                answers.stop()
+
+    def _start(self, errors: IO[bytes], apart: bool) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(
+                self.command(f"exec {_quoted(self.python)} -c {shlex.quote(READ)}", "-T"),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=apart,
+            )  # fmt: skip
+        except FileNotFoundError:
+            raise UserError("no ssh on PATH; install the OpenSSH client") from None
+
+
+class Silent(UserError):
+    """A host cannot be reached, or breaks off."""
+
+
+class Answers:
+    """What a host says, line by line."""
+
+    def __init__(
+        self, host: Host, process: subprocess.Popen[bytes], errors: IO[bytes], patience: float | None = None
+    ) -> None:
+        self._host = host
+        self._process = process
+        self._errors = errors
+        self._patience = patience
+
+    def __iter__(self) -> Answers:
+        return self
+
+    def __next__(self) -> Answer:
+        """The next line, with the bytes that follow it as `data`.
+
+        Raises:
+            UserError: there is none, or it is an error.
+        """
+        stdout = self._process.stdout
+        assert stdout is not None
+        line = self._line(stdout)
+        try:
+            answer: Answer = json.loads(line) if line.endswith(b"\n") else {}
+        except ValueError:
+            said = printable(line.decode(errors="replace").strip())
+            raise UserError(
+                f"{self._host.name}: its shell says {said!r} first; let it say nothing where there is no terminal"
+            ) from None
+        if not answer:
+            raise Silent(self._failure())
+        if "error" in answer:
+            raise UserError(printable(f"{self._host.name}: {answer['error']}"))
+        if "bytes" in answer:
+            answer["data"] = stdout.read(answer.pop("bytes"))
+        return answer
+
+    def _line(self, stdout: IO[bytes]) -> bytes:
+        """The next line.
+
+        Raises:
+            Silent: it does not come in time.
+        """
+        if self._patience is None:
+            return stdout.readline()
+        limit = threading.Timer(self._patience, self._process.terminate)
+        limit.start()
+        line = stdout.readline()
+        is_late = not limit.is_alive()
+        limit.cancel()
+        if is_late and not line:
+            name = self._host.name
+            raise Silent(f"{name} says nothing for {self._patience:g} s; see what it does: {self._host.by_hand}")
+        return line
+
+    def say(self, word: str) -> None:
+        """Send a line; that nobody hears it any more, the answers tell."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ValueError):  # ValueError: it is closed
+            os.write(self._process.stdin.fileno(), f"{word}\n".encode())
+
+    def stop(self) -> None:
+        """Listen no more, and let the host know."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        if self._process.poll() is None:
+            self._process.terminate()
+        self._process.wait()
+
+    def _failure(self) -> str:
+        """Why it said no more."""
+        status = self._process.wait()
+        self._errors.seek(0)
+        said = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
+        silence = "the connection broke" if status == 255 else f"exit status {status}"
+        last = printable(said[-1].rstrip(".") if said else silence)
+        name = self._host.name
+        if status == 255:
+            return f"cannot reach {name}: {last}; try: {self._host.by_hand}"
+        if status in (126, 127):
+            return f"no Python on {name} ({last}); name one with --ssh-python, or python = in the target's settings"
+        return f"{name} did not answer: {last}"
+
+
+def _write(stdin: IO[bytes], *lines: str) -> None:
+    stdin.write("".join(f"{line}\n" for line in lines).encode())
+    stdin.flush()
+
+
+def _quoted(path: str) -> str:
+    """A path as a remote shell takes it; one that begins with `~/` is in the home there."""
+    return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
+
+
+def ask_all(hosts: Iterable[Host], request: Callable[[Host], Request]) -> dict[Host, Answer | UserError]:
+    """The answers of hosts, or why there is none, all asked at once."""
+
+    def ask(host: Host) -> Answer | UserError:
+        try:
+            return host.ask(request(host))
+        except UserError as error:
+            return error
+
+    hosts = list(hosts)
+    archive()  # once, not in each thread
+    with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
+        return dict(zip(hosts, pool.map(ask, hosts), strict=True))
+
+
+def _control_folder() -> Path:
+    """A folder of this user alone for the sockets of shared connections; its path must be short.
+
+    Raises:
+        UserError: there is none.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    folder = Path(runtime, "paceline") if 0 < len(runtime) < 32 else Path(f"/tmp/paceline-{os.getuid()}")
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise UserError(f"cannot make {folder}: {error.strerror}; set XDG_RUNTIME_DIR to a folder of yours") from None
+    if status.st_uid != os.getuid() or status.st_mode & 0o77 or folder.is_symlink():
+        raise UserError(f"{folder} is not yours alone; remove it, or set XDG_RUNTIME_DIR to a folder of yours")
+    return folder

@@ -1,0 +1,230 @@
+"""The jobs on the hosts of a target: each host tells of its parts, and this machine notes what it has submitted."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from paceline.job.errors import UserError
+from paceline.job.job import FINAL, Job
+from paceline.job.paths import jobs_folder
+
+from .submitted import Sent
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from .connection import Answer, Host
+    from .target import Hosts
+
+    Part = tuple[Host, Answer]
+
+_GOING = ("PENDING", "STARTING", "RESTARTING", "RUNNING")  # of several nodes the least advanced tells the job's state
+
+
+class _Seen(NamedTuple):
+    """Where a job was seen.
+
+    Attributes:
+        hosts: node 0 first.
+        living: those of them where it had not ended.
+        last: those of them that are in the last attempt.
+        ranks: where its ranks were.
+        silent: why other hosts that have a part of it said nothing.
+    """
+
+    hosts: list[Host]
+    living: list[Host]
+    last: list[Host]
+    ranks: dict[int, Host]
+    silent: list[str]
+
+
+class RemoteJobs:
+    """The jobs of a target."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self._hosts = hosts
+        self._sent = Sent(jobs_folder().parent / "targets" / hosts.name)
+        self._seen: dict[str, _Seen] = {}
+        self._count: int | None = None
+
+    def count(self) -> int:
+        """How many jobs there are, of those hosts that answer."""
+        if self._count is None:
+            self.describe()
+        return self._count or 0
+
+    def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> list[Job]:
+        """See `Backend.describe`. A job on a host that does not answer is LOST, if it was submitted from here.
+
+        Raises:
+            UserError: no host answers, or one does not that may have a job that no other has.
+        """
+        request = {"do": "describe", "names": None if names is None else list(names), "since": since}
+        answers, failed = self._hosts.ask(self._hosts.all, lambda _: request)
+        parts: dict[tuple[str, str], list[Part]] = {}
+        for host, answer in answers.items():
+            for record in answer["jobs"]:
+                parts.setdefault((record["name"], record["job_id"]), []).append((host, record))
+        if names is None:
+            self._count = len({name for answer in answers.values() for name in answer["names"]})
+        reasons = {host.name: str(error) for host, error in failed.items()}
+        jobs = {}
+        for (name, _), found in parts.items():
+            jobs[name] = self._merge(found, reasons)
+        known = self._sent.on(reasons) if reasons else {}
+        for name, (hosts, record) in known.items():
+            if name not in jobs and (names is None or name in names):
+                those = [host for host in self._hosts.all if host.name in hosts]
+                self._seen[name] = _Seen(those, [], those, {}, [])
+                reason = next(reasons[host] for host in hosts if host in reasons)
+                job = Job.from_record(record)
+                jobs[name] = job if job.is_over else dataclasses.replace(job, state="LOST", error=reason)
+        if failed and names is not None and (unknown := [name for name in names if name not in jobs]):
+            raise UserError(f"no job {unknown[0]} on the hosts that answer, and {next(iter(reasons.values()))}")
+        if failed and not answers and not jobs:
+            raise next(iter(failed.values()))
+        if names is None:
+            self._hosts.warn(failed)
+            return sorted(jobs.values(), key=lambda job: job.created, reverse=True)
+        return [jobs[name] for name in dict.fromkeys(names) if name in jobs]
+
+    def add(self, parts: list[Part]) -> Job:
+        """Note a job that was submitted, by what its hosts say of their parts."""
+        hosts = [host.name for host, _ in parts]
+        job = self._merge(parts, {})
+        self._sent.add(job, hosts)
+        return job
+
+    def forget(self, name: str) -> None:
+        """Know a job no more."""
+        self._sent.forget(name)
+        self._seen.pop(name, None)
+
+    def sent_to(self, name: str, hosts: Collection[str]) -> list[str]:
+        """Those of these hosts that a job was submitted to from here."""
+        found, _ = self._sent.on(hosts).get(name, ([], {}))
+        return sorted(set(hosts).intersection(found))
+
+    def hosts_of(self, name: str) -> list[Host]:
+        """The hosts that have a job, node 0 first.
+
+        Raises:
+            UserError: there is no such job.
+        """
+        if name not in self._seen and not self.describe([name]):
+            raise UserError(f"no job {name} on {self._hosts.name}")
+        return self._seen[name].hosts
+
+    def last_hosts_of(self, name: str) -> list[Host]:
+        """The hosts that are in a job's last attempt.
+
+        Raises:
+            UserError: there is no such job.
+        """
+        self.hosts_of(name)
+        return self._seen[name].last
+
+    def living_hosts_of(self, name: str) -> list[Host]:
+        """The hosts that take part in a job.
+
+        Raises:
+            UserError: there is no such job, or it has ended.
+        """
+        found = self.describe([name])
+        if not found or found[0].is_over or not self._seen[name].living:
+            raise UserError(f"job {name} has ended" if found else f"no job {name} on {self._hosts.name}")
+        return self._seen[name].living
+
+    def unended_hosts_of(self, name: str) -> list[Host]:
+        """The hosts where a job had not ended when it was seen last.
+
+        Raises:
+            UserError: there is no such job.
+        """
+        self.hosts_of(name)
+        return self._seen[name].living
+
+    def has_ended(self, name: str, host: Host) -> None:
+        """A job that was seen has ended on a host."""
+        if host in self._seen[name].living:
+            self._seen[name].living.remove(host)
+
+    def silent(self, name: str) -> list[str]:
+        """Why hosts that have a part of a job told nothing of it when it was seen last, while others did."""
+        return self._seen[name].silent if name in self._seen else []
+
+    def host_of(self, name: str, rank: int) -> Host:
+        """Where a rank of a job is, or was; where node 0 is, if nobody knows.
+
+        Raises:
+            UserError: there is no such job.
+        """
+        first = self.hosts_of(name)[0]
+        return self._seen[name].ranks.get(rank, first)
+
+    def _merge(self, parts: list[Part], reasons: Mapping[str, str]) -> Job:
+        """A job by what its hosts say; `reasons` are why hosts of these names say nothing."""
+        # Those that are in the last attempt come first: from an elastic job others may have gone.
+        parts.sort(key=lambda it: (-it[1]["attempt"], not it[1]["has_begun"], it[1]["node_rank"] or 0))
+        attempt = parts[0][1]["attempt"]
+        named = {host for _, part in parts for host in part["hosts"]}
+        is_elastic = any(part["is_elastic"] for _, part in parts)  # then others may have come
+        job, is_whole = _merged(self._hosts.name, [part for _, part in parts], is_elastic)
+        silent = [why for host, why in reasons.items() if is_elastic or host in named]
+        if not is_whole:
+            silent = silent or list(reasons.values())
+            job = dataclasses.replace(job, state="LOST", error=(*silent, "a part of it is gone from its host")[0])
+        self._seen[parts[0][1]["name"]] = _Seen(
+            [host for host, _ in parts],
+            [host for host, part in parts if part["state"] not in FINAL],
+            [host for host, part in parts if part["attempt"] == attempt],
+            {rank["rank"]: host for host, part in reversed(parts) for rank in part["instances"]},
+            silent,
+        )
+        return job
+
+
+def _merged(target: str, parts: list[Answer], is_elastic: bool) -> tuple[Job, bool]:
+    """A job by what is true of its parts, those of its last attempt first; and whether none is missing."""
+    asked = ("job_id", "hosts", "node_rank", "is_elastic", "has_begun")
+    records = [{key: value for key, value in part.items() if key not in asked} for part in parts]
+    merged = {**records[0], "backend": target}
+    last = [part for part in parts if part["attempt"] == merged["attempt"]]
+    begun = [part for part in last if part["has_begun"]]
+    count = len(begun) if len(begun) >= merged["nodes"] else len(last)  # they come first
+    # A part that has not ended is about to be in the last attempt, if it is not there yet.
+    there = [it for number, it in enumerate(records) if number < count or it["state"] not in FINAL]
+    if len(records) > 1:
+        over = [it for it in records[:count] if it["state"] in FINAL and it["exit_code"] is not None]
+        knows = bool(over) and (len(over) == count or not is_elastic)
+        merged.update(_together(there, over if knows else there))
+        merged["created"] = min(record["created"] for record in records)
+        merged["started"] = min((record["started"] for record in records if record["started"]), default=None)
+    job = Job.from_record(merged)
+    return job, len(there) >= job.nodes or job.is_over
+
+
+def _together(records: list[dict[str, Any]], knowing: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the hosts of a job's last attempt say together; its state is what those say that know best.
+
+    A host that hangs does not know yet that the job is over.
+    """
+    states = [record["state"] for record in knowing]
+    going = [state for state in _GOING if state in states]
+    # One that was killed could not say how the job ended; the others know.
+    said = [record["state"] for record in knowing if record["exit_code"] is not None] or states
+    ended = next((state for state in ("SUCCEEDED", "FAILED", "LOST") if state in said), "STOPPED")
+    state = going[0] if going else ended
+    telling = next((record for record in knowing if record["state"] == state), knowing[0])
+    is_over = state in FINAL
+    return {
+        "state": state,
+        "exit_code": telling["exit_code"],
+        "error": next((record["error"] for record in records if record["error"]), None),
+        "waiting": telling["waiting"],
+        "finished": max(record["finished"] or 0.0 for record in knowing) if is_over else None,
+        "instances": sorted((rank for record in records for rank in record["instances"]), key=lambda r: r["rank"]),
+        "devices": [f"{node}:{device}" for node, record in enumerate(records) for device in record["devices"]],
+    }

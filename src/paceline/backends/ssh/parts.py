@@ -1,0 +1,103 @@
+"""The parts of a job on its hosts, from their start until it is said what becomes of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.backends.check.hosts import grouped
+from paceline.job.errors import UserError
+
+from .streams import Streams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from types import TracebackType
+
+    from .connection import Answer, Body, Host, Request
+
+
+class Parts:
+    """A job being started on hosts: unless it is kept or held, nothing of it stays, whatever becomes of this process.
+
+    Attributes:
+        name: of the job.
+        hosts: node 0 first.
+        started: what they said of their parts.
+        records: what is true of the parts that are kept.
+        streams: what they say.
+    """
+
+    def __init__(self, name: str, hosts: Sequence[Host], request: Callable[[Host], Request], body: Body | None) -> None:
+        self.name = name
+        self.hosts = list(hosts)
+        self.started: dict[Host, Answer] = {}
+        self.records: dict[Host, Answer] = {}
+        self.streams = Streams(hosts, request, body, apart=True)
+
+    def __enter__(self) -> Parts:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.streams.close()
+
+    def start(self) -> Host | None:
+        """Wait for all parts; returns a host that has a job of the name, and then nothing has been started.
+
+        Raises:
+            UserError: one cannot be started; nothing is left of the others.
+        """
+        answers = self._answers(self.hosts)
+        told = {host: answer for host, answer in answers.items() if not isinstance(answer, UserError)}
+        self.started = {host: answer for host, answer in told.items() if "started" in answer}
+        if len(self.started) == len(self.hosts):
+            return None
+        self._drop()
+        in_order = [(host.name, answers[host]) for host in self.hosts if host in answers]
+        if failed := [(name, str(answer)) for name, answer in in_order if isinstance(answer, UserError)]:
+            raise UserError("\n".join(grouped(failed)))
+        return next(host for host in told if host not in self.started)
+
+    def keep(self) -> None:
+        """Let the job go on by itself. Node 0 is told last: before it knows, the job is none.
+
+        Raises:
+            UserError: a host does not answer; nothing is left of the others.
+        """
+        first, *others = self.hosts
+        for hosts in (others, [first]):
+            for host in hosts:
+                self.streams.say(host, "keep")
+            for host, answer in self._answers(hosts).items():
+                if isinstance(answer, UserError):
+                    if host is not first:
+                        self._drop()
+                    raise answer
+                self.records[host] = answer["kept"]
+        for host in self.hosts:
+            self.streams.say(host, "done")
+        self._finish()
+
+    def hold(self) -> None:
+        """Let the job run as long as the connections last, over which its news come."""
+        for host in self.hosts:
+            self.streams.say(host, "hold")
+
+    def _drop(self) -> None:
+        for host in self.started:
+            self.streams.say(host, "drop")
+        self._finish()
+
+    def _finish(self) -> None:
+        """Wait until the hosts have done as they were told."""
+        while self.streams.take() is not None:
+            pass
+
+    def _answers(self, hosts: Iterable[Host]) -> dict[Host, Answer | UserError]:
+        """The next answer of each of these hosts."""
+        answers: dict[Host, Answer | UserError] = {}
+        left = set(hosts)
+        while left and (found := self.streams.take()) is not None:
+            host, answer = found
+            answers[host] = answer
+            left.discard(host)
+        return answers

@@ -1,0 +1,221 @@
+"""What is tried on hosts before a job starts there: connections, Python, disks, clocks, and the routes between them.
+
+All hosts are asked at once, in one conversation each (`node/host/preflight.py`), and all that is wrong is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from paceline.backends.check.findings import Finding
+from paceline.backends.check.hosts import Clock, _names, disk_findings, grouped, line, warnings
+from paceline.job.errors import UserError
+from paceline.job.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from types import TracebackType
+
+    from .connection import Answer, Answers, Host, Request
+
+_PATIENCE = 60.0  # seconds for each answer; a host may have a stuck disk
+
+
+class Preflight:
+    """Conversations with several hosts at once; a context manager.
+
+    Attributes:
+        answers: what each host said first, of those that answer.
+        failed: why the others do not.
+        clocks: of those that answer.
+        peers: the hosts as the others find them.
+    """
+
+    def __init__(self, hosts: Sequence[Host], request: Callable[[Host], Request]) -> None:
+        self.answers: dict[Host, Answer] = {}
+        self.failed: dict[Host, UserError] = {}
+        self.clocks: dict[Host, Clock] = {}
+        self._hosts, self._request = list(hosts), request
+        self._token = secrets.token_hex(16)
+        self._pool = ThreadPoolExecutor(max_workers=len(self._hosts))
+        self._open = {host: contextlib.ExitStack() for host in self._hosts}
+        self._conversations: dict[Host, Answers] = {}
+        self.peers: dict[Host, dict[str, Any]] = {}
+
+    def __enter__(self) -> Preflight:
+        try:
+            self._told(self._hosts, self._begin)
+        except BaseException:
+            self._close()
+            raise
+        self.answers = {host: self.answers[host] for host in self._hosts if host in self.answers}  # in their order
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        with self._pool:
+            for _ in self._pool.map(contextlib.ExitStack.close, self._open.values()):
+                pass
+
+    def _begin(self, host: Host) -> None:
+        """Ask what a host has, and its time."""
+        order = {**self._request(host), "do": "preflight", "name": host.name, "token": self._token}
+        answers = self._open[host].enter_context(host.listen(order, patience=_PATIENCE))
+        answer = next(answers)
+        self.peers[host] = {"name": host.name, "address": answer["address"], "port": answer["listens"]}
+        self.answers[host], self._conversations[host] = answer, answers
+        self._read_clock(host)
+
+    def read_clocks(self) -> None:
+        """Compare the clocks with this machine's once more; what is most exact counts."""
+        self._told(list(self.answers), self._read_clock)
+
+    def _read_clock(self, host: Host) -> None:
+        before, start = time.time(), time.monotonic()
+        now = self._ask(host, {"do": "clock"})["now"]
+        half = (time.monotonic() - start) / 2
+        if host not in self.clocks or half < self.clocks[host].uncertainty:
+            self.clocks[host] = Clock(now - before - half, half)
+
+    def _ask(self, host: Host, order: Request) -> Answer:
+        conversation = self._conversations[host]
+        conversation.say(json.dumps(order))
+        return next(conversation)
+
+    def _told(self, hosts: Iterable[Host], do: Callable[[Host], Any]) -> dict[Host, Any]:
+        """What `do` returns for each of them, all at once; a host that fails is among `failed` then."""
+
+        def attempt(host: Host) -> Any:
+            try:
+                return do(host)
+            except UserError as error:
+                return error
+
+        hosts = list(hosts)
+        told = dict(zip(hosts, self._pool.map(attempt, hosts), strict=True))
+        for host, answer in told.items():
+            if isinstance(answer, UserError):
+                self.failed[host] = answer
+                self.answers.pop(host, None)
+        return {host: answer for host, answer in told.items() if host in self.answers}
+
+    def ask(self, orders: Mapping[Host, Request]) -> dict[Host, Answer]:
+        """The answers to different orders, of those that answer."""
+        return self._told(orders, lambda host: self._ask(host, orders[host]))
+
+    def broken(self, hosts: Iterable[Host]) -> dict[tuple[Host, Host], str]:
+        """Which of these cannot reach which, and why; every pair is tried, all at once."""
+        among = {host: self.peers[host] for host in hosts if host in self.answers}
+        orders = {host: {"do": "reach", "peers": [p for h, p in among.items() if h != host]} for host in among}
+        by_name = {host.name: host for host in among}
+        found = {}
+        for host, answer in self.ask(orders).items():
+            for name, why in answer["reached"].items():
+                if why is not None and by_name[name] in self.answers:
+                    found[host, by_name[name]] = str(why)
+        return found
+
+    def routes(self, broken: Mapping[tuple[Host, Host], str]) -> list[Finding]:
+        """Which hosts cannot be reached by which others."""
+        found: dict[tuple[Host, str], list[str]] = {}
+        for (source, target), why in broken.items():
+            found.setdefault((target, why), []).append(source.name)
+        do = "let the hosts connect to each other on every port: see the firewalls and routes between them"
+        return [
+            Finding(
+                "error",
+                target.name,
+                printable(f"{_names(sources)} cannot reach {target.name} at {self.peers[target]['address']}: {why}"),
+                do,
+            )
+            for (target, why), sources in found.items()
+        ]
+
+    # -- for a job -----------------------------------------------------------------------------------------------------
+
+    def choose(
+        self,
+        least: int,
+        most: int,
+        preferred: Callable[[Mapping[Host, Answer]], list[Host]],
+        say: Callable[[str], None],
+    ) -> list[Host]:
+        """The hosts that a job goes to: those that are fit and reach each other. The user is told of the others.
+
+        Args:
+            least: how many hosts it needs.
+            most: how many it takes.
+            preferred: puts hosts in order.
+            say: is told what a user should know.
+
+        Raises:
+            UserError: there are too few of them; it has all reasons, a line each.
+        """
+        unfit = self._unfit()
+        wrong = [(host.name, text) for host, text in unfit]
+        fit = {host: answer for host, answer in self.answers.items() if host not in dict(unfit)}
+        if len(fit) < least:
+            raise UserError("\n".join(grouped(wrong)))
+        for text in grouped(wrong):
+            say(text)
+        order = preferred(fit)
+        chosen = order[:most]
+        if len(chosen) > 1:
+            chosen = self._connected(chosen, order, least, most, say)
+        for finding in warnings({host: self.answers[host] for host in chosen}, self.clocks):
+            say(line(finding))
+        return chosen
+
+    def _unfit(self) -> list[tuple[Host, str]]:
+        """The hosts that cannot take the job, and why."""
+        found = [(host, str(error)) for host, error in self.failed.items()]
+        for host, answer in self.answers.items():
+            if "refused" in answer:
+                found.append((host, f"{host.name}: {answer['refused']}"))
+            else:
+                found += [(host, line(it)) for it in disk_findings(host.name, answer["disks"]) if it.level == "error"]
+        return sorted(found, key=lambda pair: self._hosts.index(pair[0]))
+
+    def _connected(
+        self, chosen: list[Host], order: list[Host], least: int, most: int, say: Callable[[str], None]
+    ) -> list[Host]:
+        """Those that reach each other; where some do not, others are tried in their place.
+
+        Raises:
+            UserError: there are too few of them.
+        """
+        broken = self.broken(chosen)
+        if not broken and all(host in self.answers for host in chosen):
+            return chosen
+        if len(order) > len(chosen):
+            broken = self.broken(order)
+        left = together([host for host in order if host in self.answers], broken)[:most]
+        lines = [line(finding) for finding in self.routes(broken)]
+        lines += [str(self.failed[host]) for host in order if host in self.failed]
+        if len(left) < least:
+            raise UserError("\n".join(lines))
+        for text in lines:
+            say(text)
+        return left
+
+
+def together(hosts: Sequence[Host], broken: Mapping[tuple[Host, Host], str]) -> list[Host]:
+    """Hosts of which each reaches each: one with the most broken routes is left out until there is none."""
+    left, bad = list(hosts), set(broken)
+    while bad:
+        worst = max(reversed(left), key=lambda host: sum(host in pair for pair in bad))
+        left.remove(worst)
+        bad = {pair for pair in bad if worst not in pair}
+    return left
+
+
+# -- what is wrong -----------------------------------------------------------------------------------------------------

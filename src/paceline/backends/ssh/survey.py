@@ -1,0 +1,161 @@
+"""What several hosts have, how they reach each other, and what would go wrong with a job on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.backends.check.findings import Finding
+from paceline.backends.check.hosts import clock_finding, differing, disk_findings, minor, unreachable
+from paceline.node.machine.software import FRAMEWORKS
+
+from .preflight import Preflight
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from paceline.backends.base import Progress
+    from paceline.backends.check.hosts import Clock
+
+    from .connection import Answer, Host
+
+MOST_FOR_PAIRS = 8  # hosts, of which every pair is measured; of more, each with the next one only
+_READINGS = 5  # of a clock
+
+
+@dataclass(frozen=True)
+class HostReport:
+    """What a host has. The fields are keys of `paceline check --on TARGET -o json`; all but the name None: no answer.
+
+    Attributes:
+        address: under which the others reach it.
+        clock: how far ahead of this machine's it is, and how exact that is, in seconds.
+        disks: where jobs are kept.
+    """
+
+    name: str
+    address: str | None = None
+    clock: Clock | None = None
+    python: Mapping[str, Any] | None = None
+    packages: Mapping[str, Any] | None = None
+    devices: Mapping[str, Any] | None = None
+    cores: Mapping[str, Any] | None = None
+    memory: Mapping[str, Any] | None = None
+    disks: Sequence[Mapping[str, Any]] | None = None
+
+
+@dataclass(frozen=True)
+class Link:
+    """The way from one host to another.
+
+    Attributes:
+        problem: why there is none.
+        latency: of a round trip, the median, in milliseconds; None where it was not measured.
+        bandwidth: of one connection, in Mbit/s.
+    """
+
+    source: str
+    target: str
+    problem: str | None = None
+    latency: float | None = None
+    bandwidth: float | None = None
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What hosts have and how they reach each other; errors come first."""
+
+    hosts: list[HostReport]
+    links: list[Link]
+    findings: list[Finding]
+
+
+def survey(hosts: Sequence[Host], progress: Progress) -> Survey:
+    """Look at hosts, try the routes between all of them, and measure these; starts no job."""
+    progress("asking the hosts", 0, None)
+    with Preflight(hosts, lambda host: {"job": None}) as preflight:
+        for _ in range(_READINGS - 1):
+            preflight.read_clocks()
+        answers, clocks = dict(preflight.answers), dict(preflight.clocks)
+        broken = preflight.broken(hosts)
+        links = {pair: Link(pair[0].name, pair[1].name, why) for pair, why in broken.items()}
+        links.update(_measure(preflight, list(answers), links, progress))
+        found = [unreachable(host.name, error) for host, error in preflight.failed.items()]
+        found += preflight.routes(broken)
+    found += _findings(answers, clocks)
+    order = {host: number for number, host in enumerate(hosts)}
+    return Survey(
+        [_report(host, answers.get(host), clocks.get(host)) for host in hosts],
+        [links[pair] for pair in sorted(links, key=lambda pair: (order[pair[0]], order[pair[1]]))],
+        sorted(found, key=lambda finding: finding.level != "error"),
+    )
+
+
+def _report(host: Host, answer: Answer | None, clock: Clock | None) -> HostReport:
+    if answer is None:
+        return HostReport(host.name)
+    keys = ("address", "python", "packages", "devices", "cores", "memory", "disks")
+    return HostReport(host.name, clock=clock, **{key: answer[key] for key in keys})
+
+
+def _measure(
+    preflight: Preflight, hosts: list[Host], known: Mapping[tuple[Host, Host], Link], progress: Progress
+) -> dict[tuple[Host, Host], Link]:
+    """Latency and bandwidth of the ways between hosts that are not known to be broken."""
+    turns = [[pair for pair in turn if pair not in known] for turn in rounds(hosts)]
+    found = {}
+    for number, turn in enumerate(turns):
+        progress("measuring the network", number, None)
+        values: dict[tuple[Host, Host], dict[str, Any]] = {pair: {} for pair in turn}
+        for do in ("latency", "bandwidth"):  # one after the other on all hosts: what is sent would delay messages
+            orders = {source: {"do": do, "peer": preflight.peers[target]} for source, target in turn}
+            told = preflight.ask(orders)
+            for pair in turn:
+                values[pair].update(told.get(pair[0], {}))
+        for (source, target), value in values.items():
+            seconds, speed = value.get("seconds"), value.get("bandwidth")
+            found[source, target] = Link(
+                source.name,
+                target.name,
+                value.get("problem"),
+                None if seconds is None else round(seconds * 1e3, 4),
+                None if speed is None else round(speed * 8 / 1e6, 2),
+            )
+    return found
+
+
+def rounds(hosts: Sequence[Host]) -> list[list[tuple[Host, Host]]]:
+    """The pairs to measure, in turns in which no host has two partners; of many hosts each with the next one only."""
+    if len(hosts) > MOST_FOR_PAIRS:
+        ring = list(zip(hosts, [*hosts[1:], hosts[0]], strict=True))
+        last = [ring.pop()] if len(ring) % 2 else []
+        return [turn for turn in (ring[::2], ring[1::2], last) if turn]
+    table: list[Host | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
+    turns = []
+    for _ in range(len(table) - 1):  # as at a tournament: all but the first move on by one place
+        half = len(table) // 2
+        pairs = [(a, b) for a, b in zip(table[:half], table[: half - 1 : -1], strict=True) if a and b]
+        turns += [pairs, [(b, a) for a, b in pairs]]
+        table.insert(1, table.pop())
+    return [turn for turn in turns if turn]
+
+
+def _findings(answers: Mapping[Host, Answer], clocks: Mapping[Host, Clock]) -> list[Finding]:
+    """What would go wrong on hosts that answer."""
+    found = []
+    for host, answer in answers.items():
+        found += disk_findings(host.name, answer["disks"])
+        found += clock_finding(host.name, clocks[host])
+        if not any(answer["packages"][name] for name in FRAMEWORKS):
+            python = answer["python"]["executable"]
+            what = f"{host.name}: {python} has no framework: none of {', '.join(FRAMEWORKS)}"
+            do = (
+                f"install one there, for example: {python} -m pip install torch, or name another python in the settings"
+            )
+            found.append(Finding("warning", host.name, what, do))
+    found += differing("Python", {host.name: minor(answer["python"]["version"]) for host, answer in answers.items()})
+    for name in FRAMEWORKS:
+        versions = {host.name: answer["packages"][name] for host, answer in answers.items()}
+        if any(versions.values()):
+            found += differing(name, {host: it and (it["version"] or "unknown") for host, it in versions.items()})
+    return found

@@ -1,0 +1,1 @@
+"""The flags of the verbs, and what they mean."""

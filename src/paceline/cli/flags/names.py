@@ -1,0 +1,71 @@
+"""The jobs and ranks that a command line names."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import time
+from typing import TYPE_CHECKING
+
+from paceline.job.errors import UserError
+from paceline.job.quantities import show_duration
+from paceline.job.text import printable
+
+from .where import backend
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.job.job import Job
+
+_INSTANCE = re.compile(r"(?:(?P<job>.+)-)?(?P<role>master|worker)-(?P<number>\d{1,9})")
+
+
+def known(names: Sequence[str]) -> list[Job]:
+    """The jobs of these names, in this order.
+
+    Raises:
+        UserError: there is no such job.
+    """
+    here = backend()
+    found = {job.name: job for job in here.describe(names)}
+    for name in names:
+        if name not in found:
+            others = [job.name for job in here.describe()]
+            close = difflib.get_close_matches(name, others[:1000], n=1, cutoff=0.5)
+            hint = "there is none yet; start one with paceline submit"
+            if others:
+                hint = f"did you mean {close[0]}?" if close else "see paceline list -A"
+            raise UserError(f"no job {name!r}; {hint}")
+    return [found[name] for name in names]
+
+
+def rank_of(job: Job, text: str) -> int:
+    """The rank that -i names: by its number, or by its instance's name with or without the job's.
+
+    Raises:
+        UserError: the job has none such.
+    """
+    if re.fullmatch(r"\d{1,9}", text):
+        rank = int(text)
+    else:
+        match = _INSTANCE.fullmatch(text)
+        if (
+            match is None
+            or match["job"] not in (None, job.name)
+            or (match["role"] == "master" and int(match["number"]))
+        ):
+            rank = -1
+        else:
+            rank = 0 if match["role"] == "master" else int(match["number"]) + 1
+    if not 0 <= rank < job.ranks:
+        others = f" … {job.ranks - 1} (master-0, worker-0 …)" if job.ranks > 1 else " (master-0)"
+        raise UserError(f"-i {text}: job {job.name} has no such instance; it has rank{'s' * (job.ranks > 1)} 0{others}")
+    return rank
+
+
+def outcome(job: Job) -> str:
+    """How a job ended, in one line."""
+    seconds = job.duration(time.time())
+    took = "" if seconds is None else f" after {show_duration(seconds)}"
+    return printable(f"job {job.name} {job.state.lower()}{took}{f': {job.error}' if job.error else ''}")

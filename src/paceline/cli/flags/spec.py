@@ -1,0 +1,307 @@
+"""What the flags of `paceline run` mean, torchrun's and Horovod's as well as paceline's own: a `JobSpec`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from pydantic import ValidationError
+
+from paceline.job.errors import UserError
+from paceline.job.spec import JobSpec
+from paceline.job.validation import validation_error
+
+from .options import BOTH, ERR, OUT, parse_address, parse_numbers, parse_pairs, parse_streams
+from .where import HOSTS, nnodes, taking_part
+
+if TYPE_CHECKING:
+    import click
+
+    from paceline.backends.foreground import Shown
+    from paceline.job.spec import Code
+    from paceline.job.validation import Place
+
+JOB_FILES = (".yaml", ".yml", ".json")
+MOST_RANKS = 4096
+Counted = Literal["auto", "gpu", "cpu", "slots"]
+# The flags that are not called as the field that they set.
+_NAMES = {
+    "nodes": "--nnodes",
+    "ranks": "-n",
+    "secrets": "--secret",
+    "labels": "--label",
+    "options": "--option",
+    "backend": "--on",
+    "tensorboard_dir": "--logdir",
+    "run_id": "--rdzv-id",
+    "main_address": "--master-addr",
+    "main_port": "--master-port",
+    "local_address": "--local-addr",
+    "join_timeout": "--start-timeout",
+    "last_call": "--rdzv-conf last_call_timeout",
+    "silence": "--rdzv-conf keep_alive_interval times keep_alive_max_attempt",
+}
+
+
+def job_spec(given: dict[str, Any]) -> JobSpec:
+    """The job that the flags describe.
+
+    Raises:
+        UserError: they contradict each other or cannot be read.
+    """
+    try:
+        return JobSpec.model_validate(fields(given))
+    except ValidationError as error:
+        raise validation_error(error, JobSpec, flag) from None
+
+
+def spec_of(given: dict[str, Any], verb: click.Command) -> tuple[JobSpec, dict[str, Any]]:
+    """The job that SCRIPT and the flags describe, and all the flags; SCRIPT may be a job file, with flags behind it.
+
+    Raises:
+        UserError: they contradict each other or cannot be read.
+    """
+    path = given["script"]
+    if given["module"] or given["no_python"] or not path.lower().endswith(JOB_FILES):
+        return job_spec(given), given
+    from paceline.job.reading import read
+
+    if given["args"]:
+        behind = verb.make_context(verb.name, [*given["args"], path]).params
+        if behind["script"] != path or behind["args"]:
+            raise UserError(f"{path} says the script's arguments itself; only flags may stand behind it")
+        given = {name: behind[name] or value for name, value in given.items()}
+    spec = read(path, fields({**given, "script": None, "args": ()}), flag)
+    if spec.script and spec.code is None and not os.path.exists(os.path.join(spec.working_dir, spec.script)):
+        folder = os.path.dirname(path)
+        if os.path.exists(os.path.join(folder, spec.script)):
+            raise UserError(f"no script {spec.script} here, but beside {path}; go there, or add --working-dir {folder}")
+    return spec, given
+
+
+def flag(place: Place) -> str:
+    """The flag that sets a field of a job."""
+    if not place:
+        return "the job"
+    name = str(place[0])
+    if name == "code":
+        return "--sync-source" if place[1:] == ("source",) else "--sync-mode"
+    return _NAMES.get(name, f"--{name.replace('_', '-')}")
+
+
+def fields(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a job that the flags name.
+
+    Raises:
+        UserError: they contradict each other or cannot be read.
+    """
+    hosts = taking_part(given)
+    count = nnodes(given, hosts) or (str(len(hosts)) if hosts else None)
+    nodes, most = _nodes(count or "1")
+    if given["logdir"] is not None and not given["tensorboard"]:
+        raise UserError("--logdir is what a TensorBoard shows; add --tensorboard")
+    if given["name"] == "":
+        raise UserError("--name is empty; give a name, or leave the flag out")
+    found: dict[str, Any] = {
+        "name": given["name"],
+        "args": given["args"] or None,
+        "framework": given["framework"],
+        "nodes": count,
+        "ranks": _ranks(given, nodes, bool(hosts)),
+        "devices": _devices(given),
+        "share_devices": given["share_devices"] or None,
+        "cpus": given["cpus"],
+        "memory": given["memory"],
+        "image": given["image"],
+        "env": parse_pairs("--env", given["env"], variable=True) or None,
+        "secrets": given["secret"] or None,
+        "working_dir": os.path.abspath(given["working_dir"]) if given["working_dir"] else None,
+        "code": _code(given["sync_mode"], given["sync_source"]),
+        "data": given["data"] or None,
+        "tensorboard": given["tensorboard"] or None,
+        "tensorboard_dir": given["logdir"],
+        "log_dir": given["log_dir"] or _output_folder(given, bool(hosts)),
+        "checkpoint_dir": given["checkpoint_dir"],
+        "start_method": {None: None, "spawn": "exec", "forkserver": "fork"}.get(
+            given["start_method"], given["start_method"]
+        ),
+        "preload": tuple(filter(None, (given["preload"] or "").split(","))) or None,
+        "max_restarts": given["max_restarts"],
+        "time_limit": given["time_limit"],
+        "ttl": given["ttl"],
+        "priority": given["priority"],
+        "queue": given["queue"],
+        "labels": parse_pairs("--label", given["label"]) or None,
+        "options": parse_pairs("--option", given["option"]) or None,
+        "backend": HOSTS if hosts else given["on"],
+        "grace": given["grace"],
+        "pass_index": given["pass_index"] or None,
+        "role": given["role"],
+        **_program(given),
+        **_meeting(given, most, bool(hosts)),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _code(mode: str | None, source: str | None) -> Code | None:
+    if mode is None and source is None:
+        return None
+    from paceline.job.code.bring import parse  # brings much along that most jobs do not need
+
+    return parse(mode, source)
+
+
+def _output_folder(given: dict[str, Any], on_hosts: bool) -> str | None:
+    folder: str | None = given["output_filename"]
+    if folder is not None and (on_hosts or given["on"]):
+        raise UserError("--output-filename: the logs stay on the hosts; leave it out, and see them with paceline logs")
+    return folder
+
+
+def _program(given: dict[str, Any]) -> dict[str, Any]:
+    if given["module"] and given["no_python"]:
+        raise UserError("--module and --no-python contradict each other; give one of them")
+    return {"module" if given["module"] else "command" if given["no_python"] else "script": given["script"]}
+
+
+def _ranks(given: dict[str, Any], nodes: int, on_hosts: bool) -> int | Counted | None:
+    ranks, total = given["ranks"], given["total"]
+    if total is not None:
+        if ranks is not None and os.environ.get("PET_NPROC_PER_NODE") != ranks:
+            raise UserError("-np counts the ranks of all nodes, -n those of one; give one of them")
+        if on_hosts:
+            return "slots"
+        if total < 1 or total % nodes:
+            raise UserError(f"-np {total} cannot be shared by {nodes} nodes; take a positive multiple of {nodes}")
+        return int(total // nodes)
+    if ranks is None:
+        return "slots" if on_hosts else None
+    if ranks in ("auto", "gpu", "cpu"):
+        return cast("Counted", ranks)
+    try:
+        count = int(ranks)
+    except ValueError:
+        raise UserError(f"-n {ranks} is neither a number nor auto, gpu or cpu") from None
+    if count < 1:
+        raise UserError(f"-n {count} starts no rank; take 1 or more")
+    if count > MOST_RANKS:
+        raise UserError(f"-n {count} is more ranks than a machine can bear; take {MOST_RANKS} or fewer")
+    return count
+
+
+def _meeting(given: dict[str, Any], nodes: int, on_hosts: bool) -> dict[str, Any]:
+    """This node's number, and where the nodes meet."""
+    backend = given["rdzv_backend"]
+    if backend not in (None, "c10d", "static"):
+        raise UserError(
+            f"--rdzv-backend {backend}: paceline brings its own rendezvous; leave the flag out, or say c10d"
+        )
+    if given["standalone"] and nodes > 1:
+        raise UserError(f"--standalone is one machine, --nnodes {nodes} is several; leave one of them out")
+    meeting: dict[str, Any] = {"run_id": given["rdzv_id"], "local_address": given["local_addr"]}
+    address, port = given["master_addr"], given["master_port"]
+    if given["rdzv_endpoint"] and nodes > 1:
+        if on_hosts or given["on"]:
+            raise UserError("--rdzv-endpoint: hosts that ssh reaches meet by themselves; leave it out")
+        if address is not None:
+            raise UserError("--rdzv-endpoint and --master-addr name the same thing; give one of them")
+        address, endpoint_port = parse_address("--rdzv-endpoint", given["rdzv_endpoint"])
+        port = port or endpoint_port or 29400
+    meeting.update(_times(given["rdzv_conf"] or ""))
+    if given["start_timeout"] is not None:
+        meeting["join_timeout"] = given["start_timeout"]
+    meeting.update(main_address=address if nodes > 1 else None, main_port=port)
+    return {**meeting, "node_rank": given["node_rank"] if nodes > 1 else None}
+
+
+def _times(conf: str) -> dict[str, float]:
+    """What torchrun's --rdzv-conf says of times that mean something here."""
+    given = dict(pair.partition("=")[::2] for pair in conf.split(",") if pair)
+    found = {}
+    for key in ("join_timeout", "timeout", "last_call_timeout", "keep_alive_interval", "keep_alive_max_attempt"):
+        if key in given:
+            try:
+                found[key] = float(given[key])
+                if not 0 < found[key] < float("inf"):
+                    raise ValueError
+            except ValueError:
+                raise UserError(f"--rdzv-conf {key}={given[key]} is no number of seconds") from None
+    times = {}
+    if "join_timeout" in found or "timeout" in found:
+        times["join_timeout"] = found.get("join_timeout", found.get("timeout", 0.0))
+    if "last_call_timeout" in found:
+        times["last_call"] = found["last_call_timeout"]
+    if "keep_alive_interval" in found or "keep_alive_max_attempt" in found:  # torchrun's defaults are 5 and 3
+        times["silence"] = found.get("keep_alive_interval", 5.0) * found.get("keep_alive_max_attempt", 3.0)
+    return times
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    """The least and the most machines."""
+    low, colon, high = text.partition(":")
+    if not low.isdecimal() or (colon and not high.isdecimal()) or int(low) < 1:
+        raise UserError(f"--nnodes {text!r} is no number of machines; write for example --nnodes 2")
+    return int(low), int(high or low)
+
+
+def _devices(given: dict[str, Any]) -> int | tuple[str, ...] | None:
+    text, count = given["devices"], given["gpus"]
+    if text is None:
+        return cast("int | None", count)
+    if count is not None:
+        raise UserError("--devices says which GPUs, --gpus how many; give one of them")
+    devices = tuple(part.strip() for part in text.split(","))
+    if len(set(devices)) < len(devices):
+        raise UserError(f"--devices {text!r} names a device twice; name each once")
+    if not all(devices):
+        raise UserError(f"--devices {text!r} is no list of devices; write for example --devices 0,1")
+    return devices
+
+
+def shown_here(given: dict[str, Any], ranks: int) -> Shown:
+    """What goes to the screen of so many ranks on this machine."""
+    from paceline.backends.foreground import Shown
+
+    shown = _shown_streams(given, ranks)
+    return Shown(shown, shown, split_streams(shown), sum(1 for streams in shown.values() if streams) > 1)
+
+
+def shown_there(given: dict[str, Any], spec: JobSpec) -> Shown:
+    """What goes to the screen of a job on hosts."""
+    from paceline.backends.foreground import Shown
+
+    slots = [count for _, count in taking_part(given)] if given["host_discovery_script"] is None else []
+    ranks = spec.ranks if isinstance(spec.ranks, int) else max(slots) if spec.ranks == "slots" and slots else MOST_RANKS
+    first, others = (
+        {rank: streams for rank, streams in _shown_streams(given, ranks, is_first).items() if streams}
+        for is_first in (True, False)
+    )
+    split = tuple(sorted({*split_streams(first), *split_streams(others)}))
+    return Shown(first, others, split, len(first) + (len(others) if spec.nodes != 1 else 0) > 1)
+
+
+def _shown_streams(given: dict[str, Any], ranks: int, is_first: bool = True) -> dict[int, int]:
+    """Which streams of which local ranks are shown: the first one's, and those that --tee names."""
+    shown = {rank: BOTH if rank == 0 and is_first else 0 for rank in range(ranks)}
+    if given["local_ranks_filter"]:
+        chosen = parse_numbers("--local-ranks-filter", given["local_ranks_filter"])
+        if max(chosen) >= ranks:
+            raise UserError(f"--local-ranks-filter names {max(chosen)}, but there are {ranks} ranks, numbered from 0")
+        shown = {rank: BOTH if rank in chosen else 0 for rank in range(ranks)}
+    if given["redirects"]:
+        hidden = parse_streams("--redirects", given["redirects"], ranks)
+        shown = {rank: shown[rank] & ~hidden[rank] for rank in range(ranks)}
+    if given["tee"]:
+        added = parse_streams("--tee", given["tee"], ranks)
+        allowed = {r: BOTH for r in range(ranks)}
+        if given["local_ranks_filter"]:
+            allowed = {rank: BOTH if rank in chosen else 0 for rank in range(ranks)}
+        shown = {rank: shown[rank] | (added[rank] & allowed[rank]) for rank in range(ranks)}
+    return shown
+
+
+def split_streams(shown: dict[int, int]) -> tuple[int, ...]:
+    """The local ranks whose stdout and stderr must be told apart: one is hidden, or they go to different places."""
+    out, err = os.fstat(1), os.fstat(2)
+    apart = (out.st_dev, out.st_ino) != (err.st_dev, err.st_ino)
+    return tuple(rank for rank, streams in shown.items() if streams in (OUT, ERR) or (streams and apart))

@@ -1,0 +1,199 @@
+"""What the user of a running job sees."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+from paceline.backends.foreground import STREAM_BITS, Event, Output
+
+from .write import write
+
+if TYPE_CHECKING:
+    from paceline.backends.foreground import Foreground, Shown, Update
+
+
+class Screen:
+    """Shows local rank 0 as it writes, other ranks line by line behind `[rank N]`, and at the end who failed.
+
+    The ranks' output goes to stdout (to stderr what they wrote there, where the two are kept apart); what paceline
+    itself says goes to stderr, behind `paceline: `.
+    """
+
+    def __init__(self, shown: Shown, job: Foreground) -> None:
+        self._shown = shown
+        self._job = job
+        self._terminal = sys.stdout.isatty()
+        self._rest: dict[tuple[int, str], list[bytes]] = {}  # (rank, stream) → the line it has not finished
+        self._first = b""  # what local rank 0 wrote since its last line end: often a progress bar
+        self._leading = -1  # the rank that is shown as it writes
+        self._local: dict[int, int] = {}  # rank → local rank
+        self._prefix_all = shown.several
+        self._code: int | None = None
+        self._say(f"job {job.name}: {job.first_line}")
+
+    def show(self, update: Update) -> None:
+        """Show what a rank wrote, or say what happened."""
+        if isinstance(update, Output):
+            self._output(update)
+        else:
+            self._event(update)
+
+    def _output(self, update: Output) -> None:
+        """Show bytes of a rank, if they are to be shown."""
+        if not self._shown.of(update.rank, update.local_rank) & STREAM_BITS[update.stream]:
+            return
+        if self._job.leads(update):
+            self._leading = update.rank
+        target = 2 if update.stream == "err" else 1
+        if update.rank == self._leading and (self._terminal or not self._prefix_all):
+            write(target, update.data)
+            if target == 1 or self._terminal:
+                self._first = (self._first + update.data).rpartition(b"\n")[2][-4096:]
+            return
+        key = (update.rank, update.stream)
+        lines, newline, rest = update.data.rpartition(b"\n")
+        before = self._rest.setdefault(key, [])
+        if newline:
+            self._show_lines(target, update, b"".join([*before, lines]))
+            before.clear()
+        before.append(rest)
+
+    def _event(self, event: Event) -> None:
+        """Say what happened to the job."""
+        details = event.details
+        if event.name == "queued":
+            need, ahead = details["need"], details["ahead"]
+            what = _count(need, "device") if isinstance(need, int) else f"device {', '.join(need)}"
+            self._say(f"waiting for {what}{_on(details)}, {_count(ahead, 'job')} ahead; Ctrl-C leaves the queue")
+        elif event.name == "granted":
+            devices = details["devices"]
+            self._say(f"got device{'s' if len(devices) > 1 else ''} {', '.join(devices)}{_on(details)}")
+        elif event.name == "started":
+            self._local.update((log["rank"], log["local_rank"]) for log in details["logs"])
+        elif event.name in ("lost", "came", "apart"):
+            self._say(_of_host(event.name, details))
+        elif event.name == "discovery":
+            why = details["why"]
+            self._say(f"{why}; the job goes on" if why else "--host-discovery-script names the hosts again")
+        elif event.name == "stopping":
+            name = signal.Signals(details["signal"]).name
+            self._say(f"stopping ({name}); ranks have {details['grace']:g} s, Ctrl-C again ends them at once")
+        elif event.name in ("waiting", "restarting", "finished"):
+            self._finish_lines()
+            self._attempt_ended(event.name, details)
+
+    def _attempt_ended(self, name: str, details: dict[str, Any]) -> None:
+        """Say why, and how it goes on."""
+        if name == "waiting":
+            self._say(f"{details['why']}; looking for the others")
+        elif name == "restarting" and details["why"]:
+            nodes = _count(details["nodes"], "node")
+            self._say(f"{details['why']}; starting again with {nodes}, from the last checkpoint")
+        elif name == "restarting" and details["failure"] is None:
+            self._say("the ranks were told to stop, and have saved their state; starting again from there")
+        elif name == "restarting":
+            self._tell_failure(details)
+            self._say(f"starting again: attempt {details['restarts']} of {self._job.max_restarts}")
+        else:
+            self._code = details["exit_code"]
+            if details["state"] == "FAILED":
+                self._tell_failure(details)
+            else:
+                self._say(f"job {self._job.name} {details['state'].lower()} after {details['took']:.1f} s")
+
+    def close(self) -> int:
+        """Say the last word once the agent is gone; returns the job's exit code."""
+        if self._code is not None:
+            return self._code
+        self._finish_lines()
+        code, lines = self._job.last_words()
+        for line in lines:
+            self._say(line)
+        return code
+
+    # -- lines ---------------------------------------------------------------------------------------------------------
+
+    def _show_lines(self, target: int, update: Output, lines: bytes) -> None:
+        if update.rank == self._leading:
+            write(target, lines + b"\n")
+            return
+        prefix = b"[rank %d] " % update.rank
+        text = prefix + lines.replace(b"\n", b"\n" + prefix) + b"\n"
+        if self._terminal and self._first:  # take rank 0's progress bar away and put it back below
+            text = b"\r\x1b[K" + text + self._first.rpartition(b"\r")[2]
+        write(target, text)
+
+    def _finish_lines(self) -> None:
+        """End the lines that the ranks left open."""
+        for (rank, stream), parts in self._rest.items():
+            rest = b"".join(parts)
+            if rest:
+                write(
+                    2 if stream == "err" else 1,
+                    rest + b"\n" if rank == self._leading else b"[rank %d] %s\n" % (rank, rest),
+                )
+        self._rest.clear()
+        if self._first and self._terminal:
+            write(1, b"\n")
+        self._first = b""
+
+    def _say(self, text: str) -> None:
+        if self._first and self._terminal:
+            write(1, b"\n")
+            self._first = b""
+        write(2, _encode(f"paceline: {text}\n"))
+
+    # -- failures ------------------------------------------------------------------------------------------------------
+
+    def _tell_failure(self, details: dict[str, Any]) -> None:
+        """The culprit last: its traceback or last lines, then one line that says which rank it was and where."""
+        failure, others = details["failure"], details["others"]
+        if failure is None:
+            self._say("the job failed")
+            return
+        if failure["rank"] is None:
+            self._say(failure["message"])
+            return
+        rank = failure["rank"]
+        if others:
+            self._say(f"{_names(others)} failed after it: {others[0]['message'][:200]}")
+        if failure["has_traceback"]:
+            write(2, _encode(failure["traceback"].rstrip("\n") + "\n"))
+        elif failure["traceback"] and not self._shown.of(rank, self._local.get(rank, -1)):
+            self._say(f"the last lines of rank {rank}:")
+            write(2, _encode(failure["traceback"] + "\n"))
+        self._say(
+            f"rank {rank} failed first: {failure['message'][:200]} (node {failure['node']} on {failure['host']}, "
+            f"pid {failure['pid']}, exit code {failure['exit_code']}); log {failure['log']}"
+        )
+
+
+def _encode(text: str) -> bytes:
+    return text.encode(errors="backslashreplace")
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def _of_host(name: str, details: dict[str, Any]) -> str:
+    """That a host came, or why it is not heard any more, or takes no part."""
+    if name == "came":
+        return f"{details['host']} comes in"
+    return f"{details['why']}; {'its ranks are not heard any more' if name == 'lost' else 'it takes no part'}"
+
+
+def _on(details: dict[str, Any]) -> str:
+    return f" on {details['on']}" if "on" in details else ""
+
+
+def _names(others: list[dict[str, Any]]) -> str:
+    """`rank 0` or `ranks 0, 2 and 5`, and nodes where no rank is to blame."""
+    ranks = [str(o["rank"]) for o in others if o["rank"] is not None]
+    nodes = [f"node {o['node']}" for o in others if o["rank"] is None]
+    if ranks:
+        listed = ranks[0] if len(ranks) == 1 else f"{', '.join(ranks[:-1])} and {ranks[-1]}"
+        nodes.insert(0, f"rank{'s' if len(ranks) > 1 else ''} {listed}")
+    return ", ".join(nodes)

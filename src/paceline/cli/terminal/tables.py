@@ -1,0 +1,158 @@
+"""What list-like verbs print: `-o table|wide|json|yaml`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import unicodedata
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import click
+
+from paceline.cli.flags.options import Option
+from paceline.job.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+Row = TypeVar("Row")
+
+GAP = "  "
+_LEAST = 8  # columns of the terminal that a shortened cell keeps
+STATE_COLOURS = {
+    "PENDING": "yellow",
+    "STARTING": "cyan",
+    "RUNNING": "green",
+    "RESTARTING": "yellow",
+    "SUCCEEDED": "blue",
+    "FAILED": "red",
+    "STOPPED": "magenta",
+    "LOST": "red",
+}
+
+
+@dataclass(frozen=True)
+class Column(Generic[Row]):
+    """A column of a table.
+
+    Attributes:
+        title: its heading.
+        text: what it shows of a row; None shows as `-`.
+        wide: only in a wide table.
+        colours: text → the colour that it has on a terminal.
+    """
+
+    title: str
+    text: Callable[[Row], str | None]
+    wide: bool = False
+    colours: Mapping[str, str] = field(default_factory=dict)
+
+
+def output_option() -> Option:
+    """The flag `-o`, which sets the parameter `output`."""
+    return Option(
+        ["-o", "--output"],
+        section="Output",
+        type=click.Choice(["table", "wide", "json", "yaml"]),
+        default="table",
+        help="wide: more columns; json, yaml: for programs, their keys stay.  [default: table]",
+    )
+
+
+def show(
+    rows: Sequence[Row], columns: Sequence[Column[Row]], output: str, to_dict: Callable[[Row], dict[str, Any]]
+) -> None:
+    """Print rows as a table, or as the list of what `to_dict` makes of them.
+
+    A table has its heading also in a pipe; on a terminal it has colours, unless NO_COLOR is set, and is cut to the
+    terminal's width. Nothing in a row can command the terminal: control characters are shown as escapes.
+    """
+    if output in ("json", "yaml"):
+        show_data([to_dict(row) for row in rows], output)
+        return
+    chosen = [column for column in columns if output == "wide" or not column.wide]
+    terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if terminal else None
+    click.echo("\n".join(_table(rows, chosen, width, terminal and not os.environ.get("NO_COLOR"))))
+
+
+def bold(text: str) -> str:
+    """A title; click.echo drops what makes it bold in a pipe."""
+    return click.style(text, bold=True)
+
+
+def show_data(data: Any, output: str) -> None:
+    """Print what JSON can hold as `json` or `yaml`, in ASCII."""
+    text = json.dumps(data, indent=None if output == "yaml" else 2)
+    if output == "yaml":
+        import yaml
+
+        dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+        text = yaml.dump(json.loads(text), Dumper=dumper, sort_keys=False).rstrip("\n")  # read back: without aliases
+    click.echo(text)
+
+
+def _table(rows: Sequence[Row], columns: Sequence[Column[Row]], width: int | None, colour: bool) -> list[str]:
+    """The lines of a table, the heading first. Works by column: that is several times faster than by cell."""
+    cells = [_clean([column.title, *map(column.text, rows)]) for column in columns]
+    widths = [max(map(len if "".join(texts).isascii() else display_width, texts)) for texts in cells]
+    rooms = widths if width is None else _fit(widths, width)
+    last = len(columns) - 1
+    for i, column in enumerate(columns):
+        texts, room, fill = cells[i], rooms[i], i < last
+        if room < widths[i] or column.colours or not "".join(texts).isascii():
+            drawn = {text: _cell(text, room, fill) for text in set(texts)}
+            if colour:
+                drawn.update({t: click.style(drawn[t], fg=c) for t, c in column.colours.items() if t in drawn})
+            cells[i] = [drawn[text] for text in texts]
+        elif fill:
+            cells[i] = [text.ljust(room) for text in texts]
+    lines = list(map(GAP.join, zip(*cells, strict=True)))
+    if colour:
+        lines[0] = click.style(lines[0], bold=True)
+    return lines
+
+
+def _clean(texts: list[str | None]) -> list[str]:
+    """All that can be printed as it is, in most cases after one look at the whole column."""
+    filled = ["-" if text is None else text for text in texts]
+    return filled if "".join(filled).isprintable() else [printable(text) for text in filled]
+
+
+def _fit(widths: list[int], width: int) -> list[int]:
+    """Make a table fit a terminal: the widest columns give first, the first column only when the others cannot."""
+    fitted = list(widths)
+    everything = range(len(fitted))
+    for among, least in ((everything[1:], _LEAST), (everything, _LEAST), (everything, 1)):
+        while among and (excess := sum(fitted) + len(GAP) * (len(fitted) - 1) - width) > 0:
+            widest = max(among, key=fitted.__getitem__)
+            if fitted[widest] <= least:
+                break
+            others = max((fitted[i] for i in among if i != widest), default=0)
+            fitted[widest] = max(least, fitted[widest] - excess, min(others, fitted[widest] - 1))
+    return fitted
+
+
+def _cell(text: str, room: int, fill: bool) -> str:
+    """Text cut to a width, and filled up to it."""
+    taken = display_width(text)
+    if taken > room:
+        taken = end = room - 1 if text.isascii() else 0
+        while taken + (step := display_width(text[end])) < room:
+            taken += step
+            end += 1
+        text, taken = f"{text[:end]}…", taken + 1
+    return text + " " * (room - taken) if fill else text
+
+
+def display_width(text: str) -> int:
+    """How many columns of a terminal the text takes: two for a wide East Asian character, none for an accent."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.category(c) in ("Mn", "Me") else 2 if unicodedata.east_asian_width(c) in ("W", "F") else 1
+        for c in text
+    )

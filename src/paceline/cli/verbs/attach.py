@@ -1,0 +1,70 @@
+"""The verbs that look into one job: its events, and a command beside a rank."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paceline.cli.flags.names import known, rank_of
+from paceline.cli.flags.where import backend, where_options
+from paceline.cli.terminal.tables import Column, output_option, show
+from paceline.job.errors import UserError
+from paceline.job.quantities import show_time
+
+if TYPE_CHECKING:
+    pass
+
+if TYPE_CHECKING:
+    pass
+
+
+@click.command(params=[*where_options(), output_option()])
+@click.argument("name", metavar="JOB")
+def events(name: str, output: str) -> int:
+    """Show what happened to JOB, in order."""
+    known([name])
+    happened = backend().events(name)
+    columns = [column for column in _EVENTS if column.title != "HOST" or any("host" in event for event in happened)]
+    show(happened, columns, output, lambda event: {**event, "time": show_time(event["time"])})
+    return 0
+
+
+def _details(event: dict[str, Any]) -> str:
+    left_out = ("time", "event", "host", "logs", "failure", "others", "nodes")
+    parts = [f"{key}={value}" for key, value in event.items() if key not in left_out and value is not None]
+    failure = event.get("failure")
+    return " ".join([*parts, *([f"failure: {failure['message']}"] if failure else [])])
+
+
+_EVENTS: list[Column[dict[str, Any]]] = [
+    Column("TIME", lambda event: show_time(event["time"])),
+    Column("HOST", lambda event: event.get("host")),  # of jobs with several
+    Column("EVENT", lambda event: event["event"]),
+    Column("DETAILS", _details),
+]
+
+
+@click.command(params=where_options(), context_settings={"ignore_unknown_options": True})
+@click.argument("name", metavar="JOB")
+@click.option("-i", "--instance", metavar="INSTANCE|RANK", default="0", help="Whose variables to take.  [default: 0]")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] [COMMAND]…")
+def attach(name: str, instance: str, command: tuple[str, ...]) -> int:
+    """Run COMMAND, or a shell, where a rank of JOB runs: in its folder, with its variables and devices."""
+    (job,) = known([name])
+    rank = rank_of(job, instance)
+    how = backend().shell(name, rank, command)
+    if not command and sys.stdin.isatty():
+        click.echo(
+            f"paceline: a shell beside rank {rank} of job {name}, in {job.working_dir}; leave it with exit", err=True
+        )
+    try:
+        os.chdir(how.folder)
+    except OSError as error:
+        raise UserError(f"cannot go to {how.folder}: {error.strerror}; is it still there?") from None
+    try:
+        os.execvpe(how.command[0], how.command, how.env)
+    except OSError as error:
+        raise UserError(f"cannot run {how.command[0]}: {error.strerror}; check the name") from None

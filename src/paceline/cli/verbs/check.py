@@ -1,0 +1,181 @@
+"""`paceline check`: what this machine has, or hosts, and what would go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from paceline.backends.local.backend import Local
+from paceline.cli.flags.options import Option, SectionedCommand
+from paceline.cli.flags.where import backend, where_options
+from paceline.cli.terminal.tables import bold
+from paceline.job.errors import UserError
+
+if TYPE_CHECKING:
+    from paceline.backends.check.findings import Finding
+    from paceline.backends.check.inspect import Inspection
+
+    Section = tuple[str, list[tuple[str, str]]]
+
+
+def _check(output: str) -> int:
+    """Say what this machine has, or hosts that ssh reaches, and what would go wrong.
+
+    Starts no job and imports no framework. The exit code is 1 when there is an error, that is, when no run here can
+    work, or not on every host; warnings leave it at 0.
+    """
+    there = backend()
+    if not isinstance(there, Local):
+        from paceline.backends.ssh.backend import Ssh
+
+        from .check_hosts import check_hosts
+
+        if not isinstance(there, Ssh):
+            raise UserError(f"{there.where.strip()}: only hosts that ssh reaches can be checked; leave it out")
+        return check_hosts(there.hosts, output)
+    from paceline.backends.check.findings import findings
+    from paceline.backends.check.inspect import inspect_local
+
+    seen = inspect_local()
+    found = findings(seen, os.environ)
+    if output == "json":
+        click.echo(json.dumps({**asdict(seen), "findings": [asdict(finding) for finding in found]}, indent=2))
+    else:
+        click.echo("\n".join([*_sections(seen), *_found(found)]))
+    return int(any(finding.level == "error" for finding in found))
+
+
+def _sections(seen: Inspection) -> list[str]:
+    """The tables, a blank line after each."""
+    from paceline.backends.check.findings import size
+
+    memory = f"{size(seen.memory.total)}, {size(seen.memory.available)} available"
+    if seen.memory.limit is not None:
+        memory += f", limited to {size(seen.memory.limit)}"
+    cores = f"{seen.cores.usable} of {seen.cores.present} usable"
+    if seen.cores.quota is not None:
+        cores += f", CPU quota {seen.cores.quota:g}"
+    sections: list[Section] = [
+        (
+            "Python",
+            [
+                ("version", seen.python.version),
+                ("executable", seen.python.executable),
+                ("environment", seen.python.environment or "none"),
+                ("paceline", seen.paceline),
+            ],
+        ),
+        ("Frameworks", _packages(seen)),
+        ("Devices", _devices(seen)),
+        ("Cores and memory", [("cores", cores), ("memory", memory), *_disks(seen)]),
+        ("Network", _network(seen)),
+        (
+            "Limits",
+            [
+                ("open files", _limit(seen.limits.open_files)),
+                ("processes", _limit(seen.limits.processes)),
+                ("core dumps", "on" if seen.limits.core_dumps else "off"),
+            ],
+        ),
+    ]
+    width = max(len(label) for _, rows in sections for label, _ in rows)
+    lines = []
+    for title, rows in sections:
+        lines += [bold(title), *(f"  {label:{width}}  {text}" for label, text in rows), ""]
+    return lines
+
+
+def _packages(seen: Inspection) -> list[tuple[str, str]]:
+    rows = []
+    for name, package in seen.packages.items():
+        if package is None:
+            rows.append((name, "not installed"))
+        else:
+            version = package.version or "version unknown"
+            rows.append((name, f"{version}, {package.build} build" if package.build else version))
+    return rows
+
+
+def _devices(seen: Inspection) -> list[tuple[str, str]]:
+    from paceline.backends.check.findings import size
+
+    rows = []
+    for gpu in (*seen.devices.nvidia, *seen.devices.amd):
+        memory = f", {size(gpu.memory)}" if gpu.memory else ""
+        used = f", {size(gpu.used)} in use" if gpu.used is not None else ""
+        rows.append((f"GPU {gpu.index}", f"{gpu.name}{memory}{used}"))
+    if not rows:
+        count = seen.devices.nvidia_on_bus
+        rows.append(("GPUs", f"{count} of NVIDIA, without a driver" if count else "none"))
+    if seen.devices.driver is not None:
+        rows.append(("NVIDIA driver", seen.devices.driver))
+    return rows + [("variable", f"{name}={value}") for name, value in seen.variables.items()]
+
+
+def _disks(seen: Inspection) -> list[tuple[str, str]]:
+    from paceline.backends.check.findings import size
+
+    rows = []
+    for label, space in (("/dev/shm", seen.shared_memory), ("jobs' folder", seen.jobs)):
+        if space is None:
+            rows.append((label, "none"))
+        else:
+            where = "" if space.path == label else f"{space.path}: "
+            rows.append((label, f"{where}{size(space.free)} free of {size(space.total)}"))
+    return rows
+
+
+def _network(seen: Inspection) -> list[tuple[str, str]]:
+    rows = []
+    for interface in seen.interfaces:
+        state = {True: "up", False: "down", None: "state unknown"}[interface.up]
+        speed = [_speed(interface.speed)] if interface.speed is not None else []
+        addresses = [interface.ipv4] if interface.ipv4 else []
+        rows.append((interface.name, ", ".join([state, *addresses, *interface.ipv6, *speed])))
+    resolved = ", ".join(seen.host.addresses) or f"does not resolve: {seen.host.problem}"
+    rows.append(("host name", f"{seen.host.name}: {resolved}"))
+    where = " ".join(part for part in (seen.gloo.interface, seen.gloo.address) if part) or "nothing"
+    rows.append(("gloo takes", f"{where}: {seen.gloo.why}"))
+    return rows
+
+
+def _speed(megabits: int) -> str:
+    return f"{megabits / 1000:g} Gbit/s" if megabits >= 1000 else f"{megabits} Mbit/s"
+
+
+def _limit(number: int | None) -> str:
+    return "no limit" if number is None else str(number)
+
+
+def _found(found: list[Finding]) -> list[str]:
+    """What would go wrong, a line each."""
+    if not found:
+        return [bold("What would go wrong"), "  nothing that paceline knows of"]
+    colours = {"error": "red", "warning": "yellow"}
+    lines = [bold("What would go wrong")]
+    for finding in found:
+        level = click.style(f"{finding.level:7}", fg=colours[finding.level])
+        lines.append(f"  {level}  {finding.where} {finding.what}; {finding.do}")
+    return lines
+
+
+check = SectionedCommand(
+    "check",
+    callback=_check,
+    help=_check.__doc__,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    params=[
+        *where_options(),
+        Option(
+            ["-o", "--output"],
+            section="Output",
+            type=click.Choice(["table", "json"]),
+            default="table",
+            help="json: for programs; its keys stay.  [default: table]",
+        ),
+    ],
+)

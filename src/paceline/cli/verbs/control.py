@@ -1,0 +1,160 @@
+"""The verbs that wait for jobs, end them and remove them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from paceline.cli.flags.names import known, outcome
+from paceline.cli.flags.where import backend, where_options
+from paceline.cli.terminal.progress import Progress
+from paceline.job.errors import UserError
+from paceline.job.job import Job
+
+from .show import _KEPT, _PATIENCE, _ago, _say, _seconds
+
+if TYPE_CHECKING:
+    pass
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@click.command(params=where_options())
+@click.argument("names", nargs=-1, required=True, metavar="JOB…")
+@click.option("--timeout", metavar="10m", help="Give up after this time, with exit code 124.")
+def wait(names: tuple[str, ...], timeout: str | None) -> int:
+    """Wait until JOBs have ended; the exit code is that of the first one that failed."""
+    known(names)
+    seconds = _seconds("--timeout", timeout)
+    if not _wait(names, seconds):
+        going = [job.name for job in known(names) if not job.is_over]
+        click.echo(f"paceline: {', '.join(going)} did not end within {timeout}", err=True)
+        return 124
+    code = 0
+    for job in known(names):
+        _say(outcome(job))
+        code = code or _exit_code(job)
+    return code
+
+
+def _wait(names: Sequence[str], seconds: float | None = None) -> bool:
+    """Wait for jobs to end, and show that it goes on."""
+    with Progress() as progress:
+        of = len(names) if len(names) > 1 else None
+        return backend().wait(names, seconds, lambda ended: progress(f"waiting for {_listed(names)}", ended, of))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:3])} and {len(names) - 3} more" if len(names) > 4 else ", ".join(names)
+
+
+def _exit_code(job: Job) -> int:
+    """The exit code of a job that is over; 1 where it died without one."""
+    return (0 if job.state == "SUCCEEDED" else 1) if job.exit_code is None else job.exit_code
+
+
+@click.command(params=where_options())
+@click.argument("names", nargs=-1, required=True, metavar="JOB…")
+@click.option("--now", is_flag=True, help="At once: nothing is saved.")
+@click.option("--no-wait", is_flag=True, help="Come back before they have ended.")
+def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
+    """Stop JOBs: cleanly, so that a script that uses the library saves a checkpoint."""
+    names, here = tuple(dict.fromkeys(names)), backend()
+    jobs = known(names)
+    untold = {job.name: here.silent(job.name) if job.state == "LOST" else [] for job in jobs}
+    _refuse_lost([job for job in jobs if not untold[job.name]])
+    here.stop(names, now)
+    if not no_wait:
+        _wait(names, _PATIENCE + (0 if now else max(job.grace for job in jobs)))
+    code = 0
+    for before, after in zip(jobs, known(names), strict=True):
+        but = f"; not told everywhere: {', '.join(untold[before.name])}" if untold[before.name] else ""
+        left = {rank.node: None for rank in after.instances if rank.state in ("STARTING", "RUNNING")}
+        if before.is_over and not left:
+            _say(f"job {before.name} had ended already ({before.state.lower()})")
+        elif after.is_over and not left:
+            _say(outcome(after) + but)
+        elif no_wait:
+            _say(f"job {before.name} is being stopped; its ranks have {before.grace:g} s{but}")
+        else:
+            where = f" on {', '.join(left)}" if left and after.nodes > 1 else ""
+            at_once = f"paceline stop{here.where} --now {before.name}"
+            _say(f"job {before.name} does not end{where}; end it at once with: {at_once}{but}")
+            code = 1
+        code = 1 if but else code
+    return code
+
+
+def _refuse_lost(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        if job.state == "LOST":
+            raise UserError(
+                f"job {job.name}: {job.error}; to give it up: paceline delete{backend().where} --force {job.name}"
+            )
+
+
+@click.command(params=where_options())
+@click.argument("names", nargs=-1, required=True, metavar="JOB…")
+@click.option("--force", is_flag=True, help="Stop those that run, at once, and forget those that are LOST.")
+def delete(names: tuple[str, ...], force: bool) -> int:
+    """Delete JOBs that have ended, with their logs and the checkpoints in their folders."""
+    names = tuple(dict.fromkeys(names))
+    here = backend()
+    jobs = known(names)
+    if not force:
+        _refuse_lost(jobs)
+    for job in jobs:
+        if job.state == "LOST":
+            left = here.forget(job.name)
+            _say(f"job {job.name} is forgotten; what {', '.join(left)} has of it is left there")
+    jobs = [job for job in jobs if job.state != "LOST"]
+    names = tuple(job.name for job in jobs)
+    going = [job.name for job in jobs if not job.is_over]
+    if going and not force:
+        raise UserError(f"job {going[0]} has not ended; stop it first with paceline stop {going[0]}, or add --force")
+    if names and force:  # those that have ended too: they may live on on a host that hangs
+        here.stop(names, now=True)
+    if names:
+        _wait(names)
+    for name in names:
+        here.delete([name])
+        _say(f"job {name} deleted")
+    return 0
+
+
+@click.command(params=where_options())
+@click.option(
+    "-s", "--since", metavar="7d", help="Delete those that ended longer ago.  [default: 7d, or their own --ttl]"
+)
+@click.option("--state", multiple=True, metavar="STATE", help="Only jobs that ended so; repeatable.")
+@click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
+def prune(since: str | None, state: tuple[str, ...], dry_run: bool) -> int:
+    """Delete jobs that ended long ago, and those whose time to live is over."""
+    now, here = time.time(), backend()
+    age = _seconds("--since", since)
+    states = {one.upper() for one in state}
+    old = [
+        job
+        for job in here.describe()
+        if job.is_over
+        and (not states or job.state in states)
+        and (job.has_expired(now) or _ended_before(job, now, age))
+    ]
+    for job in old:
+        ended = _ago(job.finished or job.created, now)
+        click.echo(f"{job.name}  {job.state}  ended {ended} ago")
+        if not dry_run:
+            here.delete([job.name])
+    what = "would be deleted" if dry_run else "deleted"
+    click.echo(f"paceline: {len(old)} job{'' if len(old) == 1 else 's'} {what}", err=True)
+    return 0
+
+
+def _ended_before(job: Job, now: float, age: float | None) -> bool:
+    """Whether a job ended longer ago than the user said, or than jobs are kept that do not say how long."""
+    if age is None and job.ttl is not None:
+        return False
+    return now - (job.finished or job.created) >= (_KEPT if age is None else age)

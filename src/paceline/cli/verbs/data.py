@@ -1,0 +1,56 @@
+"""`paceline data`: the named volumes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from paceline.cli.flags.options import SectionedCommand
+from paceline.cli.flags.where import backend, where_options
+from paceline.cli.terminal.tables import Column, output_option, show
+
+if TYPE_CHECKING:
+    from paceline.job.job import Volume
+
+_HELP = {"help_option_names": ["-h", "--help"]}
+
+
+@click.group(context_settings=_HELP)
+def data() -> None:
+    """The named volumes that jobs can use with --data NAME:/PATH.
+
+    They are defined under [volumes] in ~/.config/paceline/config.toml and in the project's paceline.toml.
+    """
+
+
+def _list(output: str) -> None:
+    """List the volumes, and whether they can be read here."""
+    from paceline.job.quantities import show_size
+
+    def size(number: int | None) -> str | None:
+        return None if number is None else show_size(number)
+
+    columns: list[Column[Volume]] = [
+        Column("NAME", lambda volume: volume.name),
+        Column("PATH", lambda volume: volume.path),
+        Column("READABLE", lambda volume: "yes" if volume.problem is None else f"no: {volume.problem}"),
+        Column("DEFINED IN", lambda volume: volume.file),
+        Column("SIZE", lambda volume: size(volume.size), wide=True),
+        Column("FREE", lambda volume: size(volume.free), wide=True),
+    ]
+    volumes = backend().volumes()
+    show(volumes, columns, output, asdict)
+    if not volumes:
+        from paceline.job.settings import PROJECT_FILE, user_file
+
+        where = f"{PROJECT_FILE} or {user_file()}"
+        click.echo(f"paceline: no volumes; define them under [volumes] in {where}", err=True)
+
+
+data.add_command(
+    SectionedCommand(
+        "list", callback=_list, help=_list.__doc__, context_settings=_HELP, params=[*where_options(), output_option()]
+    )
+)

@@ -1,0 +1,183 @@
+"""`paceline logs`: what the ranks of a job wrote, or write."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from paceline.backends.base import LogQuery
+from paceline.cli.flags.names import known as jobs_named
+from paceline.cli.flags.names import outcome, rank_of
+from paceline.cli.flags.options import Option, SectionedCommand
+from paceline.cli.flags.where import backend, where_options
+from paceline.cli.terminal.write import write
+from paceline.job.errors import UserError
+from paceline.job.quantities import duration, show_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from paceline.backends.base import LogLines
+
+    Edit = Callable[[LogLines, bytes], bytes]  # whole lines with their ends, to what is shown of them
+
+_LINE = re.compile(rb"[^\n]*\n|[^\n]+")
+_ERASED = re.compile(rb"[^\n]*\r(?=[^\n])")  # what a progress bar has drawn over
+_BLOCKED_LINE_END = re.compile(rb"\r+(?=\n|\Z)")
+
+
+def _logs(
+    job: str,
+    *,
+    instances: tuple[str, ...],
+    every: bool,
+    follow: bool,
+    tail: int | None,
+    since: str | None,
+    attempt: int | None,
+    grep: str | None,
+    timestamps: bool,
+) -> int:
+    """Show what the ranks of JOB wrote: rank 0, unless -i or --all choose others.
+
+    The lines of several ranks come in the order of time, each behind `[rank N]`. The exit code is 0, or with --follow
+    that of the job. Ctrl-C ends --follow, not the job.
+    """
+    (known,) = jobs_named([job])
+    if every and instances:
+        raise UserError("--all and -i contradict each other; give one of them")
+    ranks = None if every else tuple(dict.fromkeys(rank_of(known, text) for text in instances)) or (0,)
+    several = (known.ranks > 1) if ranks is None else len(ranks) > 1
+    edits = _edits(several, grep, timestamps)
+    raw = follow and not several and not edits and sys.stdout.isatty()
+    query = LogQuery(ranks, follow, tail, _since(since), attempt, timestamps, raw)
+    lines = backend().logs(job, query)
+    try:
+        nothing = _show(lines, edits, raw)
+    except BrokenPipeError:  # whoever read our output is gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        raise UserError(f"cannot write the logs: {error.strerror}") from None
+    (known,) = jobs_named([job])
+    if nothing and not known.is_over and known.started is None and known.attempt == 0 and not follow:
+        click.echo(f"paceline: job {job} is {known.state}, and no rank of it has written yet", err=True)
+    if not follow or not known.is_over:
+        return 0
+    if known.state != "SUCCEEDED":
+        click.echo(f"paceline: {outcome(known)}", err=True)
+    return 1 if known.exit_code is None else known.exit_code  # None: its agent was killed
+
+
+def _since(text: str | None) -> float | None:
+    """Seconds since the epoch of a time span before now, or of an ISO 8601 time; one without a zone is local.
+
+    Raises:
+        UserError: it is neither.
+    """
+    if text is None:
+        return None
+    try:
+        return time.time() - (duration(text) or 0.0)
+    except ValueError:
+        pass
+    try:
+        return datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise UserError(f"--since {text!r} is no time; write for example 10m, 2h or 2026-05-01T12:00:00") from None
+
+
+def _edits(several: bool, grep: str | None, timestamps: bool) -> list[Edit]:
+    """What is done with lines before they are shown.
+
+    Raises:
+        UserError: `grep` is no regular expression.
+    """
+    edits: list[Edit] = []
+    if several:
+        edits.append(lambda _, lines: _drawn(lines))
+    if grep is not None:
+        try:
+            pattern = re.compile(grep.encode(errors="surrogateescape"))
+        except re.error as error:
+            raise UserError(
+                f"--grep {grep!r} is no regular expression: {error}; put \\ before special letters"
+            ) from None
+        edits.append(lambda _, lines: b"".join(filter(pattern.search, _LINE.findall(lines))))
+    if timestamps or several:
+        edits.append(lambda it, lines: _behind(_prefix(it, several, timestamps), lines))
+    return edits
+
+
+def _drawn(lines: bytes) -> bytes:
+    """Of each line what a terminal would show, roughly: what follows its last carriage return."""
+    return _ERASED.sub(b"", _BLOCKED_LINE_END.sub(b"", lines)) if b"\r" in lines else lines
+
+
+def _prefix(it: LogLines, several: bool, timestamps: bool) -> bytes:
+    stamp = f"{show_time(it.time)} " if timestamps else ""
+    return f"{stamp}[rank {it.rank}] ".encode() if several else stamp.encode()
+
+
+def _behind(prefix: bytes, lines: bytes) -> bytes:
+    return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + lines[-1:] if lines else lines
+
+
+def _show(lines: Iterable[LogLines], edits: list[Edit], raw: bool) -> bool:
+    """Write them out, and say on stderr when another attempt begins; returns whether there were none."""
+    attempt, is_open = None, False
+    for it in lines:
+        text = it.text
+        for edit in edits:
+            text = edit(it, text)
+        if is_open and (not raw or it.attempt != attempt):  # the last line of a log had no end
+            write(1, b"\n")
+            is_open = False
+        if attempt is not None and it.attempt > attempt:
+            click.echo(f"paceline: attempt {it.attempt} begins", err=True)
+        attempt = it.attempt
+        if text:
+            is_open = not text.endswith(b"\n")
+            write(1, text)
+    if is_open and edits:
+        write(1, b"\n")
+    return attempt is None
+
+
+logs = SectionedCommand(
+    "logs",
+    callback=_logs,
+    help=_logs.__doc__,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    params=[
+        click.Argument(["job"]),
+        *where_options(),
+        Option(
+            ["-i", "--instance", "instances"],
+            section="Ranks",
+            multiple=True,
+            metavar="N|master-0|worker-N",
+            help="A rank, by number or by its instance's name; repeatable.  [default: 0]",
+        ),
+        Option(["--all", "every"], section="Ranks", is_flag=True, help="All ranks."),
+        Option(
+            ["--attempt"],
+            section="Lines",
+            type=click.IntRange(0),
+            metavar="K",
+            help="What was written before the K-th restart: 0 is the first start.  [default: the last one]",
+        ),
+        Option(["-t", "--tail"], section="Lines", type=click.IntRange(0), metavar="N", help="Only the last N lines."),
+        Option(["--since"], section="Lines", metavar="10m|TIME", help="Only what was written since, an ISO 8601 time."),
+        Option(["--grep"], section="Lines", metavar="RE", help="Of these lines only those that hold a match."),
+        Option(["-f", "--follow"], section="Output", is_flag=True, help="Go on until the job ends, over restarts too."),
+        Option(["--timestamps"], section="Output", is_flag=True, help="Begin each line with the time it was written."),
+    ],
+)

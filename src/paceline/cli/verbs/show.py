@@ -1,0 +1,198 @@
+"""The verbs that look at jobs, wait for them and end them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paceline.cli.flags.names import known
+from paceline.cli.flags.where import backend, where_options
+from paceline.cli.terminal.tables import STATE_COLOURS, Column, output_option, show, show_data
+from paceline.job.errors import UserError, nearest
+from paceline.job.job import STATES, Instance, Job
+from paceline.job.quantities import duration, show_duration, show_time
+from paceline.job.text import printable
+
+if TYPE_CHECKING:
+    pass
+
+if TYPE_CHECKING:
+    pass
+
+_KEPT = _RECENT = 7 * 86400.0  # seconds for which a job that has ended is shown by `list`, and kept by `prune`
+_PATIENCE = 15.0  # seconds beyond its grace in which a job that is being stopped ends
+
+
+def _ago(seconds: float, now: float) -> str:
+    return show_duration(max(0.0, now - seconds))
+
+
+def _seconds(flag: str, text: str | None) -> float | None:
+    """A time as people write it.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        return duration(text)
+    except ValueError as error:
+        raise UserError(f"{flag} {error}") from None
+
+
+# -- list --------------------------------------------------------------------------------------------------------------
+
+
+@click.command("list", params=[*where_options(), output_option()])
+@click.option("-A", "--all", "every", is_flag=True, help="Also those that ended more than 7 days ago.")
+@click.option("--state", multiple=True, metavar="STATE", help="Only jobs in this state; repeatable.")
+@click.option("--since", metavar="2h", help="Only jobs submitted within this time.")
+@click.option("--label", multiple=True, metavar="NAME=VALUE", help="Only jobs with this label; repeatable.")
+def list_(every: bool, state: tuple[str, ...], since: str | None, label: tuple[str, ...], output: str) -> int:
+    """List the jobs, the newest first."""
+    now = time.time()
+    states = {one.upper() for text in state for one in text.split(",")}
+    for one in sorted(states - set(STATES)):
+        raise UserError(f"--state {one}: no such state; {nearest(one, STATES)}")
+    age = _seconds("--since", since)
+    wanted = dict(pair.partition("=")[::2] for pair in label)
+    here = backend()
+    recent = not (every or states or age)
+    jobs = here.describe(since=now - _RECENT if recent else None)
+    shown = [
+        job
+        for job in jobs
+        if (not states or job.state in states)
+        and (age is None or job.created >= now - age)
+        and wanted.items() <= job.labels.items()
+    ]
+    show(shown, _LIST, output, Job.to_dict)
+    if recent and output in ("table", "wide") and (older := here.count() - len(jobs)) > 0:
+        click.echo(f"paceline: {older} that ended long ago are not shown; see paceline list -A", err=True)
+    return 0
+
+
+def _duration(job: Job) -> str | None:
+    seconds = job.duration(time.time())
+    return None if seconds is None else show_duration(seconds)
+
+
+def _text(number: int | None) -> str | None:
+    return None if number is None else str(number)
+
+
+_LIST: list[Column[Job]] = [
+    Column("NAME", lambda job: job.name),
+    Column("STATE", lambda job: job.state, colours=STATE_COLOURS),
+    Column("FRAMEWORK", lambda job: job.framework),
+    Column("NODES", lambda job: str(job.nodes)),
+    Column("RANKS", lambda job: str(job.ranks)),
+    Column("AGE", lambda job: _ago(job.created, time.time())),
+    Column("DURATION", _duration),
+    Column("RESTARTS", lambda job: str(job.restarts), wide=True),
+    Column("EXIT", lambda job: _text(job.exit_code), wide=True),
+    Column("DEVICES", lambda job: ",".join(job.devices) or None, wide=True),
+    Column("LABELS", lambda job: ",".join(f"{k}={v}" for k, v in job.labels.items()) or None, wide=True),
+    Column("REASON", lambda job: job.error or job.waiting, wide=True),
+]
+
+
+# -- get ---------------------------------------------------------------------------------------------------------------
+
+
+@click.command(params=[*where_options(), output_option()])
+@click.argument("name", metavar="JOB")
+def get(name: str, output: str) -> int:
+    """Show everything that is known of JOB."""
+    (job,) = known([name])
+    for why in backend().silent(name):
+        _say(f"{why}; what is there is not shown")
+    if output in ("json", "yaml"):
+        show_data(job.to_dict(), output)
+        return 0
+    now = time.time()
+    for key, value in _facts(job, now):
+        click.echo(f"{key:<12} {printable(value)}")
+    if job.instances:
+        click.echo()
+        show(job.instances, _INSTANCES, output, asdict)
+    return 0
+
+
+def _facts(job: Job, now: float) -> list[tuple[str, str]]:
+    """What `get` says, line by line; what is not there is left out."""
+    progress = job.progress or {}
+    state = job.state if job.exit_code is None else f"{job.state} (exit code {job.exit_code})"
+    facts: list[tuple[str, Any]] = [
+        ("name", job.name),
+        ("state", state),
+        ("error", job.error),
+        ("waiting", job.waiting),
+        ("command", job.command),
+        ("framework", job.framework),
+        ("ranks", f"{job.ranks} on {job.nodes} node{'' if job.nodes == 1 else 's'}"),
+        ("devices", ", ".join(job.devices)),
+        ("restarts", f"{job.restarts} of {job.max_restarts}" if job.max_restarts or job.restarts else None),
+        ("priority", job.priority or None),
+        ("queue", job.queue),
+        ("labels", ", ".join(f"{name}={value}" for name, value in job.labels.items())),
+        ("created", f"{show_time(job.created)} ({_ago(job.created, now)} ago)"),
+        ("started", show_time(job.started)),
+        ("finished", show_time(job.finished)),
+        ("duration", _duration(job)),
+        ("kept for", None if job.ttl is None else f"{show_duration(job.ttl)} after its end"),
+        ("progress", _progress(progress, job.is_over)),
+        ("tensorboard", job.tensorboard),
+        *(("data", _volume(volume)) for volume in job.data),
+        ("code", _code(job.code) if job.code else None),
+        ("working dir", job.working_dir),
+        ("folder", job.folder),
+    ]
+    return [(key, str(value)) for key, value in facts if value not in (None, "")]
+
+
+def _progress(progress: Any, is_over: bool) -> str:
+    if not progress:
+        return ""
+    of = f"/{progress['epochs']}" if progress.get("epochs") else ""
+    steps = f"/{progress['steps']}" if progress.get("steps") else ""
+    text = f"epoch {progress['epoch'] + 1}{of}, step {progress['step']}{steps}"
+    if progress.get("samples_per_second"):
+        text += f", {progress['samples_per_second']:.4g} samples/s"
+    if progress.get("seconds_left") is not None and not is_over:
+        text += f", {show_duration(progress['seconds_left'])} left"
+    return text
+
+
+def _volume(volume: Any) -> str:
+    where = f"{volume['volume']} at {volume['path']}"
+    if volume["visible"]:
+        return where
+    return f"{where} (not mounted at {volume['wanted']}: the job reads {volume['variable']})"
+
+
+def _code(code: Any) -> str:
+    commit = f" ({code['commit'][:12]})" if code.get("commit") else ""
+    return f"{code['path']}, by {code['mode']} from {code['source']}{commit}"
+
+
+_INSTANCES: list[Column[Instance]] = [
+    Column("INSTANCE", lambda rank: rank.name),
+    Column("RANK", lambda rank: str(rank.rank)),
+    Column("NODE", lambda rank: rank.node),
+    Column("STATE", lambda rank: rank.state, colours=STATE_COLOURS),
+    Column("PID", lambda rank: _text(rank.pid)),
+    Column("EXIT", lambda rank: _text(rank.exit_code)),
+]
+
+
+# -- wait, stop, delete ------------------------------------------------------------------------------------------------
+
+
+def _say(text: str) -> None:
+    click.echo(f"paceline: {printable(text)}", err=True)
+
+
+# -- events, attach ----------------------------------------------------------------------------------------------------

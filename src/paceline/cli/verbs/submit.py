@@ -1,0 +1,122 @@
+"""`paceline submit` and `paceline resubmit`: jobs that outlive the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TORCHRUN
+from paceline.cli.flags.names import known
+from paceline.cli.flags.options import SectionedCommand
+from paceline.cli.flags.where import backend, job_options, place, where_options
+from paceline.cli.terminal.progress import Progress
+from paceline.job.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.backends.base import Backend
+    from paceline.job.spec import JobSpec
+
+
+def _submit(**given: Any) -> int:
+    """Submit a job that goes on without this terminal: SCRIPT with ARGS, or a YAML file that describes one.
+
+    Flags go over what the file says. `paceline get`, `logs -f`, `wait` and `stop` take the name that is printed.
+    """
+    from paceline.cli.flags.spec import spec_of
+
+    spec, given = spec_of(given, submit)
+    refuse_script(given)
+    there = place(given, spec.backend)
+    return dry_run(spec, there) if given["dry_run"] else detached(spec, there)
+
+
+def refuse_script(given: dict[str, Any]) -> None:
+    """Nobody would run it for a job that goes on by itself.
+
+    Raises:
+        UserError: there is one.
+    """
+    if given["host_discovery_script"] is not None:
+        raise UserError(
+            "--host-discovery-script is run by whoever watches a job; leave it out, and add hosts by paceline scaleout"
+        )
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """What is half done is undone also when the terminal is closed or the process is told to end."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as nohup does
+            signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def dry_run(spec: JobSpec, there: Backend) -> int:
+    """Print the job, complete, and the variables of its ranks; start nothing."""
+    click.echo(json.dumps(there.plan(spec), indent=2))
+    return 0
+
+
+def detached(spec: JobSpec, there: Backend) -> int:
+    """Start the job, and say what to type next."""
+    with ended_by_signals(), Progress() as progress:
+        job = there.submit(spec, progress)
+    it = f"{there.where} {job.name}".lstrip()
+    with contextlib.suppress(OSError):  # the job runs, whether anybody hears of it or not
+        click.echo(job.name)
+        click.echo(f"paceline: submitted; follow it with: paceline logs -f {it}", err=True)
+        click.echo(f"paceline: see it with: paceline get {it}; stop it with: paceline stop {it}", err=True)
+    return 0
+
+
+submit = SectionedCommand(
+    "submit",
+    callback=_submit,
+    help=_submit.__doc__,
+    context_settings={
+        "allow_interspersed_args": False,
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 110,
+    },
+    params=[
+        *job_options(),
+        *SPEC,
+        *NODES,
+        *TORCHRUN,
+        *HOROVODRUN,
+        *PROGRAM_ARGUMENTS,
+    ],
+)
+
+
+@click.command(params=where_options())
+@click.argument("job")
+@click.option("--name", metavar="NAME", help="Name of the new job.  [default: the old one's with the next free number]")
+def resubmit(job: str, name: str | None) -> int:
+    """Run JOB again as it was submitted; it goes on from the checkpoints that JOB has left."""
+    (old,) = known([job])
+    if not old.is_over and old.state != "LOST":
+        raise UserError(f"job {job} is {old.state}; wait for it, or stop it first: paceline stop {job}")
+    spec = backend().spec(job)
+    stem = old.name
+    if spec.resume_from:  # it was numbered here itself
+        stem = re.sub(r"-\d+$", "", stem)
+    new = name or f"{stem[:55]}-"
+    return detached(spec.model_copy(update={"name": new, "resume_from": job}), backend())

@@ -1,0 +1,193 @@
+"""`paceline top`: what jobs and machines use now."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from paceline.cli.flags.names import known
+from paceline.cli.flags.options import SectionedCommand
+from paceline.cli.flags.where import backend, where_options
+from paceline.cli.terminal.live import watch, watch_option
+from paceline.cli.terminal.tables import STATE_COLOURS, Column, output_option, show
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from paceline.job.job import Job, Node, Usage
+
+_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+class _Row(NamedTuple):
+    job: Job
+    usage: Usage | None  # None where it does not run
+
+
+@click.group(context_settings=_HELP)
+def top() -> None:
+    """What jobs and machines use now."""
+
+
+def _job(jobs: tuple[str, ...], watch: bool, output: str) -> None:
+    """Show what JOBs use now: devices, cores, memory, and use and memory of their GPUs.
+
+    Without JOB these are all that have not ended. With -w it goes on until the named ones have.
+    """
+    here = backend()
+
+    def look() -> bool:
+        shown = known(jobs) if jobs else [job for job in here.describe() if not job.is_over]
+        usage = here.usage([job.name for job in shown if not job.is_over])
+        show([_Row(job, usage.get(job.name)) for job in shown], _job_columns(), output, _job_to_dict)
+        return not jobs or not all(job.is_over for job in shown)
+
+    _once_or_live(look, watch, "paceline top job")
+
+
+def _node(watch: bool, output: str) -> None:
+    """Show what machines have and what is in use: devices and whose they are, cores, memory, disk."""
+    here = backend()
+
+    def look() -> bool:
+        show(here.nodes(), _node_columns(), output, asdict)
+        return True
+
+    _once_or_live(look, watch, "paceline top node")
+
+
+def _once_or_live(look: Any, live: bool, title: str) -> None:
+    if live:
+        watch(look, title)
+    else:
+        look()
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+
+def _job_columns() -> list[Column[_Row]]:
+    from paceline.job.quantities import show_size
+
+    def size(number: int | None) -> str | None:
+        return None if number is None else show_size(number)
+
+    return [
+        Column("JOB", lambda row: row.job.name),
+        Column("STATE", lambda row: row.job.state, colours=STATE_COLOURS),
+        Column("DEVICES", lambda row: _asked(row.job)),
+        Column(
+            "ALLOCATED",
+            lambda row: f"{len(row.job.devices)} ({','.join(row.job.devices)})" if row.job.devices else None,
+        ),
+        Column("CPU", lambda row: f"{row.usage.cpu:.1f}" if row.usage else None),
+        Column("MEMORY", lambda row: size(row.usage.memory) if row.usage else None),
+        Column("GPU", lambda row: _percent(_sum(row.usage, "use"))),
+        Column("GPU MEMORY", lambda row: size(_sum(row.usage, "memory"))),
+        Column("RANKS", lambda row: str(row.job.ranks), wide=True),
+        Column("PROCESSES", lambda row: str(row.usage.processes) if row.usage else None, wide=True),
+        Column("BY DEVICE", lambda row: _by_device(row.usage), wide=True),
+    ]
+
+
+def _asked(job: Job) -> str | None:
+    asked = job.devices_asked
+    return None if asked is None else str(asked) if isinstance(asked, int) else ",".join(asked)
+
+
+def _allocated(job: Job) -> str | None:
+    return f"{len(job.devices)} ({','.join(job.devices)})" if job.devices else None
+
+
+def _sum(usage: Usage | None, what: str) -> Any:
+    """Of all GPUs; None where none is known."""
+    known = [gpu[what] for gpu in (usage.gpus if usage else ()) if gpu[what] is not None]
+    return sum(known) if known else None
+
+
+def _percent(number: float | None) -> str | None:
+    return None if number is None else f"{number:.0f} %"
+
+
+def _by_device(usage: Usage | None) -> str | None:
+    from paceline.job.quantities import show_size
+
+    def figures(gpu: Mapping[str, Any]) -> str:
+        memory = None if gpu["memory"] is None else show_size(gpu["memory"])
+        return " ".join(part for part in (_percent(gpu["use"]), memory) if part) or "unknown"
+
+    return ", ".join(f"{gpu['device']}: {figures(gpu)}" for gpu in (usage.gpus if usage else ())) or None
+
+
+def _job_to_dict(row: _Row) -> dict[str, Any]:
+    job, usage = row
+    return {
+        "name": job.name,
+        "state": job.state,
+        "ranks": job.ranks,
+        "devices_asked": job.devices_asked,
+        "devices": job.devices,
+        "processes": usage and usage.processes,
+        "cpu": usage and usage.cpu,
+        "memory": usage and usage.memory,
+        "gpus": usage and usage.gpus,
+    }
+
+
+# -- machines ----------------------------------------------------------------------------------------------------------
+
+
+def _node_columns() -> list[Column[Node]]:
+    from paceline.job.quantities import show_size
+
+    def part(used: int, size: int) -> str:
+        return f"{show_size(used)} of {show_size(size)}"
+
+    return [
+        Column("NODE", lambda node: node.name),
+        Column("DEVICES", lambda node: str(len(node.devices))),
+        Column("ALLOCATED", lambda node: str(len(node.allocated))),
+        Column("CPU", lambda node: f"{node.load:.1f} of {node.cores:g}"),
+        Column("MEMORY", lambda node: part(node.memory_used, node.memory)),
+        Column("DISK", lambda node: part(node.disk_used, node.disk)),
+        Column("JOBS", lambda node: ", ".join(f"{d}: {'+'.join(jobs)}" for d, jobs in node.allocated.items()) or None),
+        Column("GPUS", lambda node: ", ".join(map(_gpu, node.gpus)) or None, wide=True),
+    ]
+
+
+def _gpu(gpu: Mapping[str, Any]) -> str:
+    from paceline.job.quantities import show_size
+
+    parts = [_percent(gpu["use"])]
+    if gpu["memory"] is not None and gpu["memory_used"] is not None:
+        parts.append(f"{show_size(gpu['memory_used'])} of {show_size(gpu['memory'])}")
+    parts.append(None if gpu["temperature"] is None else f"{gpu['temperature']:.0f} °C")
+    parts.append(None if gpu["power"] is None else f"{gpu['power']:.0f} W")
+    return f"{gpu['index']}: {' '.join(part for part in parts if part) or 'unknown'}"
+
+
+top.add_command(
+    SectionedCommand(
+        "job",
+        callback=_job,
+        help=_job.__doc__,
+        context_settings=_HELP,
+        params=[
+            click.Argument(["jobs"], nargs=-1, metavar="[JOB]…"),
+            *where_options(),
+            watch_option(),
+            output_option(),
+        ],
+    )
+)
+top.add_command(
+    SectionedCommand(
+        "node",
+        callback=_node,
+        help=_node.__doc__,
+        context_settings=_HELP,
+        params=[*where_options(), watch_option(), output_option()],
+    )
+)

@@ -1,0 +1,1 @@
+"""Brings a job's code to its place."""

@@ -1,0 +1,182 @@
+"""What `.pacelineignore` names, in the syntax of .gitignore."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.job.errors import UserError
+
+from .transfer import printable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILE = ".pacelineignore"
+_CLASSES = {
+    "alnum": "a-zA-Z0-9",
+    "alpha": "a-zA-Z",
+    "blank": r" \t",
+    "digit": "0-9",
+    "lower": "a-z",
+    "space": r"\s",
+    "upper": "A-Z",
+    "xdigit": "0-9a-fA-F",
+}
+
+
+@dataclass(frozen=True)
+class _Pattern:
+    """A line that names something.
+
+    Attributes:
+        is_exception: what it matches is not ignored after all.
+        folders_only: it matches no files.
+        is_anchored: it matches from the root on, not at any depth.
+        parts: what stands between its slashes; "**" is any number of folders.
+    """
+
+    is_exception: bool
+    folders_only: bool
+    is_anchored: bool
+    parts: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, line: str) -> _Pattern | None:
+        """None where the line names nothing."""
+        line = re.sub(r"((?:[^\\ ]|\\.| +(?=[^ ]))*) *", r"\1", line, count=1) if line.endswith(" ") else line
+        if not line or line.startswith("#"):
+            return None
+        body = line.removeprefix("!").rstrip("/")
+        if not body:
+            return None
+        parts = [part if part == "**" else re.sub(r"\*\*+", "*", part) for part in body.split("/")]
+        is_anchored = len(parts) > 1
+        while len(parts) > 1 and parts[0] in ("", "**"):
+            is_anchored = parts.pop(0) == "" and (parts[0] != "**" or len(parts) == 1)
+        if parts == ["**"]:
+            parts, is_anchored = ["*"], False
+        kept = [part for n, part in enumerate(parts) if part and (part != "**" or parts[n - 1 : n] != ["**"])]
+        return cls(line.startswith("!"), line.endswith("/"), is_anchored, tuple(kept))
+
+    @property
+    def regex(self) -> str:
+        """What it matches, as a regular expression for a path relative to the root."""
+        found = "" if self.is_anchored else "(?:.*/)?"
+        for number, part in enumerate(self.parts):
+            is_last = number == len(self.parts) - 1
+            if part == "**":
+                found += ".+" if is_last else "(?:.*/)?"
+            else:
+                found += _part_regex(part) + ("" if is_last else "/")
+        return found
+
+    def rsync_rules(self) -> list[str]:
+        """The same as rules for rsync."""
+        variants = {self.parts}
+        if "**" in self.parts[:-1]:  # it also stands for no folder at all, but not to rsync
+            last = len(self.parts) - 1
+            variants.add(tuple(part for n, part in enumerate(self.parts) if part != "**" or n == last))
+        rules = []
+        for parts in sorted(variants):
+            text = "/".join(parts)
+            if not re.search(r"[*?\[]", text):  # without wildcards a backslash is just that to rsync
+                text = re.sub(r"\\(.)", r"\1", text)
+            sign, start, end = "+" if self.is_exception else "-", "/" * self.is_anchored, "/" * self.folders_only
+            rules.append(f"{sign} {start}{text}{end}")
+        return rules
+
+
+class Ignore:
+    """The patterns of a .pacelineignore file.
+
+    Raises:
+        UserError: a pattern is malformed; the line is named.
+    """
+
+    def __init__(self, text: str, where: str) -> None:
+        self._patterns: list[tuple[_Pattern, re.Pattern[str]]] = []
+        for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
+            try:
+                pattern = _Pattern.parse(line.rstrip("\r"))
+                if pattern is not None:
+                    self._patterns.append((pattern, re.compile(pattern.regex, re.DOTALL)))
+            except (ValueError, re.error):
+                raise UserError(
+                    f"{printable(where)} line {number}: {line!r} is no pattern; write it as in .gitignore"
+                ) from None
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> Ignore:
+        """What the file in `folder` says; nothing where there is none.
+
+        Raises:
+            UserError: it cannot be read, or a pattern is malformed.
+        """
+        path = folder / FILE
+        try:
+            return cls(path.read_bytes().decode("utf-8", "surrogateescape"), str(path))
+        except FileNotFoundError:
+            return cls("", str(path))
+        except OSError as error:
+            raise UserError(f"cannot read {printable(path)}: {error.strerror}; check its permissions") from None
+
+    def __call__(self, path: str, is_folder: bool) -> bool:
+        """Whether it names a path relative to the folder. What lies in an ignored folder is not asked for."""
+        for pattern, regex in reversed(self._patterns):
+            if (is_folder or not pattern.folders_only) and regex.fullmatch(path):
+                return not pattern.is_exception
+        return False
+
+    def rsync_rules(self) -> list[str]:
+        """The same as rules for rsync's `--filter`, where the first that matches counts."""
+        return [rule for pattern, _ in reversed(self._patterns) for rule in pattern.rsync_rules()]
+
+
+def _part_regex(part: str) -> str:
+    """What stands between two slashes as a regular expression.
+
+    Raises:
+        ValueError: it ends within a set of characters, or with a backslash.
+    """
+    found = ""
+    at = 0
+    while at < len(part):
+        sign = part[at]
+        at += 1
+        if sign == "*":
+            found += "[^/]*"
+        elif sign == "?":
+            found += "[^/]"
+        elif sign == "[":
+            characters, at = _set_regex(part, at)
+            found += characters
+        elif sign == "\\":
+            if at == len(part):
+                raise ValueError(part)
+            found += re.escape(part[at])
+            at += 1
+        else:
+            found += re.escape(sign)
+    return found
+
+
+def _set_regex(part: str, at: int) -> tuple[str, int]:
+    """A set of characters that begins at `at`, and where it ends.
+
+    Raises:
+        ValueError: it does not end, or names an unknown class.
+    """
+    match = re.compile(r"([!^]?)((?:]|\[:\w+:\]|\\.|[^]\\])(?:\[:\w+:\]|\\.|[^]\\])*)\]").match(part, at)
+    if match is None:
+        raise ValueError(part)
+    inside = ""
+    for token in re.findall(r"\[:\w+:\]|\\.|-|[^-]", match[2]):
+        if token.startswith("[:"):
+            if token[2:-2] not in _CLASSES:
+                raise ValueError(part)
+            inside += _CLASSES[token[2:-2]]
+        else:
+            inside += "-" if token == "-" else re.escape(token[-1])
+    return f"(?!/)[{'^' if match[1] else ''}{inside}]", match.end()

@@ -1,0 +1,65 @@
+"""What paceline itself writes into a user's folders, so that snapshots can leave it out."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from paceline.job.errors import UserError
+from paceline.job.paths import jobs_folder
+
+# Beside `code/train` lies the empty file `code/.train.paceline`; while the code is being brought, it lies in
+# `code/.train.paceline.1a2b3c4d`.
+_OURS = re.compile(r"\..+\.paceline(\.[0-9a-f]{8})?", re.DOTALL)
+# What a folder for the code of jobs gets, so that git does not look into it.
+_GITIGNORE = b"# The code of jobs; made by paceline.\n*\n"
+
+
+def write_gitignore(folder: Path) -> Path:
+    """Let git leave out a folder that is paceline's alone."""
+    path = folder / ".gitignore"
+    path.write_bytes(_GITIGNORE)
+    return path
+
+
+def is_for_code(folder: str) -> bool:
+    """Whether paceline made a folder for the code of jobs."""
+    try:
+        return Path(folder, ".gitignore").read_bytes() == _GITIGNORE
+    except OSError:
+        return False
+
+
+def marker_of(destination: Path) -> Path:
+    """The file that tells that the folder beside it is a job's code."""
+    return destination.with_name(f".{destination.name}.paceline")
+
+
+def building_name(name: str, suffix: str) -> str:
+    """What a folder is called that will be `name`; `suffix` is eight hexadecimal digits."""
+    return f".{name}.paceline.{suffix}"
+
+
+def is_our_name(name: str) -> bool:
+    """Whether a file or folder is called as paceline calls what it puts beside the code of jobs."""
+    return _OURS.fullmatch(name) is not None
+
+
+class Ours:
+    """Knows the folders that are paceline's: where jobs are kept, run directories, the code of jobs."""
+
+    def __init__(self) -> None:
+        try:
+            jobs = jobs_folder()
+        except UserError:  # no home: no jobs in it
+            self._homes = frozenset[str]()
+        else:
+            self._homes = frozenset(os.path.realpath(path) for path in (jobs, jobs.parent))
+
+    def __call__(self, path: str) -> bool:
+        """Whether a folder is paceline's. The path is absolute and goes through no symbolic link."""
+        parent, name = os.path.split(path)
+        if path in self._homes or is_our_name(name) or os.path.lexists(f"{parent}/.{name}.paceline"):
+            return True
+        return all(os.path.isfile(f"{path}/{file}") for file in ("status.json", "spec.json", "events.jsonl"))

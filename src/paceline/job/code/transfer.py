@@ -1,0 +1,163 @@
+"""Runs programs that bring files from elsewhere, and says in a line why they could not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.job.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+Progress = Callable[[str, int, "int | None"], None]
+
+_MANY = 200  # lines of a program's complaints that are kept
+
+# What programs say (in English, in lower case) → what is wrong, and what to do.
+_REASONS: tuple[tuple[str, str], ...] = (
+    (r"no space left on device|disk quota exceeded", "no space is left; free some, or choose another working dir"),
+    (
+        r"could not resolve|name or service not known|couldn't connect|failed to connect|connection refused|"
+        r"timed out|no route to host|network is unreachable|unable to look up|connection reset|"
+        r"temporary failure in name resolution",
+        "its host cannot be reached; check the name and the network",
+    ),
+    (r"host key verification failed", "its host's key is not known; connect once by hand with ssh and confirm it"),
+    (r"cannot run ssh|failed to exec ssh", "ssh is not installed; install it (Debian: apt install openssh-client)"),
+    (
+        r"certificate|ssl[_ ]|gnutls",
+        "its host's certificate is not trusted; install its authority, or see http.sslCAInfo",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a program ended, what it printed, and what it complained about, line by line."""
+
+    code: int
+    output: bytes
+    complaints: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The complaints in one, in lower case, to look for reasons in."""
+        return "\n".join(self.complaints).lower()
+
+    @property
+    def last(self) -> str:
+        """The complaint that says most: the last fatal one, or else the last."""
+        fatal = [line for line in self.complaints if re.match(r"(fatal|error|rsync):", line, re.IGNORECASE)]
+        line = (fatal or [*self.complaints] or [f"exit code {self.code}"])[-1]
+        return printable(re.sub(r"^(fatal|error|rsync):\s*", "", line, flags=re.IGNORECASE).rstrip("."))
+
+
+def printable(name: object) -> str:
+    """A name as it is, or quoted where it would break the line."""
+    text = str(name)
+    return text if text.isprintable() else ascii(text)
+
+
+def require(program: str) -> str:
+    """The path of a program.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    path = shutil.which(program)
+    if path is None:
+        raise UserError(f"{program} is not installed here; install it (Debian: apt install {program})")
+    return path
+
+
+def run(
+    argv: Sequence[str],
+    folder: Path,
+    env: Mapping[str, str],
+    *,
+    on_line: Callable[[str], bool] = lambda line: False,
+    on_output: Callable[[str], bool] | None = None,
+    given: bytes = b"",
+) -> Result:
+    """Run a program in a session of its own, so that it cannot ask on the terminal, and everything it starts.
+
+    Args:
+        argv: the program and its arguments.
+        folder: where it runs.
+        env: its environment.
+        on_line: gets every line of its stderr; returns whether it was about progress. It also gets empty lines now
+            and then while the program is silent.
+        on_output: the same for stdout; then `Result.output` is empty.
+        given: what it reads from stdin.
+    """
+    complaints: list[str] = []
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as output:
+        stdin.write(given)
+        stdin.seek(0)
+        process = subprocess.Popen(
+            argv,
+            cwd=folder,
+            env=dict(env),
+            stdin=stdin,
+            stdout=output if on_output is None else subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            handlers = {process.stderr.fileno(): on_line}  # type: ignore[union-attr]
+            if on_output is not None:
+                handlers[process.stdout.fileno()] = on_output  # type: ignore[union-attr]
+            _read_lines(process, handlers, complaints)
+            code = process.wait()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        finally:
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+        output.seek(0)
+        return Result(code, output.read(), tuple(complaints[-_MANY:]))
+
+
+def _read_lines(
+    process: subprocess.Popen[bytes], handlers: dict[int, Callable[[str], bool]], complaints: list[str]
+) -> None:
+    """Hand out lines until the program ends; what it left running in the background may keep the pipes open."""
+    rests = dict.fromkeys(handlers, b"")
+    while rests:
+        is_over = process.poll() is not None
+        ready = select.select(list(rests), [], [], 0 if is_over else 0.2)[0]
+        for descriptor in ready:
+            data = os.read(descriptor, 65536)
+            *lines, rests[descriptor] = re.split(rb"[\r\n]", rests[descriptor] + data)
+            if not data:
+                lines.append(rests.pop(descriptor))
+            for line in lines:
+                text = os.fsdecode(line).strip()
+                if text and not handlers[descriptor](text):
+                    complaints.append(text)
+                    del complaints[: -2 * _MANY]
+        if not ready:
+            if is_over:
+                return
+            for handler in handlers.values():
+                handler("")
+
+
+def reason(text: str) -> str | None:
+    """Why a program could not bring anything, as far as that does not depend on the program."""
+    return next((why for pattern, why in _REASONS if re.search(pattern, text)), None)

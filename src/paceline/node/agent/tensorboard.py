@@ -1,0 +1,36 @@
+"""The TensorBoard that an agent keeps beside its job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.node.tensorboard import PAUSE, TensorBoard, start_with_job
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.node.eventloop.loop import Loop
+    from paceline.node.rundir.directory import RunDirectory
+
+
+class JobBoard:
+    """The TensorBoard of a job that runs; it ends with this process."""
+
+    def __init__(self, loop: Loop, run: RunDirectory) -> None:
+        self._loop, self._run = loop, run
+        self._board: TensorBoard | None = None
+
+    def start(self, python: Sequence[str], logdir: str) -> None:
+        """Start it, unless it runs; what becomes of it is an event of the job."""
+        if self._board is None or not self._board.is_alive():
+            self._board = start_with_job(python, logdir, self._run.path)
+            self._look(self._board)
+
+    def _look(self, board: TensorBoard | None) -> None:
+        """Until it is known whether it runs, or another has taken its place."""
+        if board is None or board is not self._board:
+            return
+        if board.look():
+            self._run.append_event("tensorboard", url=board.url, problem=board.problem)
+        else:
+            self._loop.after(PAUSE, lambda: self._look(board))

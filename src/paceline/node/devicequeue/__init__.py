@@ -1,0 +1,1 @@
+"""Jobs take turns with the devices of a machine."""

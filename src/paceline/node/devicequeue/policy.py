@@ -1,0 +1,98 @@
+"""Who gets which devices: pure functions of the entries of the queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from paceline.node.spec import Request
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A job in the queue.
+
+    Attributes:
+        job: its name.
+        priority: a waiting job with a higher one comes first.
+        number: of two with the same priority the lower one comes first.
+        since: when it came, or got its devices, in seconds since the epoch.
+        need: how many devices, or which.
+        of: the devices that it may have.
+        share: whether it shares devices with others that share theirs.
+        devices: what it holds; empty as long as it waits.
+    """
+
+    job: str
+    priority: int
+    number: int
+    since: float
+    need: int | tuple[str, ...]
+    of: tuple[str, ...]
+    share: bool
+    devices: tuple[str, ...] = ()
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """The key that sorts waiting jobs, the first to be served first."""
+        return -self.priority, self.number
+
+
+def turn(entries: Iterable[Entry]) -> tuple[Entry, tuple[str, ...]] | None:
+    """Who is next and what it gets, or None as long as the first in the line must wait (or nobody does).
+
+    Nobody overtakes: a job that needs one device waits behind one that needs four. A job that shares gets the devices
+    with the fewest others on them.
+    """
+    entries = list(entries)
+    holders = [entry for entry in entries if entry.devices]
+    first = min((entry for entry in entries if not entry.devices), key=lambda e: e.order, default=None)
+    if first is None:
+        return None
+    others: dict[str, int] = {}  # device → jobs that have it
+    taken: set[str] = set()  # devices that the first must not have
+    for holder in holders:
+        for device in holder.devices:
+            others[device] = others.get(device, 0) + 1
+        if not (holder.share and first.share):
+            taken.update(holder.devices)
+    if isinstance(first.need, int):
+        usable = sorted((d for d in first.of if d not in taken), key=lambda d: others.get(d, 0))
+        return (first, tuple(usable[: first.need])) if len(usable) >= first.need else None
+    return None if taken.intersection(first.need) else (first, first.need)
+
+
+def impossible(request: Request) -> str:
+    """Why a request can never be granted, or "" where it can."""
+    has = f"{len(request.of)} ({', '.join(request.of)})" if request.of else "none"
+    if not request.need:
+        return "it needs no device"
+    if isinstance(request.need, int):
+        few = request.need > len(request.of)
+        return f"it needs {_count(request.need)}, and this machine has {has}" if few else ""
+    unknown = [name for name in request.need if name not in request.of]
+    return f"it needs device {', '.join(unknown)}, and this machine has {has}" if unknown else ""
+
+
+def explain(entries: Iterable[Entry], job: str) -> str | None:
+    """What a job waits for, in one line; None if it does not wait."""
+    entries = list(entries)
+    entry = next((e for e in entries if e.job == job and not e.devices), None)
+    if entry is None:
+        return None
+    need = entry.need
+    what = _count(need) if isinstance(need, int) else f"device{'s' if len(need) > 1 else ''} {', '.join(need)}"
+    ahead = sum(not e.devices and e.order < entry.order for e in entries)
+    wanted = set(entry.of if isinstance(need, int) else need)
+    holders = [e.job for e in entries if wanted.intersection(e.devices)]
+    parts = [f"waits for {what}"]
+    parts += [f"{ahead} job{'s' if ahead > 1 else ''} ahead"] if ahead else []
+    parts += [f"held by: {', '.join(holders)}"] if holders else []
+    return "; ".join(parts)
+
+
+def _count(devices: int) -> str:
+    return f"{devices} device{'' if devices == 1 else 's'}"

@@ -1,0 +1,1 @@
+"""Sockets, signals, deadlines and changes of files, in one thread."""

@@ -1,0 +1,1 @@
+"""What a client asks of this machine over a connection."""

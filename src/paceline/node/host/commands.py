@@ -1,0 +1,102 @@
+"""What a client elsewhere has this machine do with its jobs."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from paceline.node.errors import Refused
+from paceline.node.rundir.directory import read_json
+from paceline.node.signals import LEAVE
+from paceline.node.spec import NodeSpec
+from paceline.node.store import lifecycle, records
+
+if TYPE_CHECKING:
+    from paceline.node.store.home import Answer, Home, Request
+
+
+def stop(home: Home, request: Request) -> Answer:
+    """Stop those of the jobs that are here."""
+    runs = home.runs(request["names"])
+    for run in runs:
+        lifecycle.stop(run, request["now"])
+    return {"names": [run.path.name for run in runs]}
+
+
+def delete(home: Home, request: Request) -> Answer:
+    """Remove those of the jobs that are here."""
+    runs = home.runs(request["names"])
+    for run in runs:
+        if run.is_held:
+            raise Refused(f"job {run.path.name} has not ended; stop it first: paceline stop {run.path.name}")
+    for run in runs:
+        home.remove(run)
+    return {"names": [run.path.name for run in runs]}
+
+
+def invite(home: Home, request: Request) -> Answer:
+    """What another machine needs to take part in a job that runs here, with its code (tar).
+
+    Raises:
+        Refused: its nodes cannot change, or it does not run here.
+    """
+    import io
+    import tarfile
+
+    from paceline.node.machine import processes
+
+    run = home.run(request["name"])
+    node, job, status = NodeSpec.load(run.spec), read_json(run.job) or {}, run.read_status() or {}
+    _check_elastic(node)
+    if not run.is_held or status.get("state") in records.FINAL or not status.get("coordinator"):
+        raise Refused(f"job {node.job} does not run here, or has not started yet")
+    env = processes.environment(status["agent"]["pid"])
+    code, archive = job.get("code"), io.BytesIO()
+    if code is not None:
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            tar.add(code["path"], arcname=".")
+    return {
+        "job": job["spec"], "job_id": node.job_id, "most": node.nodes, "door": status["door"],
+        "token": env.get("PACELINE_TOKEN"),
+        "secrets": {name: env[name] for name in job["spec"]["secrets"] if name in env},
+        "sources": job["data"], "code": code, "data": archive.getvalue(),
+    }  # fmt: skip
+
+
+def leave(home: Home, request: Request) -> Answer:
+    """Have this machine leave a job, which goes on without it.
+
+    Raises:
+        Refused: it cannot go on with those that are left, or does not run here.
+    """
+    run = home.run(request["name"])
+    node = NodeSpec.load(run.spec)
+    _check_elastic(node)
+    if request["left"] < node.least:
+        raise Refused(
+            f"job {node.job} needs {node.least} node{'s' if node.least > 1 else ''}, and {request['left']} would be"
+            f" left; bring in others first, or end it with paceline stop {node.job}"
+        )
+    if not records.signal_agent(run.path, (LEAVE,)):
+        raise Refused(f"job {run.path.name} does not run here")
+    return {"leaves": run.path.name}
+
+
+def open_tensorboard(home: Home, request: Request) -> Answer:
+    """The address of a job's TensorBoard, on this machine."""
+    from paceline.node import tensorboard
+
+    run = home.run(request["name"])
+    return {"url": tensorboard.open_for_job((sys.executable,), run.path, request["logdir"])}
+
+
+def close_tensorboard(home: Home, request: Request) -> Answer:
+    """End it."""
+    from paceline.node import tensorboard
+
+    return {"ran": tensorboard.stop(home.run(request["name"]).path)}
+
+
+def _check_elastic(node: NodeSpec) -> None:
+    if node.least == node.nodes:
+        raise Refused(f"job {node.job} has {node.nodes} nodes as long as it runs; submit it with --nnodes MIN:MAX")

@@ -1,0 +1,93 @@
+"""How a job of a client elsewhere would fit this machine, before anything of it starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from paceline.contract import CONTRACTS
+from paceline.node.devicequeue import ticket
+from paceline.node.errors import Refused
+from paceline.node.machine import volumes
+from paceline.node.machine.network import own_address
+from paceline.node.machine.ports import Reservation
+from paceline.node.planning import fitting, node_part
+from paceline.node.ranks import placement
+from paceline.node.store import records
+
+from .preflight import all_facts, converse, job_facts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.node.store.home import Answer, Home, Request
+
+
+def this_machine(home: Home, slots: int) -> fitting.Here:
+    """What a job is fitted to: this machine, with so many slots if it has no accelerators."""
+    declare = 'declare N slots with hosts = ["HOST:N"] in the target\'s settings'
+    choose_python = "name another Python with --ssh-python, or python = in the target's settings"
+    return fitting.Here(home.root, (sys.executable,), lambda: slots, declare, choose_python)
+
+
+def plan(home: Home, request: Request) -> Answer:
+    """What `start` would do: the complete job, this machine's place among the others, and its ranks' variables."""
+    job, here = dict(request["job"]), this_machine(home, request["slots"])
+    job["working_dir"] = os.path.expanduser(job["working_dir"])
+    job = fitting.complete(job, here, None)
+    node = replace(node_part.place(job, here), nodes=1, least=1)
+    ports = [0] * (node.nproc if "endpoints" in CONTRACTS[node.framework].carries else 0)
+    ranks = [placement.foreseen(node, rank, {"start": request["start"]}) for rank in range(node.nproc)]
+    return {"job": job, "node": {"address": own_address(), "slots": node.nproc, "ports": ports}, "ranks": ranks}
+
+
+def preflight(home: Home, request: Request) -> Iterator[Answer]:
+    """What decides where a job goes, and `refused` where it cannot run here; then see `preflight.converse`.
+
+    Without a job: all that this machine has.
+    """
+    facts: Answer = {"address": own_address()}
+    if request["job"] is None:
+        facts.update(all_facts(home.root, home.jobs))
+    else:
+        facts.update(_look(home, request))
+        try:
+            facts.update(job_facts(home.root, home.jobs, _framework(home, request)))
+        except Refused as error:
+            facts["refused"] = str(error)
+    return converse(request["token"].encode(), request["name"], facts)
+
+
+def _look(home: Home, request: Request) -> Answer:
+    """What decides where a job goes: names that are taken, devices that are free, and where nodes could meet."""
+    devices, _ = this_machine(home, request["slots"]).devices
+    try:
+        held = {device for entry in ticket.overview(ticket.folder_of(home.root)) for device in entry.devices}
+    except OSError:
+        held = set()
+    ports = Reservation()
+    port = ports.take()
+    ports.release()
+    return {
+        "names": list(records.names(home.jobs)),
+        "free": len([device for device in devices if device not in held]),
+        "address": own_address(),
+        "port": port,
+    }
+
+
+def _framework(home: Home, request: Request) -> str | None:
+    """What a job's ranks import, None where they are no Python; where the nodes meet is seen to when it starts.
+
+    Raises:
+        Refused: the job cannot run here.
+    """
+    job = {**request["job"], "nodes": 1, "node_rank": None, "main_port": None}
+    if job["code"] is None or job["working_dir"] != ".":
+        job["working_dir"] = os.path.expanduser(job["working_dir"])
+    for source in request["data"]:
+        volumes.find(source)
+    job = fitting.complete(job, this_machine(home, request["slots"]), None)
+    return None if job["command"] is not None else fitting.PACKAGES.get(job["framework"])

@@ -1,0 +1,97 @@
+"""What a client elsewhere wants to know of this machine and its jobs."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from paceline.node.rundir.directory import read_json
+from paceline.node.store import records
+from paceline.node.store.home import with_ids
+
+from .protocol import end_with_stdin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.node.store.home import Answer, Home, Request
+    from paceline.node.store.usage import Gauge
+
+
+def describe(home: Home, request: Request) -> Answer:
+    """The records of jobs, those left out that ended before a time; jobs whose time to live is over go."""
+    line, since, now = records.line_of(home.root), request["since"] or 0.0, time.time()
+    runs = home.runs(list(records.names(home.jobs)) if request["names"] is None else request["names"])
+    found = []
+    for run in runs:
+        record = records.record(run.path, line)
+        if record is None:
+            continue
+        is_over = record["state"] in records.FINAL
+        if is_over and record["ttl"] is not None and now - (record["kept_since"] or now) >= record["ttl"]:
+            home.remove(run)
+        elif not is_over or record["finished"] >= since:
+            found.append(with_ids(run, record))
+    return {"jobs": found, "names": [run.path.name for run in runs]}
+
+
+def spec(home: Home, request: Request) -> Answer:
+    """What a job's user asked for."""
+    return {"spec": (read_json(home.run(request["name"]).job) or {})["spec"]}
+
+
+def events(home: Home, request: Request) -> Answer:
+    """What happened to a job here."""
+    return {"events": records.events(home.run(request["name"]))}
+
+
+def wait(home: Home, request: Request) -> Iterator[Answer]:
+    """A line for each of the jobs here when it has ended, and a last one."""
+    end_with_stdin()
+    for run in home.runs(request["names"]):
+        run.wait_until_free()
+        yield {"ended": run.path.name}
+    yield {"end": True}
+
+
+def logs(home: Home, request: Request) -> Iterator[Answer]:
+    """A line for what a rank wrote; the bytes follow it."""
+    from paceline.node.logs.reader import Choice, check, read
+
+    end_with_stdin()
+    run = home.run(request["name"])
+    ranks = request["choice"].pop("ranks")
+    choice = Choice(None if ranks is None else frozenset(ranks), **request["choice"])
+    if request["checked"]:
+        check(run.path, choice)
+    yield {"begin": True}
+    for text in read(run.path, choice):
+        yield {"text": text[:4], "data": text.data}
+    yield {"end": True}
+
+
+def nodes(home: Home, request: Request) -> Answer:
+    """This machine, and what is in use."""
+    return {"node": _gauge(home, request).machine()}
+
+
+def usage(home: Home, request: Request) -> Answer:
+    """What jobs use here."""
+    return {"usage": _gauge(home, request).of_jobs([run.path.name for run in home.runs(request["names"])])}
+
+
+def _gauge(home: Home, request: Request) -> Gauge:
+    from paceline.node.machine.meter import gpus_of_nvidia_smi
+    from paceline.node.store.usage import Gauge
+
+    from .plan import this_machine
+
+    devices, slots = this_machine(home, request["slots"]).devices
+    return Gauge(home.root, home.jobs, devices, gpus_of_nvidia_smi, slots=slots)
+
+
+def volumes(home: Home, request: Request) -> Answer:
+    """Whether paths can be read here, and how large their file systems are."""
+    from paceline.node.machine.volumes import look
+
+    return {"volumes": {name: look(path)._asdict() for name, path in request["paths"].items()}}

@@ -1,0 +1,76 @@
+"""What a client asks of this machine over a connection, such as ssh's (`wire.py`).
+
+A request is an object on a line; `do` names the verb, and for some more follows on stdin. A line answers it, or several
+where it lasts; that ends with stdin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.node.errors import Refused
+from paceline.node.store.home import Home
+
+from .protocol import send
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from paceline.node.store.home import Answer, Request
+
+    Verb = Callable[[Home, Request], "Answer | Generator[Answer, None, None]"]
+
+# Where the verbs are; only what is asked for is imported, since that takes most of the time of a short answer.
+_VERBS = {
+    "queries": ("describe", "spec", "events", "logs", "nodes", "usage", "volumes", "wait"),
+    "commands": ("stop", "delete", "invite", "leave", "open_tensorboard", "close_tensorboard"),
+    "plan": ("plan", "preflight"),
+    "start": ("start",),
+}
+_MODULES = {verb: module for module, verbs in _VERBS.items() for verb in verbs}
+
+
+def main(root: str, line: bytes) -> None:
+    """Answer a request."""
+    request = json.loads(line)
+    name = request["do"]
+    try:
+        verb: Verb = getattr(importlib.import_module(f"paceline.node.host.{_MODULES[name]}"), name)
+        answer = verb(Home(Path(root)), request)
+        if isinstance(answer, dict):
+            send(answer)
+            return
+        with contextlib.closing(answer):
+            for each in answer:
+                send(each)
+    except Refused as error:
+        send({"error": str(error)})
+    except BrokenPipeError:
+        os._exit(0)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        send({"error": f"{where}{error.strerror or error}; choose another root in the target's settings, or make room"})
+
+
+def shell(argument: str) -> None:
+    """Become a command that a user wants where a rank of a job runs, and as it does."""
+    import base64
+
+    from paceline.node.ranks.placement import shell_of
+
+    request = json.loads(base64.urlsafe_b64decode(argument))
+    try:
+        env, folder = shell_of(Home(Path(os.path.expanduser(request["root"]))).run(request["name"]), request["rank"])
+        os.chdir(folder)
+        command = request["command"] or [os.environ.get("SHELL", "/bin/sh")]
+        os.execvpe(command[0], command, env)
+    except Refused as error:
+        sys.exit(f"paceline: {error}")
+    except OSError as error:
+        sys.exit(f"paceline: cannot run that there: {error}")

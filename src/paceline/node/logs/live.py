@@ -1,0 +1,139 @@
+"""Follows a job while it runs: what its ranks write and what happens, as it comes."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Union
+
+from paceline.node.eventloop.inotify import Waker
+
+from .growing_file import GrowingFile, Lines, RankLog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.node.rundir.directory import RunDirectory
+
+STREAM_BITS = {"out": 1, "err": 2, "both": 3}  # as torchrun counts them
+_ROOM = 65536  # bytes; a disk with less is full
+
+
+@dataclass(frozen=True)
+class Output:
+    """Bytes that a rank wrote; `stream` is "out", "err", or "both" where the two are one."""
+
+    attempt: int
+    rank: int
+    local_rank: int
+    stream: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Event:
+    """A line of events.jsonl: what happened, and its details."""
+
+    name: str
+    details: dict[str, Any]
+
+
+Update = Union[Output, Event]
+
+
+@dataclass(frozen=True)
+class _Log:
+    """A followed log file, and an `Output` that says whose it is."""
+
+    file: GrowingFile
+    output: Output
+
+
+def updates(
+    run: RunDirectory, lifeline: int, wanted: Callable[[Output], bool] = lambda _: True, begin: int = 0
+) -> Iterator[Update]:
+    """What ranks write and what happens, as it comes, until the agent is gone.
+
+    All output of an attempt comes before the event that tells how the attempt ended, which is "restarting" or
+    "finished"; the latter says how long the job `took`.
+
+    Args:
+        run: of the job.
+        lifeline: a descriptor that becomes readable when the agent is gone.
+        wanted: whose output is wanted, asked once a file.
+        begin: where in events.jsonl.
+    """
+    waker = Waker()
+    events, lines = GrowingFile(run.events), Lines()
+    events.offset = begin
+    waker.watch(events.path)
+    logs: dict[Path, _Log] = {}
+    grown: set[Path] | None = None  # the files to look at; None for all
+    alive = True
+    while True:
+        more: set[Path] = set()  # files that may hold more than was read
+        for path in logs if grown is None else grown & logs.keys():
+            if data := logs[path].file.read():
+                if logs[path].file.more:
+                    more.add(path)
+                yield replace(logs[path].output, data=data)
+        for line in lines.add(events.read()):
+            event = _event(line, run)
+            if event.name in ("waiting", "restarting", "finished"):
+                yield from _drain(logs)
+            elif event.name == "started":
+                logs = _open_logs(event.details, wanted)
+                for path in logs:
+                    waker.watch(path)
+                more.update(logs)
+            yield event
+        if more:
+            news = waker.grown()  # one that writes all the time does not keep the others waiting
+            grown = None if news is None else more | news
+        elif alive:
+            grown, closed = waker.wait(lifeline)
+            if closed:
+                alive, grown = False, None  # one more look at everything
+        else:
+            break
+    yield from _drain(logs)
+    waker.close()
+    events.close()
+
+
+def _event(line: bytes, run: RunDirectory) -> Event:
+    details = json.loads(line)
+    name = details.pop("event")
+    if name == "finished":
+        details["took"] = details["time"] - (run.read_status() or {}).get("created", details["time"])
+    return Event(name, details)
+
+
+def is_disk_full(run: RunDirectory) -> bool:
+    """Whether the run directory has no space left for another file."""
+    space = os.statvfs(run.path)
+    return space.f_bavail * space.f_frsize < _ROOM
+
+
+def _open_logs(started: dict[str, Any], wanted: Callable[[Output], bool]) -> dict[Path, _Log]:
+    logs: dict[Path, _Log] = {}
+    for entry in started["logs"]:
+        out, err, error = Path(entry["out"]), Path(entry["err"]), Path(entry["error"])
+        what = Output(started["attempt"], entry["rank"], entry["local_rank"], "out", b"")
+        if err != out and wanted(what):
+            logs[out] = _Log(GrowingFile(out), what)
+        what = replace(what, stream="both" if err == out else "err")
+        if wanted(what):
+            logs[err] = _Log(RankLog(err, error), what)
+    return logs
+
+
+def _drain(logs: dict[Path, _Log]) -> Iterator[Output]:
+    """What is left in the logs of an attempt that is over; they are closed."""
+    for log in logs.values():
+        while data := log.file.read():
+            yield replace(log.output, data=data)
+        log.file.close()
+    logs.clear()

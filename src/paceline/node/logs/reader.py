@@ -1,0 +1,419 @@
+"""What the ranks of a job wrote: merged in the order of time, the last lines, those since a time, and as they come."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import re
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.node.errors import Refused
+from paceline.node.eventloop.inotify import FolderWaker, Waker
+from paceline.node.rundir.directory import RunDirectory, read_json
+
+from .growing_file import CHUNK, GrowingFile
+from .time_index import find, moments
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from .time_index import Sizes
+
+_LOG = re.compile(r"rank-(\d+)(\.err)?\.log")
+_BLOCK = 64 * 1024
+_MOST_INDEX = 8 * 1024 * 1024  # bytes of the time index that the last lines are looked up in
+
+
+class Text(NamedTuple):
+    """Lines of one rank, with their ends; the last one of an attempt may have none.
+
+    Attributes:
+        time: when the ends of these lines were written (about), in seconds since the epoch.
+        attempt: during which they were.
+        rank: whose they are.
+        stream: "e" for stderr where that is kept apart, else "o".
+        data: the bytes as they stand in the file.
+    """
+
+    time: float
+    attempt: int
+    rank: int
+    stream: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which text.
+
+    Attributes:
+        ranks: of these; None for all.
+        attempt: of this attempt; None for the last one, and for those that come while the job is followed.
+        since: only lines whose end was written then or later, in seconds since the epoch.
+        tail: only so many lines from the end.
+        follow: go on until the job, or the chosen attempt, is over.
+        timed: times are wanted even where the order needs none; else they may be later than they were.
+        raw: pass on unfinished lines too, once the follower has caught up.
+    """
+
+    ranks: frozenset[int] | None = None
+    attempt: int | None = None
+    since: float | None = None
+    tail: int | None = None
+    follow: bool = False
+    timed: bool = False
+    raw: bool = False
+
+
+def attempts(path: Path) -> list[int]:
+    """The attempts of the job in a run directory; all logs of an attempt are there before its time index is."""
+    return [attempt for attempt in _folders(path) if RunDirectory(path).times(attempt).exists()]
+
+
+def ranks(path: Path, attempt: int) -> frozenset[int]:
+    """The ranks that have a log of this attempt here."""
+    return frozenset(int(match[1]) for match in _logs(path, attempt))
+
+
+def check(path: Path, choice: Choice) -> None:
+    """See that the job in a run directory has what is chosen.
+
+    Raises:
+        Refused: it has no such attempt or rank.
+    """
+    existing = attempts(path)
+    if choice.attempt is not None and choice.attempt not in existing:
+        has = f"there are {_listed(existing)}" if existing else "none has started yet"
+        raise Refused(f"job {path.name} has no attempt {choice.attempt}: {has}; correct --attempt")
+    spec = read_json(RunDirectory(path).spec) or {"nproc": 1, "nodes": 1}
+    count = spec["nproc"] * spec["nodes"]
+    here = sorted({rank for a in existing if choice.attempt in (None, a) for rank in ranks(path, a)})
+    for rank in sorted(choice.ranks or ()):
+        if rank >= count:
+            has = "rank 0 alone" if count == 1 else f"ranks 0 … {count - 1}"
+            raise Refused(f"job {path.name} has {has}, not rank {rank}; correct -i")
+        if here and rank not in here:
+            wrote = f"but these did: {_listed(here)}"
+            raise Refused(f"rank {rank} of job {path.name} wrote no log here, {wrote}; correct -i")
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def read(path: Path, choice: Choice) -> Iterator[Text]:
+    """What the job in a run directory has written, and with `follow` what it writes, each line once."""
+    if choice.follow:
+        yield from _Follower(path, choice).read()
+        return
+    for attempt, chosen in _chosen(path, choice):
+        with contextlib.closing(_Sources(path, attempt, chosen)) as sources:
+            yield from _last(_backlog(sources, choice, is_over=True), choice.tail)
+
+
+def _folders(path: Path) -> list[int]:
+    try:
+        return sorted(int(name) for name in os.listdir(path / "logs") if name.isdigit())
+    except OSError:
+        return []
+
+
+def _logs(path: Path, attempt: int) -> list[re.Match[str]]:
+    """The log files of an attempt, stdout before stderr: what came at one time is shown in this order."""
+    try:
+        names = os.listdir(path / "logs" / str(attempt))
+    except OSError:
+        return []
+    found = [match for match in map(_LOG.fullmatch, names) if match is not None]
+    return sorted(found, key=lambda match: (int(match[1]), match[2] or ""))
+
+
+def _chosen(path: Path, choice: Choice) -> list[tuple[int, frozenset[int]]]:
+    """The attempts to read, and the ranks to read there.
+
+    Of independent processes those that were not started again have an earlier last attempt.
+    """
+    existing = [a for a in attempts(path) if choice.attempt in (None, a)]
+    if (read_json(RunDirectory(path).spec) or {}).get("framework") != "indexed":
+        existing = existing[-1:]
+    left = frozenset().union(*(ranks(path, a) for a in existing)) if choice.ranks is None else choice.ranks
+    found = []
+    for attempt in reversed(existing):
+        here = left & ranks(path, attempt)
+        if here:
+            found.append((attempt, here))
+            left -= here
+    return found[::-1]
+
+
+class _Source:
+    """A log file, read line by line.
+
+    Attributes:
+        key: its name in the time index.
+        text: says whose it is.
+    """
+
+    def __init__(self, path: Path, text: Text) -> None:
+        self.text = text
+        self.key = b"%d%s" % (text.rank, text.stream.encode())
+        self._file = GrowingFile(path)
+        self._rest: list[bytes] = []  # of a line that has no end yet
+        self.close = self._file.close
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return self._file.status().st_size
+
+    @property
+    def changed(self) -> float:
+        """When the file was last written to."""
+        return self._file.status().st_mtime
+
+    def begin(self, position: int) -> None:
+        """Read from here on."""
+        self._file.offset = max(self._file.offset, position)
+
+    def line_at(self, position: int, lines: int = 0) -> int:
+        """Where the line stands that has the byte before `position`, or one so many lines before it."""
+        for begin in range(_BLOCK * (max(0, position - 1) // _BLOCK), -1, -_BLOCK):
+            block = self._file.peek(begin, position - begin)
+            end = len(block)
+            while (end := block.rfind(b"\n", 0, end)) >= 0:
+                if lines == 0:
+                    return begin + end + 1
+                lines -= 1
+            position = begin
+        return 0
+
+    def take(self, when: float, until: int | None = None) -> Iterator[Text]:
+        """The lines that end before `until`, or before the end as it is now."""
+        while until is None or self._file.offset < until:
+            data = self._file.read(CHUNK if until is None else min(CHUNK, until - self._file.offset))
+            if not data:
+                break
+            lines = self._whole(data)
+            if lines:
+                yield self.text._replace(time=when, data=lines)
+
+    def next(self, raw: bool) -> tuple[bytes, bool]:
+        """What is new, for a follower that hears of growth, and whether there is more already."""
+        data = self._file.read()
+        return data if raw else self._whole(data), self._file.more
+
+    def rest(self, when: float) -> Iterator[Text]:
+        """The beginning of a line that has no end."""
+        if self._rest:
+            yield self.text._replace(time=when, data=b"".join(self._rest))
+            self._rest.clear()
+
+    def _whole(self, data: bytes) -> bytes:
+        end = data.rfind(b"\n") + 1
+        if not end:
+            if data:
+                self._rest.append(data)
+            return b""
+        lines = b"".join([*self._rest, data[:end]])
+        self._rest = [data[end:]] if end < len(data) else []
+        return lines
+
+
+class _Sources:
+    """The open logs of some ranks of one attempt."""
+
+    def __init__(self, path: Path, attempt: int, chosen: frozenset[int] | None) -> None:
+        self.times = RunDirectory(path).times(attempt)
+        self.opened: dict[Path, _Source] = {}
+        for match in _logs(path, attempt):
+            rank = int(match[1])
+            if chosen is None or rank in chosen:
+                log = path / "logs" / str(attempt) / match[0]
+                with contextlib.suppress(FileNotFoundError):  # deleted just now
+                    self.opened[log] = _Source(log, Text(0.0, attempt, rank, "e" if match[2] else "o", b""))
+
+    def close(self) -> None:
+        """Close them."""
+        for source in self.opened.values():
+            source.close()
+
+
+def _backlog(sources: _Sources, choice: Choice, is_over: bool) -> Iterator[Text]:
+    """What was written so far, by the time index; the unfinished last lines too where an attempt `is_over`."""
+    opened = {source.key: source for source in sources.opened.values()}
+    begins: dict[bytes, int] = {}
+    if choice.tail is not None:
+        begins = {key: source.line_at(source.size, choice.tail) for key, source in opened.items()}
+        for key, source in opened.items():
+            source.begin(begins[key])
+    if len(opened) > 1 or choice.since is not None or choice.timed:
+        yield from _by_index(sources.times, opened, begins, choice.since)
+    for source in opened.values():
+        when = source.changed if is_over else time.time()
+        if choice.since is None or when >= choice.since:
+            yield from source.take(when)
+            if is_over:
+                yield from source.rest(when)
+
+
+def _by_index(
+    times: Path, opened: dict[bytes, _Source], begins: dict[bytes, int], since: float | None
+) -> Iterator[Text]:
+    """The lines up to where the time index goes."""
+    if since is not None:
+        start = find(times, lambda when, _: when < since)
+    elif begins:
+        early = lambda _, sizes: all(sizes.get(key, 0) <= begin for key, begin in begins.items())  # noqa: E731
+        start = find(times, early, _MOST_INDEX)
+    else:
+        start = 0
+    before: Sizes | None = {}  # the sizes at `since`
+    for when, sizes in moments(times, start):
+        if since is not None and before is not None:
+            if when < since:
+                before.update(sizes)
+                continue
+            _skip(opened, before)
+            before = None
+        for key, size in sizes.items():
+            if key in opened:
+                yield from opened[key].take(when, size)
+    if since is not None and before is not None:
+        _skip(opened, before)
+
+
+def _skip(opened: dict[bytes, _Source], sizes: Sizes) -> None:
+    """Begin with the first lines that end after these sizes."""
+    for key, size in sizes.items():
+        if key in opened:
+            source = opened[key]
+            source.begin(source.line_at(min(size, source.size)))
+
+
+def _last(texts: Iterable[Text], count: int | None) -> Iterator[Text]:
+    """The last lines of some text."""
+    if count is None:
+        yield from texts
+        return
+    kept: collections.deque[tuple[int, Text]] = collections.deque()
+    total = 0
+    for text in texts:
+        lines = text.data.count(b"\n") + (not text.data.endswith(b"\n"))
+        kept.append((lines, text))
+        total += lines
+        while total - kept[0][0] >= count:
+            total -= kept.popleft()[0]
+            if not kept:
+                break
+    for _, text in kept:
+        surplus, position = total - count, 0
+        while surplus > 0:
+            position = text.data.index(b"\n", position) + 1
+            surplus, total = surplus - 1, total - 1
+        yield text._replace(data=text.data[position:])
+
+
+class _Follower:
+    """Reads a job's logs until the job is over and everything was read."""
+
+    def __init__(self, path: Path, choice: Choice) -> None:
+        self._path = path
+        self._choice = choice
+        self._waker = Waker()
+        self._folders = FolderWaker()
+        self._over, self._over_write = os.pipe()  # readable once nobody works on the job
+        self._is_over = False
+        if self._folders.fd < 0:
+            self._waker.close()  # poll everything
+
+    def read(self) -> Iterator[Text]:
+        """The text, as it comes."""
+        threading.Thread(target=self._wait, daemon=True).start()  # only the kernel can cut it short
+        choice = self._choice
+        try:
+            found = self._next(-1)
+            while found:
+                for attempt, chosen in found[:-1]:  # ranks that were not started again
+                    yield from read(self._path, replace(choice, follow=False, attempt=attempt, ranks=chosen))
+                attempt, _ = found[-1]
+                with contextlib.closing(_Sources(self._path, attempt, choice.ranks)) as sources:
+                    yield from self._attempt(attempt, sources, choice)
+                choice = replace(choice, since=None, tail=None)
+                found = self._next(attempt) if choice.attempt is None else []
+        finally:
+            self._waker.close()
+            self._folders.close()
+            os.close(self._over)
+
+    def _wait(self) -> None:
+        RunDirectory(self._path).wait_until_free()
+        with contextlib.suppress(OSError):  # nobody follows any more
+            os.write(self._over_write, b".")
+        os.close(self._over_write)
+
+    def _next(self, last: int) -> list[tuple[int, frozenset[int]]]:
+        """What to read after this attempt, as soon as there is something; empty when the job is over."""
+        while True:
+            is_over = self._is_over
+            self._look_around()
+            found = [(attempt, chosen) for attempt, chosen in _chosen(self._path, self._choice) if attempt > last]
+            if found or is_over:
+                return found
+            self._sleep()
+
+    def _look_around(self) -> None:
+        """Hear of what comes into the folders from now on."""
+        self._folders.clear()
+        for folder in (self._path, self._path / "logs", *(self._path / "logs" / str(a) for a in _folders(self._path))):
+            self._folders.watch(folder)
+
+    def _attempt(self, attempt: int, sources: _Sources, choice: Choice) -> Iterator[Text]:
+        for log in sources.opened:
+            self._waker.watch(log)
+        past = self._is_past(attempt)
+        yield from _last(_backlog(sources, choice, past), choice.tail)
+        if choice.raw and not past:
+            for source in sources.opened.values():
+                yield from source.rest(time.time())
+        while not past:
+            grown = self._sleep()
+            if grown is None:
+                past = self._is_past(attempt)  # asked first: what comes later is no longer this attempt's
+            yield from self._read(sources, grown, choice.raw)
+        for source in sources.opened.values():
+            yield from source.rest(time.time())
+
+    def _read(self, sources: _Sources, grown: set[Path] | None, raw: bool) -> Iterator[Text]:
+        """What is new in the files that grew, or in all, in turns."""
+        while grown is None or grown:
+            now, more = time.time(), set()
+            for log, source in sources.opened.items():
+                if grown is None or log in grown:
+                    data, is_more = source.next(raw)
+                    if is_more:
+                        more.add(log)
+                    if data:
+                        yield source.text._replace(time=now, data=data)
+            if not more:
+                return
+            news = self._waker.grown()
+            grown = None if news is None else more | news
+
+    def _is_past(self, attempt: int) -> bool:
+        """Whether nobody writes to this attempt's logs any more."""
+        if self._is_over:
+            return True
+        self._look_around()
+        return any(other > attempt for other in _folders(self._path))
+
+    def _sleep(self) -> set[Path] | None:
+        """Wait for something to happen; returns the files that grew, None if more than that may have happened."""
+        grown, ready = self._waker.wait(self._over, *([self._folders.fd] if self._folders.fd >= 0 else []))
+        if self._over in ready:
+            self._is_over = True
+        return None if ready else grown

@@ -1,0 +1,41 @@
+"""The accelerators and cores that a process started here may use, found without importing a framework."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_AMD = Path("/sys/class/kfd/kfd/topology/nodes")
+
+
+def cores() -> int:
+    """Cores that a process may use: its affinity, or the control group's quota if that is less."""
+    from . import hardware
+
+    found = hardware.cores()
+    return found.usable if found.quota is None else max(1, min(found.usable, math.ceil(found.quota)))
+
+
+def accelerators() -> tuple[str, ...]:
+    """Names of the GPUs a process started here would see: the visibility variable's entries, or 0 … count - 1."""
+    for variable in VISIBLE:
+        if variable in os.environ:
+            return tuple(d for d in os.environ[variable].split(",") if d and d != "-1")
+    return tuple(str(index) for index in range(_installed()))
+
+
+def _installed() -> int:
+    from . import hardware
+
+    found = hardware.nvidia_of_kernel(hardware.PROC / "driver" / "nvidia") or hardware.amd_of_kernel(_AMD)
+    if not found and Path("/dev/nvidiactl").exists():  # containers often hide /proc/driver
+        found, _ = hardware.parse_nvidia_smi(hardware.ask(hardware.NVIDIA_SMI)[0])
+    return len(found)
+
+
+def visibility(names: tuple[str, ...]) -> dict[str, str]:
+    """The variables that make these devices, and no others, visible to a process."""
+    variables = ["CUDA_VISIBLE_DEVICES"] + (["HIP_VISIBLE_DEVICES"] if _AMD.is_dir() else [])
+    return dict.fromkeys(variables, ",".join(names))

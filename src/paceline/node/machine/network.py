@@ -1,0 +1,208 @@
+"""What a machine's network looks like to a job: interfaces, the host name, and what gloo would make of them."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import os
+import re
+import socket
+import struct
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable
+
+from .hardware import read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+NET = Path("/sys/class/net")
+IF_INET6 = Path("/proc/net/if_inet6")
+_SIOCGIFADDR = 0x8915
+_UP, _LOOPBACK = 0x1, 0x8  # linux/if.h
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface; `speed` is in Mbit/s, and None is what the kernel does not tell."""
+
+    name: str
+    up: bool | None
+    loopback: bool
+    ipv4: str | None = None
+    ipv6: tuple[str, ...] = ()
+    speed: int | None = None
+
+
+@dataclass(frozen=True)
+class HostName:
+    """This machine's name.
+
+    Attributes:
+        name: as the kernel has it.
+        addresses: what it resolves to, in the resolver's order.
+        usable: the first of them that is an address of this machine.
+        problem: why it does not resolve.
+    """
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    usable: str | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The interface and address that gloo takes, and why; both None when it cannot start."""
+
+    interface: str | None
+    address: str | None
+    why: str
+
+
+def interfaces(
+    names: Iterable[str] | None = None,
+    ipv4: Callable[[str], str | None] | None = None,
+    net: Path = NET,
+    if_inet6: Path = IF_INET6,
+) -> tuple[Interface, ...]:
+    """The interfaces of this network namespace."""
+    if names is None:
+        names = [name for _, name in socket.if_nameindex()]
+    ipv6 = parse_if_inet6(read(if_inet6))
+    found = []
+    for name in names:
+        flags, speed = read(net / name / "flags"), read(net / name / "speed")
+        number = int(flags, 16) if re.fullmatch(r"0x[0-9a-fA-F]{1,8}", flags) else None
+        found.append(
+            Interface(
+                name=name,
+                up=None if number is None else bool(number & _UP),
+                loopback=name == "lo" if number is None else bool(number & _LOOPBACK),
+                ipv4=(ipv4 or _ipv4_of)(name),
+                ipv6=tuple(ipv6.get(name, ())),
+                speed=int(speed) if re.fullmatch(r"[1-9][0-9]{0,9}", speed) else None,  # -1 is unknown
+            )
+        )
+    return tuple(found)
+
+
+def _ipv4_of(name: str) -> str | None:
+    request = struct.pack("256s", name.encode()[:15])
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, request)
+    except OSError:
+        return None  # it has no address
+    return socket.inet_ntoa(answer[20:24])
+
+
+def parse_if_inet6(text: str) -> dict[str, list[str]]:
+    """The IPv6 addresses in /proc/net/if_inet6 by interface; lines of another form are left out."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) == 6 and re.fullmatch(r"[0-9a-fA-F]{32}", fields[0]):
+            found.setdefault(fields[5], []).append(str(ipaddress.IPv6Address(int(fields[0], 16))))
+    return found
+
+
+def host_name(
+    name: str | None = None,
+    lookup: Callable[..., list[Any]] = socket.getaddrinfo,
+    binds: Callable[[Any], bool] | None = None,
+    seconds: float = 1.0,
+) -> HostName:
+    """This machine's name and what it resolves to; a resolver that does not answer in time counts as a failure."""
+    name = socket.gethostname() if name is None else name
+    answers: list[list[Any] | OSError | UnicodeError] = []
+
+    def resolve() -> None:
+        try:
+            answers.append(lookup(name, None, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:  # a name that is empty or too long cannot be encoded
+            answers.append(error)
+
+    thread = threading.Thread(target=resolve, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not answers:
+        return HostName(name, problem=f"no answer within {seconds:g} s")
+    answer = answers[0]
+    if not isinstance(answer, list):
+        return HostName(name, problem=getattr(answer, "strerror", None) or str(answer))
+    usable = next((entry[4][0] for entry in answer if (binds or _binds)(entry)), None)
+    return HostName(name, tuple(dict.fromkeys(entry[4][0] for entry in answer)), usable)
+
+
+def _binds(entry: Any) -> bool:
+    family, kind, protocol, _, address = entry
+    try:
+        with socket.socket(family, kind, protocol) as sock:
+            sock.bind(address)
+    except OSError:
+        return False
+    return True
+
+
+def gloo_choice(env: Mapping[str, str], found: tuple[Interface, ...], host: HostName) -> Choice:
+    """What torch's gloo does: GLOO_SOCKET_IFNAME, else the host name's first address here, else loopback.
+
+    Source: https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupGloo.cpp
+    """
+    named = env.get("GLOO_SOCKET_IFNAME")
+    if named:
+        addresses = {interface.name: interface.ipv4 or next(iter(interface.ipv6), None) for interface in found}
+        for name in named.split(","):
+            if name not in addresses:
+                return Choice(None, None, f"{name} in GLOO_SOCKET_IFNAME={named} is no interface here")
+            if addresses[name] is None:
+                return Choice(None, None, f"{name} in GLOO_SOCKET_IFNAME={named} has no address")
+        first = named.split(",")[0]
+        return Choice(first, addresses[first], "named by GLOO_SOCKET_IFNAME")
+    if host.usable is not None:
+        return Choice(interface_of(host.usable, found), host.usable, f"{host.name} resolves to it")
+    loopback = next((interface.name for interface in found if interface.loopback), None)
+    return Choice(loopback, "127.0.0.1", f"{host.name} does not resolve to an address here")
+
+
+def gloo_interface(env: Mapping[str, str], address: str) -> str | None:
+    """The interface to name in GLOO_SOCKET_IFNAME where gloo itself would take one that no other machine reaches.
+
+    Args:
+        env: the variables of the ranks.
+        address: under which others reach this machine.
+
+    Returns:
+        None where gloo chooses well, or was told, or nobody has the address.
+    """
+    found = interfaces()
+    chosen = gloo_choice(env, found, host_name())
+    if env.get("GLOO_SOCKET_IFNAME") or (chosen.address is not None and not is_loopback(chosen.address)):
+        return None
+    return interface_of(address, found)
+
+
+def interface_of(address: str, found: tuple[Interface, ...]) -> str | None:
+    """The interface that has an address, None if none has it."""
+    text = address.partition("%")[0]
+    for interface in found:
+        if text == interface.ipv4 or text in interface.ipv6:
+            return interface.name
+    return next((i.name for i in found if i.loopback and is_loopback(text)), None)  # all of 127.0.0.0/8 is lo's
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address is one that no other machine can reach."""
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def own_address() -> str:
+    """Where others reach this machine: where whoever asks over ssh has reached it."""
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    return connection[2] if len(connection) == 4 else socket.gethostname()

@@ -1,0 +1,1 @@
+"""Fits a job to a machine before anything of it starts."""

@@ -1,0 +1,262 @@
+"""Fits a job to the machine that this process runs on: what its script and the machine say, and this node's part of it.
+
+A job is the dictionary that its `JobSpec` is in JSON: the model itself belongs to the client.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.node.devicequeue import policy, ticket
+from paceline.node.errors import Refused
+from paceline.node.machine import devices, hardware
+from paceline.node.machine.ports import is_listening
+from paceline.node.spec import Request
+from paceline.node.tensorboard import check_installed
+
+from .script import Imports, imports_of, module_file, program_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+# The package of each framework, and what the fork server imports for it.
+PACKAGES = {"torch": "torch", "horovod": "horovod", "paddle": "paddle", "tensorflow": "tensorflow", "jax": "jax"}
+PRELOAD = {
+    "torch": ("torch", "torch.distributed"),
+    "paddle": ("paddle",),
+    "tensorflow": ("tensorflow",),
+    "jax": ("jax",),
+}
+# Importing these touches no GPU; the others may initialise one, which a forked process cannot use.
+SAFE_WITH_DEVICES = ("torch",)
+
+
+@dataclass(frozen=True)
+class Here:
+    """This machine, as jobs meet it.
+
+    Attributes:
+        home: the folder of jobs and of the queue.
+        python: interpreter with its options, as an argument vector.
+        slots: how many jobs' devices it counts where it has no accelerators; asked only when that matters.
+        declare: how its owner declares slots, for whoever has none.
+        choose_python: how a user chooses another interpreter.
+    """
+
+    home: Path
+    python: tuple[str, ...]
+    slots: Callable[[], int]
+    declare: str
+    choose_python: str
+
+    @property
+    def devices(self) -> tuple[tuple[str, ...], bool]:
+        """The devices that jobs can ask for, and whether they are mere slots."""
+        present = devices.accelerators()
+        if present:
+            return present, False
+        return tuple(str(slot) for slot in range(self.slots())), True
+
+    def request(self, job: Mapping[str, Any]) -> Request | None:
+        """What a completed job asks of the queue, None if it asks for no device."""
+        need = job["devices"]
+        if not need:
+            return None
+        of, slots = self.devices
+        folder = str(ticket.folder_of(self.home))
+        need = need if isinstance(need, int) else tuple(need)
+        return Request(folder, need, of, job["share_devices"], job["priority"], slots)
+
+
+def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, Any]:
+    """Fill in what the script itself and this machine say, and refuse what cannot work; starts nothing.
+
+    Args:
+        job: what the user asked for; its working dir is a whole path, unless it has code of its own.
+        here: this machine.
+        code: where the job's own copy of its code is; None where it has none, or none yet: then what depends on it
+            stays open.
+
+    Raises:
+        Refused: the job cannot run here.
+    """
+    imports = Imports()
+    folder = code or Path(job["working_dir"])
+    if job["code"] is None or code is not None:
+        if not folder.is_dir():
+            raise Refused(f"no folder {folder} to run in; correct --working-dir")
+        job = _check_program(job, folder)
+        imports = _imports(job, folder)
+    if job["options"]:
+        raise Refused(f"this machine knows no option {next(iter(job['options']))!r}; leave it out")
+    framework = job["framework"] or imports.framework or "torch"
+    if job["pass_index"] and framework != "indexed":
+        raise Refused("--pass-index needs independent processes; add --framework indexed")
+    package = PACKAGES.get(framework)
+    needed = package is not None and (job["framework"] or package in imports.required) and job["command"] is None
+    if needed and package is not None and importlib.util.find_spec(package) is None:
+        raise Refused(f"{package} is not installed for {sys.executable}; install it there, or {here.choose_python}")
+    if job["tensorboard"]:
+        check_installed()
+    for module in job["preload"]:
+        if importlib.util.find_spec(module.partition(".")[0]) is None and module_file(module, folder) is None:
+            raise Refused(f"--preload {module}: no such module is installed for {sys.executable}; check the name")
+    job = {**job, "framework": framework}
+    if framework == "mpi":
+        _check_mpi(job)
+    _check_meeting(job)
+    job = {**job, "ranks": _count_ranks(job, here), **_start_method(job, imports)}
+    if job["detached"] and job["devices"] is None and (present := devices.accelerators()):
+        # Who watches a run can see to the devices; a job that nobody watches shares them with nobody.
+        job["devices"] = 1 if framework == "indexed" else min(int(job["ranks"]), len(present))
+    _check_devices(job, here)
+    return job
+
+
+def _program(job: Mapping[str, Any]) -> tuple[str, str]:
+    """Kind and name of what each rank runs."""
+    kind = next(kind for kind in ("script", "module", "command") if job[kind] is not None)
+    return kind, job[kind]
+
+
+def _start_method(job: Mapping[str, Any], imports: Imports) -> dict[str, Any]:
+    """How the ranks are started, and what is imported for that before."""
+    if job["command"] is not None:
+        return {"start_method": "exec"}
+    if job["start_method"] != "fork":
+        return {}
+    framework = job["framework"] or ""
+    if framework == "mpi":  # which has nothing to import itself; many scripts use torch beside it
+        framework = "torch"
+    package = PACKAGES.get(framework)
+    changes: dict[str, Any] = {}
+    if package in imports.every:
+        changes["preload"] = (*PRELOAD.get(framework, ()), *job["preload"])
+        changes["env"] = {**job["env"], **imports.variables}
+        if imports.sets_more:  # the framework is to see them when it is imported, and only the script knows them
+            changes["start_method"] = "exec"
+    if package is not None and framework not in SAFE_WITH_DEVICES and devices.accelerators():
+        changes["start_method"] = "exec"
+    return changes
+
+
+def _check_program(job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Refuse a program that is not there; a "script" that is no Python script becomes a command."""
+    kind, name = _program(job)
+    if kind == "module":
+        # Parent packages are not imported: that is the ranks' business.
+        if module_file(name, folder) is None and importlib.util.find_spec(name.partition(".")[0]) is None:
+            raise Refused(
+                f"no module {name} in {folder} or installed for {sys.executable}; check the name and the folder"
+            )
+    elif kind == "command":
+        path = folder / name if os.sep in name else None
+        if shutil.which(str(path) if path else name) is None:
+            raise Refused(
+                f"no program {name} {'that can be run' if path else 'on PATH'}; check the name, or give its whole path"
+            )
+    elif program_kind(name, folder) == "command":
+        return {**job, "script": None, "command": os.path.join(".", name)}
+    return job
+
+
+def _imports(job: Mapping[str, Any], folder: Path) -> Imports:
+    kind, name = _program(job)
+    if kind == "script":
+        file = folder / name
+        return imports_of(file, file.parent)
+    if kind == "module":
+        found = module_file(name, folder)
+        return imports_of(found, folder) if found else Imports()
+    return Imports()
+
+
+def _count_ranks(job: Mapping[str, Any], here: Here) -> int:
+    """How many ranks `auto`, `gpu`, `cpu`, `slots` or a number are on this machine."""
+    ranks, asked = job["ranks"], job["devices"]
+    if ranks == "slots":
+        ranks = here.slots() or 1
+    named = None if asked is None or isinstance(asked, int) else tuple(asked)
+    present = devices.accelerators()
+    usable = present[:asked] if isinstance(asked, int) else named or present
+    if ranks == "gpu":
+        if not usable:
+            raise Refused("-n gpu, but this machine has no GPU that a process may use; take -n cpu or a number")
+        return len(usable)
+    if ranks == "auto":
+        return len(usable) or devices.cores()
+    if ranks == "cpu":
+        return devices.cores()
+    if ranks < 1:
+        raise Refused(f"-n {ranks} starts no rank; take 1 or more")
+    if named and ranks > len(named) and job["framework"] != "indexed":
+        raise Refused(
+            f"-n {ranks} is more than the {len(named)} devices of --devices {','.join(named)}; "
+            "name more devices, start fewer ranks, or share devices with --framework indexed"
+        )
+    return int(ranks)
+
+
+def node_range(job: Mapping[str, Any]) -> tuple[int, int]:
+    """The least and the most nodes."""
+    low, _, high = str(job["nodes"]).partition(":")
+    return int(low), int(high or low)
+
+
+def _check_mpi(job: Mapping[str, Any]) -> None:
+    """Refuse what mpirun cannot do.
+
+    Raises:
+        Refused: it is not there, or is not Open MPI's.
+    """
+    mpirun = shutil.which("mpirun", path=job["env"].get("PATH"))
+    if mpirun is None:
+        raise Refused("no mpirun on PATH; install Open MPI (Debian: apt install openmpi-bin), or leave out --framework")
+    said = subprocess.run([mpirun, "--version"], capture_output=True, text=True, errors="replace", check=False).stdout
+    version = re.search(r"\(Open MPI\) (\d+)\.", said)
+    if version is None or not 3 <= int(version[1]) <= 4:
+        found = said.partition("\n")[0].strip(" :") or "nothing"
+        raise Refused(f"{mpirun} calls itself {found!r}; --framework mpi needs Open MPI 3 or 4: put it first on PATH")
+
+
+def _check_meeting(job: Mapping[str, Any]) -> None:
+    _, nodes = node_range(job)
+    if nodes > 1 and not job["main_address"]:
+        raise Refused(
+            f"--nnodes {job['nodes']} needs to know where the nodes meet; give --master-addr with node 0's address"
+        )
+    if job["node_rank"] is not None and job["node_rank"] >= nodes:
+        raise Refused(f"--node-rank {job['node_rank']} with --nnodes {nodes}; nodes are numbered 0 … {nodes - 1}")
+    listens_here = nodes == 1 or job["node_rank"] == 0
+    if listens_here and job["main_port"] is not None and is_listening(job["main_port"]):
+        raise Refused(f"port {job['main_port']} is in use on this machine; choose another --master-port, or none")
+
+
+def _check_devices(job: Mapping[str, Any], here: Here) -> None:
+    """Refuse what this machine can never give.
+
+    Raises:
+        Refused: it lacks the devices, the cores or the memory.
+    """
+    request = here.request(job)
+    if request is not None and (why := policy.impossible(request)):
+        declare = f"; {here.declare}" if request.slots else ""
+        raise Refused(f"the job can never start: {why}; ask for others{declare}")
+    if job["cpus"] is not None and job["cpus"] > devices.cores():
+        raise Refused(f"--cpus {job['cpus']}: this machine lets a job use {devices.cores()} cores; ask for fewer")
+    memory = hardware.memory()
+    most = memory.total if memory.limit is None else min(memory.total, memory.limit)
+    if job["memory"] is not None and job["memory"] > most:
+        raise Refused(f"--memory {_gibibytes(job['memory'])}: this machine has {_gibibytes(most)}; ask for less")
+
+
+def _gibibytes(number: int) -> str:
+    return f"{number / (1 << 30):.1f} GiB"

@@ -1,0 +1,90 @@
+"""One machine's part of a job."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.contract import thread_count
+from paceline.node.machine import devices
+from paceline.node.spec import NodeSpec, Program
+from paceline.node.tensorboard import logdir_of
+
+from .fitting import Here, _program, node_range
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+def place(
+    job: Mapping[str, Any],
+    here: Here,
+    *,
+    split_streams: tuple[int, ...] = (),
+    folder: Path | None = None,
+    variables: Iterable[tuple[str, str]] = (),
+    job_id: str | None = None,
+) -> NodeSpec:
+    """This node's part of a completed job.
+
+    Args:
+        job: the completed job.
+        here: this machine.
+        split_streams: the local ranks whose stderr is kept apart.
+        folder: where the ranks start, unless it is the job's working dir.
+        variables: where its volumes are.
+        job_id: what its nodes have in common; None makes one up.
+    """
+    request = here.request(job)
+    kind, target = _program(job)
+    (least, nodes), ranks = node_range(job), int(job["ranks"])
+    env = dict(job["env"])
+    if "OMP_NUM_THREADS" not in {**os.environ, **env}:
+        env["OMP_NUM_THREADS"] = str(thread_count(job["cpus"] or devices.cores(), ranks))
+    if job["devices"] == 0:
+        env.update(devices.visibility(()))
+    env.update(variables)
+    if job["checkpoint_dir"] is not None:
+        env["PACELINE_CHECKPOINT_DIR"] = job["checkpoint_dir"]
+    env["PACELINE_JOB_ID"] = job_id = job_id or uuid.uuid4().hex
+    return NodeSpec(
+        job=job["name"],
+        job_id=job_id,
+        program=Program(kind, target, tuple(job["args"])),
+        framework=job["framework"],
+        nproc=ranks,
+        python=here.python,
+        working_dir=str(folder or job["working_dir"]),
+        env=env,
+        preload=tuple(job["preload"]),
+        start_method=job["start_method"],
+        devices=None if request else () if job["devices"] == 0 else devices.accelerators(),  # its agent gets them
+        node_rank=job["node_rank"] if nodes > 1 else 0,
+        nodes=nodes,
+        least=least,
+        main_address=job["main_address"],
+        main_port=job["main_port"] if nodes == 1 else job["main_port"] or 29500,
+        local_address=job["local_address"],
+        join_timeout=job["join_timeout"],
+        last_call=job["last_call"],
+        silence=job["silence"],
+        max_restarts=job["max_restarts"],
+        grace=job["grace"],
+        split_streams=split_streams,
+        pass_index=job["pass_index"],
+        role=job["role"],
+        run_id=job["run_id"],
+        time_limit=job["time_limit"],
+        detached=job["detached"],
+        tensorboard=_tensorboard(job),
+        request=request,
+    )
+
+
+def _tensorboard(job: Mapping[str, Any]) -> str | None:
+    """What the job's TensorBoard shows, "" for its run directory; None if it wants none."""
+    if not job["tensorboard"]:
+        return None
+    return logdir_of(job["working_dir"], job["tensorboard_dir"]) if job["tensorboard_dir"] else ""

@@ -1,0 +1,203 @@
+"""Looks at a script without running it: can it run, and which framework does it use?"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from paceline.node.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# Which import means which framework. Where there are several the first of these wins: a script that imports horovod
+# imports torch or tensorflow too, and ranks of every framework but horovod get torch's variables besides their own.
+_IMPORTS = {"horovod": "horovod", "paddle": "paddle", "tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
+_MAX_FILES = 200
+
+Kind = Literal["script", "module", "command"]
+
+
+@dataclass(frozen=True)
+class Imports:
+    """What a script imports, by top-level names.
+
+    Attributes:
+        required: what it imports when it starts, unconditionally.
+        loaded: the same of it and the modules beside it that are loaded with it.
+        every: what any import statement in these files mentions, also within functions.
+        variables: environment variables that it sets to constants before it imports a framework.
+        sets_more: whether it sets further ones then, to values that only running it can tell.
+    """
+
+    required: frozenset[str] = frozenset()
+    loaded: frozenset[str] = frozenset()
+    every: frozenset[str] = frozenset()
+    variables: dict[str, str] = field(default_factory=dict)
+    sets_more: bool = False
+
+    @property
+    def framework(self) -> str | None:
+        """The framework's name, or None when no known one is imported; what the script itself imports comes first."""
+        for level in (self.required, self.loaded, self.every):
+            for module, name in _IMPORTS.items():
+                if module in level:
+                    return name
+        return None
+
+
+def program_kind(target: str, folder: Path) -> Kind:
+    """Whether `target` is a Python "script" or another "command" that its first line or bytes name.
+
+    Raises:
+        Refused: there is no such file, or it cannot be run.
+    """
+    path = folder / target
+    if not target:
+        raise Refused("the name of the script is empty; name a file")
+    if path.is_dir():
+        raise Refused(f"{target} is a folder, not a script; name the file in it, or use -m for a package")
+    if not path.exists():
+        if shutil.which(target) and os.sep not in target:
+            raise Refused(f"no script {target} in {folder}; to run the program {target} from PATH add --no-python")
+        raise Refused(f"no script {target} in {folder}; check the name and the folder")
+    try:
+        with open(path, "rb") as file:
+            start = file.read(128)
+    except OSError as error:
+        raise Refused(f"cannot read {target}: {error.strerror}; check its permissions") from None
+    first_line = start.split(b"\n", 1)[0]
+    foreign = start.startswith(b"\x7fELF") or (first_line.startswith(b"#!") and b"python" not in first_line)
+    if path.suffix in (".py", ".pyc") or not foreign:
+        return "script"
+    if not os.access(path, os.X_OK):
+        raise Refused(f"{target} is no Python script and not executable; run chmod +x {target}")
+    return "command"
+
+
+def module_file(name: str, folder: Path) -> Path | None:
+    """The file of a module that lies in `folder`, or None when it is installed elsewhere."""
+    base = folder.joinpath(*name.split("."))
+    candidates = (base.with_name(base.name + ".py"), base / "__main__.py", base / "__init__.py")
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def imports_of(file: Path, root: Path) -> Imports:
+    """What `file` and the modules in `root` that it imports import themselves. Broken files count as empty."""
+    script = _parse(file)
+    loaded = _reachable(script, root, top_level_only=True)
+    variables, sets_more = _variables_before_framework(script)
+    return Imports(
+        required=frozenset(_top(_names(script.body))),
+        loaded=frozenset(loaded),
+        every=frozenset(_reachable(script, root, top_level_only=False)),
+        variables=variables,
+        sets_more=sets_more,
+    )
+
+
+def _parse(file: Path) -> ast.Module:
+    try:
+        return ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return ast.Module([], [])
+
+
+def _reachable(script: ast.Module, root: Path, top_level_only: bool) -> set[str]:
+    """Top-level names imported by a script and, transitively, the modules in `root` that it imports."""
+    found: set[str] = set()
+    queue: list[ast.Module] = [script]
+    seen: set[Path] = set()
+    while queue and len(seen) < _MAX_FILES:
+        tree = queue.pop()
+        names = _names(tree.body if top_level_only else ast.walk(tree))
+        found |= _top(names)
+        for name in names:
+            local = module_file(name, root)
+            if local is not None and local not in seen:
+                seen.add(local)
+                queue.append(_parse(local))
+    return found
+
+
+def _variables_before_framework(script: ast.Module) -> tuple[dict[str, str], bool]:
+    """Constants that a script puts into `os.environ` before it imports a framework, and whether it puts more there.
+
+    The fork server imports the framework before the script runs, so it must know them.
+    """
+    variables: dict[str, str] = {}
+    for statement in script.body:
+        if _top(_names([statement])) & set(_IMPORTS):
+            break
+        constant = _constant(statement)
+        if constant is not None:
+            name, value, is_default = constant
+            variables[name] = os.environ.get(name, value) if is_default else value
+        elif not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and any(
+            map(_changes_environment, ast.walk(statement))
+        ):
+            return variables, True
+    return variables, False
+
+
+def _constant(statement: ast.stmt) -> tuple[str, str, bool] | None:
+    """Name and value of a variable that a statement sets to a constant, and whether only where it is not set yet."""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target = statement.targets[0]
+        if isinstance(target, ast.Subscript) and _is_environment(target.value):
+            name, value, is_default = target.slice, statement.value, False
+        else:
+            return None
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        call = statement.value
+        if not _is_method(call, ("setdefault",)) or len(call.args) != 2 or call.keywords:
+            return None
+        (name, value), is_default = call.args, True
+    else:
+        return None
+    if not (isinstance(name, ast.Constant) and isinstance(value, ast.Constant)):
+        return None
+    if not (isinstance(name.value, str) and isinstance(value.value, str)):
+        return None
+    return name.value, value.value, is_default
+
+
+def _changes_environment(node: ast.AST) -> bool:
+    if isinstance(node, ast.Subscript):
+        return _is_environment(node.value) and isinstance(node.ctx, (ast.Store, ast.Del))
+    if not isinstance(node, ast.Call):
+        return False
+    if isinstance(node.func, ast.Attribute) and node.func.attr in ("putenv", "unsetenv"):
+        return True
+    return _is_method(node, ("setdefault", "update", "pop"))
+
+
+def _is_environment(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "environ"
+
+
+def _is_method(call: ast.Call, names: tuple[str, ...]) -> bool:
+    """Whether it calls one of these methods of `os.environ`."""
+    return isinstance(call.func, ast.Attribute) and call.func.attr in names and _is_environment(call.func.value)
+
+
+def _top(names: Iterable[str]) -> set[str]:
+    return {name.partition(".")[0] for name in names}
+
+
+def _names(nodes: Iterable[ast.AST]) -> set[str]:
+    """Dotted names of the modules that import statements among `nodes` name."""
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            if node.module and not node.level:
+                names.add(node.module)
+            elif node.level:
+                names |= {alias.name for alias in node.names} | ({node.module} if node.module else set())
+    return names

@@ -1,0 +1,1 @@
+"""Starts ranks through the fork server, and stops them."""

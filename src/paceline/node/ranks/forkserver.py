@@ -1,0 +1,302 @@
+"""The fork server: imports the framework once, then forks every rank from itself, as often as the job restarts.
+
+It has a single thread, touches no device, and is the parent of all ranks, so it also starts by exec what cannot be
+forked. The agent talks to it over a socket:
+
+    agent → server   {"do": "start", "ranks": [{"local_rank", "env", "out", "err", "error"}, …]}
+                     {"do": "signal", "signal": 15, "ranks": [0, 1]}
+                     {"do": "spawn", "name": "mpirun", "command": […], "env": {…}}    a program beside the ranks
+                     {"do": "sweep", "grace": 2.0}       end whatever the ranks left behind
+    server → agent   {"event": "ready", "method": "fork", "why": "", "seconds": 1.2}
+                     {"event": "started", "local_rank": 0, "pid": 4711}
+                     {"event": "exited", "local_rank": 0, "status": 256, "time": 12.3}
+                     {"event": "spawned", "name": "mpirun", "pid": 4710}
+                     {"event": "ended", "name": "mpirun", "status": 0}
+                     {"event": "swept"}
+
+When the agent is gone the server kills all ranks and everything they started, and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+from paceline.node import ENTRY
+from paceline.node.eventloop.channel import Channel, ChannelClosed, Message
+from paceline.node.machine import processes
+from paceline.node.spec import NodeSpec, Program
+
+from .program import run_program, script_folder
+
+_TORCH_FIXED_SEED = 67280421310721  # what every process starts with in the torch versions that do not draw one
+
+
+class ForkServer:
+    """Starts ranks and tells the agent what becomes of them."""
+
+    def __init__(self, spec: NodeSpec, channel: Channel) -> None:
+        self.spec = spec
+        self.channel = channel
+        self.method = spec.start_method
+        self.pids: dict[int, int] = {}  # pid → local rank
+        self.others: dict[int, str] = {}  # pid → name of a program beside the ranks
+        self._wakeup, wakeup_write = os.pipe()
+        os.set_blocking(self._wakeup, False)
+        os.set_blocking(wakeup_write, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+        self._wakeup_write = wakeup_write
+
+    def import_framework(self) -> None:
+        """Import what the ranks share, and decide whether they can be forked afterwards."""
+        began = time.monotonic()
+        why = ""
+        for name in self.spec.preload if self.method == "fork" else ():
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                pass  # the script's own import says what is wrong, in the rank, with the user's line
+            except BaseException:
+                self.method, why = "exec", f"importing {name} failed: {traceback.format_exc(limit=1)}"
+        if self.method == "fork" and not why:
+            why = _unsafe_to_fork()
+            self.method = "exec" if why else "fork"
+        gc.collect()
+        gc.freeze()
+        self._tell({"event": "ready", "method": self.method, "why": why, "seconds": time.monotonic() - began})
+
+    def serve(self) -> _Forked | None:
+        """Do what the agent asks until it is gone; in a forked rank, return what to run there."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.channel, selectors.EVENT_READ)
+            selector.register(self._wakeup, selectors.EVENT_READ)
+            while True:
+                selector.select()
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wakeup, 4096)
+                try:
+                    for message in self.channel.receive():
+                        forked = self._obey(message)
+                        if forked is not None:
+                            return forked
+                except ChannelClosed:
+                    self._kill_everything()
+                    return None
+                self._reap()
+
+    def _obey(self, message: Message) -> _Forked | None:
+        if message["do"] == "start":
+            for order in message["ranks"]:
+                forked = self._start(order)
+                if forked is not None:
+                    return forked
+        elif message["do"] == "signal":
+            group = self.spec.program.kind == "command"  # a shell does not pass SIGTERM on; its group gets it
+            for pid, local_rank in list(self.pids.items()):
+                if local_rank in message["ranks"]:
+                    processes.signal_process(pid, message["signal"], group)
+        elif message["do"] == "spawn":
+            self._spawn(message["name"], message["command"], message["env"])
+        elif message["do"] == "sweep":
+            self._sweep(message["grace"])
+            self._tell({"event": "swept"})
+        return None
+
+    def _start(self, order: dict[str, Any]) -> _Forked | None:
+        pid = self._fork()
+        if pid:
+            self.pids[pid] = order["local_rank"]
+            self._tell({"event": "started", "local_rank": order["local_rank"], "pid": pid})
+            return None
+        _redirect(order["out"], order["err"])
+        os.environ.update(order["env"])
+        forked = _Forked(self.spec, order)
+        if self.method == "exec" or self.spec.program.kind == "command":
+            forked.exec()
+        return forked
+
+    def _spawn(self, name: str, command: list[str], env: dict[str, str]) -> None:
+        """Start a program beside the ranks; it writes where this process does."""
+        pid = self._fork()
+        if pid:
+            self.others[pid] = name
+            self._tell({"event": "spawned", "name": name, "pid": pid})
+            return
+        os.environ.update(env)
+        _exec(command)
+
+    def _fork(self) -> int:
+        """A new process, which ends with this one: its pid here, 0 there."""
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of threads; _unsafe_to_fork has looked
+            pid = os.fork()
+        if pid == 0:
+            processes.die_with(parent)
+            os.setsid()
+            self._forget()
+        return pid
+
+    def _forget(self) -> None:
+        """Shed what belongs to the server alone; a rank starts with Python's own signal handling."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self.channel.close()
+        os.close(self._wakeup)
+        os.close(self._wakeup_write)
+
+    def _reap(self, block: bool = False) -> None:
+        """Collect the children that have ended, and orphans that became ours; wait for a first one if `block`."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, 0 if block else os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            block = False
+            local_rank = self.pids.pop(pid, None)
+            if local_rank is not None:
+                self._tell({"event": "exited", "local_rank": local_rank, "status": status, "time": time.monotonic()})
+            elif pid in self.others:
+                self._tell({"event": "ended", "name": self.others.pop(pid), "status": status})
+
+    def _sweep(self, grace: float) -> None:
+        """End all descendants: SIGTERM, `grace` seconds, SIGKILL."""
+        for pid in processes.descendants(os.getpid()):
+            processes.signal_process(pid, signal.SIGTERM)
+        deadline = time.monotonic() + grace
+        while processes.descendants(os.getpid()) and (left := deadline - time.monotonic()) > 0:
+            select.select([self._wakeup], [], [], left)
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wakeup, 4096)
+            self._reap()
+        self._kill_everything()
+
+    def _kill_everything(self) -> None:
+        while processes.kill_descendants(os.getpid()):
+            self._reap(block=True)
+        self._reap()
+
+    def _tell(self, message: Message) -> None:
+        with contextlib.suppress(ChannelClosed):  # the next receive sees it too, and ends the ranks
+            self.channel.send(message)
+
+
+class _Forked:
+    """What a freshly forked rank is to do."""
+
+    def __init__(self, spec: NodeSpec, order: dict[str, Any]) -> None:
+        self.spec = spec
+        self.order = order
+        self.args = spec.program.args
+        if spec.pass_index:
+            self.args += ("--process_index", order["env"]["PACELINE_PROCESS_INDEX"])
+            self.args += ("--process_num", order["env"]["PACELINE_PROCESS_NUM"])
+
+    def exec(self) -> None:
+        """Replace this process by the program; Python programs go through `run_program` there."""
+        program = self.spec.program
+        if program.kind == "command":
+            command = [program.target, *self.args]
+        else:
+            command = [*self.spec.python, ENTRY, "rank", self.order["error"], program.kind, program.target, *self.args]
+        _exec(command)
+
+    def run(self) -> None:
+        """Run the program in this process."""
+        _reseed()
+        program = self.spec.program
+        options = list(self.spec.python)
+        sys.orig_argv = [*options, *(["-m"] if program.kind == "module" else []), program.target, *self.args]
+        run_program(Program(program.kind, program.target, self.args), Path(self.order["error"]))
+
+
+def _exec(command: list[str]) -> None:
+    """Replace this process by a program."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would pass that on
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"paceline: cannot start {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _redirect(out: str, err: str) -> None:
+    """Point stdin at nothing, stdout and stderr at their log files."""
+    for descriptor, path, flags in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, out, os.O_WRONLY | os.O_APPEND | os.O_CREAT),
+        (2, err, os.O_WRONLY | os.O_APPEND | os.O_CREAT),
+    ):
+        opened = os.open(path, flags, 0o600)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+
+
+def _reseed() -> None:
+    """Give this rank random numbers of its own. Python's own generator reseeds itself at a fork, these do not."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    torch_random = sys.modules.get("torch.random")
+    if torch_random is not None and torch_random.initial_seed() != _TORCH_FIXED_SEED:
+        torch_random.default_generator.seed()
+
+
+def _unsafe_to_fork() -> str:
+    """Why this process must not be forked, or "" when it may.
+
+    Threads do not survive a fork. Pools that know this (numpy's OpenBLAS) stop theirs when a fork comes, so what is
+    left after a trial fork are threads whose owner does not know.
+    """
+    cuda = sys.modules.get("torch.cuda")
+    if cuda is not None and cuda.is_initialized():
+        return "an import initialised CUDA"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    threads = len(os.listdir("/proc/self/task"))
+    return f"the imports left {threads - 1} threads running" if threads > 1 else ""
+
+
+def main(channel_fd: int, spec_path: str) -> None:
+    """Be the fork server of the agent at the other end of `channel_fd`; in a forked rank, run the program."""
+    agent = os.getppid()
+    processes.die_with(agent)  # nothing to clean up as long as there are no ranks
+    processes.adopt_orphans()
+    for descriptor in os.listdir("/proc/self/fd"):  # what the agent had it keep is nothing for other programs
+        if int(descriptor) > 2:
+            with contextlib.suppress(OSError):  # the one that lists them
+                os.set_inheritable(int(descriptor), False)
+    spec = NodeSpec.load(Path(spec_path))
+    if spec.program.kind == "script" and not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, script_folder(spec.program.target))
+    elif spec.program.kind == "module" and not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, os.getcwd())
+    server = ForkServer(spec, Channel(socket.socket(fileno=channel_fd)))
+    server.import_framework()
+    processes.outlive_parent()
+    forked = server.serve()
+    if forked is None:
+        os._exit(0)  # taking a framework apart would keep the agent waiting, and nothing here is left to be done
+    del server
+    forked.run()

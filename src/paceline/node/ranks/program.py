@@ -1,0 +1,191 @@
+"""Inside a rank: run the user's program as `__main__`, the way `python script.py` or `python -m module` would."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import ctypes
+import gc
+import importlib.machinery
+import io
+import os
+import pkgutil
+import runpy
+import sys
+import threading
+import time
+import traceback
+import types
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.node.rundir.directory import write_json
+
+if TYPE_CHECKING:
+    from paceline.node.spec import Program
+
+
+_rank_pid = 0
+
+
+def run_program(program: Program, error_path: Path) -> None:
+    """Run a script or module to its end; like Python itself, leave by SystemExit or by returning.
+
+    An exception that nobody catches is printed by `sys.excepthook` as ever, and recorded in `error_path` first,
+    so that whoever watches knows of it before the peers do.
+    """
+    global _rank_pid  # noqa: PLW0603 - a child that the script forks comes this way too, and is no rank
+    _rank_pid = os.getpid()
+    _buffer_by_line()
+    sys.argv = [program.target, *program.args]
+    try:
+        if program.kind == "module":
+            _new_main()
+            runpy._run_module_as_main(program.target)  # type: ignore[attr-defined]  # what `python -m` itself calls
+        else:
+            _run_script(program.target)
+    except SystemExit as error:
+        if error.code is not None and not isinstance(error.code, int):
+            _record(error_path, error, [str(error.code)], time.monotonic())
+        _leave(error.code)
+        raise
+    except BaseException as error:
+        _report(error, error_path)
+        if isinstance(error, KeyboardInterrupt):
+            sys.excepthook = lambda *_: None
+            raise KeyboardInterrupt from None  # Python ends itself with SIGINT then, as the shell expects
+        _leave(1)
+        sys.exit(1)
+    _leave(0)
+
+
+def _leave(code: object) -> None:
+    """End a process that has torch in it without Python's own finalization; in most others this does nothing.
+
+    Finalization takes torch apart while its threads run: a gloo thread that asks for the GIL meanwhile aborts a rank
+    that was through (torch 2.13: `terminate called without an active exception`), and every rank copies the memory
+    it shared until then. What a script can see of its end happens all the same: threads are waited for, atexit
+    functions run, its objects are dropped, files are flushed.
+
+    One that has mpi4py in it and has failed is ended so, too: finalization would wait in MPI_Finalize for all others.
+    """
+    mpi, failed = sys.modules.get("mpi4py.MPI"), code not in (None, 0)
+    if "torch" not in sys.modules and not (mpi and failed):
+        return
+    if code is not None and not isinstance(code, int):
+        with contextlib.suppress(Exception):
+            print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # as Python does first
+    atexit._run_exitfuncs()
+    if threading.active_count() == 1:  # a daemon thread may still use them
+        sys.modules["__main__"].__dict__.clear()
+        gc.collect()
+    for thing in (sys.stdout, sys.stderr, *gc.get_objects()):
+        if issubclass(type(thing), (io.TextIOWrapper, io.BufferedWriter)) and not thing.closed:
+            with contextlib.suppress(Exception):
+                thing.flush()
+    ctypes.CDLL(None).fflush(None)
+    if mpi and not failed and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
+    os._exit(0 if code is None else code & 0xFF)
+
+
+def script_folder(script: str) -> str:
+    """What `python script` puts first on sys.path: the folder of the file behind all links."""
+    return os.path.dirname(os.path.realpath(script))
+
+
+def _buffer_by_line() -> None:
+    """Show each line as it comes though stdout is a file, as Python does on a terminal; `-u` is left alone."""
+    stream: Any = sys.stdout
+    if stream is not None and not stream.write_through:
+        stream.reconfigure(line_buffering=True)
+
+
+def _new_main() -> types.ModuleType:
+    """An empty `__main__`, as Python makes it."""
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    if "__mp_main__" in sys.modules:  # what multiprocessing pickles the script's classes by
+        sys.modules["__mp_main__"] = main
+    main.__dict__.update(__builtins__=builtins)
+    if sys.version_info < (3, 14):
+        main.__dict__.update(__annotations__={})
+    return main
+
+
+def _run_script(script: str) -> None:
+    path = os.path.abspath(script)
+    main = _new_main()
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    main.__dict__.update(__file__=path, __loader__=loader, __cached__=None)
+    if zipfile.is_zipfile(path):
+        runpy.run_path(path, run_name="__main__")
+        return
+    with open(path, "rb") as file:
+        code = pkgutil.read_code(file)  # compiled bytecode, or None for source
+    if code is None:
+        with open(path, "rb") as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+    exec(code, main.__dict__)
+
+
+def _report(error: BaseException, error_path: Path) -> None:
+    """Print an uncaught exception through `sys.excepthook`, and record where in the log it stands."""
+    when = time.monotonic()
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == _report.__code__.co_filename:
+        trace = trace.tb_next
+    error = error.with_traceback(trace)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the script may have closed it
+            stream.flush()
+    lines = traceback.format_exception(type(error), error, trace)
+    start = _log_size()
+    _record(error_path, error, lines, when, (start, None))
+    try:
+        sys.excepthook(type(error), error, trace)
+    except BaseException:
+        sys.__excepthook__(type(error), error, trace)
+    with contextlib.suppress(Exception):
+        sys.stderr.flush()
+    _record(error_path, error, lines, when, (start, _log_size()))
+
+
+def _log_size() -> int:
+    try:
+        return os.fstat(2).st_size
+    except OSError:  # the script has closed it
+        return 0
+
+
+def _record(
+    path: Path,
+    error: BaseException,
+    lines: list[str],
+    when: float,
+    span: tuple[int | None, int | None] = (None, None),
+) -> None:
+    """Say in a file what ended this rank and when; `span` is where in the log its traceback stands."""
+    if os.getpid() != _rank_pid:
+        return
+    try:
+        message = str(error)
+    except Exception:
+        message = "<str() of the exception failed>"
+    record = {
+        "type": type(error).__name__,
+        "message": message,
+        "traceback": "".join(lines),
+        "time": when,
+        "pid": os.getpid(),
+        "log_start": span[0],
+        "log_end": span[1],
+    }
+    try:
+        write_json(path, record)
+    except OSError as failure:
+        with contextlib.suppress(Exception):
+            print(f"paceline: cannot record the exception in {path}: {failure}", file=sys.stderr)

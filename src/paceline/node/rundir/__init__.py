@@ -1,0 +1,1 @@
+"""The run directory of a job and its lock."""

@@ -1,0 +1,135 @@
+"""The folder in which a node keeps what is true about its part of a job.
+
+```
+job.json                       what the user asked for, as the client stored it
+spec.json                      what the agent was told
+lock                           held by whoever works on the job: the client that submits it, then its agent
+status.json                    state now, replaced atomically
+events.jsonl                   what happened, one JSON object a line
+spare                          room for the last words on a full disk
+agent.log                      what the agent and the fork server themselves print
+logs/<attempt>/rank-<r>.log    what rank r wrote (and rank-<r>.err.log where stderr is kept apart)
+logs/<attempt>/times           which of these files had which size when
+errors/<attempt>/rank-<r>.json the exception that ended rank r
+```
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    pass
+
+
+class RunDirectory:
+    """Paths and atomic writes of one run directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.job = path / "job.json"
+        self.spec = path / "spec.json"
+        self.lock = path / "lock"
+        self.status = path / "status.json"
+        self.events = path / "events.jsonl"
+        self.spare = path / "spare"
+        self.agent_log = path / "agent.log"
+
+    def log(self, attempt: int, rank: int, stream: str = "out") -> Path:
+        """The log file of a rank; `stream` "err" names the one that holds stderr where it is kept apart."""
+        return self.path / "logs" / str(attempt) / (f"rank-{rank}.log" if stream == "out" else f"rank-{rank}.err.log")
+
+    def times(self, attempt: int) -> Path:
+        """The time index of an attempt's logs."""
+        return self.path / "logs" / str(attempt) / "times"
+
+    def error(self, attempt: int, rank: int) -> Path:
+        """The error record of a rank."""
+        return self.path / "errors" / str(attempt) / f"rank-{rank}.json"
+
+    def prepare_attempt(self, attempt: int) -> None:
+        """Make the folders that the ranks of an attempt write to."""
+        self.log(attempt, 0).parent.mkdir(parents=True, exist_ok=True)
+        self.error(attempt, 0).parent.mkdir(parents=True, exist_ok=True)
+
+    def write_status(self, status: dict[str, Any]) -> None:
+        """Replace status.json in one step: a reader sees the old or the new one, whole. A full disk ends no job."""
+        try:
+            write_json(self.status, status)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.spare.unlink()
+                write_json(self.status, status)
+
+    def read_status(self) -> dict[str, Any] | None:
+        """The last status, or None before the agent wrote one."""
+        return read_json(self.status)
+
+    def append_event(self, event: str, **details: Any) -> None:
+        """Add a line to events.jsonl, whole even if another process appends at once. A full disk ends no job."""
+        line = json.dumps({"time": time.time(), "event": event, **details}) + "\n"
+        fd = os.open(self.events, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            try:
+                os.write(fd, line.encode())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self.spare.unlink()
+                    os.write(fd, line.encode())
+        finally:
+            os.close(fd)
+
+    # -- whether somebody works on it ----------------------------------------------------------------------------------
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a client or an agent works on the job: the kernel frees the lock of one that was killed."""
+        try:
+            fd = os.open(self.lock, os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    def wait_until_free(self) -> None:
+        """Come back when nobody works on the job any more."""
+        try:
+            fd = os.open(self.lock, os.O_RDONLY)
+        except OSError:
+            return
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH)
+        finally:
+            os.close(fd)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` to `path` in one step."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(json.dumps(value))
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in `path`, or None when there is none that can be read."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None

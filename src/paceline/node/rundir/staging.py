@@ -1,0 +1,137 @@
+"""Run directories that are being made, taken up again, or were left unfinished."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .directory import RunDirectory
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+SPARE = 64 * 1024  # bytes
+
+
+_ABANDONED = 60.0  # seconds after which a folder that nobody holds is not about to be held
+
+
+class Staging:
+    """A run directory that is being made: nobody sees it as a job until `settle`, and a failure leaves nothing.
+
+    Attributes:
+        directory: the folder to fill, with mode 0700.
+        lock: descriptor that holds its lock, for the agent to inherit.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Make the folder beside `path`.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        hidden = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+        hidden.mkdir(mode=0o700)
+        self.directory = RunDirectory(hidden)
+        self.lock = os.open(self.directory.lock, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
+        self.directory.events.touch()
+        self.directory.spare.write_bytes(bytes(SPARE))
+
+    def __enter__(self) -> Staging:
+        return self
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has become a job."""
+        return self.directory.path == self._path
+
+    def settle(self) -> RunDirectory:
+        """Give the folder its name; of two that do so at the same instant one succeeds.
+
+        Raises:
+            FileExistsError: the name is taken.
+        """
+        try:
+            os.rename(self.directory.path, self._path)  # replaces nothing but an empty folder
+        except OSError as error:
+            if self._path.exists() or self._path.is_symlink():
+                raise FileExistsError(error.errno, error.strerror, str(self._path)) from None
+            raise
+        self.directory = RunDirectory(self._path)
+        return self.directory
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        os.close(self.lock)
+        if not self.is_settled:
+            _remove(self.directory.path)
+
+
+class Reopened:
+    """A run directory to which its job comes back.
+
+    Attributes:
+        directory: the folder.
+        lock: descriptor that holds its lock, for the agent to inherit.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Take its lock.
+
+        Raises:
+            BlockingIOError: somebody works on the job.
+        """
+        self.directory = RunDirectory(path)
+        self.lock = os.open(self.directory.lock, os.O_RDWR)
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self.lock)
+            raise
+
+    def __enter__(self) -> Reopened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.lock)
+
+
+def sweep(jobs: Path) -> list[os.DirEntry[str]]:
+    """The entries of a folder of run directories; what killed clients left in it goes.
+
+    Raises:
+        OSError: the folder cannot be read; one that is not there is empty.
+    """
+    try:
+        entries = list(os.scandir(jobs))
+    except FileNotFoundError:
+        return []
+    living = []
+    for entry in entries:
+        if entry.name.startswith("."):
+            if _is_abandoned(Path(entry.path)):
+                _remove(Path(entry.path))
+        elif os.path.exists(entry.path) or _is_abandoned(Path(entry.path)):  # else a job is just being made there
+            living.append(entry)
+    return living
+
+
+def _remove(folder: Path) -> None:
+    import shutil  # whoever only reads records does without
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether something was left by a client that was killed while it made or removed a job."""
+    try:
+        age = time.time() - path.lstat().st_mtime
+    except OSError:
+        return False
+    return age > _ABANDONED and not RunDirectory(path).is_held

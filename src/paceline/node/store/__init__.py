@@ -1,0 +1,1 @@
+"""The jobs of a machine: made, recorded, stopped, removed."""

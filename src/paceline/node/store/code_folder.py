@@ -1,0 +1,88 @@
+"""A job's copy of its code, in a folder that several machines may share: all of it is there, or nothing.
+
+Beside `code/train` lies `code/.train.paceline/<id of the job>`, with a file for each machine that needs the code; the
+last one that does not any more removes it. Each brings it under a hidden name, and that of the first one counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+from typing import TYPE_CHECKING
+
+from paceline.node.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def claim(place: Path, job_id: str) -> None:
+    """Say that this machine's part of a job needs its code there, until `discard`.
+
+    Raises:
+        Refused: something else is there.
+    """
+    marks = _marks(place)
+    if not os.path.lexists(place):
+        new = _hidden(place)
+        (new / job_id).mkdir(parents=True)
+        _mark(new / job_id)
+        try:
+            new.rename(marks)
+        except OSError:  # somebody else was faster
+            shutil.rmtree(new)
+        else:
+            return
+    if not _mark(marks / job_id):  # no other machine of this job has claimed it
+        found = place if os.path.lexists(place) else marks
+        raise Refused(f"{found} is there already; remove it, or choose another --name or --working-dir")
+
+
+@contextlib.contextmanager
+def building(place: Path) -> Iterator[Path]:
+    """A folder that becomes `place` at the end of the block, unless another machine was faster."""
+    new = _hidden(place)
+    new.mkdir(mode=0o700, parents=True)
+    try:
+        yield new
+        try:
+            new.rename(place)
+        except OSError:
+            if not place.is_dir():
+                raise
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def discard(place: Path) -> None:
+    """Remove the code, unless another machine needs it; what is in a job's own folder goes with that."""
+    marks = _marks(place)
+    try:
+        for job_id in os.listdir(marks):
+            (marks / job_id / socket.gethostname()).unlink()
+            (marks / job_id).rmdir()
+        marks.rmdir()
+    except OSError:  # there are other marks, or none: this one was not the last
+        return
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def _marks(place: Path) -> Path:
+    return place.with_name(f".{place.name}.paceline")
+
+
+def _hidden(place: Path) -> Path:
+    return place.with_name(f".{place.name}.paceline.{secrets.token_hex(4)}")
+
+
+def _mark(folder: Path) -> bool:
+    """Leave this machine's mark in a folder; returns whether that is there."""
+    try:
+        (folder / socket.gethostname()).touch()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True

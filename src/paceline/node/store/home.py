@@ -1,0 +1,67 @@
+"""The folder of this machine with its jobs, as clients elsewhere find it."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.node.errors import Refused
+from paceline.node.rundir.directory import read_json
+
+from . import records
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from paceline.node.rundir.directory import RunDirectory
+
+    Request = Mapping[str, Any]
+    Answer = dict[str, Any]
+
+
+class Home:
+    """This machine's jobs below a folder; machines may share that, and each has its own part of a job there.
+
+    Attributes:
+        root: the folder.
+        jobs: of this machine.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.jobs = root / "hosts" / socket.gethostname() / "jobs"
+
+    def runs(self, names: Sequence[str]) -> list[RunDirectory]:
+        """Those of these jobs that are here."""
+        return [run for name in names if (run := records.find(self.jobs, name)) is not None]
+
+    def run(self, name: str) -> RunDirectory:
+        """A job that is here.
+
+        Raises:
+            Refused: it is not.
+        """
+        for run in self.runs([name]):
+            return run
+        raise Refused(f"no job {name}")
+
+    def remove(self, run: RunDirectory) -> None:
+        """Remove a job that has ended, and its code.
+
+        Raises:
+            Refused: it cannot be removed.
+        """
+        from .code_folder import discard
+        from .lifecycle import remove
+
+        code = (read_json(run.job) or {}).get("code")
+        remove(run.path, lambda: None if code is None else discard(Path(code["path"])))
+
+
+def with_ids(run: RunDirectory, record: Answer) -> Answer:
+    """A record with what tells which parts on several machines are one job, and in which order."""
+    status, spec = run.read_status() or {}, read_json(run.spec) or {}
+    ids = {"job_id": spec.get("job_id"), "hosts": spec.get("hosts", ()), "node_rank": status.get("node_rank")}
+    is_elastic = spec.get("least") != spec.get("nodes")
+    return {**record, **ids, "is_elastic": is_elastic, "has_begun": status.get("start") is not None}

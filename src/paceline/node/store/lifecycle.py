@@ -1,0 +1,130 @@
+"""Starts, stops and removes the jobs of this machine, whose run directories lie in one folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from paceline.node import ENTRY, tensorboard
+from paceline.node.errors import Refused
+from paceline.node.rundir.directory import RunDirectory, write_json
+from paceline.node.signals import HEARD
+
+from . import records
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from paceline.node.rundir.staging import Reopened, Staging
+    from paceline.node.spec import NodeSpec
+
+_AT_ONCE = 10.0  # seconds for an agent to end all at once
+_AGENT_COMES = 10.0  # seconds for an agent to say who it is
+_PAUSE = 0.02  # seconds between two looks whether it has
+
+
+def write_down(directory: RunDirectory, job: Mapping[str, Any], node: NodeSpec) -> None:
+    """Store what a job is: what was asked for and what is known of it beside, and this node's part."""
+    write_json(directory.job, job)
+    directory.spec.write_text(node.to_json())
+    directory.spec.chmod(0o600)
+
+
+def start_agent(
+    staging: Staging | Reopened, python: Sequence[str], env: Mapping[str, str], lifeline: socket.socket | None = None
+) -> subprocess.Popen[bytes]:
+    """Start the agent of a settled job; it holds the job's lock from now on, and outlives this process.
+
+    Args:
+        staging: the job's folder.
+        python: interpreter with its options.
+        env: its environment.
+        lifeline: the job ends when the other end of this closes; None for one that outlives its client.
+    """
+    directory, end = staging.directory, -1 if lifeline is None else lifeline.fileno()
+    command = [*python, ENTRY, "agent", str(directory.path), str(staging.lock), str(end)]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)  # it inherits this, until it can listen to them
+    try:
+        with open(directory.agent_log, "ab") as log:
+            return subprocess.Popen(
+                command, pass_fds=[staging.lock, *([] if lifeline is None else [end])], stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log, start_new_session=True, cwd="/", env=env,
+            )  # fmt: skip
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def stop(run: RunDirectory, now: bool) -> None:
+    """Ask a job to stop: cleanly, with its grace, or at once. One that has ended is left as it is.
+
+    Raises:
+        Refused: its agent does not answer.
+    """
+    deadline = time.monotonic() + _AGENT_COMES
+    while not records.signal_agent(run.path, (signal.SIGQUIT if now else signal.SIGTERM,)):
+        if not run.is_held:
+            return
+        if time.monotonic() > deadline:
+            raise Refused(f"the agent of job {run.path.name} does not answer; see {run.agent_log}")
+        _wait(run, _PAUSE)  # it has just been started
+    if now and not _wait(run, _AT_ONCE):
+        records.signal_agent(run.path, (signal.SIGKILL,))  # the kernel ends its ranks with it
+        _wait(run, _AT_ONCE)
+
+
+def _wait(run: RunDirectory, seconds: float) -> bool:
+    """Whether nobody works on a job any more within this time."""
+    thread = threading.Thread(target=run.wait_until_free, daemon=True)  # the kernel wakes it, and nobody else
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
+def remove(path: Path, discard: Callable[[], None]) -> None:
+    """Take a job's folder away in one step, and then apart; one that is gone already is no error.
+
+    Args:
+        path: its run directory, or the link to it.
+        discard: removes what it has elsewhere, once it is no job any more.
+
+    Raises:
+        Refused: it cannot be removed.
+    """
+    run = RunDirectory(path.resolve())
+    with contextlib.suppress(OSError):
+        tensorboard.stop(run.path)
+    hidden = run.path.with_name(f".{run.path.name}.deleted.{time.monotonic_ns()}")
+    try:
+        run.path.rename(hidden)
+        if path.is_symlink():
+            path.unlink()
+        discard()
+        shutil.rmtree(hidden)
+    except FileNotFoundError:  # somebody else was as quick, or removed it by hand
+        with contextlib.suppress(OSError):
+            if path.is_symlink():
+                path.unlink()
+    except OSError as error:
+        raise Refused(f"cannot remove {error.filename}: {error.strerror}; remove it by hand") from None
+
+
+def take_checkpoints(old: Path, new: Path) -> None:
+    """Give a job the checkpoints that another one kept in its own run directory."""
+    for folder in old.glob("checkpoints*"):
+        shutil.copytree(folder, new / folder.name, copy_function=_link)
+
+
+def _link(source: str, target: str) -> None:
+    """Committed checkpoints never change, so both jobs may have the same file."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

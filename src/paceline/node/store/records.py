@@ -1,0 +1,258 @@
+"""What is true of the jobs on this machine, read from their run directories.
+
+Nothing here trusts a state that somebody wrote and could no longer take back: a job whose agent is gone without a last
+word is FAILED, whatever status.json says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+import shlex
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.node import tensorboard
+from paceline.node.machine import processes
+from paceline.node.rundir.directory import RunDirectory, read_json
+from paceline.node.rundir.staging import sweep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.node.devicequeue.policy import Entry
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+FINAL = ("SUCCEEDED", "FAILED", "STOPPED")
+
+
+def names(jobs: Path) -> dict[str, int]:
+    """The jobs whose run directories lie in a folder, with the inode of each entry; what killed clients left goes.
+
+    Raises:
+        OSError: the folder cannot be read; one that is not there is empty.
+    """
+    return {e.name: 0 if e.is_symlink() and not os.path.exists(e.path) else e.inode() for e in sweep(jobs)}
+
+
+def is_job(path: Path) -> bool:
+    """Whether there is a job, or what is left of one."""
+    if path.is_symlink() and not path.exists():  # the link to a folder elsewhere
+        return True
+    return any((path / name).exists() for name in ("lock", "spec.json", "job.json", "status.json"))
+
+
+def find(jobs: Path, name: str) -> RunDirectory | None:
+    """The job of this name in a folder of jobs, if there is one."""
+    path = jobs / name
+    return RunDirectory(path) if _NAME.fullmatch(name) and is_job(path) else None
+
+
+def line_of(home: Path) -> Callable[[], list[Entry]]:
+    """A function that gives the queue for devices in a home, read when it is called for the first time."""
+
+    @functools.lru_cache(maxsize=1)
+    def line() -> list[Entry]:
+        from paceline.node.devicequeue.ticket import folder_of, overview
+
+        try:
+            return overview(folder_of(home))
+        except OSError:
+            return []
+
+    return line
+
+
+def record(path: Path, line: Callable[[], list[Entry]]) -> dict[str, Any] | None:
+    """What is true of a job; None where there is none.
+
+    Args:
+        path: its run directory.
+        line: gives the queue, see `line_of`.
+
+    The keys are those of a job as the verbs show it: name, state, backend, framework, nodes, ranks, attempt, exit_code,
+    created, started, finished (seconds since the epoch), instances, error, and more.
+    """
+    if not is_job(path):
+        return None
+    if not path.exists():
+        return _damaged(path, f"its folder {os.path.realpath(path)} is gone; is a disk not mounted?")
+    try:
+        return _record(path, line)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return _damaged(path, f"its folder is damaged ({type(error).__name__}: {error}); see {path}")
+
+
+def _record(path: Path, line: Callable[[], list[Entry]]) -> dict[str, Any]:
+    run = RunDirectory(path)
+    held = run.is_held  # asked first: an agent writes its last status before it lets go
+    job, status = read_json(run.job), run.read_status() or {}
+    node = read_json(run.spec)
+    if node is None or job is None:
+        return _damaged(path, f"its folder lacks {'spec.json' if node is None else 'job.json'}; see {path}")
+    spec, agent = job["spec"], status.get("agent") or {}
+    if status.get("state") not in FINAL and not held and not _lives(agent):
+        status = {**status, **_end_of(run, job, agent)}
+    state = status.get("state", "PENDING")
+    host = agent.get("host", socket.gethostname())
+    is_final = state in FINAL
+    return {
+        "name": path.name,
+        "state": state,
+        "backend": "local",
+        "framework": str(node["framework"]),
+        "nodes": int(status.get("nodes") or node["expected"] or node["nodes"]),
+        "ranks": int(status.get("world_size") or node["nproc"] * node["nodes"]),
+        "attempt": int(status.get("attempt", 0)),
+        "exit_code": status.get("exit_code") if is_final else None,
+        "created": float(job["created"]),
+        "started": status.get("started"),
+        "finished": float(status["finished"]) if is_final else None,
+        "instances": [_instance(rank, host, state) for rank in status.get("ranks", ())],
+        "error": status.get("problem") or _error(status),
+        "waiting": _waiting(path.name, status, line) if state in ("PENDING", "RESTARTING") else None,
+        "restarts": int(status.get("restarts", 0)),
+        "max_restarts": int(node["max_restarts"]),
+        "devices": list(status.get("devices") or ()),
+        "devices_asked": spec.get("devices"),
+        "priority": int(spec["priority"]),
+        "queue": spec["queue"],
+        "labels": dict(spec["labels"]),
+        "ttl": spec["ttl"],
+        "kept_since": None if "problem" in status else status.get("finished"),
+        "grace": float(node["grace"]),
+        "command": _command(node["program"]),
+        "working_dir": str(node["working_dir"]),
+        "folder": os.path.realpath(path),
+        "code": job.get("code"),
+        "data": list(job.get("data", ())),
+        "tensorboard": tensorboard.describe(path),
+        "progress": read_json(path / "progress.json"),
+    }
+
+
+def _damaged(path: Path, why: str) -> dict[str, Any]:
+    """What can be said of a job whose files say nothing."""
+    then = 0.0
+    with contextlib.suppress(OSError):
+        then = path.lstat().st_mtime
+    held = RunDirectory(path).is_held
+    return {
+        "name": path.name, "state": "RUNNING" if held else "FAILED", "backend": "local", "framework": None,
+        "nodes": 0, "ranks": 0, "attempt": 0, "exit_code": None, "created": then, "started": None,
+        "finished": None if held else then, "instances": [], "error": why, "waiting": None, "restarts": 0,
+        "max_restarts": 0, "devices": [], "devices_asked": None, "priority": 0, "queue": None, "labels": {},
+        "ttl": None, "kept_since": None, "grace": 0.0, "command": "", "working_dir": "",
+        "folder": os.path.realpath(path), "code": None, "data": [], "tensorboard": None, "progress": None,
+    }  # fmt: skip
+
+
+def _error(status: dict[str, Any]) -> str | None:
+    failure = status.get("failure")
+    if failure is None:
+        return None
+    message = str(failure["message"])
+    return message if failure.get("rank") is None else f"rank {failure['rank']}: {message}"
+
+
+def _waiting(name: str, status: dict[str, Any], line: Callable[[], list[Entry]]) -> str | None:
+    """What a job waits for, in one line."""
+    if not status.get("waiting"):
+        return None
+    problem = status["waiting"]["problem"]
+    if status["state"] == "RESTARTING":
+        return str(problem)
+    if problem:
+        return f"cannot queue for devices: {problem}"
+    from paceline.node.devicequeue.policy import explain
+
+    return explain(line(), name)
+
+
+def _lives(agent: dict[str, Any]) -> bool:
+    """Whether an agent is there although nobody holds its lock, which somebody may have removed."""
+    return (
+        bool(agent)
+        and agent["boot"] == processes.boot_id()
+        and agent["host"] == socket.gethostname()
+        and processes.start_time(agent["pid"]) == agent["start_time"]
+    )
+
+
+def _end_of(run: RunDirectory, job: dict[str, Any], agent: dict[str, Any]) -> dict[str, Any]:
+    """What became of a job that nobody works on although its status is not a last one."""
+    for event in reversed(events(run)):
+        if event.get("event") == "finished":  # on a full disk the status could not be written
+            keys = ("state", "exit_code", "failure", "others")
+            return {**{key: event.get(key) for key in keys}, "finished": event["time"]}
+    name = job["spec"]["name"]
+    has_checkpoints = any(run.path.glob("checkpoints*"))
+    again = f"paceline resubmit {name} {'goes on from its last checkpoint' if has_checkpoints else 'starts it again'}"
+    if agent.get("host", socket.gethostname()) != socket.gethostname():
+        return {"state": "LOST", "problem": f"it runs on {agent['host']}, which can be asked there alone"}
+    if not agent:
+        why = "it was never started: whoever submitted it was ended"
+    elif agent["boot"] != processes.boot_id():
+        why = "the machine was restarted"
+    else:
+        why = f"its agent (pid {agent['pid']}) was killed, and its ranks with it"
+    return {"state": "FAILED", "exit_code": None, "finished": _last_word(run, job), "problem": f"{why}; {again}"}
+
+
+def _last_word(run: RunDirectory, job: dict[str, Any]) -> float:
+    """When anything was written for a job last."""
+    times = [float(job["created"])]
+    written = ("status.json", "*.jsonl", "agent.log", "progress.json", "logs/*/*", "checkpoints*", "checkpoints*/*")
+    for pattern in written:
+        for path in run.path.glob(pattern):
+            with contextlib.suppress(OSError):
+                times.append(min(path.stat().st_mtime, time.time()))
+    return max(times)
+
+
+def events(run: RunDirectory) -> list[dict[str, Any]]:
+    """What happened to a job; a torn line, as a full disk leaves one, is left out."""
+    found = []
+    try:
+        lines = run.events.read_bytes().split(b"\n")
+    except OSError:
+        return []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            event = json.loads(line)
+            if isinstance(event, dict) and "event" in event and isinstance(event.get("time"), float):
+                found.append(event)
+    return found
+
+
+def _instance(rank: dict[str, Any], host: str, state: str) -> dict[str, Any]:
+    over = state in FINAL and rank["state"] in ("STARTING", "RUNNING")  # they died with the agent
+    return {
+        "name": rank["name"],
+        "node": host,
+        "rank": rank["rank"],
+        "state": "FAILED" if over else rank["state"],
+        "pid": rank["pid"] or None,
+        "exit_code": rank["exit_code"],
+    }
+
+
+def _command(program: dict[str, Any]) -> str:
+    words = [*(["-m"] if program["kind"] == "module" else []), program["target"], *program["args"]]
+    return " ".join(map(shlex.quote, words))
+
+
+def signal_agent(path: Path, numbers: tuple[int, ...]) -> bool:
+    """Send signals to the agent of a job; returns whether there was one to send them to."""
+    run = RunDirectory(path)
+    agent = (run.read_status() or {}).get("agent")
+    if not isinstance(agent, dict) or not _lives(agent):
+        return False
+    for number in numbers:
+        processes.signal_process(agent["pid"], number)
+    return True

@@ -1,0 +1,99 @@
+"""What this machine and the jobs on it use now."""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from paceline.node.devicequeue import ticket
+from paceline.node.machine.meter import Meter
+from paceline.node.rundir.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from paceline.node.machine.meter import Gpu
+
+
+class Gauge:
+    """Measures this machine; one that is kept measures from call to call."""
+
+    def __init__(
+        self,
+        home: Path,
+        jobs: Path,
+        devices: Sequence[str],
+        gpus: Callable[[], tuple[Gpu, ...]],
+        *,
+        slots: bool = False,
+    ) -> None:
+        """Begin to measure.
+
+        Args:
+            home: the folder with the queue.
+            jobs: the folder of run directories.
+            devices: of this machine.
+            gpus: asks their driver.
+            slots: they are mere places, no accelerators.
+        """
+        self._home, self._jobs, self._devices, self._slots = home, jobs, tuple(devices), slots
+        self._meter = Meter(gpus)
+
+    def machine(self) -> dict[str, Any]:
+        """This machine, with the keys of `job/job.py`'s Node."""
+        self._meter.read()
+        use = self._meter.machine(self._jobs)
+        holders = self._holders()
+        devices = (*self._devices, *sorted(holders.keys() - set(self._devices)))
+        return {
+            "name": socket.gethostname(),
+            "devices": devices,
+            "allocated": {device: holders[device] for device in devices if device in holders},
+            "cores": use.cores,
+            "load": round(use.load, 3),
+            "memory": use.memory,
+            "memory_used": use.memory_used,
+            "disk": use.disk,
+            "disk_used": use.disk_used,
+            "gpus": tuple(_without(asdict(gpu), "processes") for gpu in use.gpus),
+        }
+
+    def of_jobs(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """What jobs use, with the keys of `job/job.py`'s Usage; those that do not run are left out."""
+        agents = {name: agent for name in names if (agent := self._agent(name)) is not None}
+        self._meter.read()
+        alone: dict[str, list[str]] = {}
+        for device, jobs in self._holders().items():
+            if len(jobs) == 1 and not self._slots:
+                alone.setdefault(jobs[0], []).append(device)
+        return {
+            name: {"processes": use.processes, "cpu": round(use.cpu, 3), "memory": use.memory, "gpus": use.gpus}
+            for name, use in self._meter.jobs(agents, alone).items()
+        }
+
+    def _agent(self, name: str) -> tuple[int, int | None] | None:
+        try:
+            status = RunDirectory(self._jobs / name).read_status() or {}
+            agent = status.get("agent") or {}
+            return int(agent["pid"]), agent["start_time"]
+        except (OSError, json.JSONDecodeError, KeyError, TypeError, ValueError):
+            return None
+
+    def _holders(self) -> dict[str, tuple[str, ...]]:
+        """Device → the jobs that have it."""
+        held: dict[str, tuple[str, ...]] = {}
+        try:
+            entries = ticket.overview(ticket.folder_of(self._home))
+        except OSError:
+            return {}
+        for entry in entries:
+            for device in entry.devices:
+                held[device] = (*held.get(device, ()), entry.job)
+        return held
+
+
+def _without(values: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != key}

@@ -1,0 +1,1 @@
+"""Checkpoints: saved in the background, committed by all ranks or by none."""

@@ -1,0 +1,1 @@
+"""Connections among the ranks apart from the training: failures, stops, exits."""

@@ -1,0 +1,1 @@
+"""Every sample of an epoch once, over any number of ranks."""

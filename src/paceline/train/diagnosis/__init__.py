@@ -1,0 +1,1 @@
+"""Which rank is in which collective."""

@@ -1,0 +1,181 @@
+"""Where the ranks are among the collectives of a script, and whether they can ever come together; pure state.
+
+Collectives are numbered on each rank. In a sound script the same numbers are the same collectives everywhere, so ranks
+whose sequences differ wait for each other in vain as soon as all of them wait. A rank that is merely slow has the same
+sequence as the others, only less of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import time
+import zlib
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import CodeType, FrameType
+
+Place = dict[str, Any]
+_REMEMBERED = 100  # collectives that a rank can name afterwards
+SETTLED = 2.0  # seconds inside of a collective after which it does not end by itself any moment
+_PACKAGE = str(Path(__file__).parents[2]) + os.sep
+_LIBRARIES = (_PACKAGE, sysconfig.get_paths()["stdlib"] + os.sep, "<frozen")
+_NAMES = {"__iter__": "the next batch", "__exit__": "close"}
+_ours: dict[str, bool] = {}  # whether a file is this package's, which is asked at each collective
+_VERBS = {"the next batch": "asked for"}
+
+
+class Trace:
+    """The collectives that this rank has entered.
+
+    Attributes:
+        number: of the last one, counted from 1.
+        failed: whether it came back with an error, of which nobody knows the reason yet.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.failed = False
+        self._recent: deque[tuple[str, CodeType | None, int, int]] = deque(maxlen=_REMEMBERED)
+        self._depth = 0
+        self._since = 0.0
+        self._sum = 0
+
+    def enter(self, name: str = "") -> None:
+        """Note a collective, under the name of the method that the script has called, if none is given."""
+        called, code, instruction = _caller()
+        name = name or called
+        self.number += 1
+        self._sum = zlib.crc32(name.encode(), self._sum)
+        self._recent.append((name, code, instruction, self._sum))
+        self._depth += 1
+        self._since = time.monotonic()
+
+    def leave(self) -> None:
+        """It is over."""
+        self._since = time.monotonic()
+        self._depth -= 1
+        self.failed = False
+
+    @property
+    def seconds(self) -> float | None:
+        """How long this rank has been inside of the collective entered last; None if it is in none."""
+        return time.monotonic() - self._since if self._depth > 0 else None
+
+    def last(self) -> str:
+        """What this rank has done last, such as `entered barrier (train.py:31)`; empty if nothing."""
+        return _did(self._recent[-1][0], _line(*self._recent[-1][1:3])) if self._recent else ""
+
+    def place(self, line: str) -> Place:
+        """What the other ranks may know.
+
+        Args:
+            line: where the main thread is now.
+        """
+        recent = [[name, _line(code, instruction), total] for name, code, instruction, total in self._recent]
+        return {
+            "number": self.number, "seconds": self.seconds, "failed": self.failed, "line": line, "recent": recent,
+        }  # fmt: skip
+
+
+def mismatch(places: Mapping[int, Place], left: Mapping[int, Place]) -> str:
+    """Why the ranks can never come together; empty as long as they may.
+
+    Args:
+        places: of all ranks that are there, from about the same time.
+        left: the last places of those that have left in good order.
+    """
+    settled = all(place["seconds"] is not None and place["seconds"] >= SETTLED for place in places.values())
+    if not settled and not any(place["failed"] for place in places.values()):
+        return ""
+    everybody = {**places, **left}
+    first = min(places)
+    for rank in sorted(everybody):
+        if (found := difference(everybody[first], everybody[rank])) is not None:
+            return f"rank {first} {found[0]} while rank {rank} {found[1]}"
+    return ""
+
+
+def difference(one: Place, other: Place) -> tuple[str, str] | None:
+    """The first collective that two ranks have not entered alike, as each has it; None where there is none yet."""
+    common = min(one["number"], other["number"])
+    ours, others = _at(one, common), _at(other, common)
+    if ours is None or others is None or ours[2] == others[2]:
+        return None
+    for number in range(common - _REMEMBERED, common + 1):
+        ours, others = _at(one, number), _at(other, number)
+        if ours is not None and others is not None and ours[0] != others[0]:
+            return _did(*ours[:2]), _did(*others[:2])
+    return _did(*one["recent"][-1][:2]), _did(*other["recent"][-1][:2])  # they have differed for long
+
+
+def waiting(places: Mapping[int, Place]) -> tuple[int, list[tuple[int, str]]]:
+    """The rank that is farthest of those inside of a collective, and the ranks it waits for, with their lines."""
+    inside = [rank for rank, place in places.items() if place["seconds"] is not None]
+    if not inside:
+        return -1, []
+    waits = max(inside, key=lambda rank: (places[rank]["number"], -rank))
+    late = [
+        (rank, place["line"])
+        for rank, place in sorted(places.items())
+        if place["number"] < places[waits]["number"]
+        or (place["seconds"] is None and difference(places[waits], place) is not None)
+    ]
+    return waits, late
+
+
+def current_line(thread: int) -> str:
+    """Where a thread is in the user's own code, such as `train.py:55`; empty if nowhere."""
+    innermost = sys._current_frames().get(thread)
+    frame = innermost
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    frame = frame or innermost
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else ""
+
+
+def _at(place: Place, number: int) -> list[Any] | None:
+    """The collective of that number, if the rank remembers it: its name, its line, and a checksum of all until then."""
+    index = len(place["recent"]) - 1 - (place["number"] - number)
+    return place["recent"][index] if 0 <= index < len(place["recent"]) else None
+
+
+def _did(name: str, line: str) -> str:
+    if name == "close" and not line:
+        return "reached the end of the script"
+    return f"{_VERBS.get(name, 'entered')} {name}{line and f' ({line})'}"
+
+
+def _caller() -> tuple[str, CodeType | None, int]:
+    """What the script has called, and where: code and instruction, of which `_line` makes a line when it is needed."""
+    frame: FrameType | None = sys._getframe(4)  # behind `enter` of trace, watch and block
+    called = None
+    while frame is not None:
+        code = frame.f_code
+        file = code.co_filename
+        if file not in _ours:
+            _ours[file] = file.startswith(_PACKAGE)
+        if not _ours[file]:
+            break
+        called, frame = code, frame.f_back
+    name = called.co_name if called is not None else ""
+    name = _NAMES.get(name, name)
+    return (name, frame.f_code, frame.f_lasti) if frame is not None else (name, None, 0)
+
+
+def _line(code: CodeType | None, instruction: int) -> str:
+    if code is None:
+        return ""
+    for start, end, line in code.co_lines():
+        if start <= instruction < end:
+            return f"{Path(code.co_filename).name}:{line}"
+    return Path(code.co_filename).name
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith(_LIBRARIES) or "site-packages" in file or "dist-packages" in file

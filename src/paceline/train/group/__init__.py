@@ -1,0 +1,1 @@
+"""Joining the other ranks, and what ranks do together."""

@@ -1,0 +1,1 @@
+"""What a training logs, and where its time goes."""

@@ -1,0 +1,288 @@
+"""What `Run.log` is given, and how long steps take: means over ranks, in files and on the screen."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .files import JsonLines, TensorBoard
+from .progress import Progress
+from .reduction import LogMismatch, Reduction, Span, Sum
+from .step_times import PARTS, StepTimes, make_clock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from paceline.train.run import Run
+
+_FEWEST, _MOST = 10, 100  # steps between two times that the ranks reduce what they have logged
+_SECONDS = 1.0  # about so long that takes, where steps are short
+_OWN_NAMES = {"time", "epoch", "step", "attempt", *(f"{part}_seconds" for part in PARTS)}
+
+
+class Metrics:
+    """Means of what `Run.log` is given, and the times of steps, as files and as progress on the screen.
+
+    Every `every` steps, and at the end of an epoch, the ranks begin to reduce once, and look at the result the next
+    time. Rank 0 then appends a line to `metrics.jsonl` and values to the event files in `tensorboard/`; each rank
+    appends its own times to `steps/rank-<rank>.jsonl`.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        folder: Path | None,
+        *,
+        progress: bool = True,
+        progress_file: Path | None = None,
+        every: int | None = None,
+    ) -> None:
+        """Nothing is written before the first steps are done.
+
+        Args:
+            folder: where the files go; None writes none.
+            progress: whether rank 0 shows how far the epoch is.
+            progress_file: where rank 0 writes how far it is, for others to read; None writes it nowhere.
+            every: steps between two lines; None takes 10, or up to 100 where steps are so short that 10 take less than
+                a second.
+        """
+        self._run = run
+        self._folder = folder
+        self._times = StepTimes(make_clock(run.device), exchanges=run.world_size > 1)
+        self._progress = Progress(screen=progress, file=progress_file) if run.is_main else None
+        self._sums: dict[str, Sum] = {}
+        self._names: list[str] = []  # all that were ever logged: the same list on every rank
+        self._in_step = False
+        self._samples = self._total = 0  # in this step: of this rank, of all ranks
+        self._steps = 0  # since the ranks reduced
+        self._first = self._last = (0, 0)  # epoch and step of the first and the last of them
+        self._resumed_at = 0
+        self._lines = JsonLines(folder / "metrics.jsonl") if folder is not None and run.is_main else None
+        self._step_lines = JsonLines(folder / "steps" / f"rank-{run.rank}.jsonl") if folder is not None else None
+        self._board: TensorBoard | None = None
+        self._pending: Reduction | None = None
+        self._every = every or _FEWEST
+        self._adapts = every is None
+
+    def resumed(self, epoch: int, step: int) -> None:
+        """Training goes on after `step` steps: TensorBoard forgets what an earlier attempt wrote of later ones."""
+        self._last = (epoch, step)
+        self._resumed_at = step
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Time the steps of an optimizer."""
+        self._times.watch(optimizer)
+
+    # -- where the loop is ---------------------------------------------------------------------------------------------
+
+    def epoch_begins(self, epoch: int, epochs: int | None, steps: int | None, done: int) -> None:
+        """An epoch begins, or what is left of it: all ranks at once.
+
+        Args:
+            epoch: counted from 0.
+            epochs: how many there will be; None where nobody knows.
+            steps: batches of the whole epoch; None where nobody knows.
+            done: batches of it that were trained on before.
+        """
+        if self._steps:  # the epoch before was left by a break
+            self.flush()
+        self._times.restart()
+        if self._progress is not None:
+            self._progress.begin(epoch, epochs, steps, done)
+
+    def epoch_ends(self) -> None:
+        """The epoch is over: all ranks at once, and what they have logged is shown.
+
+        Raises:
+            LogMismatch: the ranks have logged different names.
+        """
+        if self._steps:
+            self.flush()
+        self.settle()
+        if self._progress is not None:
+            self._progress.end()
+
+    def loop_left(self) -> None:
+        """The loop is over, at its end or by a break or an error in mid-step; the ranks need not do it at once."""
+        self._in_step = False
+        self._times.leave()
+
+    def data_came(self, samples: int, total: int) -> None:
+        """The loop has got its batch: what passed since the step before was waiting for data.
+
+        Args:
+            samples: in the batch of this rank, 0 for a stand-in.
+            total: in the batches of all ranks.
+        """
+        self._in_step, self._samples, self._total = True, samples, total
+        self._times.data_came()
+
+    def backward(self, loss: torch.Tensor, weight: float) -> None:
+        """`torch.autograd.backward(loss * weight)`, timed."""
+        self._times.backward(loss, weight)
+
+    @contextlib.contextmanager
+    def checkpointing(self) -> Iterator[None]:
+        """What is inside of this block stops the step for a checkpoint."""
+        self._times.checkpoint_begins()
+        yield
+        self._times.checkpoint_ends()
+
+    def step_done(self, epoch: int, step: int) -> None:
+        """The loop has asked for another batch.
+
+        Args:
+            epoch: the epoch that goes on.
+            step: steps done, over all attempts.
+
+        Raises:
+            LogMismatch: the ranks have logged different names.
+        """
+        self._times.step_done()
+        self._in_step = False
+        self._last = (epoch, step)
+        if not self._steps:
+            self._first = self._last
+        self._steps += 1
+        if self._progress is not None:
+            self._progress.step_done(self._total)
+        if self._steps >= self._every:
+            self.flush()
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Add values of this step, weighted by its samples; outside of a step their weight is 1.
+
+        Raises:
+            ValueError: a name is taken, or a value is no single number.
+        """
+        weight = float(self._samples) if self._in_step else 1.0
+        for name, value in values.items():
+            if name in _OWN_NAMES:
+                raise ValueError(f"every line of metrics.jsonl has its own {name}; log yours under another name")
+            if isinstance(value, torch.Tensor) and value.numel() != 1:
+                raise ValueError(f"{name} has the shape {list(value.shape)}; log a single number, such as its mean")
+            if name not in self._sums:
+                self._sums[name] = Sum()
+            self._sums[name].add(value, weight)
+
+    # -- what the ranks have together ----------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Reduce what was logged since the last time, all ranks at once; the result of the time before is shown.
+
+        Raises:
+            LogMismatch: the ranks have logged different names.
+        """
+        self.settle()
+        times = self._times.read()
+        self._write_times(times)
+        steps, sums = self._steps, self._sums
+        self._steps, self._sums = 0, {}
+        seconds = [sum(times[part]) / max(steps, 1) for part in PARTS]
+        span = Span(steps, self._first, self._last)
+        self._pending = Reduction(self._run, self._names, values=self._values(sums), seconds=seconds, span=span)
+
+    def settle(self) -> None:
+        """Write and show what was reduced; waits for ranks that have not come so far.
+
+        Raises:
+            LogMismatch: the ranks have logged different names.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        while not pending.is_complete():
+            self._compare_names(pending)
+            pending = pending.again(self._names)
+        means, seconds = pending.results()
+        if self._adapts and pending.span.steps:  # these seconds, and so the choice, are the same on all ranks
+            self._every = min(_MOST, max(_FEWEST, round(_SECONDS / max(seconds[PARTS.index("total")], 1e-9))))
+        if self._progress is not None:
+            self._progress.measured(means)
+        if self._lines is not None and (pending.span.steps or means):
+            self._write(pending.span.last, means, dict(zip(PARTS, seconds, strict=True)) if pending.span.steps else {})
+
+    def _values(self, sums: dict[str, Sum]) -> dict[str, tuple[float, float, float]]:
+        """Of each name the weighted sum, the weight, and 1 for this rank; waits for the tensors, once."""
+        if not sums:
+            return {}
+        totals = torch.stack([s.tensor(self._run.device) for s in sums.values()]).tolist()
+        return {name: (total, s.weight, 1.0) for (name, s), total in zip(sums.items(), totals, strict=True)}
+
+    def _compare_names(self, pending: Reduction) -> None:
+        """Learn the names that are new, if they are new to all."""
+        mine = sorted(pending.values)
+        everyone = self._run.gather_objects(mine)
+        for rank, names in enumerate(everyone):
+            if names != everyone[0]:
+                raise LogMismatch(
+                    f"since step {pending.span.first[1]} rank 0 has logged {_list(everyone[0])}, and rank {rank} "
+                    f"{_list(names)}: means are taken over all ranks, so call run.log with the same names on each"
+                )
+        self._names = sorted({*self._names, *mine})
+
+    def _write_times(self, times: dict[str, list[float]]) -> None:
+        if self._step_lines is None or not self._steps:
+            return
+        epoch, step = self._first
+        rounded = {part: [round(seconds, 6) for seconds in row] for part, row in times.items()}
+        self._step_lines.append({"epoch": epoch, "step": step, "attempt": self._run.attempt, **rounded})
+
+    def _write(self, last: tuple[int, int], means: dict[str, float], seconds: dict[str, float]) -> None:
+        assert self._lines is not None
+        assert self._folder is not None
+        (epoch, step), now = last, time.time()
+        line = {"time": now, "epoch": epoch, "step": step, "attempt": self._run.attempt, **means}
+        self._lines.append({**line, **{f"{part}_seconds": round(value, 6) for part, value in seconds.items()}})
+        if self._board is None:
+            again = self._resumed_at > 0 or self._run.attempt > 0
+            self._board = TensorBoard(self._folder / "tensorboard", self._resumed_at + 1 if again else None)
+        self._board.add({**means, **{f"step_seconds/{part}": value for part, value in seconds.items()}}, step, now)
+
+    @property
+    def unreduced(self) -> bool:
+        """Whether steps were done since the ranks reduced."""
+        return self._steps > 0
+
+    def discard(self) -> None:
+        """Forget what the ranks have not reduced: after an error on this rank the others may be gone."""
+        self._steps, self._sums, self._pending = 0, {}, None
+
+    def _flush_after_the_last_step(self) -> None:
+        """As `flush`, where another rank may have nothing to flush, and so has left."""
+        names = _list(sorted(self._sums))
+        try:
+            self.flush()
+            self.settle()
+        except LogMismatch:
+            raise
+        except RuntimeError as error:
+            raise LogMismatch(
+                f"rank {self._run.rank} has logged {names} after the last step, and another rank has left without: "
+                "means are taken over all ranks, so call run.log with the same names on each"
+            ) from error
+
+    def close(self) -> None:
+        """Write what is left, all ranks at once; another `init` may follow.
+
+        Raises:
+            LogMismatch: the ranks have logged different names.
+        """
+        try:
+            if self._steps:
+                self.flush()
+            elif self._sums:
+                self._flush_after_the_last_step()
+            self.settle()
+        finally:
+            for file in (self._lines, self._step_lines, self._board, self._progress):
+                if file is not None:
+                    file.close()
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names) or "nothing"

@@ -1,0 +1,105 @@
+"""Means over steps and ranks of what is logged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from paceline.train.run import Run
+
+
+class LogMismatch(RuntimeError):
+    """The ranks logged different names; raised on all of them."""
+
+
+class Sum:
+    """The weighted sum of the values of one name; tensors are summed up where they are, and not waited for."""
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+        self._number = 0.0
+        self._tensor: torch.Tensor | None = None
+
+    def add(self, value: torch.Tensor | float, weight: float) -> None:
+        """Add a value with its weight."""
+        if not weight:
+            return  # not even NaN may count
+        self.weight += weight
+        if not isinstance(value, torch.Tensor):
+            self._number += float(value) * weight
+            return
+        scalar = value.detach()
+        if scalar.dim():
+            scalar = scalar.reshape(())
+        if self._tensor is None:
+            self._tensor = scalar.to(torch.float64) * weight
+            return
+        if scalar.device != self._tensor.device:
+            scalar = scalar.to(self._tensor.device)
+        self._tensor = self._tensor.add(scalar, alpha=weight)
+
+    def tensor(self, device: torch.device) -> torch.Tensor:
+        """The sum, on `device`."""
+        if self._tensor is None:
+            return torch.tensor(self._number, dtype=torch.float64, device=device)
+        return self._tensor.to(device) + self._number
+
+
+class Span(NamedTuple):
+    """Steps that follow each other: how many, and the epoch and the step of the first and the last."""
+
+    steps: int
+    first: tuple[int, int]
+    last: tuple[int, int]
+
+
+class Reduction:
+    """Means over ranks on their way, while the training goes on.
+
+    The names known to all give the reduced tensor its shape. Its first element counts the ranks that have logged
+    further ones; then, and where only some ranks have logged a name, the ranks must compare what they have logged.
+
+    Args:
+        names: those that all ranks know.
+        values: of each name that was logged the weighted sum, the weight, and 1 for this rank.
+        seconds: of this rank's parts of a step.
+        span: the steps that these are of.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        names: list[str],
+        *,
+        values: dict[str, tuple[float, float, float]],
+        seconds: list[float],
+        span: Span,
+    ) -> None:
+        self._run = run
+        self._names = names
+        self._seconds = seconds
+        self.values = values
+        self.span = span
+        new = float(not values.keys() <= set(names))
+        local = [new, *seconds, *(x for name in names for x in values.get(name, (0.0, 0.0, 0.0)))]
+        self._reduced = run.start_all_reduce(torch.tensor(local, dtype=torch.float64))
+        self._result: list[float] = []
+
+    def again(self, names: list[str]) -> Reduction:
+        """The same with other names."""
+        return Reduction(self._run, names, values=self.values, seconds=self._seconds, span=self.span)
+
+    def is_complete(self) -> bool:
+        """Whether all ranks have logged the same known names; waits for the reduction."""
+        self._result = self._reduced().tolist()
+        return not self._result[0] and all(count in (0, self._run.world_size) for count in self._of_names(2))
+
+    def results(self) -> tuple[dict[str, float], list[float]]:
+        """Means of what was logged, and of the seconds, over all ranks."""
+        means = {n: t / w for n, t, w in zip(self._names, self._of_names(0), self._of_names(1), strict=True) if w}
+        return means, [x / self._run.world_size for x in self._result[1 : 1 + len(self._seconds)]]
+
+    def _of_names(self, which: int) -> list[float]:
+        return self._result[1 + len(self._seconds) + which :: 3]

@@ -1,0 +1,245 @@
+"""The coordinator's promises hold in whatever order messages come and nodes vanish."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from paceline.contract import RESUME_CODE
+from paceline.node.failure import Failure, culprit
+from paceline.node.rendezvous.coordinator import FINISHED, GATHERING, HALTING, RUNNING, Coordinator
+
+Message = dict[str, Any]
+
+
+def join(nodes: int, peer: int = 0, **changes: Any) -> Message:
+    return {
+        "do": "join", "id": f"n{peer}", "node_rank": None, "nodes": [nodes, nodes], "slots": 2, "host": "h",
+        "address": "10.0.0.1", "listen": 0, "job": "j", "main_port": 1234, "ports": [], "version": "1",
+        "standing": None, **changes,
+    }  # fmt: skip
+
+
+def failed(rank: int, age: float, symptom: bool = False) -> Failure:
+    return Failure(
+        rank=rank, node=0, host="h", pid=1, exit_code=rank + 1, signal="", oom=False, message=f"rank {rank}",
+        traceback="", has_traceback=False, log="", symptom=symptom, age=age,
+    )  # fmt: skip
+
+
+class Job(RuleBasedStateMachine):
+    """Plays the nodes of a job against the coordinator, and checks what each of them is told."""
+
+    @initialize(nodes=st.integers(1, 4), restarts=st.integers(0, 2))
+    def begin(self, nodes: int, restarts: int) -> None:
+        self.coordinator = Coordinator(nodes, nodes, restarts)
+        self.nodes = nodes
+        self.told: dict[int, list[Message]] = {peer: [] for peer in range(nodes)}
+        self.joined: set[int] = set()
+        self.agreeing: set[int] = set()  # peers that were told of an attempt
+        self.running: set[int] = set()  # peers whose ranks run
+        self.preempted: set[int] = set()  # peers whose ranks have saved their state and ended
+        self.halting: set[int] = set()  # peers that were told to halt and have not answered
+
+    def deliver(self, outbox: list[tuple[int, Message]]) -> None:
+        for peer, message in outbox:
+            self.told[peer].append(message)
+            if message["do"] == "start":
+                self.agreeing.add(peer)
+            elif message["do"] == "go":
+                self.agreeing.discard(peer)
+                self.running.add(peer)
+                self.preempted.discard(peer)
+            elif message["do"] == "halt":
+                self.agreeing.discard(peer)
+                self.halting.add(peer)
+
+    @precondition(lambda self: self.agreeing)
+    @rule(data=st.data())
+    def a_node_agrees(self, data: st.DataObject) -> None:
+        peer = data.draw(st.sampled_from(sorted(self.agreeing)))
+        self.deliver(self.coordinator.receive(peer, {"do": "ready"}))
+
+    @precondition(lambda self: len(self.joined) < self.nodes and self.coordinator.phase == GATHERING)
+    @rule()
+    def another_joins(self) -> None:
+        peer = min(set(range(self.nodes)) - self.joined)
+        self.joined.add(peer)
+        self.deliver(self.coordinator.receive(peer, join(self.nodes, peer)))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), what=st.sampled_from(["failed", "done"]))
+    def ranks_end(self, data: st.DataObject, what: str) -> None:
+        peer = data.draw(st.sampled_from(sorted(self.running)))
+        self.deliver(self.coordinator.receive(peer, {"do": what}))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), final=st.booleans())
+    def ranks_have_saved_their_state(self, data: st.DataObject, final: bool) -> None:
+        peer = data.draw(st.sampled_from(sorted(self.running)))
+        self.preempted.add(peer)
+        self.deliver(self.coordinator.receive(peer, {"do": "preempted", "final": final}))
+
+    @precondition(lambda self: self.halting)
+    @rule(data=st.data())
+    def ranks_are_stopped(self, data: st.DataObject) -> None:
+        peer = data.draw(st.sampled_from(sorted(self.halting)))
+        self.halting.discard(peer)
+        self.running.discard(peer)
+        failures = [] if peer in self.preempted else [failed(peer, 1.0).to_dict()]
+        self.deliver(
+            self.coordinator.receive(peer, {"do": "stopped", "failures": failures, "main_port": 4321, "ports": []})
+        )
+
+    @precondition(lambda self: self.joined)
+    @rule(data=st.data())
+    def somebody_stops(self, data: st.DataObject) -> None:
+        peer = data.draw(st.sampled_from(sorted(self.joined)))
+        self.deliver(self.coordinator.receive(peer, {"do": "stop", "signal": 15}))
+
+    @precondition(lambda self: len(self.joined) > 1)
+    @rule(data=st.data())
+    def a_node_vanishes(self, data: st.DataObject) -> None:
+        peer = data.draw(st.sampled_from(sorted(self.joined - {0})))
+        self.joined.discard(peer)
+        self.agreeing.discard(peer)
+        self.running.discard(peer)
+        self.halting.discard(peer)
+        self.told[peer] = []
+        self.deliver(self.coordinator.lost(peer))
+
+    @invariant()
+    def no_attempt_starts_while_ranks_of_another_run(self) -> None:
+        for messages in self.told.values():
+            starts = [m["attempt"] for m in messages if m["do"] == "start"]
+            assert starts == list(range(starts[0], starts[0] + len(starts))) if starts else True
+            failures = [m for m in messages if m["do"] == "restart" and m["failure"] is not None]
+            assert len(failures) <= self.coordinator.max_restarts
+
+    @invariant()
+    def everybody_hears_the_same_end_once(self) -> None:
+        ends = [[m for m in self.told[peer] if m["do"] == "finish"] for peer in self.joined]
+        assert all(len(end) <= 1 for end in ends)
+        if self.coordinator.phase == FINISHED and self.joined:
+            assert all(len(end) == 1 for end in ends)
+            assert len({(end[0]["state"], end[0]["exit_code"]) for end in ends}) == 1
+
+    @invariant()
+    def it_never_waits_for_nobody(self) -> None:
+        if self.coordinator.phase == HALTING:
+            assert self.halting, "nobody is left who could answer"
+        if self.coordinator.phase == RUNNING:
+            assert self.running
+
+    @invariant()
+    def node_ranks_are_given_once_each(self) -> None:
+        starts = [m for peer in self.joined for m in self.told[peer] if m["do"] == "start"]
+        for attempt in {m["attempt"] for m in starts}:
+            ranks = [m["node_rank"] for m in starts if m["attempt"] == attempt]
+            assert len(ranks) == len(set(ranks))
+
+
+TestJob = Job.TestCase
+TestJob.settings = settings(max_examples=200, stateful_step_count=25, deadline=None)
+
+
+@given(asked=st.permutations(range(4)), silent=st.sets(st.integers(0, 3)))
+def test_nodes_get_the_ranks_they_ask_for(asked: list[int], silent: set[int]) -> None:
+    coordinator = Coordinator(4, 4, 0)
+    outbox = []
+    for peer in range(4):
+        wanted = None if peer in silent else asked[peer]
+        outbox = coordinator.receive(peer, join(4, peer, node_rank=wanted))
+    given_ranks = {peer: message["node_rank"] for peer, message in outbox}
+    assert sorted(given_ranks.values()) == [0, 1, 2, 3]
+    assert all(given_ranks[peer] == asked[peer] for peer in range(4) if peer not in silent)
+
+
+def test_those_who_do_not_fit_are_refused() -> None:
+    coordinator = Coordinator(3, 3, 0)
+    assert coordinator.receive(0, join(3, node_rank=0)) == []
+    for peer, changes, why in (
+        (1, {"node_rank": 0}, "node rank 0 is taken by h"),
+        (2, {"version": "2"}, "this node has paceline 2, h has 1"),
+        (3, {"nodes": [4, 4]}, "this node was started with --nnodes 4, node 0 with --nnodes 3"),
+    ):
+        ((to, message),) = coordinator.receive(peer, {**join(3, peer), **changes})
+        assert (to, message["do"]) == (peer, "refuse")
+        assert why in message["why"]
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_ranks_that_saved_their_state_go_on_without_using_up_restarts(final: bool) -> None:
+    coordinator = Coordinator(2, 2, 0)
+    for peer in range(2):
+        coordinator.receive(peer, join(2, peer))
+    for peer in range(2):
+        coordinator.receive(peer, {"do": "ready"})
+    coordinator.receive(0, {"do": "preempted", "final": False})
+    coordinator.receive(1, {"do": "preempted", "final": final})
+    stopped = {"do": "stopped", "failures": [], "main_port": 1, "ports": []}
+    assert coordinator.receive(0, stopped) == []
+    told = coordinator.receive(1, stopped)
+    if final:
+        assert [(m["do"], m["state"], m["exit_code"]) for _, m in told] == [("finish", "STOPPED", RESUME_CODE)] * 2
+    else:
+        assert [(m["do"], m["attempt"]) for _, m in told] == [
+            ("restart", 1),
+            ("restart", 1),
+            ("start", 1),
+            ("start", 1),
+        ]
+
+
+def elastic(coordinator: Coordinator, nodes: int) -> None:
+    """Nodes join and agree, and an attempt runs."""
+    for peer in range(nodes):
+        coordinator.receive(peer, {**join(nodes, peer), "nodes": [coordinator.least, coordinator.most]})
+    agree(coordinator, nodes)
+
+
+def agree(coordinator: Coordinator, nodes: int) -> list[tuple[int, dict[str, Any]]]:
+    return [told for peer in range(nodes) for told in coordinator.receive(peer, {"do": "ready"})]
+
+
+def test_no_more_nodes_leave_at_once_than_the_job_can_do_without() -> None:
+    coordinator = Coordinator(2, 3, 0)
+    elastic(coordinator, 3)
+    told = [message for peer in (2, 1, 0) for message in coordinator.receive(peer, {"do": "leave"})]
+    assert [message["do"] for _, message in told] == ["halt"] * 3
+    stopped = {"do": "stopped", "failures": [], "main_port": 1, "ports": []}
+    told = [(peer, m["do"]) for sender in range(3) for peer, m in coordinator.receive(sender, stopped)]
+    assert told == [(2, "finish"), (0, "restart"), (1, "restart"), (0, "start"), (1, "start")]
+
+
+def test_a_newcomer_does_not_stay_for_others_before_it_takes_part() -> None:
+    coordinator = Coordinator(1, 2, 0, expected=1)
+    elastic(coordinator, 1)
+    coordinator.receive(1, {**join(2, 1), "nodes": [1, 2]})
+    coordinator.receive(1, {"do": "prepared"})
+    assert coordinator.receive(0, {"do": "leave"}) == []
+    assert [m["do"] for _, m in coordinator.receive(0, {"do": "called"})] == ["halt"]
+    assert coordinator.receive(0, {"do": "leave"}) == []
+    told = coordinator.receive(0, {"do": "stopped", "failures": [], "main_port": 1, "ports": []})
+    assert [m["do"] for _, m in told] == ["restart"] * 2 + ["start"] * 2
+    assert coordinator.receive(0, {"do": "leave"}) == []  # not before the newcomer knows that the attempt runs
+    assert [(peer, m["do"]) for peer, m in agree(coordinator, 2)] == [(0, "go"), (1, "go"), (0, "halt"), (1, "halt")]
+
+
+def test_a_node_that_leaves_stays_when_the_others_are_gone() -> None:
+    coordinator = Coordinator(1, 2, 0)
+    elastic(coordinator, 2)
+    assert [m["do"] for _, m in coordinator.receive(0, {"do": "leave"})] == ["halt"] * 2
+    assert [m["do"] for _, m in coordinator.lost(1)] == ["halt"]
+    told = coordinator.receive(0, {"do": "stopped", "failures": [], "main_port": 1, "ports": []})
+    assert [m["do"] for _, m in told] == ["restart", "start"]
+    assert told[0][1]["why"] == "node 1 (h) is gone"
+
+
+def test_culprit_is_the_first_that_is_no_mere_symptom() -> None:
+    assert culprit([failed(0, 9.0, symptom=True), failed(1, 1.0), failed(2, 2.0)]).rank == 2
+    assert culprit([failed(0, 1.0, symptom=True), failed(1, 2.0, symptom=True)]).rank == 1

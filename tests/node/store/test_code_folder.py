@@ -1,0 +1,66 @@
+"""A folder of code that several machines share: whoever is first, it is whole, and goes with the last one."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from paceline.node.errors import Refused
+from paceline.node.store import code_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILES = 20
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> threading.local:
+    """What tells threads apart, as machines are: the host name."""
+    it = threading.local()
+    monkeypatch.setattr(socket, "gethostname", lambda: it.name)
+    return it
+
+
+def bring(place: Path, job_id: str) -> bool:
+    """Have a job's code there; returns whether the place is its own."""
+    try:
+        code_folder.claim(place, job_id)
+    except Refused:
+        return False
+    with code_folder.building(place) as building:
+        for number in range(FILES):
+            (building / f"{number}.py").write_text(job_id)
+    assert [path.read_text() for path in place.iterdir()] == [job_id] * FILES
+    return True
+
+
+@pytest.mark.parametrize("round_", range(20))
+def test_machines_of_two_jobs_want_one_folder(tmp_path: Path, machine: threading.local, round_: int) -> None:
+    place, jobs = tmp_path / "code" / "mine", ("one", "other")
+    met = threading.Barrier(8)
+
+    def take_part(number: int) -> tuple[str, bool]:
+        machine.name, job_id = f"h{number}", jobs[number % 2]
+        met.wait()
+        has_code = bring(place, job_id)
+        met.wait()
+        if has_code:
+            assert len(list(place.iterdir())) == FILES
+            if number < 6:
+                code_folder.discard(place)
+                assert place.exists()
+            met.wait()
+            code_folder.discard(place)
+        else:
+            met.wait()
+        return job_id, has_code
+
+    with ThreadPoolExecutor(8) as pool:
+        found = dict(pool.map(take_part, range(8)))
+    assert sorted(found.values()) == [False, True]
+    assert not list((tmp_path / "code").iterdir())

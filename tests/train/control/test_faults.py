@@ -1,0 +1,405 @@
+"""One rank does something wrong or ends: the error names it, and nobody waits for it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.conftest import GENEROUS, eventually
+
+torch = pytest.importorskip("torch")
+
+import paceline as library  # noqa: E402 - after torch is known to be there
+from paceline.train.parallel.model import UnusedParameters, WrongDevice  # noqa: E402
+
+if TYPE_CHECKING:
+    from tests.conftest import Paceline
+
+pytestmark = pytest.mark.torch
+
+TRAIN = """
+    import os, sys, threading, time, torch, paceline
+    from torch.utils.data import TensorDataset
+
+    run = paceline.init(seed=0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model, optimizer = run.setup(model, optimizer)
+    train = run.dataloader(TensorDataset(torch.randn(400, 4)), global_batch_size=8)
+
+    def step(x):
+        run.backward(model(x).pow(2).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def ranks_by_hand(paceline: Paceline, script: str, count: int = 2) -> list[subprocess.Popen[str]]:
+    """Start ranks of a script as a scheduler would that does not look after them."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    processes = []
+    for rank in range(count):
+        env = {
+            **paceline.env, "RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, script], cwd=paceline.folder, env=env, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )
+        )  # fmt: skip
+    return processes
+
+
+def outcomes(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    """Exit code and stderr of each."""
+    try:
+        ends = [process.communicate(timeout=GENEROUS) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(process.returncode, err) for process, (_, err) in zip(processes, ends, strict=True)]
+
+
+def test_an_exception_on_one_rank_ends_the_others(paceline: Paceline) -> None:
+    paceline.script(
+        TRAIN
+        + """
+    for (x,) in train:
+        if run.rank == 1 and run.step == 3:
+            raise ValueError("bad sample")
+        step(x)
+    """
+    )
+    done = paceline.run("-n", "3", "script.py")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("paceline: rank 1 failed first: ValueError: bad sample")
+    (zero, first, two) = outcomes(ranks_by_hand(paceline, "script.py", 3))
+    assert "ValueError: bad sample" in first[1]
+    for code, err in (zero, two):
+        assert code == 1
+        assert "PeerLost: rank 1 failed (ValueError: bad sample)" in err
+
+
+@pytest.mark.parametrize("guilty", [0, 1])
+def test_a_rank_that_waits_where_nobody_comes_is_ended(paceline: Paceline, guilty: int) -> None:
+    """What gloo notices by itself other backends do not: here the others wait for something else."""
+    paceline.script(
+        TRAIN
+        + f"""
+    for (x,) in train:
+        step(x)
+        if run.step == 3:
+            open(f"there-{{run.rank}}", "w").close()
+            threading.Event().wait()  # rank {guilty} is killed meanwhile
+    """
+    )
+    ranks = ranks_by_hand(paceline, "script.py", 3)
+    eventually(lambda: all((paceline.folder / f"there-{rank}").exists() for rank in range(3)), "all have come")
+    ranks[guilty].kill()
+    for rank, (code, err) in enumerate(outcomes(ranks)):
+        if rank != guilty:
+            assert code == 1
+            assert f"PeerLost: rank {guilty} failed (it is gone); rank {rank} cannot go on without it" in err
+
+
+def test_a_rank_that_leaves_the_loop_early_is_the_one_with_the_error(paceline: Paceline) -> None:
+    paceline.script(
+        TRAIN
+        + """
+    for epoch in range(2):
+        for (x,) in train:
+            step(x)
+            if run.rank == 1 and run.step == 5:
+                break
+        accuracy = run.mean(1, 2)
+    """
+    )
+    done = paceline.run("-n", "2", "script.py")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert (
+        "paceline: rank 1 failed first: LeftEarly: rank 1 left after step 5, while rank 0 went on with step 6" in last
+    )
+    assert "line " in done.stderr  # where rank 1 stood
+
+
+def test_a_rank_that_leaves_altogether(paceline: Paceline) -> None:
+    paceline.script(
+        TRAIN
+        + """
+    for (x,) in train:
+        step(x)
+        if run.rank == 1 and run.step == 5:
+            break
+    run.close()
+    """
+    )
+    done = paceline.run("-n", "2", "script.py")
+    assert done.returncode == 1
+    assert "LeftEarly: rank 1 left after step 5, while rank 0 went on with step 6" in done.stderr
+
+
+def test_all_may_leave_the_loop_at_the_same_step(paceline: Paceline) -> None:
+    paceline.script(
+        TRAIN
+        + """
+    for epoch in range(3):
+        for number, (x,) in enumerate(train):
+            if number == 7:
+                break
+            step(x)
+    print(run.step, run.mean(1, 2))
+    run.close()
+    """
+    )
+    done = paceline.run("-n", "2", "script.py")
+    assert (done.returncode, done.stdout) == (0, "21 0.5\n"), done.stderr
+
+
+def test_a_rank_may_stay_longer_when_training_is_over(paceline: Paceline) -> None:
+    paceline.script(
+        TRAIN
+        + """
+    for (x,) in train:
+        step(x)
+    if run.rank == 0:
+        while os.path.exists(f"/proc/{other}") if (other := run_other()) else False:
+            time.sleep(0.01)
+        print("evaluated")
+    """.replace("run_other()", "os.path.exists('pid-1') and open('pid-1').read()")
+        + """
+    else:
+        open("pid-1", "w").write(str(os.getpid()))
+    """
+    )
+    done = paceline.run("-n", "2", "script.py")
+    assert (done.returncode, done.stdout) == (0, "evaluated\n"), done.stderr
+
+
+def unused(who: str) -> None:
+    run = library.init(timeout=60)
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in ("used", "spare")})
+    model.forward = lambda x, both: model["spare"](model["used"](x)) if both else model["used"](x)
+    wrapped = run.setup(model)
+    for _ in range(3):
+        run.backward(wrapped(torch.ones(1, 2), who == "one" and run.rank == 0).sum())
+
+
+@pytest.mark.parametrize("who", ["all", "one"])
+def test_parameters_without_gradient_are_named(who: str) -> None:
+    with pytest.raises(UnusedParameters, match=r"no gradient for spare\.weight, spare\.bias: the loss does not depend"):
+        library.launch(unused, (who,), nproc=2)
+
+
+def wrong_device() -> None:
+    run = library.init(timeout=60)
+    model = run.setup(torch.nn.Linear(2, 2))
+    model(torch.ones(1, 2, device="meta"))
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_batch_on_the_wrong_device(nproc: int) -> None:
+    with pytest.raises(
+        WrongDevice, match=r"the model is on cpu, but its argument of shape \[1, 2\] on meta; take batches from"
+    ):
+        library.launch(wrong_device, nproc=nproc)
+
+
+def fails_within(where: str) -> None:
+    with library.init(timeout=600) as run:
+        if run.rank == 1:
+            raise KeyError("bad")
+        run.barrier()
+
+
+def test_an_exception_within_a_block_ends_the_others() -> None:
+    with pytest.raises(KeyError, match="bad"):
+        library.launch(fails_within, ("",), nproc=2)
+
+
+def test_a_child_of_a_rank_can_be_terminated(paceline: Paceline) -> None:
+    """The handlers that a rank has for SIGTERM are not those of what it forks."""
+    paceline.script(
+        TRAIN
+        + """
+    import multiprocessing
+    if run.rank == 0:
+        for (x,) in train:
+            step(x)
+            break
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+        child.start()
+        child.terminate()
+        child.join()
+        print(child.exitcode)
+    """
+    )
+    done = paceline.run("script.py")
+    assert (done.returncode, done.stdout) == (0, f"{-signal.SIGTERM}\n"), done.stderr
+
+
+def details(done: Any) -> str:
+    return f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+
+
+def torchrun(paceline: Paceline) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"],
+        cwd=paceline.folder, env=paceline.env, text=True, capture_output=True, timeout=GENEROUS, check=False,
+    )  # fmt: skip
+
+
+def test_torchrun_reports_the_guilty_rank(paceline: Paceline) -> None:
+    paceline.script(
+        TRAIN
+        + """
+    for (x,) in train:
+        if run.rank == 1 and run.step == 3:
+            os.kill(os.getpid(), 9)
+        step(x)
+    """
+    )
+    done = torchrun(paceline)
+    assert done.returncode != 0
+    assert "Signal 9 (SIGKILL) received by PID" in done.stderr, details(done)
+    assert os.path.exists(paceline.folder / "script.py")
+
+
+QUICKLY = """
+    from paceline.train.diagnosis import collective_trace as places; from paceline.train.control import watch
+    places.SETTLED, watch.ASK, watch.LATE = 0.2, 0.2, 0.4
+"""
+
+MISMATCHED = {
+    "barrier": ("run.barrier()", "barrier", "backward"),
+    "all_reduce": ("run.all_reduce(torch.ones(3))", "all_reduce", "backward"),
+    "mean": ("run.mean(1, 2)", "mean", "backward"),
+    "save": ("run.save()", "save", "backward"),
+    "backward": ("continue", "asked for the next batch", "entered backward"),
+}
+
+
+def mismatched(paceline: Paceline, what: str, guilty: int) -> list[str]:
+    """A script in which one rank calls something that the others do not; returns what the error must say."""
+    call, its, theirs = MISMATCHED[what]
+    paceline.script(
+        TRAIN.replace("paceline.init(seed=0", "paceline.init(seed=0, checkpoint_dir='checkpoints'")
+        + f"""
+    for epoch in range(2):
+        for (x,) in train:
+            if run.rank == {guilty} and run.step in (3, 6):
+                {call}
+            step(x)
+    run.close()
+    """
+    )
+    lines = (paceline.folder / "script.py").read_text().splitlines()
+
+    def numbered(verb: str, text: str) -> str:
+        at = next(number for number, line in enumerate(lines, 1) if text in line)
+        return f"{verb if ' ' in verb else f'entered {verb}'} (script.py:{at})"
+
+    if what == "backward":
+        return [f"rank {guilty} {numbered(its, 'in train:')}", numbered(theirs, "run.backward")]
+    return [f"rank {guilty} {numbered(its, call)}", numbered(theirs, "run.backward")]
+
+
+@pytest.mark.parametrize("what", list(MISMATCHED))
+@pytest.mark.parametrize(("ranks", "guilty"), [(2, 0), (3, 1)])
+def test_a_collective_that_some_do_not_call(paceline: Paceline, what: str, ranks: int, guilty: int) -> None:
+    needed = mismatched(paceline, what, guilty)
+    done = paceline.run("-n", str(ranks), "script.py")
+    assert done.returncode == 1, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert "CollectiveMismatch: rank 0 " in last, done.stderr
+    for text in needed:
+        assert text in last
+
+
+@pytest.mark.parametrize("what", ["barrier", "mean"])
+def test_torchrun_shows_collectives_that_do_not_match(paceline: Paceline, what: str) -> None:
+    needed = mismatched(paceline, what, 1)
+    done = torchrun(paceline)
+    assert done.returncode == 1
+    for text in ("CollectiveMismatch: rank 0 ", *needed):
+        assert text in done.stderr, details(done)
+
+
+def test_a_collective_that_a_rank_never_comes_to_because_it_has_ended(paceline: Paceline) -> None:
+    paceline.script("""
+        import paceline
+        run = paceline.init()
+        if run.is_main:
+            run.barrier()
+    """)
+    done = paceline.run("-n", "2", "script.py")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "rank 0 entered barrier (script.py:5)" in last
+    assert "rank 1 left after step 0" in last or "rank 1 reached the end of the script" in last, (
+        "whichever is known first"
+    )
+
+
+def test_a_slow_rank_is_named_and_waited_for(paceline: Paceline) -> None:
+    """One evaluates, or compiles, or sleeps for longer than anything the others may suspect."""
+    paceline.script(
+        QUICKLY
+        + TRAIN
+        + """
+    import logging
+
+    class Heard(logging.Handler):
+        def emit(self, record):
+            open(f"heard-{run.rank}", "a").write(record.getMessage() + "\\n")
+
+    logging.getLogger("paceline").addHandler(Heard())
+    for (x,) in train:
+        step(x)
+        if run.rank == 1 and run.step == 3:
+            while not os.path.exists("heard-0"):
+                time.sleep(0.01)
+        run.barrier()
+        if run.step == 5:
+            break
+    run.print(run.mean(1, 2))
+    """
+    )
+    done = paceline.run("-n", "2", "script.py")
+    assert (done.returncode, done.stdout) == (0, "0.5\n"), done.stderr
+    (line,) = (paceline.folder / "heard-0").read_text().splitlines()
+    assert "s for rank 1, which has not entered barrier (script.py:" in line
+    assert "; it is at script.py:" in line
+    assert not (paceline.folder / "heard-1").exists()
+
+
+@pytest.mark.parametrize("code", [0, 3, "'no more data'"])
+def test_a_rank_that_leaves_by_itself_is_not_accused_of_leaving_a_loop(paceline: Paceline, code: object) -> None:
+    paceline.script(
+        TRAIN
+        + f"""
+    for (x,) in train:
+        if run.rank == 1 and run.step == 3:
+            sys.exit({code})
+        step(x)
+    """
+    )
+    (zero, first) = outcomes(ranks_by_hand(paceline, "script.py"))
+    assert first[0] == (code if isinstance(code, int) else 1)
+    assert "LeftEarly" not in first[1]
+    assert zero[0] == 1
+    if code == 0:
+        known_first = "rank 1 left after step 4|while rank 1 reached the end of the script"  # it had begun step 4
+        assert re.search(known_first, zero[1]), zero[1]
+    else:
+        how = "left with exit code 3" if code == 3 else "left with exit code 1 (no more data)"
+        assert f"PeerLost: rank 1 {how}; rank 0 cannot go on without it" in zero[1]

@@ -1,0 +1,431 @@
+"""Batches on the device, and a position that counts what the training loop has received, no more and no less."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, RandomSampler, Subset, get_worker_info
+
+from paceline.train.data.loader import Loader, make_loader
+from paceline.train.data.to_device import to_device
+
+pytestmark = pytest.mark.torch
+
+META = torch.device("meta")  # a device that every machine has
+
+
+class Numbers(Dataset[int]):
+    """0, 1, 2, …; remembers what was read."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        self.read.append(index)
+        return index
+
+
+class Augmented(Numbers):
+    """Each sample with a random number of every kind; the workers' own seeds and numbers differ from run to run."""
+
+    def __getitem__(self, index: int) -> Any:
+        return index, random.random(), torch.rand(2), np.random.rand()
+
+
+class Stream(IterableDataset[int]):
+    """0, 1, 2, …, shared out to workers as torch's documentation advises."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        start, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        yield from range(start, self.size, step)
+
+
+class ShuffledStream(Stream):
+    """Draws its order, and something with each element, from the global generator."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for i in torch.randperm(self.size).tolist():
+            yield i, torch.rand(1)
+
+
+class StatefulStream(IterableDataset[int]):
+    """Resumes by itself; each element says how many this iteration has read before it."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.next = 0
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        for read in itertools.count():
+            if self.next >= self.size:
+                break
+            self.next += 1
+            yield self.next - 1, read
+        self.next = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return self.__dict__
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next = state["next"]
+
+
+def collate_list(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def numbers(batch: Any) -> list[int]:
+    return [int(x) for x in batch]
+
+
+def world(world_size: int, dataset: Any, state: dict[str, Any] | None = None, **options: Any) -> list[Loader]:
+    """The loaders of all ranks, gone on to `state`."""
+    loaders = [make_loader(dataset, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+    for loader in loaders:
+        if state:
+            loader.load_state_dict(state)
+    return loaders
+
+
+def train(loaders: list[Loader], steps: int | None = None) -> list[int]:
+    """The samples that count in the next `steps` steps, or in the rest of the epoch."""
+    seen = []
+    for batches in itertools.islice(zip(*loaders, strict=True), steps):
+        assert len({(loader.epoch, loader.position, loader.total) for loader in loaders}) == 1
+        assert sum(loader.samples for loader in loaders) == loaders[0].total
+        assert sum(loader.weight for loader in loaders) == pytest.approx(len(loaders))
+        for loader, batch in zip(loaders, batches, strict=True):
+            assert len(batch) == max(loader.samples, 1)
+            seen += numbers(batch)[: loader.samples]
+    return seen
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two nested batches are equal, bit by bit."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+class TestPosition:
+    @pytest.mark.parametrize("received", [0, 1, 3, 6])
+    @pytest.mark.parametrize("start", ["fork", "spawn"])
+    def test_what_workers_have_read_ahead_does_not_count(self, received: int, start: str) -> None:
+        options = {"global_batch_size": 7, "shuffle": True, "num_workers": 2, "prefetch_factor": 4}
+        options["multiprocessing_context"] = start
+        loader = make_loader(Numbers(40), **options)
+        batches = iter(loader)
+        before = [x for _ in range(received) for x in numbers(next(batches))]
+        state = loader.state_dict()
+        assert (state["epoch"], state["position"]) == (0, min(7 * received, 40))
+        after = train(world(3, Numbers(40), state, global_batch_size=7, shuffle=True))
+        assert sorted(before + after) == list(range(40))
+        assert [*before, *after] == train([make_loader(Numbers(40), global_batch_size=7, shuffle=True)])
+
+    def test_resuming_reads_nothing_that_is_skipped(self) -> None:
+        dataset = Numbers(10**8)
+        loader = make_loader(dataset, global_batch_size=64, shuffle=True)
+        loader.load_state_dict({**loader.state_dict(), "position": 10**7})
+        batch = next(iter(loader))
+        assert dataset.read == numbers(batch)
+        assert len(batch) == 64
+
+    @pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
+    @pytest.mark.parametrize("dataset", [Numbers(10), Stream(10)])
+    def test_after_a_break_the_rest_of_the_epoch_comes(self, dataset: Any, workers: dict[str, Any]) -> None:
+        loader = make_loader(dataset, global_batch_size=3, **workers)
+        first = next(iter(loader))
+        assert numbers(first) == [0, 1, 2]
+        assert train([loader]) == [3, 4, 5, 6, 7, 8, 9]
+        assert (loader.epoch, loader.position) == (1, 0)
+        assert train([loader]) == list(range(10))
+        loader.load_state_dict({**loader.state_dict(), "epoch": 5, "position": 6})
+        assert train([loader]) == [6, 7, 8, 9]
+        assert loader.epoch == 6
+
+    def test_epochs_advance_by_themselves(self) -> None:
+        loaders = world(2, Numbers(9), batch_size=2, shuffle=True, seed=4)
+        first, second = train(loaders), train(loaders)
+        assert sorted(first) == sorted(second) == list(range(9))
+        assert first != second
+        assert len(loaders[0]) == 3
+
+    def test_only_one_iteration_at_a_time(self) -> None:
+        loader = make_loader(Numbers(9), batch_size=2)
+        older = iter(loader)
+        next(older)
+        next(iter(loader))
+        with pytest.raises(RuntimeError, match="iterate the loader once at a time"):
+            next(older)
+
+    def test_a_data_set_of_another_length_is_refused(self) -> None:
+        state = make_loader(Numbers(9), batch_size=2).state_dict()
+        with pytest.raises(ValueError, match="dataset_size=9, now it is 10"):
+            make_loader(Numbers(10), batch_size=2).load_state_dict(state)
+
+    def test_the_global_generators_are_left_alone(self) -> None:
+        random.seed(1), torch.manual_seed(1), np.random.seed(1)
+        expected = random.random(), torch.rand(1), np.random.rand()
+        random.seed(1), torch.manual_seed(1), np.random.seed(1)
+        for _ in make_loader(Augmented(5), batch_size=2, shuffle=True):
+            pass
+        assert same((random.random(), torch.rand(1), np.random.rand()), expected)
+
+
+class TestUnevenBatches:
+    @pytest.mark.parametrize("dataset", [Numbers(5), Stream(5)])
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_a_rank_without_a_sample_gets_a_stand_in(self, dataset: Any, num_workers: int) -> None:
+        loaders = world(3, dataset, global_batch_size=4, num_workers=num_workers)
+        seen = []
+        for _ in zip(*loaders, strict=True):
+            seen.append([(rank.shard.indices, rank.samples, rank.total, rank.weight) for rank in loaders if rank.shard])
+        assert seen == [
+            [([0, 1], 2, 4, 1.5), ([2], 1, 4, 0.75), ([3], 1, 4, 0.75)],
+            [([4], 1, 1, 3.0), ([4], 0, 1, 0.0), ([4], 0, 1, 0.0)],
+        ]
+
+    def test_weighted_means_over_ranks_are_means_over_samples(self) -> None:
+        dataset = torch.arange(10.0) ** 2
+        loaders = world(4, dataset, global_batch_size=6, shuffle=True)
+        for batches in zip(*loaders, strict=True):
+            means = [batch.mean() * loader.weight for loader, batch in zip(loaders, batches, strict=True)]
+            own = [x for loader, batch in zip(loaders, batches, strict=True) for x in batch[: loader.samples]]
+            assert sum(means) / 4 == pytest.approx(sum(own) / len(own))
+
+    @pytest.mark.parametrize("dataset", [Numbers(9), Stream(9)])
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_evaluation_counts_each_sample_once_and_starts_again(self, dataset: Any, num_workers: int) -> None:
+        loaders = world(3, dataset, batch_size=2, evaluation=True, num_workers=num_workers)
+        next(iter(loaders[0]))
+        for _ in range(2):
+            seen = [[numbers(batch) for batch in loader] for loader in loaders]
+            assert seen == [[[0, 1], [6]], [[2, 3], [7]], [[4, 5], [8]]]
+        loaders = world(3, Subset(dataset, range(7)) if isinstance(dataset, Numbers) else Stream(7), batch_size=2)
+        assert [len(list(loader)) for loader in loaders] == [2, 2, 2]
+        loaders = world(3, dataset, global_batch_size=8, evaluation=True)
+        assert [[numbers(batch) for batch in loader] for loader in loaders] == [[[0, 1, 2], [8]], [[3, 4, 5]], [[6, 7]]]
+
+    def test_fewer_samples_than_ranks_warns(self) -> None:
+        with pytest.warns(UserWarning, match="2 of them never get a sample"):
+            loaders = world(4, Numbers(3), global_batch_size=2)
+        assert train(loaders) == [0, 1, 2]
+
+
+class TestAugmentation:
+    def batches(self, num_workers: int = 0, state: dict[str, Any] | None = None, **options: Any) -> list[Any]:
+        (loader,) = world(1, Augmented(20), state, batch_size=3, shuffle=True, num_workers=num_workers, **options)
+        return [batch for _ in range(2) for batch in loader]
+
+    def test_is_the_same_after_a_resume_with_any_number_of_workers(self) -> None:
+        whole = self.batches()
+        assert same(self.batches(num_workers=2), whole)
+        state = {**make_loader(Augmented(20), batch_size=3, shuffle=True).state_dict(), "position": 9}
+        assert same(self.batches(num_workers=1, state=state)[:4], whole[3:7])
+
+    def test_differs_between_batches_epochs_and_seeds(self) -> None:
+        drawn = [float(x) for seed in (0, 1) for batch in self.batches(seed=seed) for x in batch[1]]
+        assert len(set(drawn)) == len(drawn) == 80
+
+    def test_includes_the_collate_function(self) -> None:
+        def collate(samples: list[Any]) -> float:
+            return random.random()
+
+        first, second = (list(make_loader(Numbers(6), batch_size=2, collate_fn=collate)) for _ in range(2))
+        assert first == second
+        assert len(set(first)) == 3
+
+
+class TestOrders:
+    def test_user_sampler_is_sharded(self) -> None:
+        loaders = world(2, Numbers(10), sampler=RandomSampler(range(10)), global_batch_size=4)
+        head = train(loaders, 1)
+        tail = train(world(3, Numbers(10), loaders[0].state_dict(), sampler=RandomSampler(range(10)), batch_size=1))
+        assert sorted(head + tail) == list(range(10))
+
+    def test_user_batches_are_dealt(self) -> None:
+        batches = [[3, 1], [0], [2, 4, 5]]
+        loaders = world(2, Numbers(6), batch_sampler=batches)
+        for _ in zip(*loaders, strict=True):
+            pass
+        assert [(rank.samples, rank.total) for rank in loaders] == [(3, 3), (0, 3)]
+        assert len(loaders[0]) == 2
+
+    def test_weights(self) -> None:
+        assert set(train(world(2, Numbers(4), weights=[0, 1, 0, 1], batch_size=8, num_samples=100))) == {1, 3}
+
+    def test_many_items_are_read_in_one_call(self) -> None:
+        class Table(Numbers):
+            def __getitems__(self, indices: list[int]) -> list[int]:
+                assert isinstance(indices, list)
+                return [10 * i for i in indices]
+
+        assert train([make_loader(Table(5), batch_size=2)]) == [0, 10, 20, 30, 40]
+
+
+class TestIterable:
+    @pytest.mark.parametrize("dataset", [Stream(23), ShuffledStream(23)])
+    def test_each_element_once_for_any_number_of_ranks_and_workers(self, dataset: Any) -> None:
+        def loaders(world_size: int, state: dict[str, Any] | None = None, **options: Any) -> list[Loader]:
+            return world(world_size, dataset, state, global_batch_size=4, collate_fn=first, **options)
+
+        def first(samples: list[Any]) -> list[int]:
+            return [sample[0] if isinstance(sample, tuple) else sample for sample in samples]
+
+        for persistent in (False, True):
+            workers = {"num_workers": 2, "persistent_workers": persistent, "multiprocessing_context": "fork"}
+            ranks = loaders(2, **workers)
+            one, two = train(ranks), train(ranks)
+            assert sorted(one) == sorted(two) == list(range(23))
+            head = train(ranks, 2)
+            tail = train(loaders(3, ranks[0].state_dict()))
+            assert sorted(head + tail) == list(range(23))
+            assert len({tuple(order) for order in (one, two, head + tail)}) == (1 if type(dataset) is Stream else 3)
+
+    @pytest.mark.parametrize("num_workers", [0, 1, 2])
+    def test_resumes_through_its_own_state(self, num_workers: int) -> None:
+        options: dict[str, Any] = {"global_batch_size": 4, "collate_fn": collate_list, "num_workers": num_workers}
+        (before,) = world(1, StatefulStream(11), **options)
+        head = next(iter(before))
+        assert before.state_dict()["stream"] == {"size": 11, "next": 4}
+        ranks = world(2, StatefulStream(11), before.state_dict(), **options)
+        batches = [list(loader) for loader in ranks]
+        assert [x for x, _ in head] == [0, 1, 2, 3]
+        assert batches == [[[(4, 0), (5, 1)], [(8, 4), (9, 5)]], [[(6, 2), (7, 3)], [(10, 6)]]]
+        assert [[x for x, _ in batch] for batch in ranks[0]] == [[0, 1], [4, 5], [8, 9]]
+
+    def test_augmentation_is_the_same_after_a_resume(self) -> None:
+        options: dict[str, Any] = {"global_batch_size": 4, "num_workers": 2}
+        loader = make_loader(ShuffledStream(20), **options)
+        whole = list(loader)
+        resumed = make_loader(ShuffledStream(20), global_batch_size=4)
+        resumed.load_state_dict({**resumed.state_dict(), "position": 8})
+        assert same(list(resumed), whole[2:])
+
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_drop_last(self, num_workers: int) -> None:
+        loaders = world(2, Stream(11), global_batch_size=4, drop_last=True, num_workers=num_workers)
+        assert train(loaders) == list(range(8))
+
+    def test_anything_that_can_be_iterated_again(self) -> None:
+        class Squares:
+            def __iter__(self) -> Iterator[int]:
+                return (i * i for i in range(5))
+
+        loader = make_loader(Squares(), batch_size=2)
+        assert train([loader]) == train([loader]) == [0, 1, 4, 9, 16]
+        with pytest.raises(TypeError, match="Squares has no __len__"):
+            len(loader)
+
+    def test_is_told_the_epoch(self) -> None:
+        class Epochs(Stream):
+            def set_epoch(self, epoch: int) -> None:
+                self.epoch = epoch
+
+            def __iter__(self) -> Iterator[int]:
+                yield self.epoch
+
+        workers = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
+        loader = make_loader(Epochs(1), batch_size=1, **workers)
+        assert [train([loader]) for _ in range(3)] == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "error", "message"),
+    [
+        (Numbers(5), {}, ValueError, "pass batch_size, for one rank, or global_batch_size"),
+        (Numbers(5), {"batch_size": 2, "global_batch_size": 4}, ValueError, "exclude each other"),
+        (Numbers(5), {"batch_size": 0}, ValueError, "batch_size must be a whole number of at least 1, not 0"),
+        (Numbers(0), {"batch_size": 1}, ValueError, "the data set is empty"),
+        (Numbers(5), {"batch_size": 1, "shuffle": True, "sampler": [1]}, ValueError, "sampler and shuffle exclude"),
+        (Numbers(5), {"batch_size": 1, "batch_sampler": [[1]]}, ValueError, "batch_sampler and batch_size exclude"),
+        (Stream(5), {"batch_size": 1, "shuffle": True}, ValueError, "iterable_dataset and shuffle exclude"),
+        (iter([1]), {"batch_size": 1}, TypeError, "can be iterated only once"),
+        (object(), {"batch_size": 1}, TypeError, "object is no data set"),
+        (
+            type("Endless", (), {"__getitem__": lambda s, i: i})(),
+            {"batch_size": 1},
+            TypeError,
+            "Endless has no __len__",
+        ),
+    ],
+)
+def test_refuses_what_cannot_work(dataset: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make_loader(dataset, **options)
+
+
+class TestToDevice:
+    def test_batches_arrive_on_the_device(self) -> None:
+        x, labels = next(iter(make_loader([(torch.ones(2), {"label": 1})] * 4, batch_size=2, device="meta")))
+        assert x.device == labels["label"].device == META
+        assert x.shape == (2, 2)
+
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_batches_arrive_on_the_gpu(self, num_workers: int) -> None:
+        loader = make_loader(Numbers(9), batch_size=2, shuffle=True, device="cuda", num_workers=num_workers)
+        batches = list(loader)
+        assert {batch.device.type for batch in batches} == {"cuda"}
+        assert sorted(x for batch in batches for x in numbers(batch)) == list(range(9))
+
+    def test_containers_keep_their_type(self) -> None:
+        class Point(NamedTuple):
+            x: torch.Tensor
+            name: str
+
+        @dataclasses.dataclass(frozen=True)
+        class Pair:
+            left: torch.Tensor
+            right: list[torch.Tensor]
+            size: int = dataclasses.field(init=False, default=3)
+
+        class Movable:
+            device = None
+
+            def to(self, device: torch.device) -> Movable:
+                moved = Movable()
+                moved.device = device
+                return moved
+
+        t, lock = torch.ones(1), threading.Lock()
+        batch = {
+            "point": Point(t, "p"),
+            "pair": Pair(t, [t, t]),
+            "counts": collections.defaultdict(list, a=t),
+            "user": collections.UserDict(a=t),
+            "movable": Movable(),
+            "rest": ("text", 3, None, lock, Movable),
+            "packed": torch.nn.utils.rnn.pack_sequence([t]),
+        }
+        moved = to_device(batch, META)
+        assert isinstance(moved["point"], Point)
+        assert (moved["point"].x.device, moved["point"].name) == (META, "p")
+        assert isinstance(moved["pair"], Pair)
+        assert {moved["pair"].left.device, *(r.device for r in moved["pair"].right)} == {META}
+        assert moved["counts"]["a"].device == META
+        assert moved["counts"]["new"] == []
+        assert isinstance(moved["user"], collections.UserDict)
+        assert moved["user"]["a"].device == moved["movable"].device == moved["packed"].data.device == META
+        assert moved["rest"] == ("text", 3, None, lock, Movable)
+        assert batch["counts"]["a"] is batch["pair"].left is t

@@ -1,0 +1,281 @@
+"""What `Run.setup` makes of models and optimizers trains as one process would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import TensorDataset  # noqa: E402
+
+import paceline  # noqa: E402
+from paceline.train.parallel.model import NotExchanged  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def build() -> Any:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+
+
+def data(size: int) -> Any:
+    generator = torch.Generator().manual_seed(2)
+    return TensorDataset(torch.randn(size, 3, generator=generator), torch.randn(size, 1, generator=generator))
+
+
+def by_hand(size: int, batch: int, accumulate: int, epochs: int, clip: float) -> list[float]:
+    """One process without the library: a step for the mean over the samples of `accumulate` batches."""
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x, y = data(size).tensors
+    for _ in range(epochs):
+        for first in range(0, size, batch * accumulate):
+            window = slice(first, first + batch * accumulate)
+            (model(x[window]) - y[window]).pow(2).mean().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            optimizer.zero_grad()
+    return [value for p in model.parameters() for value in p.flatten().tolist()]
+
+
+def with_the_library(size: int, batch: int, accumulate: int, epochs: int, clip: float) -> tuple[list[float], int]:
+    with paceline.init() as run:
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model, optimizer = run.setup(model, optimizer, strategy=paceline.Strategy(accumulate=accumulate))
+        train = run.dataloader(data(size), global_batch_size=batch)
+        steps = 0
+        for _ in run.epochs(epochs):
+            for x, y in train:
+                run.backward((model(x) - y).pow(2).mean())
+                run.clip_grad_norm(clip)
+                steps += not run.accumulating
+                optimizer.step()
+                optimizer.zero_grad()
+        return [value for p in model.parameters() for value in p.flatten().tolist()], steps
+
+
+@pytest.mark.parametrize("nproc", [1, 2, 3])
+@pytest.mark.parametrize(("size", "batch", "accumulate"), [(17, 4, 1), (17, 4, 3), (9, 8, 2), (24, 4, 4)])
+def test_gradients_are_the_mean_over_samples(nproc: int, size: int, batch: int, accumulate: int) -> None:
+    """Whatever is left over: ranks without a sample, an epoch that ends within an accumulation."""
+    expected = by_hand(size, batch, accumulate, 2, 0.5)
+    for weights, steps in paceline.launch(with_the_library, (size, batch, accumulate, 2, 0.5), nproc, method="fork"):
+        assert weights == pytest.approx(expected, abs=1e-6)
+        assert steps == 2 * -(-size // (batch * accumulate))
+
+
+def state_of_rank_zero() -> tuple[list[float], list[float], float]:
+    with paceline.init() as run:
+        torch.manual_seed(run.rank)
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+        model[1].running_mean += run.rank
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        model(torch.randn(4, 2)).sum().backward()
+        optimizer.step()  # fills the momentum, on every rank differently
+        model, optimizer = run.setup(model, optimizer)
+        momentum = [v for state in optimizer.state.values() for v in state["momentum_buffer"].flatten().tolist()]
+        return (
+            [v for p in model.parameters() for v in p.flatten().tolist()],
+            momentum,
+            float(model.module[1].running_mean[0]),
+        )
+
+
+def test_all_start_with_what_rank_zero_has() -> None:
+    first, *others = paceline.launch(state_of_rank_zero, nproc=3)
+    assert others == [first, first]
+
+
+def uneven_evaluation() -> tuple[float, int]:
+    with paceline.init() as run:
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+        model = run.setup(model)
+        test = run.dataloader(data(13), global_batch_size=4, evaluation=True)  # the last batch is rank 0's alone
+        count = batches = 0
+        model.eval()
+        with torch.no_grad():
+            for x, _ in test:
+                count += len(model(x))
+                batches += 1
+        return run.all_reduce(count), batches
+
+
+def test_evaluation_with_buffers_may_be_uneven() -> None:
+    (count, first), (_, second) = paceline.launch(uneven_evaluation, nproc=2)
+    assert (count, first, second) == (13, 4, 3)
+
+
+class Named(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+        self.context = 7
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x)
+
+    def twice(self, x: Any) -> Any:
+        return 2 * self(x)
+
+
+def manners(compile: bool | str) -> tuple[list[str], int, list[int], bool]:
+    with paceline.init() as run:
+        model = run.setup(Named(), strategy=paceline.Strategy(compile=compile))
+        names = sorted(model.state_dict())
+        model.load_state_dict({name: torch.ones_like(value) for name, value in model.state_dict().items()})
+        loss = model(torch.ones(1, 2)).sum()
+        run.backward(loss)
+        return names, model.context, list(model.twice(torch.ones(1, 2)).shape), loss.item() == 6.0
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("compile", [False, "eager"])
+def test_a_model_keeps_its_names_and_methods(nproc: int, compile: bool | str) -> None:
+    for seen in paceline.launch(manners, (compile,), nproc):
+        assert seen == (["layer.bias", "layer.weight"], 7, [1, 2], True)
+
+
+def past(how: str) -> None:
+    run = paceline.init(timeout=60)
+    original = Named()
+    model = run.setup(original)
+    x = torch.ones(1, 2)
+    with torch.no_grad():
+        model.twice(x)  # fine: nothing is to be exchanged
+    run.backward(model(x).sum())
+    run.backward((original(x) if how == "original" else model.twice(x)).sum())
+
+
+@pytest.mark.parametrize("how", ["original", "method"])
+def test_gradients_that_nobody_would_exchange(how: str) -> None:
+    with pytest.raises(
+        NotExchanged, match=r"these gradients stay on this rank.*call the model that run\.setup returned"
+    ):
+        paceline.launch(past, (how,), nproc=2)
+
+
+def adversaries(ranks_batch: int) -> list[float]:
+    """Two models with an optimizer each, one trained against the other."""
+    with paceline.init() as run:
+        torch.manual_seed(3)
+        maker, judge = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+        optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (maker, judge)]
+        maker, judge, make, judging = run.setup(maker, judge, *optimizers)
+        noise = torch.randn(24, 2, generator=torch.Generator().manual_seed(4))
+        train = run.dataloader(TensorDataset(noise), global_batch_size=6)
+        for (x,) in train:
+            run.backward(judge(maker(x).detach()).pow(2).mean())
+            judging.step()
+            judging.zero_grad()
+            run.backward((judge(maker(x)) - 1).pow(2).mean())
+            make.step()
+            make.zero_grad()
+            judging.zero_grad()
+        return [v for m in (maker, judge) for p in m.parameters() for v in p.flatten().tolist()]
+
+
+def test_several_models_and_optimizers() -> None:
+    (alone,) = paceline.launch(adversaries, (6,))
+    for weights in paceline.launch(adversaries, (3,), nproc=2):
+        assert weights == pytest.approx(alone, abs=1e-6)
+
+
+def refused() -> str:
+    with paceline.init() as run, pytest.raises(TypeError) as caught:
+        run.setup({"lr": 1})
+    return str(caught.value)
+
+
+def test_what_cannot_be_set_up() -> None:
+    assert paceline.launch(refused) == ["setup takes modules and optimizers, not dict"]
+
+
+def half_precision() -> tuple[Any, Any, Any]:
+    with paceline.init() as run:
+        model = run.setup(build(), strategy=paceline.Strategy(precision="bf16"))
+        inner = {}
+        model.get_submodule("2" if run.world_size == 1 else "module.2").register_forward_hook(
+            lambda m, i, o: inner.update(dtype=o.dtype)
+        )
+        out = model(torch.randn(4, 3))
+        run.backward(out.pow(2).mean())
+        return inner["dtype"], out.dtype, next(model.parameters()).grad.dtype
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_bf16_computes_in_half_precision_and_gives_floats(nproc: int) -> None:
+    assert paceline.launch(half_precision, nproc=nproc) == [(torch.bfloat16, torch.float32, torch.float32)] * nproc
+
+
+def copies(precision: str) -> list[float]:
+    import copy
+
+    with paceline.init() as run:
+        model = run.setup(torch.nn.Linear(2, 1), strategy=paceline.Strategy(precision=precision))
+        inner = model.module if run.world_size > 1 else model
+        average = copy.deepcopy(inner)
+        for parameter in average.parameters():
+            parameter.data.zero_()
+        return average(torch.ones(3, 2)).flatten().tolist()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_copy_of_a_model_has_weights_of_its_own(precision: str, nproc: int) -> None:
+    assert paceline.launch(copies, (precision,), nproc) == [[0.0, 0.0, 0.0]] * nproc
+
+
+def unfrozen() -> None:
+    run = paceline.init(timeout=60)
+    model = build()
+    model[0].requires_grad_(False)
+    model = run.setup(model)
+    model[0].requires_grad_(True)
+    run.backward(model(torch.ones(1, 3)).sum())
+
+
+def test_layers_that_are_unfrozen_too_late() -> None:
+    with pytest.raises(NotExchanged, match=r"unfrozen after run\.setup"):
+        paceline.launch(unfrozen, nproc=2)
+
+
+def recipe() -> list[float]:
+    """Adversaries as most write them: what one has made is used for both losses."""
+    with paceline.init() as run:
+        torch.manual_seed(3)
+        maker, judge = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+        optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (maker, judge)]
+        maker, judge, make, judging = run.setup(maker, judge, *optimizers)
+        noise = torch.randn(24, 2, generator=torch.Generator().manual_seed(4))
+        for (x,) in run.dataloader(TensorDataset(noise), global_batch_size=6):
+            made = maker(x)
+            run.backward(judge(made.detach()).pow(2).mean())
+            judging.step()
+            run.backward((judge(made) - 1).pow(2).mean())
+            make.step()
+            make.zero_grad()
+            judging.zero_grad()
+        return [v for m in (maker, judge) for p in m.parameters() for v in p.flatten().tolist()]
+
+
+def test_adversaries_as_most_write_them() -> None:
+    (alone,) = paceline.launch(recipe)
+    for weights in paceline.launch(recipe, nproc=2):
+        assert weights == pytest.approx(alone, abs=1e-6)
+
+
+def running_means() -> list[list[float]]:
+    with paceline.init(seed=1) as run:
+        model = run.setup(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)))
+        for x, y in run.dataloader(data(24), global_batch_size=8):
+            run.backward((model(x) - y).pow(2).mean())
+        return run.gather_objects(model.state_dict()["1.running_mean"].tolist())
+
+
+def test_after_an_epoch_all_ranks_evaluate_the_same_model() -> None:
+    for first, second in paceline.launch(running_means, nproc=2):
+        assert first == second
