@@ -14,7 +14,12 @@ import pytest
 import paceline
 
 PACKAGE = Path(paceline.__file__).parent
-NODE_FILES = [PACKAGE / "__init__.py", *(PACKAGE / "contract").rglob("*.py"), *(PACKAGE / "node").rglob("*.py")]
+NODE_FILES = [
+    PACKAGE / "__init__.py",
+    PACKAGE / "_version.py",
+    *(PACKAGE / "contract").rglob("*.py"),
+    *(PACKAGE / "node").rglob("*.py"),
+]
 
 
 def modules_after(code: str) -> set[str]:

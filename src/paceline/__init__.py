@@ -5,7 +5,8 @@ The names below are imported when they are used, so `import paceline` needs noth
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from paceline._version import __version__
+
 __all__ = ["Run", "Strategy", "__version__", "init", "jobs", "launch"]
 
 if TYPE_CHECKING:

@@ -9,8 +9,6 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-import paceline
-
 _ROOMS = ("contract", "node", "train")
 _MAIN = b"from paceline.node.__main__ import main\n\nmain()\n"
 
@@ -25,8 +23,12 @@ class Archive(NamedTuple):
 @functools.lru_cache(maxsize=1)
 def archive() -> Archive:
     """The package without its client rooms; the same files give the same bytes."""
-    package = Path(paceline.__file__).parent
-    files = [package / "__init__.py", *(path for room in _ROOMS for path in (package / room).rglob("*.py"))]
+    package = Path(__file__).parents[1]
+    files = [
+        package / "__init__.py",
+        package / "_version.py",
+        *(path for room in _ROOMS for path in (package / room).rglob("*.py")),
+    ]
     contents = {f"paceline/{path.relative_to(package).as_posix()}": path.read_bytes() for path in sorted(files)}
     contents["__main__.py"] = _MAIN
     digest = hashlib.sha256()

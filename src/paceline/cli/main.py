@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from paceline import __version__
+from paceline._version import __version__
 
 # verb → (module, what `paceline --help` says of it)
 VERBS = {

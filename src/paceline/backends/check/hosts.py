@@ -14,15 +14,8 @@ from .findings import GIB, Finding, size
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from paceline.backends.ssh.connection import Host
-
-
 _LEAST_SPACE = 1 << 20  # with less a job cannot even be written down
-
-
 _CLOCK_SECONDS = 2.0
-
-
 _MOST_NAMES = 4
 
 
@@ -48,7 +41,7 @@ def grouped(wrong: Iterable[tuple[str, str]]) -> list[str]:
     return [f"{', '.join(hosts)}{text}" for text, hosts in found.items()]
 
 
-def _names(hosts: Sequence[str]) -> str:
+def names(hosts: Sequence[str]) -> str:
     """A few names."""
     if len(hosts) <= _MOST_NAMES:
         return ", ".join(hosts)
@@ -78,19 +71,24 @@ def disk_findings(host: str, found: Sequence[Mapping[str, Any]]) -> list[Finding
     return findings
 
 
-def warnings(answers: Mapping[Host, Mapping[str, Any]], clocks: Mapping[Host, Clock]) -> list[Finding]:
-    """What may go wrong on hosts that a job could run on."""
+def warnings(answers: Mapping[str, Mapping[str, Any]], clocks: Mapping[str, Clock]) -> list[Finding]:
+    """What may go wrong on hosts that a job could run on.
+
+    Args:
+        answers: what each host says of itself, by its name.
+        clocks: by the same names.
+    """
     found = [
-        it
+        finding
         for host, answer in answers.items()
-        for it in disk_findings(host.name, answer["disks"])
-        if it.level != "error"
+        for finding in disk_findings(host, answer["disks"])
+        if finding.level != "error"
     ]
-    found += [it for host in answers for it in clock_finding(host.name, clocks[host])]
-    found += differing("Python", {host.name: minor(answer["python"]) for host, answer in answers.items()})
+    found += [finding for host in answers for finding in clock_finding(host, clocks[host])]
+    found += differing("Python", {host: minor(answer["python"]) for host, answer in answers.items()})
     framework = next((answer["framework"] for answer in answers.values() if answer["framework"]), None)
     if framework is not None:
-        found += differing(framework, {host.name: answer["version"] for host, answer in answers.items()})
+        found += differing(framework, {host: answer["version"] for host, answer in answers.items()})
     return found
 
 
@@ -117,6 +115,6 @@ def differing(what: str, versions: Mapping[str, str | None]) -> list[Finding]:
         found.setdefault(version, []).append(host)
     if len(found) < 2:
         return []
-    parts = [f"{version or 'none'} on {_names(hosts)}" for version, hosts in found.items()]
+    parts = [f"{version or 'none'} on {names(hosts)}" for version, hosts in found.items()]
     do = "install the same version on all of them"
     return [Finding("warning", what, printable(f"{what} is not the same everywhere: {', '.join(parts)}"), do)]

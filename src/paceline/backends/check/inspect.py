@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline import __version__
+from paceline._version import __version__
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder
 from paceline.node.machine import hardware, network, software

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends.check.findings import Finding
-from paceline.backends.check.hosts import Clock, _names, disk_findings, grouped, line, warnings
+from paceline.backends.check.hosts import Clock, disk_findings, grouped, line, names, warnings
 from paceline.job.errors import UserError
 from paceline.job.text import printable
 
@@ -134,7 +134,7 @@ class Preflight:
             Finding(
                 "error",
                 target.name,
-                printable(f"{_names(sources)} cannot reach {target.name} at {self.peers[target]['address']}: {why}"),
+                printable(f"{names(sources)} cannot reach {target.name} at {self.peers[target]['address']}: {why}"),
                 do,
             )
             for (target, why), sources in found.items()
@@ -171,7 +171,9 @@ class Preflight:
         chosen = order[:most]
         if len(chosen) > 1:
             chosen = self._connected(chosen, order, least, most, say)
-        for finding in warnings({host: self.answers[host] for host in chosen}, self.clocks):
+        for finding in warnings(
+            {host.name: self.answers[host] for host in chosen}, {host.name: self.clocks[host] for host in chosen}
+        ):
             say(line(finding))
         return chosen
 

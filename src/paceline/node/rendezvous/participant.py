@@ -9,7 +9,7 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from paceline import __version__
+from paceline._version import __version__
 from paceline.node.eventloop.channel import ChannelClosed, Message
 
 from .coordinator import GATHERING, Coordinator

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import paceline
+from paceline._version import __version__
 
 from . import files
 from .errors import CheckpointError
@@ -280,7 +280,7 @@ class CheckpointStore:
                 serial=ticket["serial"],
                 step=step,
                 world_size=self._world_size,
-                paceline=paceline.__version__,
+                paceline=__version__,
                 torch=torch.__version__,
                 saved_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
                 files=records,

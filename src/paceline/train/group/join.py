@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
-from paceline import __version__
+from paceline._version import __version__
 from paceline.contract import Placement, recognise
 
 log = logging.getLogger("paceline")
