@@ -27,6 +27,8 @@ _PR_SET_PDEATHSIG = 1
 class RankFailed(RuntimeError):
     """A rank ended without an exception that could be passed on: it was killed, or left by itself."""
 
+    __module__ = "paceline"  # where users find it
+
 
 class _RemoteTraceback(Exception):
     """Shows, as the cause of a rank's exception, where in the rank it was raised."""

@@ -77,7 +77,7 @@ def init(
         paceline.Disagreement: this rank and rank 0 were started differently.
         paceline.CheckpointError: the folder for checkpoints cannot be written.
         ValueError: the init method is unknown or lacks rank or world size, or `checkpoint_every` is no interval.
-        paceline.contract.ContractError: the launcher's variables contradict each other.
+        paceline.ContractError: the launcher's variables contradict each other.
     """
     every = None if checkpoint_every is None else Interval(checkpoint_every)
     membership = join.join(

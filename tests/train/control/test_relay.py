@@ -209,7 +209,7 @@ def test_a_rank_that_does_not_answer_is_named() -> None:
     for rank in (1, 2):
         assert relay.receive(rank, {"do": "here", "round": first[1]["round"], "place": place(["mean"], 9.0)}) == []
     late, again = relay.receive(1, {"do": "ask"})
-    assert late == (1, {"do": "late", "ranks": [[0, None]]})
+    assert late == (1, {"do": "late", "ranks": [(0, None)]})
     assert relay.receive(0, {"do": "here", "round": first[1]["round"], "place": place(["save"], 9.0)}) == [], "old news"
     assert again[1]["do"] == "where"
     assert relay.disconnected(0)[0][1]["do"] == "lost"

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 class CheckpointError(RuntimeError):
     """A checkpoint could not be saved or loaded; the message is one line that says what, where and why."""
 
+    __module__ = "paceline"  # where users find it
+
 
 class DamagedCheckpoint(Exception):
     """This checkpoint does not count; the message names the file and the reason."""

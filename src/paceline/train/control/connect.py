@@ -22,6 +22,8 @@ Share = Callable[["Offer | None"], Offer]  # what rank 0 passes comes back on ev
 class NotConnected(ConnectionError):
     """Some rank could not connect to rank 0."""
 
+    __module__ = "paceline"  # where users find it
+
 
 def connect(rank: int, world_size: int, share: Share) -> dict[int, socket.socket]:
     """Connect all ranks to rank 0; every rank calls it at the same place.

@@ -41,13 +41,19 @@ _SEND_SECONDS = 5.0  # to hand a message to the kernel
 class PeerLost(RuntimeError):
     """Another rank failed or is gone, so this one cannot go on."""
 
+    __module__ = "paceline"  # where users find it
+
 
 class LeftEarly(RuntimeError):
     """A rank left a training loop, or the job, while another one went on."""
 
+    __module__ = "paceline"  # where users find it
+
 
 class CollectiveMismatch(RuntimeError):
     """The ranks are in different collectives, which can never end."""
+
+    __module__ = "paceline"  # where users find it
 
 
 class Watch:

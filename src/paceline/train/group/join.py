@@ -34,6 +34,8 @@ _joined = 0  # how often this process has joined: each time under keys of its ow
 class Disagreement(RuntimeError):
     """This rank was started otherwise than rank 0: another world size, another version."""
 
+    __module__ = "paceline"  # where users find it
+
 
 @dataclass(frozen=True)
 class Membership:
@@ -71,7 +73,7 @@ def join(
     Raises:
         Disagreement: this rank and rank 0 were started differently.
         ValueError: the init method is unknown or lacks rank or world size.
-        paceline.contract.ContractError: the launcher's variables contradict each other.
+        paceline.ContractError: the launcher's variables contradict each other.
     """
     global _joined  # noqa: PLW0603 - counts the groups of this process, so that their keys differ
     placement = _place(init_method, rank, world_size)

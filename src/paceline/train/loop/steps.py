@@ -259,7 +259,7 @@ class Steps:
 
         Raises:
             RuntimeError: the run has no folder for checkpoints, or an accumulation of gradients has begun.
-            paceline.train.checkpoint.store.CheckpointError: this one or the one before could not be written.
+            paceline.CheckpointError: this one or the one before could not be written.
         """
         if self._store is None:
             raise RuntimeError("there is no folder for checkpoints; pass checkpoint_dir= to paceline.init")
