@@ -272,6 +272,9 @@ class Run(Collectives):
     def register(self, **objects: Any) -> None:
         """Put further objects into the checkpoints, under these names.
 
+        Their states must be such as `torch.load(..., weights_only=True)` reads: tensors, numbers, strings, containers
+        of them, and classes marked with `torch.serialization.add_safe_globals`. Others are refused by the save.
+
         Raises:
             TypeError: one lacks `state_dict` or `load_state_dict`.
             ValueError: a name is taken.

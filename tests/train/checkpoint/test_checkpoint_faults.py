@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from tests.train.checkpoint_ranks import (  # noqa: E402
+from tests.train.checkpoint.checkpoint_ranks import (  # noqa: E402
     Ranks,
     Warnings,
     processes,

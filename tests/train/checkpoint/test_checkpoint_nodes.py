@@ -21,7 +21,7 @@ import torch.distributed as dist  # noqa: E402
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from tests.conftest import eventually  # noqa: E402
-from tests.train.checkpoint_ranks import Ranks, rank_state, same, save, shared_state, single  # noqa: E402
+from tests.train.checkpoint.checkpoint_ranks import Ranks, rank_state, same, save, shared_state, single  # noqa: E402
 
 from paceline.train.checkpoint.store import CheckpointError, CheckpointStore  # noqa: E402
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 from tests.conftest import eventually  # noqa: E402
-from tests.train.checkpoint_ranks import Ranks, rank_state, same, save, shared_state, single  # noqa: E402
+from tests.train.checkpoint.checkpoint_ranks import Ranks, rank_state, same, save, shared_state, single  # noqa: E402
 
 from paceline.train.checkpoint.store import CheckpointError, CheckpointStore, ExchangeError, SocketExchange  # noqa: E402
 

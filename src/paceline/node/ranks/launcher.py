@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.contract import CONTRACTS, ERROR_FILE, RESUME_CODE
+from paceline.contract import CONTRACTS, ERROR_FILE, RANK_KEY, RESUME_CODE, TOKEN
 from paceline.node import ENTRY
 from paceline.node.eventloop.channel import Channel, ChannelClosed, Message
 from paceline.node.failure import Failure, OomWatch, exit_code, rank_failure
@@ -121,13 +121,18 @@ class Ranks:
         self._spec = spec
         self._kept = kept
 
-    def place(self, start: Message) -> list[Rank]:
-        """The ranks of an attempt; independent processes that have succeeded stay so when others start again."""
+    def place(self, start: Message, key: str | None) -> list[Rank]:
+        """The ranks of an attempt; independent processes that have succeeded stay so when others start again.
+
+        Args:
+            start: what the coordinator said.
+            key: that all ranks of the attempt have in common; they find it in their environment.
+        """
         is_apart = self._spec.framework == "indexed"
         through = {local for local, rank in self.current.items() if is_apart and rank.status == 0}
-        return [self._place(start, local) for local in range(self._spec.nproc) if local not in through]
+        return [self._place(start, local, key) for local in range(self._spec.nproc) if local not in through]
 
-    def _place(self, start: Message, local_rank: int) -> Rank:
+    def _place(self, start: Message, local_rank: int, key: str | None) -> Rank:
         """Where a rank stands, what it sees, and where it writes."""
         spec, files = self._spec, self._dir
         placement = placing.place(spec, start, local_rank)
@@ -137,6 +142,8 @@ class Ranks:
             path.touch(0o600)
         error = files.error(placement.attempt, placement.rank)
         env = {**placing.variables(spec, placement), "PACELINE_RUN_DIR": str(files.path), ERROR_FILE: str(error)}
+        if key is not None:
+            env[RANK_KEY] = key
         if spec.framework == "torch":
             env["TORCHELASTIC_ERROR_FILE"] = str(error.with_suffix(".torch.json"))
         return Rank(placement, env, out, err, error)
@@ -145,7 +152,7 @@ class Ranks:
         """Start the fork server; it imports the framework while the agent goes on."""
         spec = self._spec
         ours, theirs = socket.socketpair()
-        kept_away = CONTRACTS[spec.framework].unsets
+        kept_away = {*CONTRACTS[spec.framework].unsets, TOKEN, RANK_KEY}
         env = {**{k: v for k, v in os.environ.items() if k not in kept_away}, **spec.env}
         # The program at the end is for people and pkill: a forked rank keeps this command line.
         shown = [*(["-m"] if spec.program.kind == "module" else []), spec.program.target, *spec.program.args]

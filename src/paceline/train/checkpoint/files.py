@@ -18,13 +18,14 @@ import os
 import re
 import shutil
 import zlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .errors import CheckpointError, DamagedCheckpoint
+from .plain_state import unsafe_names, why_refused
 
 if TYPE_CHECKING:
     pass
@@ -36,7 +37,8 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 NAME = re.compile(r"step-(\d{6,})(-\d+)?")
 LEFTOVER = re.compile(r"\.(saving|removing)-step-\d{6,}(-\d+)?-[0-9a-f]{8}")
-OURS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.pt|manifest\.json(\.new)?")
+STATE_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.pt")
+OURS = re.compile(rf"{STATE_FILE.pattern}|manifest\.json(\.new)?")
 CHUNK = 8 * 1024 * 1024  # bytes read at once while verifying
 
 
@@ -44,7 +46,7 @@ CHUNK = 8 * 1024 * 1024  # bytes read at once while verifying
 class FileRecord:
     """What a file of a checkpoint must be: its size in bytes, its CRC-32 as eight hexadecimal digits.
 
-    `weights_only` says whether `torch.load(..., weights_only=True)` reads it; otherwise it needs full pickle.
+    `weights_only` says whether `torch.load(..., weights_only=True)` reads it: always, but in old checkpoints.
     """
 
     size: int
@@ -91,9 +93,22 @@ class Manifest:
                 )
             fields = whole["checkpoint"]
             files = {name: FileRecord(**record) for name, record in fields.pop("files").items()}
-            return Manifest(files=files, **fields)
+            manifest = Manifest(files=files, **fields)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DamagedCheckpoint(f"{MANIFEST}: not a manifest") from error
+        manifest._check()
+        return manifest
+
+    def _check(self) -> None:
+        """Whether names and numbers are such as `to_json` writes: no name leads out of the checkpoint's folder."""
+        numbers = [self.serial, self.step, self.world_size, *(record.size for record in self.files.values())]
+        if not all(isinstance(number, int) and 0 <= number < 2**63 for number in numbers):
+            raise DamagedCheckpoint(f"{MANIFEST}: a number is not one")
+        if not (isinstance(self.id, str) and re.fullmatch(r"[0-9a-f]{32}", self.id)):
+            raise DamagedCheckpoint(f"{MANIFEST}: the id {self.id!r} is none")
+        for name in self.files:
+            if not STATE_FILE.fullmatch(name):
+                raise DamagedCheckpoint(f"{MANIFEST}: {name!r} cannot be a file of a checkpoint")
 
 
 @dataclass(frozen=True)
@@ -152,14 +167,18 @@ def write_file(path: Path, content: object) -> FileRecord:
     Raises:
         OSError: it cannot be written.
         DamagedCheckpoint: what the disk gives back is not what was written.
+        CheckpointError: `torch.load(..., weights_only=True)` would not read it.
     """
 
     def save(summing: _Summing) -> None:
         torch.save(content, summing)  # type: ignore[arg-type]  # all it calls is write and flush
 
     record = write_stream(path, [content]) if isinstance(content, bytes) else _write(path, save)
-    if path.suffix == ".pt" and torch.serialization.get_unsafe_globals_in_checkpoint(path):
-        return replace(record, weights_only=False)
+    if path.suffix == ".pt":
+        names = unsafe_names(path)
+        if names:
+            state = None if isinstance(content, bytes) else content
+            raise CheckpointError(f"{path.name}: {why_refused(state, names)}")
     return record
 
 

@@ -31,6 +31,7 @@ from .errors import CheckpointError
 from .exchange import Agreement, Exchange, ExchangeError, SingleExchange, SocketExchange
 from .files import Manifest, SavedCheckpoint
 from .folders import find_writers
+from .plain_state import unsafe_names, why_refused, why_unread
 from .search import Search
 from .staging import Snapshot, Staging
 
@@ -120,7 +121,8 @@ class CheckpointStore:
             step: the number of optimizer steps done.
             shared_state: the parts of the state that all ranks have alike, such as model and optimizer, each for a
                 file of its own; names are letters, digits, and `_`, `.`, `-`. Looked at on ranks that write only.
-            rank_state: what this rank alone has, such as random states. Small: it goes through rank 0.
+            rank_state: what this rank alone has, such as random states. Small: it goes through rank 0. Both must be
+                such as `torch.load(..., weights_only=True)` reads.
             block: return when the checkpoint is committed, and raise what went wrong.
 
         Raises:
@@ -167,8 +169,8 @@ class CheckpointStore:
                 where torch wants its random states.
 
         Raises:
-            CheckpointError: it cannot be read although it is whole, for example because a class of a registered
-                object no longer exists; the same on all ranks.
+            CheckpointError: it cannot be read although it is whole, for example because a class in it is not marked
+                with `torch.serialization.add_safe_globals` here; the same on all ranks. No code from it is run.
         """
         saved = self.latest()
         if saved is None:
@@ -176,10 +178,11 @@ class CheckpointStore:
 
         def read(name: str, device: torch.device | str) -> Any:
             try:
-                weights_only = saved.manifest.files[name].weights_only
-                return torch.load(saved.path / name, map_location=device, weights_only=weights_only)
+                return torch.load(saved.path / name, map_location=device, weights_only=True)
             except Exception as error:  # unpickling raises anything
-                raise CheckpointError(f"{name}: {type(error).__name__}: {error}") from error
+                names = unsafe_names(saved.path / name)
+                why = why_unread(names) if names else f"{type(error).__name__}: {error}"
+                raise CheckpointError(f"{name}: {why}") from error
 
         def read_all() -> Checkpoint:
             shared = {part: read(name, map_location) for part, name in files.shared_files(saved.manifest).items()}
@@ -228,8 +231,11 @@ class CheckpointStore:
         if self._writes:
             files.remove_leftovers(self.folder)
             serial = max((saved.manifest.serial for saved in files.scan(self.folder)[0]), default=0)
-        state = io.BytesIO()
-        torch.save(staged[files.rank_file(self._rank)].rebuild(), state)
+        own, state = files.rank_file(self._rank), io.BytesIO()
+        torch.save(staged[own].rebuild(), state)
+        names = unsafe_names(state)
+        if names:
+            raise CheckpointError(f"{own}: {why_refused(staged[own].rebuild(), names)}")
         return json.dumps({"step": step, "serial": serial}).encode() + b"\n" + state.getvalue()
 
     def _collect(self, failed: str, message: bytes) -> tuple[dict[str, Any], list[bytes]]:

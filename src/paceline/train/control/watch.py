@@ -63,15 +63,17 @@ class Watch:
         rank: this rank.
         world_size: number of ranks.
         share: hands what rank 0 passes to every rank; not used by a single process.
+        local: all ranks are on this machine.
         stops: whether SIGTERM and SIGUSR2 let the step finish, see `begin`; where a script has handlers of its own for
             them, those stay.
     """
 
-    def __init__(self, rank: int, world_size: int, share: connect.Share, *, stops: bool) -> None:
+    def __init__(self, rank: int, world_size: int, share: connect.Share, *, local: bool, stops: bool) -> None:
         self._rank = rank
-        self._links = connect.connect(rank, world_size, share) if world_size > 1 else {}
-        for link in self._links.values():
-            link.settimeout(_SEND_SECONDS)
+        links = connect.connect(rank, world_size, share, "watch", local=local) if world_size > 1 else {}
+        self._links = {other: link.socket for other, link in links.items()}
+        for each in self._links.values():
+            each.settimeout(_SEND_SECONDS)
         self._relay = Relay(world_size) if rank == 0 else None
         self._condition = threading.Condition(threading.RLock())
         self._count = 0  # steps begun and collectives entered, the same on all ranks of a sound script

@@ -20,7 +20,7 @@ from paceline.train.checkpoint.store import (
 from paceline.train.control.exit_report import Preempted, record
 from paceline.train.control.watch import Collective, Watch
 from paceline.train.data.random_state import random_states, set_random_states
-from paceline.train.group.join import share_object
+from paceline.train.group.join import on_one_machine, share_object
 from paceline.train.metrics.metrics import Metrics
 
 from .accumulation import ONE, Window
@@ -120,7 +120,8 @@ class Steps:
             )
         self._watch: Watch | None = None
         if run.world_size > 1 or self._store is not None:
-            self._watch = Watch(run.rank, run.world_size, share_object, stops=self._store is not None)
+            local = run.world_size == 1 or on_one_machine()
+            self._watch = Watch(run.rank, run.world_size, share_object, local=local, stops=self._store is not None)
         self._collective = contextlib.nullcontext() if self._watch is None else Collective(self._watch)
         self.metrics = metrics
 
