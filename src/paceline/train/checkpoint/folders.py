@@ -21,6 +21,7 @@ from .files import PROBE
 if TYPE_CHECKING:
     from .exchange import Agreement
 
+_PROBE = "paceline: made by rank "
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -46,9 +47,14 @@ def find_writers(folder: Path, rank: int, agreement: Agreement) -> list[int]:
         writers: list[int] = json.loads(agreement.decide(maker.encode(), _lowest))
     finally:
         with contextlib.suppress(OSError):
-            if probe.read_text() == f"{rank}":
+            if probe.read_text() == f"{_PROBE}{rank}":
                 probe.unlink()
     return writers
+
+
+def is_probe(text: str) -> bool:
+    """Whether this is what a rank wrote into the file that all tried to make."""
+    return text.startswith(_PROBE)
 
 
 def _place(folder: Path) -> bytes:
@@ -77,7 +83,7 @@ def _make(probe: Path, rank: int) -> OSError | None:
         raise
     try:
         with probe.open("x") as file:
-            file.write(f"{rank}")
+            file.write(f"{_PROBE}{rank}")
     except FileExistsError:
         return None
     except OSError as error:

@@ -213,8 +213,8 @@ class _Fetcher:
             with self._connect() as peer:
                 manifest = self._manifest(peer)
                 needed = sum(record.size for record in manifest.files.values())
-                temporary = folder / f".saving-step-{manifest.step:06d}-{manifest.id[:8]}"
-                temporary.mkdir()
+                temporary = files.temporary_name(folder, manifest.step, manifest.id)
+                files.make_temporary(temporary)
                 for name, record in manifest.files.items():
                     written = files.write_stream(temporary / name, self._chunks(peer, record.size))
                     if written.crc32 != record.crc32:
