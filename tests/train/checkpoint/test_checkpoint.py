@@ -19,8 +19,13 @@ torch = pytest.importorskip("torch")
 
 from tests.train.checkpoint.checkpoint_ranks import processes, rank_state, same, save, shared_state, single  # noqa: E402
 
+from paceline.contract.folder_lock import LOCK  # noqa: E402
 from paceline.train.checkpoint.errors import DamagedCheckpoint  # noqa: E402
-from paceline.train.checkpoint.files import FileRecord, Manifest  # noqa: E402
+from paceline.train.checkpoint.files import (  # noqa: E402
+    FileRecord,
+    Manifest,
+    make_temporary,
+)
 from paceline.train.checkpoint.staging import Staging  # noqa: E402
 from paceline.train.checkpoint.store import CheckpointError, CheckpointStore, SingleExchange  # noqa: E402
 
@@ -51,7 +56,7 @@ class Gate(SingleExchange):
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != LOCK)
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
@@ -160,20 +165,42 @@ def test_nothing_is_removed_that_was_not_written(tmp_path: Path) -> None:
     foreign = ["notes.txt", "step-1", "step-000009x", ".saving-mine"]
     for name in foreign:
         (tmp_path / name).mkdir()
-    leftover = tmp_path / ".saving-step-000001-0123abcd"
-    leftover.mkdir()
-    (leftover / "model.pt").write_bytes(b"half")
-    touched = tmp_path / ".removing-step-000001-0123abcd"
-    touched.mkdir()
-    (touched / "notes.txt").write_text("mine")
+    make_temporary(tmp_path / ".saving-step-000001-0123abcd")
+    (tmp_path / ".saving-step-000001-0123abcd" / "model.pt").write_bytes(b"half")
+    alike = {  # called as ours, but not made by us
+        ".saving-step-000001-76543210": "model.pt",
+        ".removing-step-000001-76543210": "manifest.json",
+        ".removing-step-000002-76543210": "notes.txt",
+    }
+    for folder, name in alike.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text("mine")
+    probe = tmp_path / f".meeting-{'0' * 32}"
+    probe.write_text("mine")
+    os.utime(probe, (0, 0))
     store = single(tmp_path, keep=1)
     save(store, 1)
     (tmp_path / "step-000001" / "KEEP").touch()
     for step in (2, 3):
         save(store, step)
-    assert names(tmp_path) == sorted([*foreign, touched.name, "step-000001", "step-000003"])
-    assert names(touched) == ["notes.txt"]
+    assert names(tmp_path) == sorted([*foreign, *alike, probe.name, "step-000001", "step-000003"])
+    for folder, name in alike.items():
+        assert (tmp_path / folder / name).read_text() == "mine"
     assert (tmp_path / "step-000001" / "model.pt").exists()
+
+
+def test_a_checkpoint_that_is_only_linked_to_is_not_removed(tmp_path: Path) -> None:
+    store = single(tmp_path / "first")
+    save(store, 1)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "step-000001").symlink_to(tmp_path / "first" / "step-000001")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "first" / "step-000001").iterdir()}
+    second = single(other, keep=1)
+    for step in (2, 3):
+        save(second, step)
+    assert names(other) == ["step-000001", "step-000003"]
+    assert {path.name: path.read_bytes() for path in (other / "step-000001").iterdir()} == before
 
 
 def test_plain_torch_reads_a_checkpoint(tmp_path: Path) -> None:

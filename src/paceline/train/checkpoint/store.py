@@ -14,6 +14,7 @@ import contextlib
 import io
 import json
 import logging
+import os
 import re
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline._version import __version__
+from paceline.contract.folder_lock import FolderLock, FolderTaken
 
 from . import files
 from .errors import CheckpointError
@@ -36,12 +38,12 @@ from .search import Search
 from .staging import Snapshot, Staging
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
 
 __all__ = [
     "Checkpoint",
     "CheckpointError",
+    "CheckpointFolderTaken",
     "CheckpointStore",
     "Exchange",
     "ExchangeError",
@@ -49,6 +51,11 @@ __all__ = [
     "SingleExchange",
     "SocketExchange",
 ]
+
+
+class CheckpointFolderTaken(CheckpointError):
+    """Another job saves checkpoints into the folder; the message says which one."""
+
 
 PART = re.compile(r"(?!rank-\d+$)[A-Za-z0-9_][A-Za-z0-9_.-]*")
 log = logging.getLogger("paceline")
@@ -106,10 +113,60 @@ class CheckpointStore:
         self._is_one_folder = len({*writers}) == 1
         self._writes = writers[rank] == rank
         self._search = Search(self.folder, rank, writers, self._agreement)
+        self._lock: FolderLock | None = None
+        self._holds = False  # the same on all ranks
         self._staging = Staging()
         # One thread for all saves: starting one would wait until it runs, and then until it gives Python back.
         self._background = ThreadPoolExecutor(1, "paceline-checkpoint")
         self._saving: Future[None] | None = None
+
+    def hold(self) -> None:
+        """Keep other jobs from saving into the folder until `close`; all ranks call it.
+
+        `save` does it by itself, as does `latest` where it brings a checkpoint into a folder. Reading needs no hold.
+        On a file system without locks it does nothing.
+
+        Raises:
+            CheckpointFolderTaken: another job saves there; the same on all ranks.
+            CheckpointError: a folder cannot be written; the same on all ranks.
+        """
+        self._hold(f"cannot save checkpoints in {self.folder}")
+
+    def _hold(self, failed: str) -> None:
+        if self._holds:
+            return
+        own = os.environ.get("PACELINE_JOB_ID", "").encode()
+        try:
+            jobs = self._agreement.decide(own, lambda ids: b" ".join({*ids})).decode().split()
+            taken = self._agreement.together(failed, lambda: self._take_folder(jobs))
+            first = self._agreement.decide(taken.encode(), lambda reasons: next(filter(None, reasons), b""))
+            if first:
+                raise CheckpointFolderTaken(first.decode())
+        except CheckpointError:
+            self._release()
+            raise
+        self._holds = True
+
+    def _take_folder(self, jobs: list[str]) -> str:
+        """Take this rank's folder if it writes there; returns why it may not.
+
+        Args:
+            jobs: the PACELINE_JOB_ID of all ranks, each once: nodes that are started by hand have one each.
+        """
+        if self._writes and self._lock is None:
+            try:
+                self._lock = FolderLock(self.folder, self._rank, jobs)
+            except FolderTaken as error:
+                return (
+                    f"{self._agreement.who}cannot save checkpoints in {self.folder}: held by {error}; "
+                    "stop that first, or choose another folder (checkpoint_dir=, --checkpoint-dir)"
+                )
+        return ""
+
+    def _release(self) -> None:
+        lock, self._lock, self._holds = self._lock, None, False
+        if lock is not None:
+            lock.release()
 
     def save(self, step: int, shared_state: Mapping[str, object], rank_state: object, block: bool = False) -> None:
         """Save a checkpoint in the background. Returns when the states are copied, and may be changed again.
@@ -126,6 +183,7 @@ class CheckpointStore:
             block: return when the checkpoint is committed, and raise what went wrong.
 
         Raises:
+            CheckpointFolderTaken: the last save, or with `block` this one, found that another job saves there.
             CheckpointError: the last save failed, this one's states cannot be copied, or, with `block`, it failed.
         """
         self.wait()
@@ -159,7 +217,7 @@ class CheckpointStore:
                 format; the same on all ranks.
         """
         self.wait()
-        return self._search.newest()
+        return self._search.newest(self.hold)
 
     def load(self, map_location: torch.device | str = "cpu") -> Checkpoint | None:
         """Read the newest whole checkpoint; None where there is none. See `latest`.
@@ -193,7 +251,7 @@ class CheckpointStore:
         return self._agreement.together(f"cannot load {saved.path}", read_all)
 
     def close(self) -> None:
-        """Wait for a save in the background and give its memory back. The exchange stays open.
+        """Wait for a save in the background; give its memory back, and the folder free. The exchange stays open.
 
         Raises:
             CheckpointError: the save failed.
@@ -202,15 +260,17 @@ class CheckpointStore:
             self.wait()
         finally:
             self._staging.close()
+            self._release()
 
     # What follows runs in the thread of a save.
 
     def _save(self, step: int, staged: dict[str, Snapshot] | CheckpointError) -> None:
         failed = f"cannot save step {step} in {self.folder}"
+        self._hold(failed)
         message = self._agreement.together(failed, lambda: self._message(step, staged))
         assert not isinstance(staged, CheckpointError)  # or it was raised just now
         ticket, states = self._collect(failed, message)
-        temporary = self.folder / f".saving-step-{step:06d}-{ticket['id'][:8]}"
+        temporary = files.temporary_name(self.folder, step, ticket["id"])
         try:
             self._agreement.together(failed, lambda: self._write(temporary, step, staged, ticket, states))
         except CheckpointError:
@@ -276,7 +336,7 @@ class CheckpointStore:
         own = files.rank_file(self._rank)
         needed = sum(t.nbytes for s in staged.values() for t in s.tensors) + sum(ticket["sizes"])
         try:
-            temporary.mkdir()
+            files.make_temporary(temporary)
             records = {n: files.write_file(temporary / n, s.rebuild()) for n, s in staged.items() if n != own}
             for rank, state in enumerate(states):
                 name = files.rank_file(rank)

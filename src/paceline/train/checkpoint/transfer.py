@@ -233,8 +233,8 @@ class _Fetcher:
                 checksum = Sum(link)
                 manifest = self._manifest(peer, checksum)
                 needed = sum(record.size for record in manifest.files.values())
-                temporary = folder / f".saving-step-{manifest.step:06d}-{manifest.id[:8]}"
-                temporary.mkdir()
+                temporary = files.temporary_name(folder, manifest.step, manifest.id)
+                files.make_temporary(temporary)
                 for name, record in manifest.files.items():
                     written = files.write_stream(temporary / name, self._chunks(peer, record.size, checksum))
                     self._verify(peer, checksum, name)

@@ -118,6 +118,7 @@ class Steps:
             self._store = CheckpointStore(
                 folder, rank=run.rank, world_size=run.world_size, exchange=self._exchange, keep=keep
             )
+            self._store.hold()
         self._watch: Watch | None = None
         if run.world_size > 1 or self._store is not None:
             local = run.world_size == 1 or on_one_machine()
