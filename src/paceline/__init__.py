@@ -9,6 +9,7 @@ from paceline._version import __version__
 
 __all__ = [
     "CheckpointError",
+    "CheckpointFolderTaken",
     "CollectiveMismatch",
     "ContractError",
     "Disagreement",
@@ -32,7 +33,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from paceline.contract.placement import ContractError
-    from paceline.train.checkpoint.errors import CheckpointError
+    from paceline.train.checkpoint.errors import CheckpointError, CheckpointFolderTaken
     from paceline.train.control.connect import NotConnected
     from paceline.train.control.exit_report import Preempted
     from paceline.train.control.watch import CollectiveMismatch, LeftEarly, PeerLost
@@ -49,6 +50,7 @@ _HOMES = {
     "init": "train.run", "Run": "train.run", "Strategy": "train.parallel.strategy", "launch": "train.launch",
     # errors
     "CheckpointError": "train.checkpoint.errors",
+    "CheckpointFolderTaken": "train.checkpoint.errors",
     "CollectiveMismatch": "train.control.watch",
     "ContractError": "contract.placement",
     "Disagreement": "train.group.join",

@@ -75,7 +75,7 @@ def init(
 
     Raises:
         paceline.Disagreement: this rank and rank 0 were started differently.
-        paceline.train.checkpoint.store.CheckpointFolderTaken: another job saves checkpoints into the folder.
+        paceline.CheckpointFolderTaken: another job saves checkpoints into the folder.
         paceline.CheckpointError: the folder for checkpoints cannot be written.
         ValueError: the init method is unknown or lacks rank or world size, or `checkpoint_every` is no interval.
         paceline.ContractError: the launcher's variables contradict each other.

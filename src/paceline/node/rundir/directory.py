@@ -24,10 +24,7 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
+from typing import Any
 
 _MARKER = ".paceline-run"
 _MARK = b"A run directory, made by paceline. `paceline delete` removes it only while this file is here.\n"

@@ -30,9 +30,6 @@ from .errors import CheckpointError, DamagedCheckpoint
 from .plain_state import unsafe_names, why_refused
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 FORMAT = 1

@@ -29,7 +29,7 @@ from paceline._version import __version__
 from paceline.contract.folder_lock import FolderLock, FolderTaken
 
 from . import files
-from .errors import CheckpointError
+from .errors import CheckpointError, CheckpointFolderTaken
 from .exchange import Agreement, Exchange, ExchangeError, SingleExchange, SocketExchange
 from .files import Manifest, SavedCheckpoint
 from .folders import find_writers
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Checkpoint",
     "CheckpointError",
-    "CheckpointFolderTaken",
     "CheckpointStore",
     "Exchange",
     "ExchangeError",
@@ -51,10 +50,6 @@ __all__ = [
     "SingleExchange",
     "SocketExchange",
 ]
-
-
-class CheckpointFolderTaken(CheckpointError):
-    """Another job saves checkpoints into the folder; the message says which one."""
 
 
 PART = re.compile(r"(?!rank-\d+$)[A-Za-z0-9_][A-Za-z0-9_.-]*")
