@@ -197,6 +197,9 @@ class Run(Collectives):
         if self.world_size > 1 and not self._models:
             raise RuntimeError("no model was set up, so the ranks would train apart; pass it to run.setup")
         steps, every = self._steps, self.strategy.accumulate
+        if steps.within and (correction := steps.correction()) != 1:
+            for model in self._models:
+                model.scale_gradients(correction)
         with steps.collective() if any(m.exchanges for m in self._models) else contextlib.nullcontext():
             self._metrics.backward(loss, steps.weight if steps.within else 1 / every)
         steps.gradients_came()

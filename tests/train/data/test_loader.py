@@ -87,6 +87,57 @@ class StatefulStream(IterableDataset[int]):
         self.next = state["next"]
 
 
+class EagerStream(StatefulStream):
+    """Its state is that of the beginning again as soon as the last element is out."""
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        for read in range(self.size - self.next):
+            now, self.next = self.next, (self.next + 1) % self.size
+            yield now, read
+
+
+class LastingStream(StatefulStream):
+    """Its state stays at the end; only a new iteration goes back to the beginning."""
+
+    is_loaded = False
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        if not self.is_loaded:
+            self.next = 0
+        self.is_loaded = False
+        for read in range(self.size - self.next):
+            self.next += 1
+            yield self.next - 1, read
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        super().load_state_dict(state)
+        self.is_loaded = True
+
+
+class BufferedStream(StatefulStream):
+    """Shuffles through a buffer, which is part of its state, and draws from the global generator."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.buffer: list[int] = []
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        for read in itertools.count():
+            while self.next < self.size and len(self.buffer) < 4:
+                self.buffer.append(self.next)
+                self.next += 1
+            if not self.buffer:
+                break
+            yield self.buffer.pop(random.randrange(len(self.buffer))), read
+        self.next = 0
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.next, self.buffer = state["next"], state["buffer"]
+
+
+STATEFUL = [StatefulStream, EagerStream, LastingStream, BufferedStream]
+
+
 def collate_list(samples: list[Any]) -> list[Any]:
     return samples
 
@@ -312,6 +363,61 @@ class TestIterable:
         assert [x for x, _ in head] == [0, 1, 2, 3]
         assert batches == [[[(4, 0), (5, 1)], [(8, 4), (9, 5)]], [[(6, 2), (7, 3)], [(10, 6)]]]
         assert [[x for x, _ in batch] for batch in ranks[0]] == [[0, 1], [4, 5], [8, 9]]
+
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    @pytest.mark.parametrize("drop_last", [False, True])
+    @pytest.mark.parametrize("size", [11, 12])  # the last batch is partial, or full
+    @pytest.mark.parametrize("kind", STATEFUL)
+    def test_a_stateful_one_trains_each_element_once_wherever_it_is_resumed(
+        self, kind: type[StatefulStream], size: int, drop_last: bool, num_workers: int
+    ) -> None:
+        options: dict[str, Any] = {"global_batch_size": 4, "collate_fn": collate_list, "drop_last": drop_last}
+        whole = self.epochs(make_loader(kind(size), **options), 2)
+        steps = size // 4 if drop_last else -(-size // 4)
+        assert [len(epoch) for epoch in whole] == [4 * steps if drop_last else size] * 2
+        if kind is not BufferedStream:
+            assert whole == [list(range(len(epoch))) for epoch in whole]
+        workers = {"num_workers": num_workers, "multiprocessing_context": "fork" if num_workers else None}
+        for done in (steps - 1, steps):
+            (loader,) = world(1, kind(size), **options, **workers)
+            batches = iter(loader)
+            head = [x for _ in range(done) for x, _ in next(batches)]
+            state = loader.state_dict()
+            for world_size in (1, 2, 3):
+                ranks = [
+                    make_loader(kind(size), rank=rank, world_size=world_size, **options, **workers)
+                    for rank in range(world_size)
+                ]
+                for rank in ranks:
+                    rank.load_state_dict(state)
+                tail, following = self.together(ranks), self.together(ranks)
+                assert [head + tail, following] == whole
+            assert [head + self.epochs(loader, 1)[0], *self.epochs(loader, 1)] == whole, "after a break"
+
+    def epochs(self, loader: Loader, count: int) -> list[list[int]]:
+        return [[x for batch in loader for x, _ in batch] for _ in range(count)]
+
+    def together(self, loaders: list[Loader]) -> list[int]:
+        """The elements that count in the rest of the epoch."""
+        return [
+            x
+            for batches in zip(*loaders, strict=True)
+            for loader, batch in zip(loaders, batches, strict=True)
+            for x, _ in batch[: loader.samples]
+        ]
+
+    @pytest.mark.parametrize("kind", STATEFUL)
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_a_stateful_one_begins_again_in_every_evaluation(
+        self, kind: type[StatefulStream], num_workers: int
+    ) -> None:
+        options: dict[str, Any] = {"global_batch_size": 4, "collate_fn": collate_list, "evaluation": True}
+        workers = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
+        loader = make_loader(kind(11), multiprocessing_context="fork" if num_workers else None, **options, **workers)
+        (first,) = self.epochs(loader, 1)
+        next(iter(loader))
+        for again in self.epochs(loader, 2):
+            assert sorted(again) == sorted(first) == list(range(11))
 
     def test_augmentation_is_the_same_after_a_resume(self) -> None:
         options: dict[str, Any] = {"global_batch_size": 4, "num_workers": 2}

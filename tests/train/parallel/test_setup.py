@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +68,149 @@ def test_gradients_are_the_mean_over_samples(nproc: int, size: int, batch: int, 
     for weights, steps in paceline.launch(with_the_library, (size, batch, accumulate, 2, 0.5), nproc, method="fork"):
         assert weights == pytest.approx(expected, abs=1e-6)
         assert steps == 2 * -(-size // (batch * accumulate))
+
+
+class Endless(torch.utils.data.IterableDataset[Any]):
+    """The samples of `data`, of unknown length."""
+
+    def __init__(self, size: int) -> None:
+        self.data = data(size)
+
+    def __iter__(self) -> Any:
+        return iter(self.data)
+
+
+BATCHES = [3, 1, 4, 1, 5, 2, 6]  # sizes of a user's own batches
+
+
+def batch_indices() -> list[list[int]]:
+    ends = [sum(BATCHES[: i + 1]) for i in range(len(BATCHES))]
+    return [list(range(end - size, end)) for end, size in zip(ends, BATCHES, strict=True)]
+
+
+class OwnBatches:
+    """A batch sampler without a length."""
+
+    def __iter__(self) -> Any:
+        return iter(batch_indices())
+
+
+def of_unknown_length(kind: str, accumulate: int, workers: int, folder: str | None = None) -> tuple[list[float], int]:
+    with paceline.init(checkpoint_dir=folder, checkpoint_every=2 if folder else None) as run:
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model, optimizer = run.setup(model, optimizer, strategy=paceline.Strategy(accumulate=accumulate))
+        if kind == "batches":
+            train = run.dataloader(data(sum(BATCHES)), batch_sampler=OwnBatches(), num_workers=workers)
+        else:
+            options = {"global_batch_size": 4, "drop_last": kind == "drop_last", "num_workers": workers}
+            train = run.dataloader(Endless(sum(BATCHES)), **options)
+        steps = 0
+        for _ in run.epochs(2):
+            for x, y in train:
+                run.backward((model(x) - y).pow(2).mean())
+                steps += not run.accumulating
+                optimizer.step()
+                optimizer.zero_grad()
+        return [value for p in model.parameters() for value in p.flatten().tolist()], steps
+
+
+@pytest.mark.parametrize("accumulate", [2, 3, 4])
+@pytest.mark.parametrize(("nproc", "workers"), [(1, 0), (2, 2), (3, 0)])
+@pytest.mark.parametrize("kind", ["stream", "drop_last", "batches"])
+def test_accumulation_over_an_epoch_of_unknown_length(
+    kind: str, nproc: int, workers: int, accumulate: int, tmp_path: Path
+) -> None:
+    """Every window is a step for the mean over its samples, the last, partial one too, and the last state is saved."""
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x, y = data(sum(BATCHES)).tensors
+    sizes = [4] * 5 + ([2] if kind == "stream" else [])
+    if kind == "batches":
+        sizes = [sum(BATCHES[i : i + nproc]) for i in range(0, len(BATCHES), nproc)]
+    for _ in range(2):
+        for first in range(0, len(sizes), accumulate):
+            start = sum(sizes[:first])
+            window = slice(start, start + sum(sizes[first : first + accumulate]))
+            (model(x[window]) - y[window]).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    expected = [value for p in model.parameters() for value in p.flatten().tolist()]
+    args = (kind, accumulate, workers, str(tmp_path))
+    for weights, steps in paceline.launch(of_unknown_length, args, nproc, method="fork"):
+        assert weights == pytest.approx(expected, abs=1e-6)
+        assert steps == 2 * -(-len(sizes) // accumulate)
+    for weights, steps in paceline.launch(of_unknown_length, args, nproc, method="fork"):
+        assert (weights, steps) == (pytest.approx(expected, abs=1e-6), 0), "resumed after the last step"
+
+
+def accumulated_by_hand(accumulate: int) -> list[float]:
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    samples = data(16)
+    for first in range(0, 16, 4):
+        x, y = (tensor[first : first + 4] for tensor in samples.tensors)
+        ((model(x) - y).pow(2).mean() * (1 / accumulate)).backward()
+        if (first // 4 + 1) % accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return [value for p in model.parameters() for value in p.flatten().tolist()]
+
+
+def accumulated(stream: bool) -> list[float]:
+    with paceline.init() as run:
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model, optimizer = run.setup(model, optimizer, strategy=paceline.Strategy(accumulate=2))
+        for x, y in run.dataloader(Endless(16) if stream else data(16), batch_size=4):
+            run.backward((model(x) - y).pow(2).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        return [value for p in model.parameters() for value in p.flatten().tolist()]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_accumulation_over_equal_batches_is_that_by_hand_to_the_bit(stream: bool) -> None:
+    assert paceline.launch(accumulated, (stream,)) == [accumulated_by_hand(2)]
+
+
+def scheduled(when: str, lr_scaling: str) -> tuple[list[float], list[float]]:
+    with paceline.init() as run:
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        make = functools.partial(torch.optim.lr_scheduler.StepLR, optimizer, step_size=1, gamma=0.5)
+        scheduler = make() if when == "before" else None
+        strategy = paceline.Strategy(accumulate=2, lr_scaling=lr_scaling)  # type: ignore[arg-type]
+        model, optimizer = run.setup(model, optimizer, strategy=strategy)
+        scheduler = scheduler or make()
+        rates = []
+        for _ in run.epochs(2):
+            for x, y in run.dataloader(data(12), global_batch_size=4):
+                run.backward((model(x) - y).pow(2).mean())
+                optimizer.step()
+                optimizer.zero_grad()
+            rates.append(scheduler.get_last_lr()[0])
+            scheduler.step()
+        return [value for p in model.parameters() for value in p.flatten().tolist()], rates
+
+
+@pytest.mark.parametrize(("when", "lr_scaling"), [("before", "none"), ("after", "none"), ("after", "linear")])
+@pytest.mark.filterwarnings("error:Detected call of `lr_scheduler.step")
+def test_schedulers_with_accumulation(when: str, lr_scaling: str) -> None:
+    model = build()
+    factor = 2 if lr_scaling == "linear" else 1
+    optimizer = torch.optim.SGD(model.parameters(), 0.1 * factor)
+    x, y = data(12).tensors
+    for _ in range(2):
+        for window in (slice(0, 8), slice(8, 12)):
+            (model(x[window]) - y[window]).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.param_groups[0]["lr"] *= 0.5
+    expected = [value for p in model.parameters() for value in p.flatten().tolist()]
+    for weights, rates in paceline.launch(scheduled, (when, lr_scaling), 2):
+        assert weights == pytest.approx(expected, abs=1e-6)
+        assert rates == [0.1 * factor, 0.05 * factor]
 
 
 def state_of_rank_zero() -> tuple[list[float], list[float], float]:

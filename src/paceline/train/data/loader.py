@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from paceline.train.control.signals import KeepWorking
+
 from .random_state import derive_seed
 from .sampler import (
     ElasticSampler,
@@ -91,7 +93,11 @@ class Loader:
         iteration = self._iterations
         if self._evaluation:
             self._position.rewind()
-        for batch, shard in self._packets():
+        if self._position.is_over:  # where its last batch was trained on, and then the loop was left or a state saved
+            self._workers_follow = False
+            self._position.end_epoch()
+            return
+        for batch, shard in self._start(self._packets()):
             if iteration != self._iterations:
                 raise RuntimeError(
                     "this iteration of the loader is over, since a later one has begun or a state was loaded: "
@@ -111,6 +117,14 @@ class Loader:
             self._dataloader = self._build()  # workers that live on would not hear of it
         self._workers_follow = False
         return self._dataloader
+
+    def _start(self, packets: Iterable[tuple[Any, Shard]]) -> Iterator[tuple[Any, Shard]]:
+        """Begin to iterate, which may start workers."""
+        init = self._dataloader.worker_init_fn
+        if not isinstance(init, KeepWorking) or not self._dataloader.num_workers:
+            return iter(packets)
+        with init.starting(self._dataloader.multiprocessing_context):
+            return iter(packets)
 
     @property
     def epoch(self) -> int:
@@ -147,6 +161,17 @@ class Loader:
         """Samples of all ranks together that the epoch has left after this step; None where that is not known."""
         return self._position.left(self.shard) if self.shard else None
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the epoch ends with this step; False also where that is not known, see `look_ahead`."""
+        return self.shard.is_last if self.shard else False
+
+    def look_ahead(self) -> None:
+        """From the next iteration on, find out which batch is an epoch's last by asking for what comes after it."""
+        if not self._position.looks_ahead:
+            self._position.looks_ahead = True
+            self._workers_follow = False
+
     def put_back(self) -> None:
         """Let the batch yielded last count as not yielded: the next iteration begins with it."""
         self._position.go_back(self._before)
@@ -159,7 +184,7 @@ class Loader:
         """
         state = self._position.state_dict()
         if before:
-            state |= dict(zip(("epoch", "position", "stream"), self._before, strict=True))
+            state |= dict(zip(("epoch", "position", "stream", "is_over"), self._before, strict=True))
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

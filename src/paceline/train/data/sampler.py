@@ -22,6 +22,9 @@ from torch.utils.data import DistributedSampler
 from .permutation import Order, Permutation, Sequential, WeightedDraws, WeightedPermutation
 from .random_state import RandomStream, derive_seed
 
+Mark = tuple[
+    int, int, Any, bool
+]  # where training is: epoch, position, state of the data set, whether the epoch is over
 LOOKAHEAD = 4096  # positions that are mapped to indices in one call
 
 
@@ -36,7 +39,8 @@ class Shard:
         epoch: the epoch.
         first: position of the shard's first sample in the epoch's order.
         end: position after the global batch.
-        stream: state of an iterable data set after the global batch, where it has one.
+        is_last: whether the epoch ends with the global batch; False where that is not known.
+        stream: state of an iterable data set after the global batch, where it has one and the epoch goes on.
     """
 
     indices: list[Any]
@@ -45,6 +49,7 @@ class Shard:
     epoch: int
     first: int
     end: int
+    is_last: bool = False
     stream: Any = field(default=None, repr=False)
 
 
@@ -78,17 +83,21 @@ class EpochPosition:
         self.epoch = 0
         self.position = 0
         self.stream: Any = None  # state of an iterable data set at this position, where it has one
+        self.is_over = False  # the epoch is, as far as that is known before the next one begins
+        self.looks_ahead = (
+            False  # asks user's orders and data sets for more, to find out which batch is an epoch's last
+        )
         self._order_name = order
         self._seed = seed
         self._size = size
 
     def advance(self, shard: Shard) -> None:
         """Count the global batch of `shard` as consumed."""
-        self.epoch, self.position, self.stream = shard.epoch, shard.end, shard.stream
+        self.epoch, self.position, self.stream, self.is_over = shard.epoch, shard.end, shard.stream, shard.is_last
 
     def rewind(self) -> None:
         """Go back to the start of the epoch."""
-        self.position, self.stream = 0, None
+        self.position, self.stream, self.is_over = 0, None, False
 
     def end_epoch(self) -> None:
         """Go to the start of the next epoch."""
@@ -99,13 +108,13 @@ class EpochPosition:
         """Samples of the epoch that come after the global batch of `shard`; None where that is not known."""
         return None
 
-    def mark(self) -> tuple[int, int, Any]:
+    def mark(self) -> Mark:
         """Where training is, for `go_back`."""
-        return self.epoch, self.position, self.stream
+        return self.epoch, self.position, self.stream, self.is_over
 
-    def go_back(self, mark: tuple[int, int, Any]) -> None:
+    def go_back(self, mark: Mark) -> None:
         """Go to where `mark` was taken."""
-        self.epoch, self.position, self.stream = mark
+        self.epoch, self.position, self.stream, self.is_over = mark
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch and the position, and what they mean nothing without; the same on every rank, O(1)."""
@@ -113,6 +122,7 @@ class EpochPosition:
             "epoch": self.epoch,
             "position": self.position,
             "stream": self.stream,
+            "is_over": self.is_over,
             "order": self._order_name,
             "seed": self._seed,
             "dataset_size": self._size,
@@ -131,7 +141,7 @@ class EpochPosition:
                     f"cannot resume: the checkpoint was made with {key}={state[key]!r}, now it is {now!r}; "
                     f"go back to {state[key]!r}, or start anew without the checkpoint"
                 )
-        self.epoch, self.position, self.stream = state["epoch"], state["position"], state["stream"]
+        self.go_back((state["epoch"], state["position"], state["stream"], state.get("is_over", False)))
 
 
 class ShardedSampler(EpochPosition, ABC):
@@ -254,7 +264,7 @@ class ElasticSampler(ShardedSampler):
             indices = iter(order.at(positions).tolist())
             for (start, stop), (low, high, samples) in zip(bounds, shares, strict=True):
                 taken = list(itertools.islice(indices, high - low))
-                yield Shard(taken, samples, stop - start, epoch, first=low, end=stop)
+                yield Shard(taken, samples, stop - start, epoch, low, stop, start == starts[-1])
 
 
 class UserSampler(ShardedSampler):
@@ -330,8 +340,12 @@ class UserSampler(ShardedSampler):
         rest = len(self._sampler) - shard.end
         return rest - rest % self._group_size if self._drop_last else rest
 
-    def _groups(self) -> Iterator[list[Any]]:
-        """What all ranks together take of the sampler in each step, from the current position on."""
+    def _groups(self) -> Iterator[tuple[list[Any], bool]]:
+        """What all ranks together take of the sampler in each step, from the current position on.
+
+        Yields:
+            Indices, or batches of them, and whether they are known to be the last.
+        """
         epoch_seed = derive_seed(self._seed, self.epoch)
         stream = RandomStream()
         if callable(set_epoch := getattr(self._sampler, "set_epoch", None)):
@@ -341,19 +355,24 @@ class UserSampler(ShardedSampler):
         with stream.active(epoch_seed, continued=True):
             indices = iter(self._sampler)
             next(itertools.islice(indices, self.position, self.position), None)
-        while True:
+
+        def read() -> list[Any]:
             with stream.active(continued=True):
                 group = list(itertools.islice(indices, self._group_size))
-            if not group or (self._drop_last and len(group) < self._group_size):
-                return
-            yield group
+            return [] if self._drop_last and len(group) < self._group_size else group
+
+        group = read()
+        while group:
+            following = read() if self.looks_ahead else None
+            yield group, following == []
+            group = read() if following is None else following
 
     def _shards(self) -> Iterator[Shard]:
         epoch, start = self.epoch, self.position
-        for group in self._groups():
+        for group, is_last in self._groups():
             low, high, samples = share(0, len(group), self._rank, self._world_size)
             end = start + len(group)
-            yield Shard(group[low:high], samples, len(group), epoch, first=start + low, end=end)
+            yield Shard(group[low:high], samples, len(group), epoch, start + low, end, is_last)
             start = end
 
 
@@ -391,12 +410,12 @@ class UserBatchSampler(UserSampler):
 
     def _shards(self) -> Iterator[Shard]:
         epoch, start = self.epoch, self.position
-        for batches in self._groups():
+        for batches, is_last in self._groups():
             low, _, own = share(0, len(batches), self._rank, self._world_size)
             batch = list(batches[low])
             total = sum(len(other) for other in batches)
             end = start + len(batches)
-            yield Shard(batch, len(batch) if own else 0, total, epoch, first=start + low, end=end)
+            yield Shard(batch, len(batch) if own else 0, total, epoch, start + low, end, is_last)
             start = end
 
 

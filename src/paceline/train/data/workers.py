@@ -12,6 +12,7 @@ import contextlib
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
@@ -56,9 +57,11 @@ class StreamFetch(IterableDataset[Any]):
     over ranks. Where it shards itself over workers, as `get_worker_info` invites it to, it is told that there are none.
 
     Resuming loads the data set's own state, where it has `state_dict` and `load_state_dict`: the state must say which
-    element comes next, as after the last one that `__iter__` has yielded. Other data sets are read and skipped from the
-    start of the epoch. Either way each element is used exactly once, if the data set yields the same ones in the same
-    order again. An order drawn from the global random generators is the same again, for the same global batch size.
+    element comes next, as after the last one that `__iter__` has yielded. It is read before the next element is asked
+    for, and the epoch's last batch is known as such, so a state of the end is never loaded: data sets may reset theirs
+    there. Other data sets are read and skipped from the start of the epoch. Either way each element is used exactly
+    once, if the data set yields the same ones in the same order again. An order drawn from the global random generators
+    is the same again, for the same global batch size.
 
     Args:
         dataset: the user's data set.
@@ -90,60 +93,106 @@ class StreamFetch(IterableDataset[Any]):
         self._drop_last = drop_last
         self._stand_in = stand_in
         self._random = RandomStream()
+        self._random_batch = RandomStream()  # of its own, since the other one is continued
         self._start: tuple[int, int, Any] = (0, 0, None)
+        self._is_stateful = hasattr(dataset, "load_state_dict") and hasattr(dataset, "state_dict")
+        self._looks_ahead = self._is_stateful
+        self._first_state: Any = None  # of the data set, before the first iteration in this process
+        self._is_within = False  # an iteration of the data set has not come to its end
 
     def begin(self, start: EpochPosition) -> None:
         """Let the next iteration begin at `start`; the one after it is the next epoch, in workers that live on too."""
-        self._start = start.mark()
+        self._start = (start.epoch, start.position, start.stream)
         self._global_batch_size = start.global_batch_size
+        self._looks_ahead = self._is_stateful or start.looks_ahead
 
     def __iter__(self) -> Iterator[tuple[Any, Shard]]:
         worker = get_worker_info()
         worker_id, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         epoch = self._start[0]
-        for step, (start, elements, stream) in enumerate(self._global_batches()):
-            stop = start + len(elements)
+        for step, cut in enumerate(self._cuts(worker_id, workers)):
+            start, stop = cut.start, cut.start + len(cut.elements)
             low, high, samples = share(start, stop, self._rank, self._world_size)
             if not samples and not self._stand_in:
                 break
             if step % workers == worker_id:
-                shard = Shard(list(range(low, high)), samples, len(elements), epoch, low, stop, copy.deepcopy(stream()))
-                with self._random.active(derive_seed(self._seed, epoch, low, 1)):
-                    batch = self._collate_fn(elements[low - start : high - start])
+                indices = list(range(low, high))
+                shard = Shard(indices, samples, stop - start, epoch, low, stop, cut.is_last, cut.state)
+                with self._random_batch.active(derive_seed(self._seed, epoch, low, 1)):
+                    batch = self._collate_fn(cut.elements[low - start : high - start])
                 yield batch, shard
         self._start = (epoch + 1, 0, None)
 
-    def _global_batches(self) -> Iterator[tuple[int, list[Any], Callable[[], Any]]]:
-        """The global batches from the start of this iteration on.
-
-        Yields:
-            Position of the first element, the elements, and a function that returns the data set's state after them.
-        """
+    def _cuts(self, worker_id: int, workers: int) -> Iterator[_Cut]:
+        """The global batches from the start of this iteration on; those of this worker with the data set's state."""
         epoch, position, stream = self._start
-        state: Callable[[], Any] = _nothing
-        if hasattr(self._dataset, "load_state_dict") and hasattr(self._dataset, "state_dict"):
-            state = self._dataset.state_dict
         if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
             set_epoch(epoch)
-        at = 0
-        if stream is not None:
-            self._dataset.load_state_dict(copy.deepcopy(stream))  # type: ignore[attr-defined]  # has given the state
-            at = position
+        at = self._load_state(position, stream)
         elements: Iterator[Any] | None = None
+        ahead: list[Any] | None = None  # of the next global batch, as far as it was read already
+        step = 0
         while True:
-            size = min(self._global_batch_size, position - at) if at < position else self._global_batch_size
-            with _without_worker_info(), self._random.active(derive_seed(self._seed, epoch, at)):
+            skips = at < position
+            size = min(self._global_batch_size, position - at) if skips else self._global_batch_size
+            taken = ahead or []
+            with self._reading(None if ahead else derive_seed(self._seed, epoch, at)):
                 elements = iter(self._dataset) if elements is None else elements
-                taken = list(itertools.islice(elements, size))
-            if at >= position and taken and not (self._drop_last and len(taken) < size):
-                yield at, taken, state
-            if len(taken) < size:
+                taken += itertools.islice(elements, size - len(taken))
+            is_last, state, ahead = len(taken) < size, None, None
+            if not is_last and not skips and self._looks_ahead:
+                if self._is_stateful and step % workers == worker_id:
+                    state = copy.deepcopy(self._dataset.state_dict())  # type: ignore[attr-defined]  # it has one
+                # A smaller batch is dropped: only when the next one is complete, this one is not the last.
+                least = size if self._drop_last else 1
+                with self._reading(derive_seed(self._seed, epoch, at + size), continued=True):
+                    ahead = list(itertools.islice(elements, least))
+                is_last = len(ahead) < least
+            if is_last:
+                self._is_within = False
+            if taken and not skips and not (self._drop_last and len(taken) < size):
+                yield _Cut(at, taken, is_last, None if is_last else state)
+                step += 1
+            if is_last:
                 return
             at += size
 
+    def _load_state(self, position: int, stream: Any) -> int:
+        """Bring the data set to where its state `stream` is, or to its beginning; returns the position there."""
+        if not self._is_stateful:
+            return 0
+        dataset: Any = self._dataset
+        if self._first_state is None:
+            self._first_state = copy.deepcopy(dataset.state_dict())
+        if stream is not None:
+            dataset.load_state_dict(copy.deepcopy(stream))
+        elif self._is_within:
+            dataset.load_state_dict(copy.deepcopy(self._first_state))
+        self._is_within = True
+        return 0 if stream is None else position
 
-def _nothing() -> None:
-    """The state of a data set that has none."""
+    @contextlib.contextmanager
+    def _reading(self, seed: int | None, *, continued: bool = False) -> Iterator[None]:
+        """Around asking the data set for elements."""
+        with _without_worker_info(), self._random.active(seed, continued=continued):
+            yield
+
+
+@dataclass(slots=True)
+class _Cut:
+    """A global batch of a stream.
+
+    Attributes:
+        start: position of the first element.
+        elements: all of them.
+        is_last: whether the epoch ends with it.
+        state: of the data set after it, where it has one and the epoch goes on.
+    """
+
+    start: int
+    elements: list[Any]
+    is_last: bool
+    state: Any
 
 
 @contextlib.contextmanager

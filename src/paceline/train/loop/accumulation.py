@@ -2,41 +2,75 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from paceline.train.data.loader import Loader
 
 
-@dataclass(frozen=True)
 class Window:
     """The batches that make one step of the optimizer: one, or those of an accumulation.
 
-    Attributes:
-        batches: how many; fewer than usual where the epoch ends.
-        samples: of all ranks together in all of them, or None where that is not known before.
+    Each batch's loss is divided by the samples that the whole window is expected to have. Where the last batch shows
+    that there are others, batches of a user's own sizes or an epoch of unknown length, `correction` makes up for it.
+
+    Args:
+        batches: how many there are unless the epoch ends before.
     """
 
-    batches: int
-    samples: int | None
+    def __init__(self, batches: int) -> None:
+        self._usual = self._batches = batches
+        self._begun = 0
+        self._samples = 0  # of all ranks together, in the batches that have come
+        self._divisor = 0  # of the losses
+        self.is_complete = False
 
-    @classmethod
-    def ahead(cls, loader: Loader, batches: int) -> Window:
-        """The window that begins with the batch that `loader` has yielded last."""
-        if batches == 1:
-            return ONE
+    def begin(self, loader: Loader) -> None:
+        """A batch of `loader` is there."""
+        if self._usual > 1:
+            if self._begun == 0:
+                self._expect(loader)
+            self._samples += loader.total
+        self._begun += 1
+        self.is_complete = self._begun >= self._batches or loader.is_last
+
+    def _expect(self, loader: Loader) -> None:
+        """Expect as many samples in each batch as in the first one, but not more than the epoch has."""
         total, left = loader.total, loader.left
-        if left is None or not total:
-            return cls(batches, None)
-        samples = min(batches * total, total + left)
-        return cls(-(-samples // total), samples)
+        samples, self._batches = self._usual * total, self._usual
+        if left is not None and total:
+            samples = min(samples, total + left)
+            self._batches = -(-samples // total)
+        self._samples, self._divisor = 0, max(samples, 1)
+
+    def end(self) -> None:
+        """The batch was trained on."""
+        if self.is_complete:
+            self._begun = 0
+
+    def put_back(self, loader: Loader) -> None:
+        """The batch was not trained on, and comes again."""
+        self._begun -= 1
+        self._samples -= loader.total
+
+    def correction(self) -> float:
+        """What to multiply the gradients so far by, before those of the batch at hand are added to them."""
+        if self._usual == 1 or not self.is_complete or self._divisor == self._samples or not self._samples:
+            return 1.0
+        factor = self._divisor / self._samples
+        self._divisor = self._samples
+        return factor
 
     def weight(self, loader: Loader, world_size: int) -> float:
         """What to multiply the mean loss of this rank's batch by, so that gradients are the mean over all samples."""
-        if self.samples is None:
-            return loader.weight / self.batches
-        return loader.samples * world_size / self.samples
+        return loader.weight if self._usual == 1 else loader.samples * world_size / self._divisor
 
+    @property
+    def begun(self) -> int:
+        """Batches that have come."""
+        return self._begun
 
-ONE = Window(1, None)
+    @property
+    def batches(self) -> int:
+        """How many there will be, as far as that is known."""
+        return self._batches

@@ -23,7 +23,7 @@ from paceline.train.data.random_state import random_states, set_random_states
 from paceline.train.group.join import on_one_machine, share_object
 from paceline.train.metrics.metrics import Metrics
 
-from .accumulation import ONE, Window
+from .accumulation import Window
 from .checkpointing import Interval, check_parts, load
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ class Feed:
         return self.loader.samples
 
     def __iter__(self) -> Iterator[Any]:
+        if self._steps.accumulates:
+            self.loader.look_ahead()
         if self._is_through and self.finished_in == self._steps.epoch:
             self._is_through = False
             return
@@ -107,8 +109,7 @@ class Steps:
         self._saved = 0  # the step of the checkpoint begun or loaded last
         self.in_loop = False
         self._batches: list[Loader] = []  # whose batches are being trained on, the one that marks the steps first
-        self._window = ONE
-        self._batch = 0  # which one of the window
+        self._window = Window(1)
         self._exchange: SocketExchange | SingleExchange | None = None
         self._store: CheckpointStore | None = None
         if folder is None and every is not None and run.is_main:
@@ -130,6 +131,11 @@ class Steps:
     def saves(self) -> bool:
         """Whether checkpoints are taken without being asked for."""
         return self._every is not None and self._store is not None
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether several batches make a step of the optimizer."""
+        return self._run.strategy.accumulate > 1
 
     def rest(self) -> None:
         """The training is over."""
@@ -161,14 +167,16 @@ class Steps:
 
     def begin(self, loader: Loader) -> None:
         """A batch of `loader` is there: the step begins, unless the run is to stop before it."""
-        if self._watch is not None and not self._watch.begin(self._loops, self.done + 1, may_stop=self._batch == 0):
+        if self._watch is not None and not self._watch.begin(
+            self._loops, self.done + 1, may_stop=not self._window.begun
+        ):
             loader.put_back()
             self._stop()
         self._batches = [loader]
         self.trained = self._has_gradients = False
-        if self._batch == 0:
-            self._window = Window.ahead(loader, self._run.strategy.accumulate)
-        self._batch += 1
+        if not self._window.begun:
+            self._window = Window(self._run.strategy.accumulate)
+        self._window.begin(loader)
         self._run.exchange_gradients(self.completes_window)
         self.metrics.data_came(loader.samples, loader.total)
 
@@ -180,11 +188,11 @@ class Steps:
         """The step is done: the optimizer has stepped, and the next batch is asked for."""
         self._count()
         is_due = self._is_due() or self._is_late
-        self._is_late = is_due and self._batch != 0
+        self._is_late = is_due and self._window.begun > 0
         if is_due and not self._is_late:
             self.save()
         self.metrics.step_done(self.epoch, self.done)
-        if self._watch is not None and self._watch.is_to_stop(self.done, may_stop=self._batch == 0):
+        if self._watch is not None and self._watch.is_to_stop(self.done, may_stop=not self._window.begun):
             self._stop()
 
     def epoch_ends(self) -> None:
@@ -195,18 +203,17 @@ class Steps:
     def _count(self) -> None:
         self.done += 1
         self._batches = []
-        if self.completes_window:
-            self._batch = 0
+        self._window.end()
 
     def _break_off(self) -> None:
         """The loop was left within a step: it counts if its batch was trained on, and else the batch comes again."""
         if self.counts:
             self._count()
             return
+        self._window.put_back(self._batches[0])
         for loader in self._batches:
             loader.put_back()
         self._batches = []
-        self._batch -= 1
 
     def gradients_came(self) -> None:
         """Gradients of the batch at hand were computed."""
@@ -229,7 +236,11 @@ class Steps:
     @property
     def completes_window(self) -> bool:
         """Whether the batch that is being trained on is the last one of its accumulation."""
-        return self._batch >= self._window.batches
+        return self._window.is_complete
+
+    def correction(self) -> float:
+        """What to multiply the gradients of the batches before by; 1 when it was asked for already."""
+        return self._window.correction()
 
     @property
     def weight(self) -> float:
@@ -265,8 +276,8 @@ class Steps:
         """
         if self._store is None:
             raise RuntimeError("there is no folder for checkpoints; pass checkpoint_dir= to paceline.init")
-        begun = self._batch - (self.within and not self.trained)  # batches whose gradients wait for others
-        if begun and not self.completes_window:
+        begun = self._window.begun - (self.within and not self.trained)  # batches whose gradients wait for others
+        if begun and not (self.within and self.trained and self.completes_window):
             raise RuntimeError(
                 f"the gradients of {begun} of {self._window.batches} accumulated batches are in no checkpoint; "
                 "save when run.accumulating is False"
@@ -335,7 +346,9 @@ class Steps:
         if self._watch is not None:
             self._watch.ends()
         try:
-            unsaved = self.saves and self.done > self._saved and not self._batch  # `Run.epochs` was left by a break
+            unsaved = (
+                self.saves and self.done > self._saved and not self._window.begun
+            )  # `Run.epochs` was left by a break
             if self._watch is not None and (unsaved or self.metrics.unreduced):
                 self._watch.meet()
             if unsaved:

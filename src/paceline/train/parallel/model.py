@@ -204,6 +204,12 @@ class Model:
     def _gradients_came(self, _: torch.Tensor) -> None:
         self._has_gradients = True
 
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply all gradients so far."""
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+
     def share_buffers(self) -> None:
         """Give every rank rank 0's buffers."""
         if self._ddp is not None:

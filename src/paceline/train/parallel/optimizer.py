@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,13 +36,13 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer, run: Run) -> torch.optim
     optimizer.register_step_post_hook(lambda *_: run.optimizer_stepped())
     if run.strategy.accumulate > 1:
         for name in ("step", "zero_grad"):
-            setattr(optimizer, name, _once_an_accumulation(getattr(optimizer, name), run))
+            setattr(optimizer, name, _once_an_accumulation(getattr(optimizer, name), optimizer, run))
     return optimizer
 
 
-def _once_an_accumulation(method: Any, run: Run) -> Any:
+def _once_an_accumulation(method: Any, optimizer: torch.optim.Optimizer, run: Run) -> Any:
     @functools.wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         return None if run.accumulating else method(*args, **kwargs)
 
-    return call
+    return types.MethodType(call, optimizer)  # schedulers take its `__func__`
