@@ -55,6 +55,10 @@ class Exchange(Protocol):
         """Where the other ranks may reach this one, the likeliest first."""
         ...
 
+    def close(self) -> None:
+        """End the connections."""
+        ...
+
 
 class SingleExchange:
     """The exchange of a training with one process."""
@@ -66,6 +70,9 @@ class SingleExchange:
     def addresses(self) -> list[str]:
         """See `Exchange.addresses`."""
         return []
+
+    def close(self) -> None:
+        """See `Exchange.close`."""
 
 
 class SocketExchange:

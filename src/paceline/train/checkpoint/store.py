@@ -103,6 +103,7 @@ class CheckpointStore:
         self._rank = rank
         self._world_size = world_size
         self._keep = keep
+        self._exchange = exchange
         self._agreement = Agreement(exchange, rank, world_size)
         writers = find_writers(self.folder, rank, self._agreement)
         self._is_one_folder = len({*writers}) == 1
@@ -256,6 +257,10 @@ class CheckpointStore:
         finally:
             self._staging.close()
             self._release()
+
+    def disconnect(self) -> None:
+        """End the connections to the other ranks; nothing can be saved or loaded afterwards."""
+        self._exchange.close()
 
     # What follows runs in the thread of a save.
 

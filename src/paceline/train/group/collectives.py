@@ -64,20 +64,6 @@ class Collectives(ABC):
                 dist.all_reduce(result, reduction)
         return result / self.world_size if op == "mean" else result
 
-    def start_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Begin to sum a tensor over all ranks in place; returns what waits for the sum."""
-        if self.world_size == 1:
-            return lambda: tensor
-        with self._together():
-            work = dist.all_reduce(tensor, async_op=True)
-
-        def wait() -> Tensor:
-            with self._together():
-                work.wait()
-            return tensor
-
-        return wait
-
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Every rank's tensor, in rank order; shapes may differ in the first dimension, but nowhere else."""
         if self.world_size == 1:

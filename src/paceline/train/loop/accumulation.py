@@ -23,16 +23,16 @@ class Window:
         self._begun = 0
         self._samples = 0  # of all ranks together, in the batches that have come
         self._divisor = 0  # of the losses
-        self.is_complete = False
+        self._is_complete = False
 
     def begin(self, loader: Loader) -> None:
-        """A batch of `loader` is there."""
+        """A batch of `loader` is there; it is the first of a new window if the last one is complete."""
         if self._usual > 1:
             if self._begun == 0:
                 self._expect(loader)
             self._samples += loader.total
         self._begun += 1
-        self.is_complete = self._begun >= self._batches or loader.is_last
+        self._is_complete = self._begun >= self._batches or loader.is_last
 
     def _expect(self, loader: Loader) -> None:
         """Expect as many samples in each batch as in the first one, but not more than the epoch has."""
@@ -45,17 +45,18 @@ class Window:
 
     def end(self) -> None:
         """The batch was trained on."""
-        if self.is_complete:
+        if self._is_complete:
             self._begun = 0
 
     def put_back(self, loader: Loader) -> None:
         """The batch was not trained on, and comes again."""
-        self._begun -= 1
-        self._samples -= loader.total
+        if self._begun:
+            self._begun -= 1
+            self._samples -= loader.total
 
     def correction(self) -> float:
         """What to multiply the gradients so far by, before those of the batch at hand are added to them."""
-        if self._usual == 1 or not self.is_complete or self._divisor == self._samples or not self._samples:
+        if self._usual == 1 or not self._is_complete or self._divisor == self._samples or not self._samples:
             return 1.0
         factor = self._divisor / self._samples
         self._divisor = self._samples
@@ -63,7 +64,14 @@ class Window:
 
     def weight(self, loader: Loader, world_size: int) -> float:
         """What to multiply the mean loss of this rank's batch by, so that gradients are the mean over all samples."""
-        return loader.weight if self._usual == 1 else loader.samples * world_size / self._divisor
+        if self._usual == 1 or not self._begun:  # set up within the step at hand
+            return loader.weight
+        return loader.samples * world_size / self._divisor
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the batch at hand is the last one."""
+        return self._is_complete or not self._begun
 
     @property
     def begun(self) -> int:

@@ -1,16 +1,29 @@
-"""When a checkpoint is due, and whether one fits what was set up."""
+"""When a checkpoint is due, what is in it, and whether one fits what was set up."""
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paceline.train.checkpoint.exchange import ExchangeError, SingleExchange, SocketExchange
+from paceline.train.checkpoint.store import CheckpointError, CheckpointStore
+from paceline.train.data.random_state import random_states, set_random_states
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
+    from paceline.contract import Placement
+    from paceline.train.checkpoint.store import Checkpoint
+    from paceline.train.group.group import Group
+    from paceline.train.parallel.prepared import Prepared
 
+log = logging.getLogger("paceline")
+_AGREE_EVERY = 10  # steps between two looks at rank 0's clock, which decides for all
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -32,6 +45,155 @@ class Interval:
             self.steps = int(float(match[1]))
         else:
             raise ValueError(f"checkpoint_every={text!r}: a checkpoint is taken after whole steps")
+
+
+def open_store(folder: Path, placement: Placement, keep: int) -> CheckpointStore:
+    """The store of a run, which holds its folder from now on; all ranks call it.
+
+    Args:
+        folder: where the checkpoints go.
+        placement: of this rank.
+        keep: how many checkpoints are kept.
+
+    Raises:
+        paceline.CheckpointFolderTaken: another job saves checkpoints into the folder.
+        paceline.CheckpointError: the folder cannot be written.
+    """
+    exchange = SocketExchange() if placement.world_size > 1 else SingleExchange()
+    store = CheckpointStore(
+        folder, rank=placement.rank, world_size=placement.world_size, exchange=exchange, keep=keep
+    )
+    store.hold()
+    return store
+
+
+class Checkpointing:
+    """The checkpoints of a run: when one is due, and what is in it.
+
+    Attributes:
+        saved: the step of the checkpoint begun or loaded last.
+    """
+
+    def __init__(self, group: Group, prepared: Prepared, store: CheckpointStore | None, every: Interval | None) -> None:
+        """Take none yet.
+
+        Args:
+            group: the ranks.
+            prepared: what is saved.
+            store: where checkpoints go; None for a run that takes none.
+            every: how often one is due; None where only the script asks for them.
+        """
+        self.saved = 0
+        self._group, self._prepared, self._store, self._every = group, prepared, store, every
+        self._due = time.monotonic() + every.seconds if every else 0.0
+        if store is None and every is not None and group.is_main:
+            log.warning("no checkpoints are taken: without `paceline run`, pass checkpoint_dir= to paceline.init")
+
+    @property
+    def can_save(self) -> bool:
+        """Whether there is a folder for checkpoints."""
+        return self._store is not None
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether checkpoints are taken without being asked for."""
+        return self._every is not None and self._store is not None
+
+    def is_due(self, done: int) -> bool:
+        """Whether one is due after `done` steps; the same on all ranks."""
+        if self._every is None or self._store is None:
+            return False
+        if self._every.steps:
+            return done % self._every.steps == 0
+        if done % _AGREE_EVERY:
+            return False
+        due = self._group.broadcast_object(time.monotonic() >= self._due)
+        if due:
+            self._due = time.monotonic() + self._every.seconds
+        return due
+
+    def save(self, step: int, progress: Mapping[str, Any], *, block: bool) -> None:
+        """Take a checkpoint of everything that was set up.
+
+        Args:
+            step: steps done.
+            progress: where the run stands.
+            block: wait until it is written.
+
+        Raises:
+            RuntimeError: the run has no folder for checkpoints.
+            paceline.CheckpointError: this one or the one before could not be written.
+        """
+        if self._store is None:
+            raise RuntimeError("there is no folder for checkpoints; pass checkpoint_dir= to paceline.init")
+        with self._group.guard:
+            shared = {name: thing.state_dict() for name, thing in self._prepared.stateful().items()}
+            own = {name: thing.state_dict() for name, thing in self._prepared.rank_stateful().items()}
+            rank_state = {**random_states(), **({"parts": own} if own else {})}
+            self._store.save(step, {**shared, "progress": progress}, rank_state, block=block)
+        self.saved = step
+
+    def load(self, loaders: int) -> Checkpoint | None:
+        """Load the newest checkpoint into everything that was set up; None if there is none.
+
+        Args:
+            loaders: how many training loaders the script has made.
+
+        Raises:
+            RuntimeError: it is another script's.
+            paceline.CheckpointError: it is whole, but cannot be read.
+        """
+        if self._store is None:
+            return None
+        with self._group.guard:
+            found = self._store.load(self._group.device)
+        if found is None:
+            return None
+        stateful = self._prepared.stateful()
+        check_parts(stateful, found.shared_state, loaders, len(found.shared_state["progress"]["loaders"]))
+        for name, thing in stateful.items():
+            load(name, thing, found.shared_state[name])
+        self.saved = found.shared_state["progress"]["step"]
+        return found
+
+    def load_rank_state(self, found: Checkpoint) -> None:
+        """Load what this rank alone had, where as many ranks go on as there were."""
+        if found.rank_state is None or found.world_size != self._group.world_size:
+            return
+        set_random_states(found.rank_state)
+        own = found.rank_state.get("parts", {})
+        for name, thing in self._prepared.rank_stateful().items():
+            if name in own:
+                thing.load_state_dict(own[name])
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def close(self, explain: Callable[[RuntimeError], None]) -> None:
+        """Wait for a checkpoint under way, with the other ranks.
+
+        Args:
+            explain: raises what is known of the other ranks where that is why they could not agree.
+        """
+        if self._store is None:
+            return
+        try:
+            self._store.close()
+        except ExchangeError as error:
+            explain(error)
+            raise
+
+    def leave(self) -> None:
+        """Wait for a checkpoint under way; what is wrong with it is logged."""
+        try:
+            if self._store is not None:
+                self._store.close()
+        except CheckpointError as error:
+            log.error("%s", error)
+
+    def disconnect(self) -> None:
+        """Close the connections to the other ranks."""
+        if self._store is not None:
+            self._store.disconnect()
 
 
 def check_parts(here: Mapping[str, Any], saved: Mapping[str, Any], loaders: int, saved_loaders: int) -> None:

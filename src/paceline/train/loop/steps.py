@@ -1,39 +1,27 @@
-"""What happens between two batches: steps are counted, checkpoints taken, metrics told, stops heeded."""
+"""What happens between two batches: steps are counted, checkpoints taken, metrics measured, and stops obeyed."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from paceline.train.checkpoint.store import (
-    CheckpointError,
-    CheckpointStore,
-    ExchangeError,
-    SingleExchange,
-    SocketExchange,
-)
 from paceline.train.control.exit_report import Preempted, record
-from paceline.train.control.watch import Collective, Watch
-from paceline.train.data.random_state import random_states, set_random_states
-from paceline.train.group.join import on_one_machine, share_object
-from paceline.train.metrics.metrics import Metrics
 
 from .accumulation import Window
-from .checkpointing import Interval, check_parts, load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from paceline.train.control.watch import Watch
     from paceline.train.data.loader import Loader
-    from paceline.train.run import Run
+    from paceline.train.group.group import Group
+    from paceline.train.metrics.metrics import Metrics
+    from paceline.train.parallel.prepared import Prepared
 
-log = logging.getLogger("paceline")
-_AGREE_EVERY = 10  # steps between two looks at rank 0's clock, which decides for all
+    from .checkpointing import Checkpointing
 
 
 class Feed:
@@ -91,61 +79,44 @@ class Steps:
         epoch: the epoch that goes on, counted by `Run.epochs`.
         epochs: how many there will be; None where `Run.epochs` is not used.
         done: batches trained on, over all attempts.
-        trained: whether the batch handed out last has been trained on.
+        in_loop: whether a loop over training batches goes on.
+        feeds: the training loaders.
     """
 
-    def __init__(self, run: Run, folder: Path | None, every: Interval | None, keep: int, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        group: Group,
+        prepared: Prepared,
+        checkpoints: Checkpointing,
+        metrics: Metrics,
+        watch: Watch | None,
+        close: Callable[[], None],
+    ) -> None:
+        """Begin none yet.
+
+        Args:
+            group: the ranks.
+            prepared: what was set up.
+            checkpoints: of the run.
+            metrics: of the run.
+            watch: agrees with the other ranks on the last step; None in a job of one process without checkpoints.
+            close: closes the run.
+        """
         self.epoch = 0
         self.epochs: int | None = None
         self.done = 0
-        self.trained = False
-        self._has_gradients = False  # that no optimizer has used
+        self.in_loop = False
         self.feeds: list[Feed] = []
-        self._run = run
-        self._every = every
-        self._due = time.monotonic() + every.seconds if every else 0.0
+        self._group, self._prepared, self._checkpoints = group, prepared, checkpoints
+        self._metrics, self._watch, self._close = metrics, watch, close
+        self._trained = False  # the batch at hand has been trained on
+        self._has_gradients = False  # that no optimizer has used
         self._is_late = False  # a checkpoint was due in the middle of an accumulation
         self._loops = 0
-        self._saved = 0  # the step of the checkpoint begun or loaded last
-        self.in_loop = False
         self._batches: list[Loader] = []  # whose batches are being trained on, the one that marks the steps first
-        self._window = Window(1)
-        self._exchange: SocketExchange | SingleExchange | None = None
-        self._store: CheckpointStore | None = None
-        if folder is None and every is not None and run.is_main:
-            log.warning("no checkpoints are taken: without `paceline run`, pass checkpoint_dir= to paceline.init")
-        if folder is not None:
-            self._exchange = SocketExchange() if run.world_size > 1 else SingleExchange()
-            self._store = CheckpointStore(
-                folder, rank=run.rank, world_size=run.world_size, exchange=self._exchange, keep=keep
-            )
-            self._store.hold()
-        self._watch: Watch | None = None
-        if run.world_size > 1 or self._store is not None:
-            local = run.world_size == 1 or on_one_machine()
-            self._watch = Watch(run.rank, run.world_size, share_object, local=local, stops=self._store is not None)
-        self._collective = contextlib.nullcontext() if self._watch is None else Collective(self._watch)
-        self.metrics = metrics
-
-    @property
-    def saves(self) -> bool:
-        """Whether checkpoints are taken without being asked for."""
-        return self._every is not None and self._store is not None
-
-    @property
-    def accumulates(self) -> bool:
-        """Whether several batches make a step of the optimizer."""
-        return self._run.strategy.accumulate > 1
-
-    def rest(self) -> None:
-        """The training is over."""
-        if self._watch is not None:
-            self._watch.rest()
-
-    @property
-    def stops(self) -> bool:
-        """Whether a signal to stop lets the step finish, and saves the state."""
-        return self._watch is not None and self._store is not None
+        self._windows: dict[int, Window] = {}  # by the batches per step of the optimizer
+        self._outside: dict[int, int] = {}  # backwards of batches from elsewhere, by the same
+        self._latest = 1  # the batches per step of the last backward
 
     # -- a loop over batches -------------------------------------------------------------------------------------------
 
@@ -154,31 +125,31 @@ class Steps:
         """One loop over batches; it may end by a `break`, and in the middle of a step."""
         self._loops += 1
         self.in_loop = True
-        self.metrics.epoch_begins(self.epoch, self.epochs, _length(loader), loader.done)
+        self._metrics.epoch_begins(self.epoch, self.epochs, _length(loader), loader.done)
         try:
             yield
         finally:
             self.in_loop = False
             if self.within:
                 self._break_off()
-            self.metrics.loop_left()
+            self._metrics.loop_left()
             if self._watch is not None:
                 self._watch.loop_ended(self._loops)
 
     def begin(self, loader: Loader) -> None:
         """A batch of `loader` is there: the step begins, unless the run is to stop before it."""
-        if self._watch is not None and not self._watch.begin(
-            self._loops, self.done + 1, may_stop=not self._window.begun
-        ):
+        if self._watch is not None and not self._watch.begin(self._loops, self.done + 1, may_stop=not self._begun):
             loader.put_back()
             self._stop()
         self._batches = [loader]
-        self.trained = self._has_gradients = False
-        if not self._window.begun:
-            self._window = Window(self._run.strategy.accumulate)
-        self._window.begin(loader)
-        self._run.exchange_gradients(self.completes_window)
-        self.metrics.data_came(loader.samples, loader.total)
+        self._trained = self._has_gradients = False
+        for every in self._prepared.accumulates:
+            window = self._windows.get(every)
+            if window is None or not window.begun:
+                window = self._windows[every] = Window(every)
+            window.begin(loader)
+        self._prepared.exchange(lambda every: self._window(every).is_complete)
+        self._metrics.data_came(loader.samples, loader.total)
 
     def add(self, loader: Loader) -> None:
         """Another loader's batch of the same step is there."""
@@ -187,46 +158,88 @@ class Steps:
     def end(self) -> None:
         """The step is done: the optimizer has stepped, and the next batch is asked for."""
         self._count()
-        is_due = self._is_due() or self._is_late
-        self._is_late = is_due and self._window.begun > 0
+        is_due = self._checkpoints.is_due(self.done) or self._is_late
+        self._is_late = is_due and self._begun
         if is_due and not self._is_late:
             self.save()
-        self.metrics.step_done(self.epoch, self.done)
-        if self._watch is not None and self._watch.is_to_stop(self.done, may_stop=not self._window.begun):
+        self._metrics.step_done(self.epoch, self.done)
+        if self._watch is not None and self._watch.is_to_stop(self.done, may_stop=not self._begun):
             self._stop()
 
     def epoch_ends(self) -> None:
         """The loader has come to the end of its epoch, on all ranks."""
-        self._run.share_buffers()
-        self.metrics.epoch_ends()
+        self._prepared.share_buffers()
+        self._metrics.epoch_ends()
+
+    def training_ends(self) -> None:
+        """`Run.epochs` is over: the last state is saved, and signals to stop do what they do without a run."""
+        self._metrics.settle()
+        if self._checkpoints.is_automatic:
+            self.save(block=True)
+        if self._watch is not None:
+            self._watch.rest()
 
     def _count(self) -> None:
         self.done += 1
         self._batches = []
-        self._window.end()
+        for window in self._windows.values():
+            window.end()
 
     def _break_off(self) -> None:
         """The loop was left within a step: it counts if its batch was trained on, and else the batch comes again."""
         if self.counts:
             self._count()
             return
-        self._window.put_back(self._batches[0])
+        for window in self._windows.values():
+            window.put_back(self._batches[0])
         for loader in self._batches:
             loader.put_back()
         self._batches = []
 
-    def gradients_came(self) -> None:
-        """Gradients of the batch at hand were computed."""
-        self.trained = self._has_gradients = True
+    # -- the step at hand ----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def backward(self) -> Iterator[float]:
+        """Around a backward; gives what to multiply the mean loss of this rank's batch by.
+
+        Raises:
+            RuntimeError: it is not known which models the loss was computed with, whose strategies differ.
+        """
+        every = self._latest = self._prepared.accumulate_of_loss()
+        if self.within:
+            window = self._window(every)
+            if (correction := window.correction()) != 1:
+                self._prepared.scale_gradients(every, correction)
+            weight = window.weight(self._batches[0], self._group.world_size)
+        else:
+            weight = 1 / every
+        with self._group.guard if self._prepared.exchanges() else contextlib.nullcontext():
+            yield weight
+        self._trained = self._has_gradients = True
+        if not self.within:  # the batches are not of our loader: each backward is one
+            self._outside[every] = self._outside.get(every, 0) + 1
+            self._prepared.exchange(lambda each: (self._outside.get(each, 0) + 1) % each == 0)
+        self._prepared.check_gradients()
 
     def optimizer_stepped(self) -> None:
-        """They were used."""
-        self.trained, self._has_gradients = True, False
+        """The gradients were used."""
+        self._trained, self._has_gradients = True, False
+
+    def is_accumulating(self, every: int | None = None) -> bool:
+        """Whether the last backward only added to the gradients, so that the optimizer does not step yet.
+
+        Args:
+            every: the batches per step of the optimizer; None means those of the last backward.
+        """
+        every = every or self._latest
+        if self.within:
+            return not self._window(every).is_complete
+        return self._outside.get(every, 0) % every != 0
 
     @property
     def counts(self) -> bool:
         """Whether the batch at hand was trained on: gradients were computed, and used where there are optimizers."""
-        return self.within and self.trained and not (self._has_gradients and self._run.has_optimizers)
+        return self.within and self._trained and not (self._has_gradients and self._prepared.has_optimizers)
 
     @property
     def within(self) -> bool:
@@ -234,36 +247,20 @@ class Steps:
         return bool(self._batches)
 
     @property
-    def completes_window(self) -> bool:
-        """Whether the batch that is being trained on is the last one of its accumulation."""
-        return self._window.is_complete
-
-    def correction(self) -> float:
-        """What to multiply the gradients of the batches before by; 1 when it was asked for already."""
-        return self._window.correction()
+    def accumulates(self) -> bool:
+        """Whether several batches make a step of some optimizer."""
+        return max(self._prepared.accumulates) > 1
 
     @property
-    def weight(self) -> float:
-        """What to multiply the mean loss of this rank's batch by."""
-        return self._window.weight(self._batches[0], self._run.world_size)
+    def _begun(self) -> bool:
+        """Whether gradients of some batches wait for those of others."""
+        return any(window.begun for window in self._windows.values())
 
-    def collective(self) -> contextlib.AbstractContextManager[None]:
-        """Something that all ranks do together; what it raises in their stead is `Watch.enter`'s and `explain`'s."""
-        return self._collective
+    def _window(self, every: int) -> Window:
+        """The window of what makes a step of so many batches; of what was set up within this step, this batch alone."""
+        return self._windows.get(every) or Window(1)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
-
-    def _is_due(self) -> bool:
-        if self._every is None or not self.saves:
-            return False
-        if self._every.steps:
-            return self.done % self._every.steps == 0
-        if self.done % _AGREE_EVERY:
-            return False
-        due = self._run.broadcast_object(time.monotonic() >= self._due)
-        if due:
-            self._due = time.monotonic() + self._every.seconds
-        return due
 
     def save(self, block: bool = False) -> None:
         """Take a checkpoint of everything the run knows of.
@@ -274,17 +271,18 @@ class Steps:
             RuntimeError: the run has no folder for checkpoints, or an accumulation of gradients has begun.
             paceline.CheckpointError: this one or the one before could not be written.
         """
-        if self._store is None:
+        if not self._checkpoints.can_save:
             raise RuntimeError("there is no folder for checkpoints; pass checkpoint_dir= to paceline.init")
-        begun = self._window.begun - (self.within and not self.trained)  # batches whose gradients wait for others
-        if begun and not (self.within and self.trained and self.completes_window):
-            raise RuntimeError(
-                f"the gradients of {begun} of {self._window.batches} accumulated batches are in no checkpoint; "
-                "save when run.accumulating is False"
-            )
-        if self.within and self._has_gradients and self._run.has_optimizers:
+        for window in self._windows.values():
+            begun = window.begun - (self.within and not self._trained)  # batches whose gradients wait for others
+            if begun > 0 and not (self.within and self._trained and window.is_complete):
+                raise RuntimeError(
+                    f"the gradients of {begun} of {window.batches} accumulated batches are in no checkpoint; "
+                    "save when run.accumulating is False"
+                )
+        if self.within and self._has_gradients and self._prepared.has_optimizers:
             raise RuntimeError("the gradients of this step are in no checkpoint; save after optimizer.step()")
-        done = self.done + (self.within and self.trained)
+        done = self.done + (self.within and self._trained)
         # Saved behind the loop, the epoch counts as done: what comes after is not done twice.
         is_over = bool(self.feeds) and all(feed.finished_in == self.epoch for feed in self.feeds)
         progress = {
@@ -292,13 +290,11 @@ class Steps:
             "step": done,
             "loaders": [self._position(feed) for feed in self.feeds],
         }
-        with self.metrics.checkpointing(), self.collective():
-            shared = {name: thing.state_dict() for name, thing in self._run.stateful().items()}
-            self._store.save(done, {**shared, "progress": progress}, random_states(), block=block)
-        self._saved = done
+        with self._metrics.checkpointing():
+            self._checkpoints.save(done, progress, block=block)
 
     def _position(self, feed: Feed) -> dict[str, Any]:
-        before = feed.loader in self._batches and not self.trained
+        before = feed.loader in self._batches and not self._trained
         return {"finished_in": feed.finished_in, **feed.loader.state_dict(before=before)}
 
     def resume(self, *, by_epochs: bool = False) -> bool:
@@ -307,25 +303,19 @@ class Steps:
         Args:
             by_epochs: the epoch that went on there begins again, but what it has trained on by then is left out.
         """
-        with self.collective() if self._store is not None else contextlib.nullcontext():
-            saved = self._store.load(self._run.device) if self._store is not None else None
-        if saved is None:
+        found = self._checkpoints.load(len(self.feeds))
+        if found is None:
             return False
-        progress = saved.shared_state["progress"]
-        check_parts(self._run.stateful(), saved.shared_state, len(self.feeds), len(progress["loaders"]))
-        for name, thing in self._run.stateful().items():
-            load(name, thing, saved.shared_state[name])
+        progress = found.shared_state["progress"]
         for feed, state in zip(self.feeds, progress["loaders"], strict=True):
             feed.loader.load_state_dict(state)
             feed.resumed(state["finished_in"] if by_epochs else None)
         self.epoch, self.done = progress["epoch"], progress["step"]
-        self._saved = self.done
-        self.metrics.resumed(self.epoch, self.done)
-        if self._run.is_main:
+        self._metrics.resumed(self.epoch, self.done)
+        if self._group.is_main:
             where = f"step {self.done} in epoch {self.epoch + 1}"
-            print(f"paceline: going on after {where}, from {saved.path}", file=sys.stderr, flush=True)
-        if saved.rank_state is not None and saved.world_size == self._run.world_size:
-            set_random_states(saved.rank_state)
+            print(f"paceline: going on after {where}, from {found.path}", file=sys.stderr, flush=True)
+        self._checkpoints.load_rank_state(found)
         return True
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -333,12 +323,12 @@ class Steps:
     def _stop(self) -> NoReturn:
         """Save the state, and leave with the code that asks for a resume."""
         assert self._watch is not None
-        why, here = self._watch.stop_signal, self._run.is_main
+        why = self._watch.stop_signal
         self.save(block=True)
-        if here:
+        if self._group.is_main:
             print(f"paceline: {why}: stopped after step {self.done}, which is saved", file=sys.stderr, flush=True)
         record("Preempted", f"stopped by {why} after step {self.done}")
-        self._run.close()
+        self._close()
         raise Preempted
 
     def close(self) -> None:
@@ -346,57 +336,42 @@ class Steps:
         if self._watch is not None:
             self._watch.ends()
         try:
-            unsaved = (
-                self.saves and self.done > self._saved and not self._window.begun
-            )  # `Run.epochs` was left by a break
-            if self._watch is not None and (unsaved or self.metrics.unreduced):
+            # The last steps are not saved where `Run.epochs` was left by a break.
+            unsaved = self._checkpoints.is_automatic and self.done > self._checkpoints.saved and not self._begun
+            if self._watch is not None and (unsaved or self._metrics.unreduced):
                 self._watch.meet()
             if unsaved:
                 self.save()
-            self.metrics.close()
-            if self._store is not None:
-                self._close_store(self._store)
+            self._metrics.close()
+            self._checkpoints.close(self._watch.explain if self._watch is not None else lambda _: None)
         except BaseException as error:
             if self._watch is not None:
                 self._watch.failed(error)
             with contextlib.suppress(RuntimeError):  # what came first is what matters
-                self._part()
+                self._disconnect()
             raise
-        self._part()
-
-    def _close_store(self, store: CheckpointStore) -> None:
-        try:
-            store.close()
-        except ExchangeError as error:
-            if self._watch is not None:
-                self._watch.explain(error)
-            raise
+        self._disconnect()
 
     def leave(self) -> None:
-        """End without a word from the other ranks, and without what takes all of them."""
+        """End without the other ranks, and without what takes all of them."""
         if self._watch is not None:
             self._watch.ends()
-        try:
-            if self._store is not None:
-                self._store.close()
-        except CheckpointError as error:
-            log.error("%s", error)
-        self.metrics.discard()
-        self.metrics.close()
-        self._part()
+        self._checkpoints.leave()
+        self._metrics.discard()
+        self._metrics.close()
+        self._disconnect()
 
     def abandon(self, error: BaseException) -> None:
-        """End without the other ranks, and tell them why."""
-        self.metrics.discard()
+        """End without the other ranks, and send them why."""
+        self._metrics.discard()
         with contextlib.suppress(OSError):
-            self.metrics.close()
+            self._metrics.close()
         if self._watch is not None:
             self._watch.failed(error)
-        self._part()
+        self._disconnect()
 
-    def _part(self) -> None:
-        if isinstance(self._exchange, SocketExchange):
-            self._exchange.close()
+    def _disconnect(self) -> None:
+        self._checkpoints.disconnect()
         if self._watch is not None:
             self._watch.close()
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from paceline.train.run import Run
+    from paceline.train.group.group import Group
 
 _FEWEST, _MOST = 10, 100  # steps between two times that the ranks reduce what they have logged
 _SECONDS = 1.0  # about so long that takes, where steps are short
@@ -34,7 +34,7 @@ class Metrics:
 
     def __init__(
         self,
-        run: Run,
+        group: Group,
         folder: Path | None,
         *,
         progress: bool = True,
@@ -50,10 +50,10 @@ class Metrics:
             every: steps between two lines; None takes 10, or up to 100 where steps are so short that 10 take less than
                 a second.
         """
-        self._run = run
+        self._group = group
         self._folder = folder
-        self._times = StepTimes(make_clock(run.device), exchanges=run.world_size > 1)
-        self._progress = Progress(screen=progress, file=progress_file) if run.is_main else None
+        self._times = StepTimes(make_clock(group.device), exchanges=group.world_size > 1)
+        self._progress = Progress(screen=progress, file=progress_file) if group.is_main else None
         self._sums: dict[str, Sum] = {}
         self._names: list[str] = []  # all that were ever logged: the same list on every rank
         self._in_step = False
@@ -61,8 +61,8 @@ class Metrics:
         self._steps = 0  # since the ranks reduced
         self._first = self._last = (0, 0)  # epoch and step of the first and the last of them
         self._resumed_at = 0
-        self._lines = JsonLines(folder / "metrics.jsonl") if folder is not None and run.is_main else None
-        self._step_lines = JsonLines(folder / "steps" / f"rank-{run.rank}.jsonl") if folder is not None else None
+        self._lines = JsonLines(folder / "metrics.jsonl") if folder is not None and group.is_main else None
+        self._step_lines = JsonLines(folder / "steps" / f"rank-{group.rank}.jsonl") if folder is not None else None
         self._board: TensorBoard | None = None
         self._pending: Reduction | None = None
         self._every = every or _FEWEST
@@ -184,7 +184,7 @@ class Metrics:
         self._steps, self._sums = 0, {}
         seconds = [sum(times[part]) / max(steps, 1) for part in PARTS]
         span = Span(steps, self._first, self._last)
-        self._pending = Reduction(self._run, self._names, values=self._values(sums), seconds=seconds, span=span)
+        self._pending = Reduction(self._group, self._names, values=self._values(sums), seconds=seconds, span=span)
 
     def settle(self) -> None:
         """Write and show what was reduced; waits for ranks that have not come so far.
@@ -210,13 +210,13 @@ class Metrics:
         """Of each name the weighted sum, the weight, and 1 for this rank; waits for the tensors, once."""
         if not sums:
             return {}
-        totals = torch.stack([s.tensor(self._run.device) for s in sums.values()]).tolist()
+        totals = torch.stack([s.tensor(self._group.device) for s in sums.values()]).tolist()
         return {name: (total, s.weight, 1.0) for (name, s), total in zip(sums.items(), totals, strict=True)}
 
     def _compare_names(self, pending: Reduction) -> None:
         """Learn the names that are new, if they are new to all."""
         mine = sorted(pending.values)
-        everyone = self._run.gather_objects(mine)
+        everyone = self._group.gather_objects(mine)
         for rank, names in enumerate(everyone):
             if names != everyone[0]:
                 raise LogMismatch(
@@ -230,16 +230,16 @@ class Metrics:
             return
         epoch, step = self._first
         rounded = {part: [round(seconds, 6) for seconds in row] for part, row in times.items()}
-        self._step_lines.append({"epoch": epoch, "step": step, "attempt": self._run.attempt, **rounded})
+        self._step_lines.append({"epoch": epoch, "step": step, "attempt": self._group.attempt, **rounded})
 
     def _write(self, last: tuple[int, int], means: dict[str, float], seconds: dict[str, float]) -> None:
         assert self._lines is not None
         assert self._folder is not None
         (epoch, step), now = last, time.time()
-        line = {"time": now, "epoch": epoch, "step": step, "attempt": self._run.attempt, **means}
+        line = {"time": now, "epoch": epoch, "step": step, "attempt": self._group.attempt, **means}
         self._lines.append({**line, **{f"{part}_seconds": round(value, 6) for part, value in seconds.items()}})
         if self._board is None:
-            again = self._resumed_at > 0 or self._run.attempt > 0
+            again = self._resumed_at > 0 or self._group.attempt > 0
             self._board = TensorBoard(self._folder / "tensorboard", self._resumed_at + 1 if again else None)
         self._board.add({**means, **{f"step_seconds/{part}": value for part, value in seconds.items()}}, step, now)
 
@@ -262,7 +262,7 @@ class Metrics:
             raise
         except RuntimeError as error:
             raise LogMismatch(
-                f"rank {self._run.rank} has logged {names} after the last step, and another rank has left without: "
+                f"rank {self._group.rank} has logged {names} after the last step, and another rank has left without: "
                 "means are taken over all ranks, so call run.log with the same names on each"
             ) from error
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 if TYPE_CHECKING:
-    from paceline.train.run import Run
+    from paceline.train.group.group import Group
 
 
 class LogMismatch(RuntimeError):
@@ -72,36 +72,36 @@ class Reduction:
 
     def __init__(
         self,
-        run: Run,
+        group: Group,
         names: list[str],
         *,
         values: dict[str, tuple[float, float, float]],
         seconds: list[float],
         span: Span,
     ) -> None:
-        self._run = run
+        self._group = group
         self._names = names
         self._seconds = seconds
         self.values = values
         self.span = span
         new = float(not values.keys() <= set(names))
         local = [new, *seconds, *(x for name in names for x in values.get(name, (0.0, 0.0, 0.0)))]
-        self._reduced = run.start_all_reduce(torch.tensor(local, dtype=torch.float64))
+        self._reduced = group.start_all_reduce(torch.tensor(local, dtype=torch.float64))
         self._result: list[float] = []
 
     def again(self, names: list[str]) -> Reduction:
         """The same with other names."""
-        return Reduction(self._run, names, values=self.values, seconds=self._seconds, span=self.span)
+        return Reduction(self._group, names, values=self.values, seconds=self._seconds, span=self.span)
 
     def is_complete(self) -> bool:
         """Whether all ranks have logged the same known names; waits for the reduction."""
         self._result = self._reduced().tolist()
-        return not self._result[0] and all(count in (0, self._run.world_size) for count in self._of_names(2))
+        return not self._result[0] and all(count in (0, self._group.world_size) for count in self._of_names(2))
 
     def results(self) -> tuple[dict[str, float], list[float]]:
         """Means of what was logged, and of the seconds, over all ranks."""
         means = {n: t / w for n, t, w in zip(self._names, self._of_names(0), self._of_names(1), strict=True) if w}
-        return means, [x / self._run.world_size for x in self._result[1 : 1 + len(self._seconds)]]
+        return means, [x / self._group.world_size for x in self._result[1 : 1 + len(self._seconds)]]
 
     def _of_names(self, which: int) -> list[float]:
         return self._result[1 + len(self._seconds) + which :: 3]
