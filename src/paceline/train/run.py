@@ -228,8 +228,16 @@ class Run(Collectives):
         for model in self._models:
             model.exchange(last)
 
-    def _together(self) -> contextlib.AbstractContextManager[None]:
+    def collective(self) -> contextlib.AbstractContextManager[None]:
+        """Around what all ranks do together: says what is known of the other ranks where it fails or waits."""
         return self._steps.collective()
+
+    def _together(self) -> contextlib.AbstractContextManager[None]:
+        return self.collective()
+
+    def _evaluate(self, evaluating: bool) -> None:
+        for model in self._models:
+            model.evaluate(evaluating)
 
     @property
     def accumulating(self) -> bool:
@@ -267,6 +275,7 @@ class Run(Collectives):
             **{"seed": self.seed, **options},
         )
         if evaluation:
+            loader.on_evaluation = self._evaluate
             return loader
         feed = Feed(loader, self._steps)
         self._steps.feeds.append(feed)

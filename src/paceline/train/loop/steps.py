@@ -22,6 +22,7 @@ from paceline.train.control.watch import Collective, Watch
 from paceline.train.data.random_state import random_states, set_random_states
 from paceline.train.group.join import share_object
 from paceline.train.metrics.metrics import Metrics
+from paceline.train.window import Window
 
 from .accumulation import Window
 from .checkpointing import Interval, check_parts, load

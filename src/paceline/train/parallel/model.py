@@ -11,7 +11,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
     from paceline.train.run import Run
+
+    _Together = AbstractContextManager[None]
 
 
 log = logging.getLogger("paceline")
@@ -38,10 +43,11 @@ class Calls:
 
     Attributes:
         exchanging: since the last look, there was one whose gradients will be exchanged.
+        evaluating: they are those of an evaluation, of which ranks may have different numbers.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.exchanging = False
+        self.exchanging = self.evaluating = False
         self._device = device
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -72,13 +78,18 @@ class DataParallel(DistributedDataParallel):
     """Torch's own, with the manners of the module that it wraps.
 
     Its state_dict has the module's names and its other attributes are the module's, so that a script written for the
-    module works. Without gradients ranks are independent: what they evaluate may be uneven. Errors name parameters.
+    module works. Errors name parameters. Without gradients, and in evaluations, ranks are independent: their numbers of
+    batches may differ. Only SyncBatchNorm in training mode waits for the other ranks there too.
     """
 
-    def __init__(self, module: torch.nn.Module, device: torch.device, **options: Any) -> None:
+    def __init__(
+        self, module: torch.nn.Module, device: torch.device, together: Callable[[], _Together], **options: Any
+    ) -> None:
         super().__init__(module, **options)
         self.__dict__["module"] = module  # found at once, where torch asks `__getattr__` each time
         self.calls = Calls(device)
+        self._together = together
+        self._has_sync_norm = any(isinstance(m, torch.nn.SyncBatchNorm) for m in module.modules())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, and get ready to exchange gradients if there will be some.
@@ -88,11 +99,18 @@ class DataParallel(DistributedDataParallel):
             WrongDevice: an argument is on another device.
         """
         self.calls.check(args, kwargs)
+        if self._has_sync_norm and self.training:
+            with self._together():
+                return self._run_forward(args, kwargs)
+        return self._run_forward(args, kwargs)
+
+    def _run_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
         self.calls.exchanging = True
-        if self.require_forward_param_sync != self.training:
-            self.require_forward_param_sync = self.training  # buffers change in training only
+        shares_buffers = self.training and not self.calls.evaluating
+        if self.require_forward_param_sync != shares_buffers:
+            self.require_forward_param_sync = shares_buffers
         try:
             return super().forward(*args, **kwargs)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
@@ -102,6 +120,11 @@ class DataParallel(DistributedDataParallel):
             names = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
             unused = [names[int(index)] for index in found[1].split()] if found else []
             raise UnusedParameters(_unused(unused)) from None
+
+    def _sync_buffers(self) -> None:
+        """Give every rank rank 0's buffers, which each forward pass in training begins with."""
+        with self._together():
+            super()._sync_buffers()  # type: ignore[no-untyped-call]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own."""
@@ -170,6 +193,7 @@ class Model:
             self._ddp = self.wrapped = DataParallel(
                 module,
                 run.device,
+                run.collective,
                 device_ids=[run.device] if run.device.type == "cuda" else None,
                 bucket_cap_mb=strategy.bucket_cap_mb,
                 find_unused_parameters=strategy.find_unused_parameters,
@@ -186,7 +210,13 @@ class Model:
     def exchange(self, last: bool) -> None:
         """Say whether the coming step is the last of its accumulation, and so exchanges gradients."""
         if self._ddp is not None:
+            self._ddp.calls.evaluating = False
             self._ddp.require_backward_grad_sync = last  # what DDP's `no_sync` sets
+
+    def evaluate(self, evaluating: bool) -> None:
+        """Say whether the coming forward passes are an evaluation's; ranks may have different numbers of them."""
+        if self._ddp is not None:
+            self._ddp.calls.evaluating = evaluating
 
     @property
     def exchanges(self) -> bool:

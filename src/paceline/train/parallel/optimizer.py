@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from paceline.train.run import Run
+
+    _Together = AbstractContextManager[None]
 
 
 def prepare_optimizer(optimizer: torch.optim.Optimizer, run: Run) -> torch.optim.Optimizer:
