@@ -11,7 +11,7 @@ from .horovod import HorovodContract
 from .indexed import IndexedContract
 from .jax import JaxContract
 from .mpi import MpiContract
-from .paceline import ERROR_FILE, RANK_KEY, RESUME_CODE, TOKEN, PacelineContract
+from .paceline import ERROR_FILE, RANK_KEY, RESUME_CODE, STOP_SIGNALS, TOKEN, PacelineContract
 from .paddle import PaddleContract
 from .placement import ContractError, Placement
 from .recognise import Recognised, recognise
@@ -41,6 +41,7 @@ __all__ = [
     "OWN_CONTRACT",
     "RANK_KEY",
     "RESUME_CODE",
+    "STOP_SIGNALS",
     "TOKEN",
     "Contract",
     "ContractError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, ClassVar
 
 from .base import Contract, Variables
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 ERROR_FILE = "PACELINE_ERROR_FILE"
 # The exit code of a rank that was told to stop and has saved its state (EX_TEMPFAIL of sysexits.h: try again).
 RESUME_CODE = 75
+# The signals that ask ranks to finish their step, save their state and leave with that code.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 # The secret that the nodes of a job have in common, and the key of its ranks, which is derived from it for one attempt.
 TOKEN = "PACELINE_TOKEN"
 RANK_KEY = "PACELINE_RANK_KEY"

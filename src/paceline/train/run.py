@@ -13,25 +13,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import torch.distributed as dist
 
-from paceline.train.control.signals import KeepWorking
+from paceline.train.control.watch import Collective, Watch
+from paceline.train.data.keep_working import KeepWorking
 from paceline.train.data.loader import make_loader
+from paceline.train.group import join
 from paceline.train.group.collectives import Collectives
-from paceline.train.loop.checkpointing import Interval
+from paceline.train.group.group import Group
+from paceline.train.loop.checkpointing import Checkpointing, Interval, open_store
 from paceline.train.loop.steps import Feed, Steps, run_folder
 from paceline.train.metrics.metrics import Metrics
-from paceline.train.parallel.optimizer import prepare_optimizer
-from paceline.train.parallel.strategy import Strategy
-
-from .group import join
-from .parallel import model as wrap
+from paceline.train.parallel.prepared import Prepared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
 
+    from paceline.contract import Placement
+    from paceline.train.checkpoint.store import CheckpointStore
+    from paceline.train.parallel.strategy import Strategy
 
 _runs = 0
 _open: weakref.WeakSet[Run] = weakref.WeakSet()
@@ -88,14 +89,15 @@ def init(
         _seed(seed + membership.placement.rank)
     job = run_folder()
     folder = Path(checkpoint_dir) if checkpoint_dir is not None else _own_folder(job)
-    logs = Path(log_dir) if log_dir is not None else job
+    store = open_store(folder, membership.placement, keep) if folder is not None else None
+    watch = _watch(membership.placement, stops=store is not None)
     return Run(
-        membership,
-        seed or 0,
-        folder=folder,
+        Group(membership, Collective(watch) if watch is not None else None),
+        watch,
+        seed=seed or 0,
+        store=store,
         every=every,
-        keep=keep,
-        log_dir=logs,
+        log_dir=Path(log_dir) if log_dir is not None else job,
         log_every=log_every,
         progress=progress,
         progress_file=job / "progress.json" if job else None,
@@ -107,27 +109,25 @@ class Run(Collectives):
 
     def __init__(
         self,
-        membership: join.Membership,
-        seed: int,
+        group: Group,
+        watch: Watch | None,
         *,
-        folder: Path | None = None,
-        every: Interval | None = None,
-        keep: int = 3,
-        log_dir: Path | None = None,
-        log_every: int | None = None,
-        progress: bool = False,
-        progress_file: Path | None = None,
+        seed: int,
+        store: CheckpointStore | None,
+        every: Interval | None,
+        log_dir: Path | None,
+        log_every: int | None,
+        progress: bool,
+        progress_file: Path | None,
     ) -> None:
-        self._membership = membership
-        self._models: list[wrap.Model] = []
-        self._is_closed = False
         self.seed = seed
-        self.strategy = Strategy()
-        self._backwards = 0
-        self._optimizers: list[torch.optim.Optimizer] = []
-        self._registered: dict[str, Any] = {}
-        self._metrics = Metrics(self, log_dir, progress=progress, progress_file=progress_file, every=log_every)
-        self._steps = Steps(self, folder, every, keep, self._metrics)
+        self._group = group
+        self._is_closed = False
+        self._metrics = Metrics(group, log_dir, progress=progress, progress_file=progress_file, every=log_every)
+        self._prepared = Prepared(group)
+        checkpoints = Checkpointing(group, self._prepared, store, every)
+        self._steps = Steps(group, self._prepared, checkpoints, self._metrics, watch=watch, close=self.close)
+        self._keeps_workers = watch is not None and store is not None  # a signal to stop lets the step finish
         self._pid = os.getpid()
         atexit.register(self._at_exit)
         _open.add(self)
@@ -137,27 +137,27 @@ class Run(Collectives):
     @property
     def rank(self) -> int:
         """Position among all ranks, 0 … world_size - 1."""
-        return self._membership.placement.rank
+        return self._group.rank
 
     @property
     def world_size(self) -> int:
         """How many ranks there are."""
-        return self._membership.placement.world_size
+        return self._group.world_size
 
     @property
     def local_rank(self) -> int:
         """Position among the ranks of this machine."""
-        return self._membership.placement.local_rank
+        return self._group.local_rank
 
     @property
     def attempt(self) -> int:
         """How many times the job was restarted before this start."""
-        return self._membership.placement.attempt
+        return self._group.attempt
 
     @property
     def device(self) -> torch.device:
         """The device that is this rank's own."""
-        return self._membership.device
+        return self._group.device
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -167,24 +167,21 @@ class Run(Collectives):
         Models move to this rank's device, start as rank 0's, and exchange gradients (DistributedDataParallel).
         Optimizers start with rank 0's state. In a job of one process models come back as they are, on the device.
 
+        Args:
+            things: models and optimizers; a model before the optimizer that updates it.
+            strategy: the choices for these things; those of other calls are not changed. The default for an optimizer
+                is the strategy of its model.
+
         Raises:
             paceline.ModelMismatch: this rank's model is not like rank 0's; names the first difference.
             TypeError: something is neither a module nor an optimizer.
+            ValueError: learning rates are to be scaled, and a scheduler has noted what they were before; or an
+                optimizer and its model are to accumulate different numbers of batches.
         """
-        self.strategy = strategy or self.strategy
-        prepared: list[Any] = []
         for thing in things:
-            if isinstance(thing, torch.nn.Module):
-                wrap.check_alike(self, thing)
-                model = wrap.Model(thing, self)
-                self._models.append(model)
-                prepared.append(model.wrapped)
-            elif isinstance(thing, torch.optim.Optimizer):
+            if isinstance(thing, torch.optim.Optimizer):
                 self._metrics.watch(thing)
-                self._optimizers.append(prepare_optimizer(thing, self))
-                prepared.append(thing)
-            else:
-                raise TypeError(f"setup takes modules and optimizers, not {type(thing).__name__}")
+        prepared = [self._prepared.add(thing, strategy, self._steps) for thing in things]
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
     def backward(self, loss: Tensor) -> None:
@@ -193,44 +190,20 @@ class Run(Collectives):
         Args:
             loss: the mean loss over this rank's batch. It is weighted so that the gradients are those of the mean over
                 all ranks' samples, also in the last, uneven batch of an epoch, where a rank may have none that counts.
+
+        Raises:
+            RuntimeError: no model was set up; or models were set up with different `Strategy.accumulate`, and the loss
+                was not computed with one kind of them.
+            paceline.NotExchanged: the loss was computed past the model that `setup` returned.
+            paceline.UnusedParameters: some parameters have no gradient.
         """
-        if self.world_size > 1 and not self._models:
+        if self.world_size > 1 and not self._prepared.has_models:
             raise RuntimeError("no model was set up, so the ranks would train apart; pass it to run.setup")
-        steps, every = self._steps, self.strategy.accumulate
-        if steps.within and (correction := steps.correction()) != 1:
-            for model in self._models:
-                model.scale_gradients(correction)
-        with steps.collective() if any(m.exchanges for m in self._models) else contextlib.nullcontext():
-            self._metrics.backward(loss, steps.weight if steps.within else 1 / every)
-        steps.gradients_came()
-        if not steps.within:  # the batches are not of our loader: each `backward` is one
-            self._backwards += 1
-            self.exchange_gradients((self._backwards + 1) % every == 0)
-        for model in self._models:
-            model.check_gradients(complete=not self.accumulating)
-
-    def optimizer_stepped(self) -> None:
-        """Say that the batch of this step was trained on."""
-        self._steps.optimizer_stepped()
-
-    @property
-    def has_optimizers(self) -> bool:
-        """Whether some were set up."""
-        return bool(self._optimizers)
-
-    def share_buffers(self) -> None:
-        """Give every rank rank 0's buffers, such as running means, which each has computed from its own batches."""
-        with self._together():
-            for model in self._models:
-                model.share_buffers()
-
-    def exchange_gradients(self, last: bool) -> None:
-        """Say whether the coming `backward` is the last one of its accumulation, and so exchanges gradients."""
-        for model in self._models:
-            model.exchange(last)
+        with self._steps.backward() as weight:
+            self._metrics.backward(loss, weight)
 
     def _together(self) -> contextlib.AbstractContextManager[None]:
-        return self._steps.collective()
+        return self._group.guard
 
     @property
     def accumulating(self) -> bool:
@@ -239,16 +212,14 @@ class Run(Collectives):
         `Strategy.accumulate` batches of a loader of this run make a step of the optimizer, or fewer where the epoch
         ends; of batches from elsewhere, so many calls of `backward`.
         """
-        if self._steps.within:
-            return not self._steps.completes_window
-        return self._backwards % self.strategy.accumulate != 0
+        return self._steps.is_accumulating()
 
     def clip_grad_norm(self, max_norm: float) -> Tensor:
         """Scale all gradients down to a total norm of `max_norm` if they exceed it; returns the norm before.
 
         In the middle of an accumulation they are left as they are.
         """
-        parameters = [p for model in self._models for p in model.module.parameters() if p.grad is not None]
+        parameters = self._prepared.parameters_with_gradients()
         return torch.nn.utils.clip_grad_norm_(parameters, math.inf if self.accumulating else max_norm)
 
     def dataloader(self, dataset: Any, *, evaluation: bool = False, **options: Any) -> Any:
@@ -257,7 +228,7 @@ class Run(Collectives):
         Every sample of an epoch is used once, over all ranks together, also after a resume with another number of
         ranks. With `evaluation=True` every iteration is a whole pass, and nothing is counted as training.
         """
-        if self._steps.stops:
+        if self._keeps_workers:
             options["worker_init_fn"] = KeepWorking(options.get("worker_init_fn"))
         loader = make_loader(
             dataset,
@@ -268,6 +239,7 @@ class Run(Collectives):
             **{"seed": self.seed, **options},
         )
         if evaluation:
+            loader.on_evaluation = self._prepared.evaluate
             return loader
         feed = Feed(loader, self._steps)
         self._steps.feeds.append(feed)
@@ -284,21 +256,7 @@ class Run(Collectives):
             ValueError: a name is taken.
         """
         for name, thing in objects.items():
-            if not callable(getattr(thing, "state_dict", None)) or not callable(
-                getattr(thing, "load_state_dict", None)
-            ):
-                raise TypeError(f"{name} has no state_dict and load_state_dict, so it cannot be saved")
-            if name in self.stateful() or name == "progress":
-                raise ValueError(f"the name {name} is taken; register {type(thing).__name__} under another one")
-            self._registered[name] = thing
-
-    def stateful(self) -> dict[str, Any]:
-        """What a checkpoint holds: `model`, `optimizer` (numbered from the second on), and what was registered."""
-        named: dict[str, Any] = {}
-        for kind, things in (("model", [m.module for m in self._models]), ("optimizer", self._optimizers)):
-            for number, thing in enumerate(things):
-                named[kind if number == 0 else f"{kind}-{number}"] = thing
-        return {**named, **self._registered}
+            self._prepared.register(name, thing)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs 0 … count - 1, from where the newest checkpoint was taken; the last state is saved at the end."""
@@ -307,10 +265,7 @@ class Run(Collectives):
         while self._steps.epoch < count:
             yield self._steps.epoch
             self._steps.epoch += 1
-        self._metrics.settle()
-        if self._steps.saves:
-            self._steps.save(block=True)
-        self._steps.rest()
+        self._steps.training_ends()
 
     def resume(self) -> bool:
         """Load the newest checkpoint into everything that was set up and registered; returns whether there is one.
@@ -356,8 +311,8 @@ class Run(Collectives):
         self._is_closed = True
         atexit.unregister(self._at_exit)
         self._steps.close()
-        self._models.clear()
-        if self._membership.owns_group and dist.is_initialized():
+        self._prepared.clear()
+        if self._group.owns_process_group:
             join.leave()
 
     def _at_exit(self) -> None:
@@ -377,6 +332,14 @@ class Run(Collectives):
             atexit.unregister(self._at_exit)
             with contextlib.suppress(RuntimeError):  # what ended the block is what matters
                 self._steps.abandon(error)
+
+
+def _watch(placement: Placement, *, stops: bool) -> Watch | None:
+    """What agrees with the other ranks on steps, stops and failures; a job of one process needs it to stop cleanly."""
+    if placement.world_size == 1 and not stops:
+        return None
+    local = placement.world_size == 1 or join.on_one_machine()
+    return Watch(placement.rank, placement.world_size, join.share_object, local=local, stops=stops)
 
 
 def leave_all() -> None:

@@ -325,6 +325,24 @@ def test_a_collective_that_some_do_not_call(paceline: Paceline, what: str, ranks
         assert text in last
 
 
+def test_batches_of_another_loader_may_not_be_uneven_in_training_mode(paceline: Paceline) -> None:
+    """Each forward pass shares rank 0's running means."""
+    paceline.script(
+        TRAIN
+        + """
+    model = run.setup(torch.nn.BatchNorm1d(3))
+    for x in torch.ones(3 - run.rank, 2, 3):
+        model(x)
+    run.mean(1, 2)
+    """
+    )
+    done = paceline.run("-n", "2", "script.py")
+    assert done.returncode == 1, done.stderr
+    number = (paceline.folder / "script.py").read_text().splitlines().index("    model(x)") + 1
+    text = f"rank 0 entered forward (script.py:{number}) while rank 1 entered mean (script.py:{number + 1})"
+    assert f"CollectiveMismatch: {text}" in done.stderr.splitlines()[-1], done.stderr
+
+
 @pytest.mark.parametrize("what", ["barrier", "mean"])
 def test_torchrun_shows_collectives_that_do_not_match(paceline: Paceline, what: str) -> None:
     needed = mismatched(paceline, what, 1)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
+SAMPLES = "torch.arange(200.0).reshape(50, 4) / 200"
 TRAIN = """
     import os, sys, time, torch, paceline
     from torch.utils.data import TensorDataset
@@ -189,15 +190,26 @@ def test_signals_to_all_processes_of_a_job(paceline: Paceline, number: int) -> N
     assert (code, len(err.splitlines())) == (75, 1), "no word from the workers"
 
 
-def test_gradients_that_are_being_accumulated_are_used_first(paceline: Paceline) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_gradients_that_are_being_accumulated_are_used_first(paceline: Paceline, stream: bool) -> None:
     training(paceline, wait_at=4, accumulate=3)  # an epoch is batches 1 to 3, 4 to 6, and 7
+    if stream:  # whose length is not known, so neither is the last batch
+        script = paceline.folder / "script.py"
+        text = script.read_text().replace("shuffle=True, ", "")
+        made = "class Stream(torch.utils.data.IterableDataset):\n    __iter__ = lambda self: iter(all_samples)\n"
+        text = text.replace("train = run", f"all_samples = TensorDataset({SAMPLES})\n{made}\ntrain = run")
+        script.write_text(text.replace(f"    TensorDataset({SAMPLES}),", "    Stream(),"))
     process = paceline.start("run", "-n", "2", "script.py")
     lines_until(process, "step 4 ")
     process.send_signal(signal.SIGTERM)
     eventually(lambda: "stopping" in [e["event"] for e in events(paceline)], "the job is being stopped")
     (paceline.folder / "go").touch()
     _, _, err = finish(process)
-    assert stopped_after(err) % 7 in (3, 6, 0)
+    last = stopped_after(err)
+    assert last % 7 in (3, 6, 0)
+    done = paceline.run("-n", "1", "script.py")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 21 - last
 
 
 def test_before_the_first_step_there_is_nothing_to_save(paceline: Paceline) -> None:

@@ -235,23 +235,37 @@ def test_all_start_with_what_rank_zero_has() -> None:
     assert others == [first, first]
 
 
-def uneven_evaluation() -> tuple[float, int]:
-    with paceline.init() as run:
+def uneven_evaluation(training: bool, gradients: bool, compile: bool | str) -> tuple[float, int, int]:
+    with paceline.init(timeout=60) as run:
         model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
-        model = run.setup(model)
-        test = run.dataloader(data(13), global_batch_size=4, evaluation=True)  # the last batch is rank 0's alone
-        count = batches = 0
-        model.eval()
-        with torch.no_grad():
-            for x, _ in test:
-                count += len(model(x))
-                batches += 1
-        return run.all_reduce(count), batches
+        model = run.setup(model, strategy=paceline.Strategy(compile=compile))
+        train = run.dataloader(data(16), global_batch_size=8)
+        test = run.dataloader(data(16), global_batch_size=4, evaluation=True)
+        count = batches = steps = 0
+        for _ in run.epochs(2):
+            for x, y in train:
+                run.backward((model(x) - y).pow(2).mean())
+                steps += 1
+                if steps == 3:  # within a step, too
+                    next(iter(test))
+            model.train(training)
+            with torch.set_grad_enabled(gradients):
+                for number, (x, _) in enumerate(test):
+                    if number == 3 and run.rank:
+                        break  # a script may leave out what it likes
+                    count += len(model(x))
+                    batches += 1
+            model.train()
+        return run.all_reduce(count), batches, steps
 
 
-def test_evaluation_with_buffers_may_be_uneven() -> None:
-    (count, first), (_, second) = paceline.launch(uneven_evaluation, nproc=2)
-    assert (count, first, second) == (13, 4, 3)
+@pytest.mark.parametrize(
+    ("training", "gradients", "compile"),
+    [(False, False, False), (False, True, False), (True, False, False), (True, True, False), (True, True, "eager")],
+)
+def test_evaluation_with_buffers_may_be_uneven(training: bool, gradients: bool, compile: bool | str) -> None:
+    (count, first, steps), (_, second, _) = paceline.launch(uneven_evaluation, (training, gradients, compile), nproc=2)
+    assert (count, first, second, steps) == (28, 8, 6, 4)
 
 
 class Named(torch.nn.Module):

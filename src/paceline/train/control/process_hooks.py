@@ -8,7 +8,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from .signals import STOP_SIGNALS
+from paceline.contract import STOP_SIGNALS
+
 from .terminate_hook import BeforeTerminate
 
 if TYPE_CHECKING:

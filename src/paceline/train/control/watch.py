@@ -19,7 +19,7 @@ import traceback
 import weakref
 from typing import Any
 
-from paceline.contract import RESUME_CODE
+from paceline.contract import RESUME_CODE, STOP_SIGNALS
 from paceline.train.diagnosis.collective_trace import Trace
 from paceline.train.diagnosis.late_ranks import LateRanks
 
@@ -28,7 +28,7 @@ from .exit_report import last_words
 from .listener import Listener
 from .process_hooks import ProcessHooks
 from .relay import EVERYBODY, Message, Relay
-from .signals import STOP_SIGNALS, die_by
+from .signals import die_by
 
 _PEER_GRACE = 3.0  # seconds for the main thread to notice by itself that a rank is lost
 _OWN_GRACE = 1.0  # seconds for the main thread of the rank that is to blame

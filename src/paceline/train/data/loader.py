@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from paceline.train.control.signals import KeepWorking
-
+from .keep_working import KeepWorking
 from .random_state import derive_seed
 from .sampler import (
     ElasticSampler,
@@ -49,6 +48,7 @@ class Loader:
     Attributes:
         dataset: the whole data set, of which this rank gets its share.
         shard: what the batch yielded last is made of, None before the first.
+        on_evaluation: called with True before each batch of an evaluation, and with False when it has ended.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Loader:
     ) -> None:
         self.dataset = dataset
         self.shard: Shard | None = None
+        self.on_evaluation: Callable[[bool], None] = _ignore
         self._position = position
         self._build = build
         self._keeps_batch = keeps_batch
@@ -89,6 +90,19 @@ class Loader:
         return self._steps()
 
     def __iter__(self) -> Iterator[Any]:
+        return self._evaluate() if self._evaluation else self._batches()
+
+    def _evaluate(self) -> Iterator[Any]:
+        """The batches, of which each is announced as one of an evaluation."""
+        try:
+            for batch in self._batches():
+                self.on_evaluation(True)
+                yield batch
+        finally:
+            self.on_evaluation(False)
+
+    def _batches(self) -> Iterator[Any]:
+        """The batches from where training is to the end of the epoch."""
         self._iterations += 1
         iteration = self._iterations
         if self._evaluation:
@@ -330,6 +344,10 @@ class _Plan:
             if not shard.samples and not self._stand_in:
                 return
             yield shard
+
+
+def _ignore(_: bool) -> None:
+    """Nobody wants to know."""
 
 
 def _as_it_is(packet: T) -> T:

@@ -45,7 +45,7 @@ SETTLED = 2.0  # seconds inside of a collective after which it does not end by i
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _LIBRARIES = (_PACKAGE, sysconfig.get_paths()["stdlib"] + os.sep, "<frozen")
 _NAMES = {"__iter__": "the next batch", "__exit__": "close"}
-_ours: dict[str, bool] = {}  # whether a file is this package's, which is asked at each collective
+_ours: dict[str, bool | None] = {}  # whether a file is this package's or, None, torch's; asked at each collective
 _VERBS = {"the next batch": "asked for"}
 
 
@@ -178,10 +178,11 @@ def _caller() -> tuple[str, CodeType | None, int]:
         code = frame.f_code
         file = code.co_filename
         if file not in _ours:
-            _ours[file] = file.startswith(_PACKAGE)
-        if not _ours[file]:
+            torchs = f"-packages{os.sep}torch{os.sep}" in file  # a module that is called comes here through torch
+            _ours[file] = None if torchs else file.startswith(_PACKAGE)
+        if _ours[file] is False:
             break
-        called, frame = code, frame.f_back
+        called, frame = code if _ours[file] else called, frame.f_back
     name = called.co_name if called is not None else ""
     name = _NAMES.get(name, name)
     return (name, frame.f_code, frame.f_lasti) if frame is not None else (name, None, 0)

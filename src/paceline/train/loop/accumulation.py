@@ -1,4 +1,4 @@
-"""The batches that make one step of the optimizer."""
+"""Which batches make one step of the optimizer, and how much each of them counts."""
 
 from __future__ import annotations
 

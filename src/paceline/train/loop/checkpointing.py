@@ -60,9 +60,7 @@ def open_store(folder: Path, placement: Placement, keep: int) -> CheckpointStore
         paceline.CheckpointError: the folder cannot be written.
     """
     exchange = SocketExchange() if placement.world_size > 1 else SingleExchange()
-    store = CheckpointStore(
-        folder, rank=placement.rank, world_size=placement.world_size, exchange=exchange, keep=keep
-    )
+    store = CheckpointStore(folder, rank=placement.rank, world_size=placement.world_size, exchange=exchange, keep=keep)
     store.hold()
     return store
 

@@ -89,6 +89,7 @@ class Steps:
         prepared: Prepared,
         checkpoints: Checkpointing,
         metrics: Metrics,
+        *,
         watch: Watch | None,
         close: Callable[[], None],
     ) -> None:
@@ -219,7 +220,7 @@ class Steps:
         if not self.within:  # the batches are not of our loader: each backward is one
             self._outside[every] = self._outside.get(every, 0) + 1
             self._prepared.exchange(lambda each: (self._outside.get(each, 0) + 1) % each == 0)
-        self._prepared.check_gradients()
+        self._prepared.check_gradients(self)
 
     def optimizer_stepped(self) -> None:
         """The gradients were used."""

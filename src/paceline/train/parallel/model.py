@@ -11,7 +11,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
-    from paceline.train.run import Run
+    from contextlib import AbstractContextManager
+
+    from paceline.train.group.group import Group
+
+    from .strategy import Strategy
 
 
 log = logging.getLogger("paceline")
@@ -46,18 +50,21 @@ class Calls:
 
     Attributes:
         exchanging: since the last look, there was one whose gradients will be exchanged.
+        called: since the last look, there was one with gradients.
+        evaluating: they are those of an evaluation, of which ranks may have different numbers.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.exchanging = False
+        self.exchanging = self.called = self.evaluating = False
         self._device = device
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """See that tensors are where the model is.
+        """Note a forward pass, and see that tensors are where the model is.
 
         Raises:
             WrongDevice: one is not; numbers, that is tensors without dimensions, may be.
         """
+        self.called = self.called or torch.is_grad_enabled()
         for value in args:
             if isinstance(value, torch.Tensor) and value.device != self._device and value.dim():
                 self._refuse(value)
@@ -80,13 +87,18 @@ class DataParallel(DistributedDataParallel):
     """Torch's own, with the manners of the module that it wraps.
 
     Its state_dict has the module's names and its other attributes are the module's, so that a script written for the
-    module works. Without gradients ranks are independent: what they evaluate may be uneven. Errors name parameters.
+    module works. Errors name parameters. Without gradients, and in evaluations, ranks are independent: their numbers of
+    batches may differ. Only SyncBatchNorm in training mode waits for the other ranks there too.
     """
 
-    def __init__(self, module: torch.nn.Module, device: torch.device, **options: Any) -> None:
+    def __init__(
+        self, module: torch.nn.Module, device: torch.device, guard: AbstractContextManager[None], **options: Any
+    ) -> None:
         super().__init__(module, **options)
         self.__dict__["module"] = module  # found at once, where torch asks `__getattr__` each time
         self.calls = Calls(device)
+        self._guard = guard
+        self._has_sync_norm = any(isinstance(m, torch.nn.SyncBatchNorm) for m in module.modules())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, and get ready to exchange gradients if there will be some.
@@ -96,11 +108,18 @@ class DataParallel(DistributedDataParallel):
             WrongDevice: an argument is on another device.
         """
         self.calls.check(args, kwargs)
+        if self._has_sync_norm and self.training:
+            with self._guard:
+                return self._run_forward(args, kwargs)
+        return self._run_forward(args, kwargs)
+
+    def _run_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
         self.calls.exchanging = True
-        if self.require_forward_param_sync != self.training:
-            self.require_forward_param_sync = self.training  # buffers change in training only
+        shares_buffers = self.training and not self.calls.evaluating
+        if self.require_forward_param_sync != shares_buffers:
+            self.require_forward_param_sync = shares_buffers
         try:
             return super().forward(*args, **kwargs)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
@@ -110,6 +129,11 @@ class DataParallel(DistributedDataParallel):
             names = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
             unused = [names[int(index)] for index in found[1].split()] if found else []
             raise UnusedParameters(_unused(unused)) from None
+
+    def _sync_buffers(self) -> None:
+        """Give every rank rank 0's buffers, which each forward pass in training begins with."""
+        with self._guard:
+            super()._sync_buffers()  # type: ignore[no-untyped-call]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own."""
@@ -154,39 +178,48 @@ class HalfPrecision:
 
 
 class Model:
-    """A user's model, and the module that takes its place in the training loop."""
+    """A user's model, and the module that takes its place in the training loop.
 
-    def __init__(self, module: torch.nn.Module, run: Run) -> None:
-        strategy = run.strategy
-        module.to(run.device)
-        if strategy.sync_batchnorm and run.device.type == "cpu" and run.is_main:
+    Attributes:
+        module: the user's.
+        wrapped: what takes its place.
+        strategy: the choices that it was set up with.
+    """
+
+    def __init__(self, module: torch.nn.Module, group: Group, strategy: Strategy) -> None:
+        self.strategy = strategy
+        module.to(group.device)
+        if strategy.sync_batchnorm and group.device.type == "cpu" and group.is_main:
             log.warning("sync_batchnorm does nothing on the CPU: torch has it for GPUs alone")
-        elif strategy.sync_batchnorm and run.world_size > 1:
+        elif strategy.sync_batchnorm and group.world_size > 1:
             module = torch.nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
         if strategy.precision == "bf16":
-            half = HalfPrecision(run.device.type)
+            half = HalfPrecision(group.device.type)
             module.register_forward_pre_hook(half.enter)
             module.register_forward_hook(half.leave, always_call=True)
         self.module = module
+        self._calls = Calls(group.device)
         self.wrapped: torch.nn.Module = module
         self._ddp: DataParallel | None = None
         self._trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
         self._may_be_unused = strategy.find_unused_parameters
         self._has_gradients = False  # new ones, since the last look
-        if run.world_size > 1 and self._trained:
+        if group.world_size > 1 and self._trained:
             self._ddp = self.wrapped = DataParallel(
                 module,
-                run.device,
-                device_ids=[run.device] if run.device.type == "cuda" else None,
+                group.device,
+                group.guard,
+                device_ids=[group.device] if group.device.type == "cuda" else None,
                 bucket_cap_mb=strategy.bucket_cap_mb,
                 find_unused_parameters=strategy.find_unused_parameters,
                 gradient_as_bucket_view=True,
             )
+            self._calls = self._ddp.calls
             for _, parameter in (self._trained[0], self._trained[-1]):
                 parameter.register_post_accumulate_grad_hook(self._gradients_came)  # type: ignore[no-untyped-call]
         else:
-            module.register_forward_pre_hook(Calls(run.device).check_hook, with_kwargs=True)
+            module.register_forward_pre_hook(self._calls.check_hook, with_kwargs=True)
         if strategy.compile:
             self.wrapped.compile(**({} if strategy.compile is True else {"backend": strategy.compile}))
         self.exchange(strategy.accumulate == 1)
@@ -194,7 +227,23 @@ class Model:
     def exchange(self, last: bool) -> None:
         """Say whether the coming step is the last of its accumulation, and so exchanges gradients."""
         if self._ddp is not None:
+            self._ddp.calls.evaluating = False
             self._ddp.require_backward_grad_sync = last  # what DDP's `no_sync` sets
+
+    def evaluate(self, evaluating: bool) -> None:
+        """Say whether the coming forward passes are an evaluation's; ranks may have different numbers of them."""
+        if self._ddp is not None:
+            self._ddp.calls.evaluating = evaluating
+
+    @property
+    def accumulate(self) -> int:
+        """The batches that make one step of its optimizer."""
+        return self.strategy.accumulate
+
+    @property
+    def was_called(self) -> bool:
+        """Whether there was a forward pass with gradients since the last `check_gradients`."""
+        return self._calls.called
 
     @property
     def exchanges(self) -> bool:
@@ -226,6 +275,7 @@ class Model:
             NotExchanged: they were computed past the model that `Run.setup` returned.
             UnusedParameters: some have no gradient, and so the exchange of others is not complete either.
         """
+        self._calls.called = False
         if self._ddp is None:
             return
         if self._has_gradients and not self._ddp.calls.exchanging:
@@ -251,20 +301,20 @@ def _unused(names: list[str]) -> str:
     )
 
 
-def check_alike(run: Run, module: torch.nn.Module) -> None:
+def check_alike(group: Group, module: torch.nn.Module) -> None:
     """See that every rank has rank 0's model, before DDP would hang or garble it.
 
     Raises:
         ModelMismatch: on every rank; the one that differs names its first difference.
     """
     mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in module.named_parameters()]
-    theirs = run.broadcast_object(mine)
-    differ = [rank for rank, alike in enumerate(run.gather_objects(mine == theirs)) if not alike]
-    if run.rank in differ:
+    theirs = group.broadcast_object(mine)
+    differ = [rank for rank, alike in enumerate(group.gather_objects(mine == theirs)) if not alike]
+    if group.rank in differ:
         for ours, others in zip([*mine, None], [*theirs, None], strict=False):
             if ours != others:
                 raise ModelMismatch(
-                    f"rank {run.rank} has the parameter {_describe(ours)}, rank 0 has {_describe(others)}"
+                    f"rank {group.rank} has the parameter {_describe(ours)}, rank 0 has {_describe(others)}"
                 )
     if differ:
         raise ModelMismatch(f"the model of rank {differ[0]} is not like rank 0's; its own error says where")

@@ -8,13 +8,12 @@ import torch
 
 from .model import Model, check_alike
 from .optimizer import prepare_optimizer
+from .strategy import Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.train.group.group import Group
-
-    from .strategy import Strategy
 
 
 class Stateful(Protocol):
@@ -27,56 +26,75 @@ class Stateful(Protocol):
         """Go to a state."""
 
 
+class Loop(Protocol):
+    """The training loop, as far as optimizers are concerned."""
+
+    def is_accumulating(self, every: int) -> bool:
+        """Whether gradients wait for those of further batches, where so many make a step of the optimizer."""
+
+    def optimizer_stepped(self) -> None:
+        """Called after each step of an optimizer."""
+
+
 class Prepared:
     """The models and optimizers of a run, and what else its checkpoints hold.
 
     Args:
         group: the ranks.
-        is_accumulating: whether gradients of models that were set up with this `Strategy.accumulate` wait for those of
-            further batches, so that their optimizers do not step yet.
-        stepped: called after each step of an optimizer.
-        watch: called with each optimizer before it is set up.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        *,
-        is_accumulating: Callable[[int], bool],
-        stepped: Callable[[], None],
-        watch: Callable[[torch.optim.Optimizer], None],
-    ) -> None:
+    def __init__(self, group: Group) -> None:
         self._group = group
-        self._is_accumulating = is_accumulating
-        self._stepped = stepped
-        self._watch = watch
         self._models: list[Model] = []
         self._optimizers: list[torch.optim.Optimizer] = []
         self._registered: dict[str, Stateful] = {}
         self._rank_local: dict[str, Stateful] = {}
+        self._accumulates: set[int] = set()
 
     # -- set up --------------------------------------------------------------------------------------------------------
 
-    def add(self, thing: Any, strategy: Strategy) -> Any:
+    def add(self, thing: Any, strategy: Strategy | None, loop: Loop) -> Any:
         """Set up a model or an optimizer; returns what takes its place in the training loop.
+
+        Args:
+            thing: a model or an optimizer.
+            strategy: the choices; None means for an optimizer those of the model whose parameters it updates, and else
+                the defaults.
+            loop: where it is used.
 
         Raises:
             paceline.ModelMismatch: this rank's model is not like rank 0's.
             TypeError: it is neither a module nor an optimizer.
-            ValueError: learning rates are to be scaled, and a scheduler has noted what they were before.
+            ValueError: learning rates are to be scaled, and a scheduler has noted what they were before; or the
+                optimizer's accumulation is not that of its model.
         """
         if isinstance(thing, torch.nn.Module):
             check_alike(self._group, thing)
-            model = Model(thing, self._group, strategy)
+            model = Model(thing, self._group, strategy or Strategy())
             self._models.append(model)
+            self._accumulates.add(model.accumulate)
             return model.wrapped
         if isinstance(thing, torch.optim.Optimizer):
-            self._watch(thing)
+            strategy = self._strategy_of(thing, strategy)
             every = strategy.accumulate
-            prepare_optimizer(thing, self._group, strategy, lambda: self._is_accumulating(every), self._stepped)
+            prepare_optimizer(thing, self._group, strategy, lambda: loop.is_accumulating(every), loop.optimizer_stepped)
             self._optimizers.append(thing)
+            self._accumulates.add(every)
             return thing
         raise TypeError(f"setup takes modules and optimizers, not {type(thing).__name__}")
+
+    def _strategy_of(self, optimizer: torch.optim.Optimizer, given: Strategy | None) -> Strategy:
+        """The strategy of an optimizer, which goes with that of its model."""
+        mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        models = [m for m in self._models if any(id(parameter) in mine for parameter in m.module.parameters())]
+        own = given or (models[0].strategy if models else Strategy())
+        for model in models:
+            if model.accumulate != own.accumulate:
+                raise ValueError(
+                    f"{type(optimizer).__name__} is set up with accumulate={own.accumulate}, and the model whose "
+                    f"parameters it updates with accumulate={model.accumulate}; set both up with the same"
+                )
+        return own
 
     def register(self, name: str, thing: Any) -> None:
         """Put something further into the checkpoints.
@@ -106,7 +124,8 @@ class Prepared:
     def stateful(self) -> dict[str, Stateful]:
         """What is the same on all ranks: `model`, `optimizer` (numbered from the second on), what was registered."""
         named: dict[str, Stateful] = {}
-        for kind, things in (("model", [m.module for m in self._models]), ("optimizer", self._optimizers)):
+        kinds: dict[str, list[Any]] = {"model": [m.module for m in self._models], "optimizer": self._optimizers}
+        for kind, things in kinds.items():
             for number, thing in enumerate(things):
                 named[kind if number == 0 else f"{kind}-{number}"] = thing
         return {**named, **self._registered}
@@ -134,7 +153,7 @@ class Prepared:
     @property
     def accumulates(self) -> set[int]:
         """The numbers of batches that make a step of an optimizer; more than one where strategies differ."""
-        return {model.accumulate for model in self._models} or {1}
+        return self._accumulates or {1}
 
     def accumulate_of_loss(self) -> int:
         """The batches per step of the models that the loss at hand was computed with.
@@ -142,7 +161,7 @@ class Prepared:
         Raises:
             RuntimeError: strategies differ, and it was computed with models of more than one, or of none.
         """
-        found = self.accumulates
+        found = set(self.accumulates)
         if len(found) > 1:
             found = {model.accumulate for model in self._models if model.was_called}
             if len(found) != 1:
@@ -168,7 +187,7 @@ class Prepared:
             if model.accumulate == every:
                 model.scale_gradients(factor)
 
-    def check_gradients(self) -> None:
+    def check_gradients(self, loop: Loop) -> None:
         """See that the gradients of a backward are exchanged, and complete where the optimizer steps next.
 
         Raises:
@@ -176,7 +195,7 @@ class Prepared:
             paceline.UnusedParameters: some parameters have no gradient.
         """
         for model in self._models:
-            model.check_gradients(complete=not self._is_accumulating(model.accumulate))
+            model.check_gradients(complete=not loop.is_accumulating(model.accumulate))
 
     def share_buffers(self) -> None:
         """Give every rank rank 0's buffers, such as running means, which each has computed from its own batches."""
