@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,7 @@ class Index:
             self._start_anew(error)
 
     def _connect(self) -> None:
+        self._keep_private()
         self._connection = sqlite3.connect(self._path, timeout=_BUSY, isolation_level=None)
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=NORMAL")
@@ -57,6 +59,19 @@ class Index:
             self._connection.execute("DROP TABLE IF EXISTS jobs")
             self._connection.execute(_SCHEMA)
             self._connection.execute(f"PRAGMA user_version={_VERSION}")
+
+    def _keep_private(self) -> None:
+        """Have the database be the user's alone; SQLite gives its other files the same mode."""
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+        except OSError:  # SQLite says why
+            return
+        with contextlib.suppress(OSError):
+            os.fchmod(descriptor, 0o600)
+        os.close(descriptor)
+        for end in ("-wal", "-shm"):
+            with contextlib.suppress(OSError):
+                os.chmod(f"{self._path}{end}", 0o600)
 
     def _start_anew(self, error: Exception) -> None:
         self._warn(f"the index {self._path} was damaged ({error}); it is made anew from the jobs' folders")

@@ -41,6 +41,7 @@ class Sent:
             return {}
         for path in files:
             stored = read_json(path)
-            if stored is not None and not set(hosts).isdisjoint(stored["hosts"]):
-                found[path.name] = (stored["hosts"], stored["record"])
+            with contextlib.suppress(KeyError, TypeError):  # a damaged file is no job
+                if stored is not None and not set(hosts).isdisjoint(stored["hosts"]):
+                    found[path.name] = (list(stored["hosts"]), dict(stored["record"]))
         return found

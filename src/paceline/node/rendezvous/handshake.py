@@ -63,13 +63,13 @@ class Door:
         self._listener: socket.socket | None = None
         self._strangers: dict[Channel, tuple[str, float]] = {}  # challenge, when it came
 
-    def open(self, port: int) -> None:
-        """Let other agents in at this port, or at any for 0.
+    def open(self, port: int, address: str = "") -> None:
+        """Let other agents in at this port, or at any for 0; at this address alone, if one is given.
 
         Raises:
             OSError: the port cannot be listened on.
         """
-        self._listener = socket.create_server(("", port), backlog=128)
+        self._listener = socket.create_server((address, port), backlog=128)
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
         self._loop.watch(self._listener, self._accept)

@@ -67,6 +67,8 @@ class Team:
         self._is_over = is_over
         self._token = os.environ.get("PACELINE_TOKEN", spec.run_id or "none").encode()
         self._address = spec.local_address or spec.main_address or "127.0.0.1"
+        # Where all nodes are on this machine, nobody else can connect.
+        self._interface = self._address if is_loopback(self._address) else ""
         self._door = Door(loop, self._token, self._status, self._admit)
         self._meeting: Host | Guest | None = None
         self._parted: list[Host | Guest] = []
@@ -121,18 +123,18 @@ class Team:
         """Listen for others; returns whether that works where it must."""
         spec = self._spec
         assert spec.main_port is not None
-        is_here = _is_here(spec.main_address or "")
-        is_first = not spec.joins and (spec.node_rank == 0 or (spec.node_rank is None and is_here))
+        is_ours = is_here(spec.main_address or "")
+        is_first = not spec.joins and (spec.node_rank == 0 or (spec.node_rank is None and is_ours))
         if not is_first and spec.least == spec.nodes:
             return True
         try:
-            self._door.open(spec.main_port if is_first or not is_here else 0)
+            self._door.open(spec.main_port if is_first or not is_ours else 0, self._interface)
         except OSError as error:
             if spec.node_rank == 0:
                 self._fail(f"cannot listen on port {spec.main_port}: {error.strerror}; choose another --master-port", 2)
                 return False
             if spec.least < spec.nodes:
-                self._door.open(0)
+                self._door.open(0, self._interface)
         return True
 
     def _is_first(self) -> bool:
@@ -142,7 +144,7 @@ class Team:
             return True
         if spec.joins:
             return False
-        is_there = spec.node_rank is None and _is_here(spec.main_address or "")
+        is_there = spec.node_rank is None and is_here(spec.main_address or "")
         return self._door.port == spec.main_port and (spec.node_rank == 0 or is_there)
 
     def _lead(self) -> None:
@@ -364,7 +366,12 @@ class Team:
             self._leader = None
 
 
-def _is_here(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Whether this names the loopback interface on every machine; a host name may do so on its own machine alone."""
+    return address in ("localhost", "::1") or address.startswith("127.")
+
+
+def is_here(address: str) -> bool:
     """Whether an address belongs to this machine: only then can it be bound."""
     try:
         candidates = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)

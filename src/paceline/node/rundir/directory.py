@@ -20,12 +20,18 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Iterator
+
+MOST_BYTES = 64 * 1024 * 1024  # of a file that is read whole; what paceline writes is far smaller
+_MOST_DEPTH = 100  # objects and arrays in one another; what paceline writes has far fewer
+_KEPT_SECONDS = 1.0  # for a lock that is held while the job runs: then nobody removes it either
+_PAUSE = 0.02  # seconds between two tries to lock
 
 
 class RunDirectory:
@@ -91,7 +97,7 @@ class RunDirectory:
     def is_held(self) -> bool:
         """Whether a client or an agent works on the job: the kernel frees the lock of one that was killed."""
         try:
-            fd = os.open(self.lock, os.O_RDONLY)
+            fd = os.open(self.lock, os.O_RDONLY | os.O_NONBLOCK)  # which a FIFO needs: anybody may have put it there
         except OSError:
             return False
         try:
@@ -102,16 +108,69 @@ class RunDirectory:
             os.close(fd)
         return False
 
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Have nobody remove the job within the block, which reads more of it than one file.
+
+        Raises:
+            FileNotFoundError: there is no such job any more.
+        """
+        with self._locked(fcntl.LOCK_SH, _KEPT_SECONDS):
+            yield
+
+    @contextlib.contextmanager
+    def owned(self, patience: float) -> Iterator[None]:
+        """Be the only one who works on the job within the block.
+
+        Args:
+            patience: seconds to wait for whoever works on it.
+
+        Raises:
+            FileNotFoundError: there is no such job any more.
+            BlockingIOError: somebody works on it.
+        """
+        with self._locked(fcntl.LOCK_EX, patience) as is_locked:
+            if not is_locked:
+                raise BlockingIOError
+            yield
+
+    @contextlib.contextmanager
+    def _locked(self, how: int, patience: float) -> Iterator[bool]:
+        """Hold the lock; yields whether that worked. A folder that lacks the file is nobody's."""
+        try:
+            fd = os.open(self.lock, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            self.path.lstat()
+            yield True
+            return
+        try:
+            deadline = time.monotonic() + patience
+            while not (is_locked := _lock(fd, how)) and time.monotonic() < deadline:
+                time.sleep(_PAUSE)  # those who only look hold it for a moment
+            if not os.path.samestat(os.fstat(fd), os.stat(self.lock)):
+                raise FileNotFoundError(f"{self.path} was removed")
+            yield is_locked
+        finally:
+            os.close(fd)
+
     def wait_until_free(self) -> None:
         """Come back when nobody works on the job any more."""
         try:
-            fd = os.open(self.lock, os.O_RDONLY)
+            fd = os.open(self.lock, os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
             return
         try:
             fcntl.flock(fd, fcntl.LOCK_SH)
         finally:
             os.close(fd)
+
+
+def _lock(fd: int, how: int) -> bool:
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -129,7 +188,68 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in `path`, or None when there is none that can be read."""
     try:
-        value = json.loads(path.read_bytes())
+        return load_json(path)
     except (OSError, ValueError):
         return None
-    return value if isinstance(value, dict) else None
+
+
+def load_json(path: Path) -> dict[str, Any] | None:
+    """The object in `path`; None when there is no such file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it holds no object, or is no file that paceline has written.
+    """
+    try:
+        text = read_regular(path)
+    except FileNotFoundError:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path.name} is no JSON: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path.name} is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.name} holds no object")
+    if text.count(b"{") + text.count(b"[") > _MOST_DEPTH and _depth(value) > _MOST_DEPTH:
+        raise ValueError(f"{path.name} is nested too deeply")  # for whoever shows it
+    return value
+
+
+def read_error(path: Path) -> dict[str, Any] | None:
+    """The error record of a rank (`node/ranks/program.py` writes it), or None where there is none that makes sense."""
+    record = read_json(path)
+    if record is None or not all(isinstance(record.get(key), str) for key in ("type", "message", "traceback")):
+        return None
+    places = [record.get(key) for key in ("log_start", "log_end")]
+    is_placed = all(place is None or (type(place) is int and place >= 0) for place in places)
+    return record if is_placed and isinstance(record.get("time"), float) else None
+
+
+def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The bytes of a file. Anything may lie in a run directory, such as a FIFO, which would never end.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no regular file, or too large.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{path.name} is no regular file")
+        data = file.read(most + 1) if status.st_size <= most else b""
+        if status.st_size > most or len(data) > most:
+            raise ValueError(f"{path.name} is larger than {most >> 20} MiB")
+        return data
+
+
+def _depth(value: Any) -> int:
+    """How many objects and arrays are in one another."""
+    depth, level = 0, [value]
+    while level and depth <= _MOST_DEPTH:
+        level = [item for it in level for item in (it.values() if isinstance(it, dict) else it)
+                 if isinstance(item, (dict, list))]  # fmt: skip
+        depth += 1
+    return depth

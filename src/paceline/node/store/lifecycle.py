@@ -70,11 +70,13 @@ def stop(run: RunDirectory, now: bool) -> None:
     """
     deadline = time.monotonic() + _AGENT_COMES
     while not records.signal_agent(run.path, (signal.SIGQUIT if now else signal.SIGTERM,)):
+        records.wake_agent(run.path)  # it may have ended, and its guard be suspended
         if not run.is_held:
             return
         if time.monotonic() > deadline:
             raise Refused(f"the agent of job {run.path.name} does not answer; see {run.agent_log}")
         _wait(run, _PAUSE)  # it has just been started
+    records.wake_agent(run.path)
     if now and not _wait(run, _AT_ONCE):
         records.signal_agent(run.path, (signal.SIGKILL,))  # the kernel ends its ranks with it
         _wait(run, _AT_ONCE)
@@ -96,18 +98,23 @@ def remove(path: Path, discard: Callable[[], None]) -> None:
         discard: removes what it has elsewhere, once it is no job any more.
 
     Raises:
-        Refused: it cannot be removed.
+        Refused: it cannot be removed, or somebody works on it.
     """
     run = RunDirectory(path.resolve())
     with contextlib.suppress(OSError):
         tensorboard.stop(run.path)
     hidden = run.path.with_name(f".{run.path.name}.deleted.{time.monotonic_ns()}")
     try:
-        run.path.rename(hidden)
-        if path.is_symlink():
-            path.unlink()
-        discard()
-        shutil.rmtree(hidden)
+        with run.owned(_AT_ONCE):  # so it is still the job that has ended, not another one of that name
+            run.path.rename(hidden)
+            if path.is_symlink():
+                path.unlink()
+            discard()
+            shutil.rmtree(hidden)
+    except BlockingIOError:
+        raise Refused(
+            f"job {path.name} is in use: it has not ended, or is just being copied; see paceline get {path.name}"
+        ) from None
     except FileNotFoundError:  # somebody else was as quick, or removed it by hand
         with contextlib.suppress(OSError):
             if path.is_symlink():
