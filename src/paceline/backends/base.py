@@ -41,7 +41,10 @@ class LogQuery:
 
 
 class LogLines(NamedTuple):
-    """Lines with their ends (the last one of an attempt may have none): when they were written (about), and by whom."""
+    """Lines with their ends: when they were written (about), and by whom.
+
+    The last one of an attempt may have no end, and a line of more than 1 MiB comes in pieces that have none.
+    """
 
     time: float
     attempt: int

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder
 from paceline.job.spec import JobSpec, new_name
+from paceline.node.files import read_json
 from paceline.node.planning.script import program_kind
-from paceline.node.rundir.directory import RunDirectory, read_json
+from paceline.node.rundir.directory import RunDirectory
 
 from .refusals import refusals
 

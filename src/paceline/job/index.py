@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,8 @@ class Index:
 
     def _connect(self) -> None:
         is_new = not self._path.exists() or not self._path.stat().st_size
+        if not self._is_anothers():
+            self._keep_private()
         self._connection = sqlite3.connect(self._path, timeout=_BUSY, isolation_level=None)
         if is_new:  # before there is a log to which this would go instead of the header
             self._connection.execute(f"PRAGMA application_id={_APPLICATION}")
@@ -73,6 +76,19 @@ class Index:
             self._connection.execute("DROP TABLE IF EXISTS jobs")
             self._connection.execute(_SCHEMA)
             self._connection.execute(f"PRAGMA user_version={_VERSION}")
+
+    def _keep_private(self) -> None:
+        """Have the database be the user's alone; SQLite gives its other files the same mode."""
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+        except OSError:  # SQLite says why
+            return
+        with contextlib.suppress(OSError):
+            os.fchmod(descriptor, 0o600)
+        os.close(descriptor)
+        for end in ("-wal", "-shm"):
+            with contextlib.suppress(OSError):
+                os.chmod(f"{self._path}{end}", 0o600)
 
     def _start_anew(self, error: Exception) -> None:
         if self._is_anothers():

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from pathlib import Path
 
 from .errors import UserError
+
+_CONTENTS = ("jobs", "queue", "targets", "hosts", "paceline-")  # what paceline's names there begin with
 
 
 def jobs_folder() -> Path:
@@ -24,3 +28,18 @@ def jobs_folder() -> Path:
         return Path.home() / ".local" / "state" / "paceline" / "jobs"
     except RuntimeError:
         raise UserError("this user has no home folder to keep jobs in; set PACELINE_HOME to a folder") from None
+
+
+def make_private(home: Path) -> None:
+    """Have a folder for jobs be the user's alone, mode 0700: made here, or one that holds nothing but paceline's files.
+
+    Any other folder, such as /tmp, is left as it is. One that cannot be made is no error yet: who writes to it says so.
+    """
+    with contextlib.suppress(OSError):
+        home.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            home.mkdir(mode=0o700)
+        status = home.stat()
+        is_open = stat.S_IMODE(status.st_mode) & 0o077 and status.st_uid == os.getuid()
+        if is_open and all(name.startswith(_CONTENTS) for name in os.listdir(home)):
+            home.chmod(0o700)

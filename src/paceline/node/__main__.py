@@ -18,6 +18,9 @@ def main() -> None:
     """Be what the first argument says."""
     role = sys.argv[1]
     if role == "agent":
+        from paceline.node.agent import guard
+
+        guard.begin()  # now, while this process is small and has no threads
         from paceline.node.agent.agent import main as agent
 
         sys.exit(agent(sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.node.rundir.directory import read_json
+from paceline.node.rundir.directory import read_error
 
 # What a rank says when a peer went away: such a failure follows from another one.
 _SYMPTOM = re.compile(
@@ -88,14 +88,14 @@ def rank_failure(
     oom: bool,
 ) -> Failure:
     """What is known about a rank that ended with wait status `status` at monotonic time `ended`."""
-    record = read_json(error)
+    record = read_error(error)
     code, name = exit_code(status), ""
     text, is_traceback = _tail(log), False
     if record is not None:  # an exception ended it, whatever happened on its way out
         ended = min(ended, record["time"])
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGTERM, signal.SIGKILL):
             code = 1  # it was stopped on its way out
-        is_traceback = record["log_start"] is not None
+        is_traceback = record.get("log_start") is not None
         text = (_printed(log, record) or record["traceback"]) if is_traceback else text
         message = _first_line(f"{record['type']}: {record['message']}" if is_traceback else record["message"])
         symptom = bool(_SYMPTOM.search(record["type"] + record["message"] + record["traceback"]))
@@ -131,7 +131,7 @@ def _first_line(text: str) -> str:
 
 def _printed(log: Path, record: dict[str, Any]) -> str:
     """The traceback as the rank printed it, which a user's own sys.excepthook may have made prettier."""
-    if record["log_end"] is None:
+    if record.get("log_end") is None:
         return ""
     try:
         with open(log, "rb") as file:

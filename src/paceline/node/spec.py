@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.node.files import read_regular
+
 
 @dataclass(frozen=True)
 class Program:
@@ -125,7 +127,7 @@ class NodeSpec:
     @classmethod
     def load(cls, path: Path) -> NodeSpec:
         """Read `spec.json`."""
-        stored = _with_tuples(json.loads(path.read_text()))
+        stored = _with_tuples(json.loads(read_regular(path)))
         program = Program(**_with_tuples(stored.pop("program")))
         request = stored.pop("request")
         return cls(program=program, request=request and Request(**_with_tuples(request)), **stored)

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.node.files import read_json, write_json
 from paceline.node.machine.ports import Reservation, is_listening
-from paceline.node.rundir.directory import read_json, write_json
 
 from .errors import Refused
 from .machine import processes

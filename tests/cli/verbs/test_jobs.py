@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -16,6 +17,8 @@ import pytest
 from tests.conftest import eventually
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.conftest import Paceline
 
 FOREVER = """
@@ -503,7 +506,7 @@ def test_an_agent_that_hangs(paceline: Paceline) -> None:
     agent = json.loads((paceline.home / "jobs" / "it" / "status.json").read_text())["agent"]["pid"]
     os.kill(agent, signal.SIGSTOP)
     assert paceline("stop", "--now", "it").returncode == 0
-    assert get(paceline, "it")["state"] == "FAILED"
+    assert get(paceline, "it")["state"] == "STOPPED"  # it was continued, and could say so
     eventually(lambda: not paceline.processes(), "the ranks went with it")
 
 
@@ -806,3 +809,113 @@ def test_a_client_that_is_told_to_end_while_it_copies(paceline: Paceline, number
         assert list(jobs.iterdir()) == []
     else:
         paceline("wait", "it")
+
+
+# -- what others may put in the way ------------------------------------------------------------------------------------
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_index_is_the_users_alone(paceline: Paceline) -> None:
+    """It holds command lines and labels, so nobody else may read it; one that an older version made is closed too."""
+    paceline.script("")
+    submit(paceline, "--name", "it", "script.py")
+    paceline("wait", "it")
+    before = os.umask(0o022)
+    try:
+        listed(paceline)
+        assert (mode(paceline.home), mode(paceline.home / "jobs.db")) == (0o700, 0o600)
+        paceline.home.chmod(0o755)
+        (paceline.home / "jobs.db").chmod(0o644)
+        listed(paceline)
+        assert (mode(paceline.home), mode(paceline.home / "jobs.db")) == (0o700, 0o600)
+        (paceline.home / "notes").touch()  # the folder is for other things too
+        paceline.home.chmod(0o755)
+        listed(paceline)
+        assert mode(paceline.home) == 0o755
+    finally:
+        os.umask(before)
+
+
+FILES = ("status.json", "job.json", "spec.json", "events.jsonl", "progress.json", "tensorboard.json", "lock")
+DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
+NESTED = '{"time": 1.0, "event": "x", "data": ' + "[" * 900 + "]" * 900 + "}"  # can be read, but not shown
+
+
+@pytest.mark.parametrize("what", ["fifo", "deep", "nested", "huge", "folder", "device"])
+def test_one_strange_file_holds_up_no_other_job(paceline: Paceline, what: str) -> None:
+    paceline.script("")
+    names = {file: f"bad-{file.partition('.')[0]}" for file in FILES}
+    for name in ("good", *names.values()):
+        submit(paceline, "--name", name, "script.py")
+    paceline("wait", "good", *names.values())
+    for file, name in names.items():
+        path = paceline.home / "jobs" / name / file
+        path.unlink(missing_ok=True)
+        if what == "fifo":
+            os.mkfifo(path)
+        elif what == "folder":
+            path.mkdir()
+        elif what == "device":
+            path.symlink_to("/dev/zero")
+        elif what == "huge":
+            with open(path, "wb") as sparse:
+                sparse.truncate(1 << 40)
+        else:
+            path.write_text(DEEP if what == "deep" else NESTED)
+    for output in ("table", "json", "yaml"):
+        done = paceline("list", "-A", "-o", output)
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr, done.stderr
+    found = {job["name"]: job for job in listed(paceline, "-A")}
+    assert (found["good"]["state"], found["good"]["error"]) == ("SUCCEEDED", None)
+    for file in ("status.json", "job.json", "spec.json"):
+        assert found[names[file]]["state"] == "FAILED"
+        assert "its folder is damaged" in found[names[file]]["error"]
+    for verb in ("get", "events", "stop", "logs"):
+        for name in names.values():
+            assert "Traceback" not in paceline(verb, name).stderr
+    assert paceline("delete", *names.values()).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"started": "soon"}, {"finished": 1e300}, {"finished": "x"}, {"state": ["FAILED"]}, {"devices": [1, None]},
+        {"started": -1e12}, {"waiting": "x", "state": "PENDING"},
+    ],
+)  # fmt: skip
+def test_values_that_make_no_sense_hold_up_no_other_job(paceline: Paceline, changes: dict[str, Any]) -> None:
+    paceline.script("")
+    for name in ("good", "bad"):
+        submit(paceline, "--name", name, "script.py")
+    paceline("wait", "good", "bad")
+    path = paceline.home / "jobs" / "bad" / "status.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    for output in ("wide", "json"):
+        done = paceline("list", "-A", "-o", output)
+        assert done.returncode == 0, done.stderr
+        assert "good" in done.stdout
+        assert "bad" in done.stdout
+
+
+@pytest.mark.parametrize("what", ["fifo", "deep", "{}", '{"type": 1, "message": [], "traceback": null, "time": 0}'])
+def test_a_strange_error_record_ends_no_agent(paceline: Paceline, what: str) -> None:
+    """A rank can write what it likes where its exception is recorded; its exit code counts."""
+    paceline.script(f"""
+        import os, sys
+        path = os.environ["PACELINE_ERROR_FILE"]
+        if {what!r} == "fifo":
+            os.mkfifo(path)
+        else:
+            open(path, "w").write({(DEEP if what == "deep" else what)!r})
+        print("wrote", flush=True)
+        os._exit(5)
+    """)
+    done = paceline.run("--name", "it", "script.py")
+    assert done.returncode == 5, done.stderr
+    assert "could not go on" not in done.stderr
+    assert "wrote" in done.stdout
+    assert get(paceline, "it")["exit_code"] == 5

@@ -8,6 +8,7 @@ import pty
 import re
 import signal
 import subprocess
+import sys
 import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -227,3 +228,48 @@ def test_bytes_that_are_no_text_pass_through(paceline: Paceline) -> None:
         [*args, "--grep", "two"], capture_output=True, cwd=paceline.folder, env=paceline.env, check=True
     )
     assert grep.stdout == b"\x80two\n"
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]), int(sys.argv[1])))
+sys.argv[1:4] = []
+from paceline.cli.main import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    "flags", [[], ["--all"], ["--all", "--timestamps"], ["--grep", "the end"], ["-f"], ["-t", "1"]]
+)
+def test_a_very_long_line_takes_little_memory(paceline: Paceline, flags: list[str]) -> None:
+    """It is shown in pieces: whole where one rank is shown as it is, else each as a line of its own."""
+    length = 300 * 1024 * 1024
+    paceline.script("print('x' * 10, 'the end')")
+    submit(paceline, "-n", "2")
+    assert paceline("wait", "job").returncode == 0
+    log = paceline.job() / "logs" / "0" / "rank-0.log"
+    with open(log, "wb") as file:
+        for _ in range(length // 2**20):
+            file.write(b"x" * 2**20)
+        file.write(b" the end\nanother line\n")
+    limit = 400 * 1024 * 1024  # bytes of addresses, of which Python has a good part before it reads anything
+    with open(paceline.folder / "out", "w+b") as out:
+        done = paceline("logs", "job", *flags, python=(sys.executable, "-c", LIMITED, str(limit)), stdout=out)
+        assert (done.returncode, done.stderr) == (0, "")
+        size = out.seek(0, os.SEEK_END)
+        out.seek(max(0, size - 100))
+        end = out.read()
+        if flags in ([], ["-f"]):
+            assert size == length + len(b" the end\nanother line\n")
+            out.seek(0)
+            assert sum(block.count(b"\n") for block in iter(lambda: out.read(2**20), b"")) == 2
+        elif flags[0] == "--grep":
+            assert size <= 2 * 2**20
+            assert end.endswith(b" the end\n")
+        elif flags == ["-t", "1"]:
+            assert end == b"another line\n"
+        else:
+            out.seek(0)
+            assert max(map(len, out)) < 2**21
+            assert b"the end" in end

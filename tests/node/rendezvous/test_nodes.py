@@ -312,3 +312,58 @@ def _listens(port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def own_address() -> str:
+    """An address of this machine that others can reach, as far as it has one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(("192.0.2.1", 9))  # nothing is sent
+        except OSError:
+            pytest.skip("this machine has no network")
+        return str(sock.getsockname()[0])
+
+
+def test_without_a_token_node_0_says_once_that_anyone_may_join(cluster: Cluster, paceline: Paceline) -> None:
+    paceline.script("")
+    address = own_address()
+    for rank in (0, 1):
+        cluster.start(
+            "script.py", nodes=2, rank=rank, meet=("--master-addr", address, "--master-port", str(cluster.port))
+        )
+    (_, _, first), (_, _, second) = cluster.finish()
+    (line,) = [line for line in first.splitlines() if "may join" in line]
+    assert f"anyone who can connect to {address}:{cluster.port} may join this job" in line
+    assert "set PACELINE_TOKEN to a secret" in line
+    assert "may join" not in second
+
+
+@pytest.mark.parametrize("how", ["token", "loopback"])
+def test_with_a_token_or_on_loopback_nothing_is_said(
+    cluster: Cluster, paceline: Paceline, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    paceline.script("")
+    address = "127.0.0.1" if how == "loopback" else own_address()
+    if how == "token":
+        monkeypatch.setenv("PACELINE_TOKEN", "secret")
+    for rank in (0, 1):
+        cluster.start(
+            "script.py", nodes=2, rank=rank, meet=("--master-addr", address, "--master-port", str(cluster.port))
+        )
+    for code, _, err in cluster.finish():
+        assert (code, "may join" in err) == (0, False), err
+
+
+def test_on_loopback_nobody_else_can_connect(cluster: Cluster, paceline: Paceline) -> None:
+    paceline.script("")
+    cluster.start("script.py", nodes=2, rank=0)
+
+    def connects(address: str) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((address, cluster.port), timeout=5):
+            return True
+        return False
+
+    eventually(lambda: connects("127.0.0.1"), "node 0 listens")
+    assert not connects(own_address())
+    cluster.start("script.py", nodes=2, rank=1)
+    assert [code for code, _, _ in cluster.finish()] == [0, 0]

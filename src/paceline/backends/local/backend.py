@@ -18,10 +18,11 @@ from paceline.backends.base import Backend, Shell
 from paceline.backends.refusals import refusals
 from paceline.job.errors import UserError
 from paceline.job.job import FINAL, Job
-from paceline.job.paths import jobs_folder
+from paceline.job.paths import jobs_folder, make_private
 from paceline.node import tensorboard
+from paceline.node.files import read_json
 from paceline.node.ranks import placement
-from paceline.node.rundir.directory import RunDirectory, read_json
+from paceline.node.rundir.directory import RunDirectory
 from paceline.node.store import lifecycle, records
 
 if TYPE_CHECKING:
@@ -86,8 +87,7 @@ class Local(Backend):
     def _launch(self, spec: JobSpec, progress: Progress) -> Job:
         from .submit import launch
 
-        (job,) = self.describe([launch(spec, progress).spec.name])
-        return job
+        return Job.from_record(launch(spec, progress).record)
 
     # -- look ----------------------------------------------------------------------------------------------------------
 
@@ -122,6 +122,7 @@ class Local(Backend):
         if not present:
             self._count = 0
             return []
+        make_private(self._jobs.parent)
         index = Index(self._jobs.parent / "jobs.db", _warn)
         known = index.names()
         changed = dict(present.items() - known.items())

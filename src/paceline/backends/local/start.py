@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.backends.foreground import terminal_size
 from paceline.backends.submission import NameTaken
 from paceline.job.errors import UserError
-from paceline.job.paths import jobs_folder
+from paceline.job.paths import jobs_folder, make_private
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.rundir.staging import Staging
 from paceline.node.store.lifecycle import start_agent, write_down
@@ -45,6 +45,7 @@ def staged(spec: JobSpec) -> Iterator[Staging]:
         UserError: it cannot be made.
     """
     path = folder_of(spec)
+    make_private(jobs_folder().parent)
     try:
         staging = Staging(path, _jobs_if_elsewhere(spec))
     except (FileExistsError, NotADirectoryError):

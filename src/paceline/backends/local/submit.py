@@ -16,7 +16,8 @@ from paceline.job.spec import NAME, JobSpec
 from paceline.node.planning import fitting
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.store.lifecycle import take_checkpoints
-from paceline.node.store.records import is_job
+from paceline.node.store.records import is_job, line_of
+from paceline.node.store.records import record as told_of
 
 from . import prepare
 from .start import folder_of, staged, start
@@ -34,12 +35,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Launched:
-    """A job that was just started: what was asked for, complete; this node's part; its folder and its agent."""
+    """A job that was just started.
+
+    Attributes:
+        spec: what was asked for, complete.
+        node: this node's part.
+        directory: its folder.
+        agent: the process that runs it.
+        record: what was true of it then; empty for a job that is watched.
+    """
 
     spec: JobSpec
     node: NodeSpec
     directory: RunDirectory
     agent: subprocess.Popen[bytes]
+    record: dict[str, Any]
 
 
 def launch(
@@ -79,8 +89,14 @@ def launch(
     for flag, value in (("--image", spec.image), ("--queue", spec.queue)):
         if value is not None:
             progress.say(f"{flag} {value} does nothing on this machine, which has no {flag[2:]}s")
+    _warn_of_no_token(spec, progress)
     record: dict[str, Any] = {"data": [asdict(source) for source in sources]}
     with contextlib.ExitStack() as stack:
+        if spec.resume_from is not None:
+            try:
+                stack.enter_context(RunDirectory(jobs_folder() / spec.resume_from).kept())
+            except FileNotFoundError:
+                raise UserError(f"job {spec.resume_from} was just deleted; submit the job anew") from None
         staging = stack.enter_context(staged(spec))
         folder = None
         if spec.code is not None:
@@ -97,7 +113,9 @@ def launch(
         # What was asked for, not what was found out: another time that may be something else.
         stored = asked.model_copy(update={"working_dir": spec.working_dir, "devices": spec.devices})
         directory, agent = start(staging, stored, node, record, lifeline)
-    return Launched(spec, node, directory, agent)
+        # Now, as long as this process has its lock: a short job may be removed as soon as it has ended.
+        told = {} if lifeline is not None else told_of(directory.path, line_of(jobs_folder().parent)) or {}
+    return Launched(spec, node, directory, agent, told)
 
 
 def _check_checkpoint_dir(spec: JobSpec) -> None:
@@ -141,3 +159,19 @@ def _unless_started(made: Path, staging: Staging) -> None:
 
     if not staging.is_settled:
         discard(made)
+
+
+def _warn_of_no_token(spec: JobSpec, progress: Progress) -> None:
+    """Say on the machine where others join that anyone may, if that is so."""
+    address = spec.main_address
+    if address is None or "PACELINE_TOKEN" in os.environ:
+        return
+    from paceline.node.machine.network import is_loopback
+    from paceline.node.rendezvous.participant import is_here
+
+    is_first = spec.node_rank == 0 or (spec.node_rank is None and is_here(address))
+    if is_first and not is_loopback(spec.local_address or address):
+        who = "anyone who can connect" if spec.run_id is None else "anyone who knows --rdzv-id and can connect"
+        progress.say(
+            f"{who} to {address}:{spec.main_port} may join this job; set PACELINE_TOKEN to a secret on all its machines"
+        )

@@ -1,29 +1,20 @@
-"""The constant commands that ssh runs on a host before paceline is there."""
+"""What runs on a host first, over ssh. Both programs compile in Python 2.7 too, so that an old Python can be named."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import IO
-
-    Request = dict[str, Any]
-    Answer = dict[str, Any]
-    Body = Callable[[IO[bytes]], None]
-
-
-# Nothing in the home folder, where it starts, may shadow what it imports. Every Python 3 understands it.
+# Nothing in the home folder, where it starts, may shadow what it imports. It is one line, which any shell takes.
 READ = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; import json; "
-    "exec(json.loads(sys.stdin.buffer.readline().decode()))"
+    'line = getattr(sys.stdin, "buffer", sys.stdin).readline().decode("utf-8", "replace"); '
+    'whole = line[:1] == chr(34) and line[-2:] == chr(34) + "\\n"; '
+    'lost = "sys.stdout.write(json.dumps(dict(input_lost=1)) + chr(10))"; '
+    "exec(json.loads(line) if whole else lost)"
 )
 
-
 # The archive gets the bytecode of this Python beside its modules, or every request would compile them anew; another
-# Python passes over it.
-BEGIN = """
-import os
+# Python passes over it. Whoever can write to the archive, or put another one in its place, runs as this user: so nobody
+# else may be able to change any part of its path.
+BEGIN = r"""
+import os, stat
+stdin = getattr(sys.stdin, "buffer", sys.stdin)
 def say(answer):
     sys.stdout.write(json.dumps(answer) + chr(10))
     sys.stdout.flush()
@@ -35,23 +26,75 @@ def add_bytecode(archive):
             if name.startswith(("paceline/contract/", "paceline/node/")):
                 code = compile(packed.read(name), path + "/" + name, "exec", dont_inherit=True)
                 packed.writestr(zipfile.ZipInfo(name + "c"), head + marshal.dumps(code))
-order = json.loads(sys.stdin.buffer.readline().decode())
-request = sys.stdin.buffer.readline()
+class Unsafe(Exception):
+    pass
+def refuse(part, status, why):
+    try:
+        import pwd
+        owner = pwd.getpwuid(status.st_uid).pw_name
+    except (ImportError, KeyError):
+        owner = "user %d" % status.st_uid
+    raise Unsafe("%s (owner %s, mode %04o) %s" % (part, owner, stat.S_IMODE(status.st_mode), why))
+def is_own_group(gid):  # the group of this user alone, as many systems make one for each user
+    try:
+        import grp, pwd
+        user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(gid)
+    except (ImportError, KeyError):
+        return False
+    return gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= set([user.pw_name])
+def writable(status):
+    others = 0o002 if is_own_group(status.st_gid) else 0o022
+    return status.st_mode & others
+def check(path):
+    part, rest, links, sticky = "/", path.split("/"), 0, False
+    status = os.lstat(part)
+    while True:
+        if status.st_uid not in (0, os.getuid()):
+            refuse(part, status, "belongs to somebody else")
+        if stat.S_ISLNK(status.st_mode):
+            links += 1
+            if links > 40:
+                refuse(part, status, "is one of too many links")
+            target = os.readlink(part)
+            rest[:0] = target.split("/")
+            part = "/" if target.startswith("/") else os.path.dirname(part)
+        elif not writable(status):
+            sticky = False
+        elif stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX and any(rest):
+            sticky = True  # what is in it stays its owner's
+        else:
+            refuse(part, status, "can be written to by others")
+        while rest and rest[0] in ("", "."):
+            rest.pop(0)
+        if not rest:
+            return
+        name = rest.pop(0)
+        part = os.path.dirname(part) if name == ".." else os.path.join(part, name)
+        status = os.lstat(part)
+order = json.loads(stdin.readline().decode())
+request = stdin.readline()
 if sys.version_info < (3, 9):
     found = sys.executable + " is Python " + ".".join(map(str, sys.version_info[:3]))
     say({"error": found + ", too old; name one from 3.9 on with --ssh-python, or python = in the settings"})
     sys.exit()
-root = os.path.expanduser(order["root"])
+root = os.path.abspath(os.path.expanduser(order["root"]))
 path = os.path.join(root, order["name"])
 try:
+    folder = root
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    if folder != root:
+        check(os.path.join(folder, "."))
     os.makedirs(root, mode=0o700, exist_ok=True)
-    is_missing = not os.path.exists(path)
+    check(root)
+    is_missing = not os.path.lexists(path)
     if is_missing:
         coming = path + "." + str(os.getpid())
         try:
-            with open(coming, "wb") as file:
+            descriptor = os.open(coming, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(descriptor, "wb") as file:
                 say({"need": True})
-                data = sys.stdin.buffer.read(order["bytes"])
+                data = stdin.read(order["bytes"])
                 file.write(data)
             if len(data) < order["bytes"]:
                 sys.exit()
@@ -65,8 +108,15 @@ try:
         finally:
             if os.path.exists(coming):
                 os.unlink(coming)
-    else:
+    check(path)
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        refuse(path, os.lstat(path), "is no regular file")
+    if not is_missing:
         say({"need": False})
+except Unsafe as error:
+    say({"error": str(error) + ", so others could run code as you; give that path to you alone (chown, chmod go-w), or"
+        " choose another root with --ssh-root, or root = in the settings"})
+    sys.exit()
 except OSError as error:
     say({"error": "cannot write to " + root + ": " + str(error.strerror) + "; choose another root in the settings"})
     sys.exit()

@@ -1,7 +1,7 @@
 """Connections to hosts, by the system's own ssh: so the user's configuration, keys, agents and jump hosts just work.
 
-What runs on a host is a constant command; everything else goes through its stdin. The first line is the program below,
-which brings the archive of paceline's node side along where the host does not have it yet.
+What runs on a host is a constant command; everything else goes through its stdin. The first line is the program of
+`bootstrap.py`, which brings the archive of paceline's node side along where the host does not have it yet.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     Body = Callable[[IO[bytes]], None]  # writes what follows a request
 
 CONNECT_SECONDS = 10
+FIRST_SECONDS = 90  # for the first answer: the login, the start-up files of the shell there, and Python
 PERSIST_SECONDS = 60  # a connection that nobody uses is kept so long for the next command
 _OPTIONS = {
     "BatchMode": "yes",
@@ -167,6 +168,7 @@ class Answers:
         self._process = process
         self._errors = errors
         self._patience = patience
+        self._is_first = True
 
     def __iter__(self) -> Answers:
         return self
@@ -189,6 +191,12 @@ class Answers:
             ) from None
         if not answer:
             raise Silent(self._failure())
+        self._is_first = False
+        if "input_lost" in answer:
+            raise UserError(
+                f"{self._host.name}: a start-up file of its shell, such as ~/.bashrc, reads from stdin what is sent to"
+                " paceline there; let it read where there is a terminal alone: [ -t 0 ] && …"
+            )
         if "error" in answer:
             raise UserError(printable(f"{self._host.name}: {answer['error']}"))
         if "bytes" in answer:
@@ -201,16 +209,18 @@ class Answers:
         Raises:
             Silent: it does not come in time.
         """
-        if self._patience is None:
+        patience = FIRST_SECONDS if self._patience is None and self._is_first else self._patience
+        if patience is None:
             return stdout.readline()
-        limit = threading.Timer(self._patience, self._process.terminate)
+        limit = threading.Timer(patience, self._process.terminate)
         limit.start()
         line = stdout.readline()
         is_late = not limit.is_alive()
         limit.cancel()
         if is_late and not line:
             name = self._host.name
-            raise Silent(f"{name} says nothing for {self._patience:g} s; see what it does: {self._host.by_hand}")
+            hint = "; does a start-up file of its shell wait for input?" if self._patience is None else ""
+            raise Silent(f"{name} says nothing for {patience:g} s{hint}; see what it does: {self._host.by_hand}")
         return line
 
     def say(self, word: str) -> None:
@@ -230,7 +240,14 @@ class Answers:
 
     def _failure(self) -> str:
         """Why it said no more."""
-        status = self._process.wait()
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            status = self._process.wait(CONNECT_SECONDS)
+        except subprocess.TimeoutExpired:  # it has only closed its output
+            self._process.terminate()
+            status = self._process.wait()
         self._errors.seek(0)
         said = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
         silence = "the connection broke" if status == 255 else f"exit status {status}"
@@ -240,6 +257,10 @@ class Answers:
             return f"cannot reach {name}: {last}; try: {self._host.by_hand}"
         if status in (126, 127):
             return f"no Python on {name} ({last}); name one with --ssh-python, or python = in the target's settings"
+        if self._is_first:
+            python = self._host.python
+            other = "name one from 3.9 on with --ssh-python, or python = in the target's settings"
+            return f"{name}: {python} there does not run as Python does ({last}); {other}"
         return f"{name} did not answer: {last}"
 
 

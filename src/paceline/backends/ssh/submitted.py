@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from paceline.node.rundir.directory import read_json, write_json
+from paceline.node.files import read_json, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -43,6 +43,7 @@ class Sent:
             return {}
         for path in files:
             stored = read_json(path)
-            if stored is not None and not set(hosts).isdisjoint(stored["hosts"]):
-                found[path.name] = (stored["hosts"], stored["record"])
+            with contextlib.suppress(KeyError, TypeError):  # a damaged file is no job
+                if stored is not None and not set(hosts).isdisjoint(stored["hosts"]):
+                    found[path.name] = (list(stored["hosts"]), dict(stored["record"]))
         return found

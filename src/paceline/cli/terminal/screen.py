@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from paceline.backends.foreground import Foreground, Shown, Update
 
 
+_LONGEST = 1024 * 1024  # bytes of a line; a longer one is shown in pieces
+
+
 class Screen:
     """Shows local rank 0 as it writes, other ranks line by line behind `[rank N]`, and at the end who failed.
 
@@ -59,6 +62,9 @@ class Screen:
             self._show_lines(target, update, b"".join([*before, lines]))
             before.clear()
         before.append(rest)
+        if sum(map(len, before)) > _LONGEST:
+            self._show_lines(target, update, b"".join(before))
+            before.clear()
 
     def _event(self, event: Event) -> None:
         """Say what happened to the job."""

@@ -13,7 +13,7 @@ from paceline.cli.terminal.progress import Progress
 from paceline.job.errors import UserError
 from paceline.job.job import Job
 
-from .show import _KEPT, _PATIENCE, _ago, _say, _seconds
+from .show import _KEPT, _PATIENCE, _ago, _delete_if_same, _say, _say_what_was_suspended, _seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,11 +63,14 @@ def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
     jobs = known(names)
     untold = {job.name: here.silent(job.name) if job.state == "LOST" else [] for job in jobs}
     _refuse_lost([job for job in jobs if not untold[job.name]])
+    began = time.time()
     here.stop(names, now)
     if not no_wait:
         _wait(names, _PATIENCE + (0 if now else max(job.grace for job in jobs)))
     code = 0
     for before, after in zip(jobs, known(names), strict=True):
+        if not before.is_over:
+            _say_what_was_suspended(before.name, began)
         but = f"; not told everywhere: {', '.join(untold[before.name])}" if untold[before.name] else ""
         left = {rank.node: None for rank in after.instances if rank.state in ("STARTING", "RUNNING")}
         if before.is_over and not left:
@@ -140,14 +143,21 @@ def prune(since: str | None, state: tuple[str, ...], dry_run: bool) -> int:
         and (not states or job.state in states)
         and (job.has_expired(now) or _ended_before(job, now, age))
     ]
+    deleted = code = 0
     for job in old:
         ended = _ago(job.finished or job.created, now)
-        click.echo(f"{job.name}  {job.state}  ended {ended} ago")
-        if not dry_run:
-            here.delete([job.name])
+        try:
+            is_done = dry_run or _delete_if_same(job)
+        except UserError as error:  # one that cannot be deleted keeps no other
+            _say(str(error))
+            code = 1
+            continue
+        if is_done:
+            click.echo(f"{job.name}  {job.state}  ended {ended} ago")
+            deleted += 1
     what = "would be deleted" if dry_run else "deleted"
-    click.echo(f"paceline: {len(old)} job{'' if len(old) == 1 else 's'} {what}", err=True)
-    return 0
+    click.echo(f"paceline: {deleted} job{'' if deleted == 1 else 's'} {what}", err=True)
+    return code
 
 
 def _ended_before(job: Job, now: float, age: float | None) -> bool:

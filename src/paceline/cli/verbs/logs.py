@@ -132,12 +132,14 @@ def _behind(prefix: bytes, lines: bytes) -> bytes:
 
 def _show(lines: Iterable[LogLines], edits: list[Edit], raw: bool) -> bool:
     """Write them out, and say on stderr when another attempt begins; returns whether there were none."""
-    attempt, is_open = None, False
+    attempt, is_open, before = None, False, None
     for it in lines:
         text = it.text
         for edit in edits:
             text = edit(it, text)
-        if is_open and (not raw or it.attempt != attempt):  # the last line of a log had no end
+        goes_on = raw or (not edits and before == (it.rank, it.stream))  # a piece of a very long line
+        before = it.rank, it.stream
+        if is_open and (not goes_on or it.attempt != attempt):  # the last line of a log had no end
             write(1, b"\n")
             is_open = False
         if attempt is not None and it.attempt > attempt:
@@ -176,7 +178,12 @@ logs = SectionedCommand(
         ),
         Option(["-t", "--tail"], section="Lines", type=click.IntRange(0), metavar="N", help="Only the last N lines."),
         Option(["--since"], section="Lines", metavar="10m|TIME", help="Only what was written since, an ISO 8601 time."),
-        Option(["--grep"], section="Lines", metavar="RE", help="Of these lines only those that hold a match."),
+        Option(
+            ["--grep"],
+            section="Lines",
+            metavar="RE",
+            help="Of these lines only those that hold a match; lines above 1 MiB are searched in pieces.",
+        ),
         Option(["-f", "--follow"], section="Output", is_flag=True, help="Go on until the job ends, over restarts too."),
         Option(["--timestamps"], section="Output", is_flag=True, help="Begin each line with the time it was written."),
     ],

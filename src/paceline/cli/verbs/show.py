@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import asdict
 from typing import Any
@@ -17,6 +18,7 @@ from paceline.job.quantities import duration, show_duration, show_time
 from paceline.job.text import printable
 
 _KEPT = _RECENT = 7 * 86400.0  # seconds for which a job that has ended is shown by `list`, and kept by `prune`
+_CLOCKS = 5.0  # seconds by which a host's clock may be behind
 _PATIENCE = 15.0  # seconds beyond its grace in which a job that is being stopped ends
 
 
@@ -185,8 +187,39 @@ _INSTANCES: list[Column[Instance]] = [
 # -- wait, stop, delete ------------------------------------------------------------------------------------------------
 
 
+def _say_what_was_suspended(name: str, since: float) -> None:
+    """Name the processes of a job that were continued to end it."""
+    with contextlib.suppress(UserError):  # a host does not answer, or the job was deleted
+        for event in backend().events(name):
+            if event["event"] == "continued" and event["time"] >= since - _CLOCKS:
+                on = f" on {event['host']}" if "host" in event else ""
+                _say(f"job {name}: its {event['what']} (pid {event['pid']}){on} was suspended; continued to end it")
+
+
 def _say(text: str) -> None:
     click.echo(f"paceline: {printable(text)}", err=True)
+
+
+def _delete_if_same(job: Job) -> bool:
+    """Delete a job that was seen before; returns False if it is gone, or another one has its name by now.
+
+    Raises:
+        UserError: it cannot be deleted.
+    """
+    here = backend()
+
+    def is_there() -> bool:
+        return any(found.created == job.created and found.is_over for found in here.describe([job.name]))
+
+    try:
+        if not is_there():
+            return False
+        here.delete([job.name])
+    except UserError:
+        if not is_there():
+            return False
+        raise
+    return True
 
 
 # -- events, attach ----------------------------------------------------------------------------------------------------

@@ -69,6 +69,7 @@ class Agent:
             "agent": {
                 "pid": os.getpid(), "start_time": processes.start_time(os.getpid()), "host": self.host,
                 "boot": processes.boot_id(),
+                "guard": {"pid": os.getppid(), "start_time": processes.start_time(os.getppid())},
             },
             "nodes": spec.expected or spec.nodes, "node_rank": spec.node_rank, "world_size": None,
             "attempt": 0, "restarts": 0, "max_restarts": spec.max_restarts, "exit_code": None,

@@ -137,7 +137,7 @@ def _read(folder: Path, name: _Name) -> Entry | None:
             return None
         try:
             entry = _parse(json.loads(file.read()), name)
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             entry = Entry("?", name.priority, name.number, 0.0, 0, (), False)
     return replace(entry, devices=entry.devices or _ANYTHING) if name.state == HOLDING else entry
 

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
-from paceline.node.rundir.directory import read_json
+from paceline.node.files import read_json
 from paceline.node.signals import LEAVE
 from paceline.node.spec import NodeSpec
 from paceline.node.store import lifecycle, records

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from paceline.node.rundir.directory import read_json
+from paceline.node.errors import Refused
+from paceline.node.files import read_json
 from paceline.node.store import records
 from paceline.node.store.home import with_ids
 
@@ -29,7 +31,8 @@ def describe(home: Home, request: Request) -> Answer:
             continue
         is_over = record["state"] in records.FINAL
         if is_over and record["ttl"] is not None and now - (record["kept_since"] or now) >= record["ttl"]:
-            home.remove(run)
+            with contextlib.suppress(Refused):  # what cannot be removed now can be later
+                home.remove(run)
         elif not is_over or record["finished"] >= since:
             found.append(with_ids(run, record))
     return {"jobs": found, "names": [run.path.name for run in runs]}

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.node import ENTRY
 from paceline.node.errors import Refused
+from paceline.node.files import read_json
 from paceline.node.logs.live import STREAM_BITS, Event, Output, is_disk_full, updates
 from paceline.node.machine import volumes
 from paceline.node.machine.network import gloo_interface, own_address
 from paceline.node.planning import fitting, node_part
-from paceline.node.rundir.directory import RunDirectory, read_json
+from paceline.node.rundir.directory import RunDirectory
 from paceline.node.rundir.staging import SPARE, Reopened, Staging
 from paceline.node.spec import NodeSpec
 from paceline.node.store import code_folder, lifecycle, records
@@ -53,7 +54,7 @@ def start(home: Home, request: Request) -> Iterator[Answer]:
         yield made
         yield {"end": True}
         return
-    run, node, agent, lifeline, begin = made
+    run, node, agent, lifeline, begin, first = made
     is_decided = False
     try:
         yield {"started": node.job, "ranks": node.nproc, "host": socket.gethostname()}
@@ -62,7 +63,7 @@ def start(home: Home, request: Request) -> Iterator[Answer]:
             with contextlib.suppress(OSError):  # it has ended already
                 lifeline.send(b"k")
             record = records.record(run.path, records.line_of(home.root))
-            yield {"kept": record and with_ids(run, record)}
+            yield {"kept": first if record is None else with_ids(run, record)}  # None: it has ended, and was removed
             word = next_word()
             is_decided = word == "done" or (not word and (node.node_rank == 0 or _has_begun(run, lifeline, begin)))
         elif word == "hold":
@@ -75,13 +76,23 @@ def start(home: Home, request: Request) -> Iterator[Answer]:
 
 
 class _Made(NamedTuple):
-    """A job that has been started: its folder, its part here, its agent, what ends it, where its new events begin."""
+    """A job that has been started.
+
+    Attributes:
+        run: its folder.
+        node: its part here.
+        agent: the process that runs it.
+        lifeline: ends it.
+        begin: where its new events begin.
+        record: what was true of it then.
+    """
 
     run: RunDirectory
     node: NodeSpec
     agent: subprocess.Popen[bytes]
     lifeline: socket.socket
     begin: int
+    record: Answer
 
 
 def _make(home: Home, request: Request) -> Answer | _Made:
@@ -98,6 +109,11 @@ def _make(home: Home, request: Request) -> Answer | _Made:
         job["working_dir"] = os.path.expanduser(job["working_dir"])
     data = [volumes.find(source) for source in request["data"]]
     with contextlib.ExitStack() as stack:
+        if job["resume_from"] is not None:
+            try:
+                stack.enter_context(RunDirectory(home.jobs / job["resume_from"]).kept())
+            except FileNotFoundError:
+                raise Refused(f"job {job['resume_from']} is gone; submit the job anew") from None
         staging = stack.enter_context(Staging(path))
         made = folder = None
         record: Answer = {"data": data}
@@ -158,7 +174,9 @@ def _start(home: Home, folder: Staging | Reopened, node: NodeSpec, request: Requ
     with theirs:
         begin = folder.directory.events.stat().st_size
         agent = lifecycle.start_agent(folder, node.python, env, theirs)
-    return _Made(folder.directory, node, agent, lifeline, begin)
+    # Now, as long as this process has its lock: a short job may be removed as soon as it has ended.
+    record = records.record(folder.directory.path, records.line_of(home.root)) or {}
+    return _Made(folder.directory, node, agent, lifeline, begin, with_ids(folder.directory, record))
 
 
 def _bring(home: Home, job: Request, made: Path, request: Request) -> Answer:
@@ -264,7 +282,11 @@ def _news(
             yield {"output": [update.attempt, update.rank, update.local_rank, update.stream], "data": update.data}
         else:
             yield {"event": update.name, "details": update.details}
-    yield {"gone": agent.wait(), "pid": agent.pid, "log": None if is_disk_full(run) else str(run.agent_log)}
+    yield {
+        "gone": agent.wait(),
+        "pid": records.agent_pid(run, agent.pid),
+        "log": None if is_disk_full(run) else str(run.agent_log),
+    }
 
 
 def _pass_on_signals(agent: subprocess.Popen[bytes]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from paceline.node.rundir.directory import read_json
+from paceline.node.rundir.directory import read_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -65,14 +65,14 @@ class RankLog(GrowingFile):
             return super().read(limit)
         before = self.offset
         data = super().read(limit)
-        record = read_json(self._error)
-        if record is None or record["log_start"] is None or self.offset <= record["log_start"]:
+        record = read_error(self._error)
+        if record is None or record.get("log_start") is None or self.offset <= record["log_start"]:
             return data
         if before < record["log_start"]:
             self.offset = record["log_start"]
             self.more = True
             return data[: self.offset - before]
-        if record["log_end"] is None:
+        if record.get("log_end") is None:
             self.offset = before
             self.more = False
             return b""

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.node.errors import Refused
 from paceline.node.eventloop.inotify import FolderWaker, Waker
-from paceline.node.rundir.directory import RunDirectory, read_json
+from paceline.node.files import read_json
+from paceline.node.rundir.directory import RunDirectory
 
 from .growing_file import CHUNK, GrowingFile
 from .time_index import find, moments
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
 
 _LOG = re.compile(r"rank-(\d+)(\.err)?\.log")
 _BLOCK = 64 * 1024
+_LONGEST = 1024 * 1024  # bytes of a line; a longer one comes in pieces
 _MOST_INDEX = 8 * 1024 * 1024  # bytes of the time index that the last lines are looked up in
 
 
 class Text(NamedTuple):
-    """Lines of one rank, with their ends; the last one of an attempt may have none.
+    """Lines of one rank, with their ends; the last one of an attempt may have none, nor a piece of a very long one.
 
     Attributes:
         time: when the ends of these lines were written (about), in seconds since the epoch.
@@ -164,6 +166,7 @@ class _Source:
         self.key = b"%d%s" % (text.rank, text.stream.encode())
         self._file = GrowingFile(path)
         self._rest: list[bytes] = []  # of a line that has no end yet
+        self._held = 0  # bytes of it
         self.close = self._file.close
 
     @property
@@ -212,15 +215,21 @@ class _Source:
         if self._rest:
             yield self.text._replace(time=when, data=b"".join(self._rest))
             self._rest.clear()
+            self._held = 0
 
     def _whole(self, data: bytes) -> bytes:
+        """The lines that are whole now; of a line that has become too long, what there is of it, without an end."""
         end = data.rfind(b"\n") + 1
         if not end:
-            if data:
-                self._rest.append(data)
-            return b""
+            self._held += len(data)
+            if self._held < _LONGEST:
+                if data:
+                    self._rest.append(data)
+                return b""
+            end = len(data)
         lines = b"".join([*self._rest, data[:end]])
         self._rest = [data[end:]] if end < len(data) else []
+        self._held = len(data) - end
         return lines
 
 

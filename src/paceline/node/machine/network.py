@@ -195,7 +195,9 @@ def interface_of(address: str, found: tuple[Interface, ...]) -> str | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address is one that no other machine can reach."""
+    """Whether an address is one that no other machine can reach; a host name may be one on its own machine alone."""
+    if address == "localhost":
+        return True
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:

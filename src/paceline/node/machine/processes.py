@@ -53,6 +53,12 @@ def start_time(pid: int) -> int | None:
     return None if fields is None or fields[0] == "Z" else int(fields[19])
 
 
+def is_suspended(pid: int) -> bool:
+    """Whether a process was stopped by a signal (SIGSTOP, SIGTSTP) and waits for SIGCONT."""
+    fields = _stat(pid)
+    return fields is not None and fields[0] == "T"
+
+
 def boot_id() -> str:
     """Names the time since the machine was started last; empty where the kernel does not tell."""
     try:

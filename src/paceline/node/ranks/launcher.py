@@ -17,7 +17,7 @@ from paceline.node import ENTRY
 from paceline.node.eventloop.channel import Channel, ChannelClosed, Message
 from paceline.node.failure import Failure, OomWatch, exit_code, rank_failure
 from paceline.node.machine import processes
-from paceline.node.rundir.directory import read_json
+from paceline.node.rundir.directory import read_error
 
 from . import placement as placing
 
@@ -196,8 +196,10 @@ class Ranks:
     def save(self, patience: float, impatient: Callable[[], bool]) -> None:
         """Let every rank save its state and end: SIGUSR2, and `patience` seconds or until `impatient()`."""
         self._stopping = True
+        self._wake_server()
         if self.left and self.imported is not None:
             self.signal(signal.SIGUSR2)
+            self.signal(signal.SIGCONT)
             self._loop.run_until(lambda: not self.left or impatient(), patience)
 
     def stop(self, grace: float, impatient: Callable[[], bool]) -> None:
@@ -206,22 +208,33 @@ class Ranks:
         if self.imported is None:
             self._end_server()  # still importing, so there is no rank yet
             return
+        self._wake_server()
         if self.left:
             self.signal(signal.SIGTERM)
+            self.signal(signal.SIGCONT)  # one that is suspended acts on nothing else
             self._loop.run_until(lambda: not self.left or impatient(), grace)
         if self.left:
             self.signal(signal.SIGKILL)
             self._loop.run_until(lambda: not self.left, SERVER_PATIENCE)
+        if self.left:  # the server does nothing
+            self._end_server(at_once=True)
+            return
         self._swept = False
         self._order({"do": "sweep", "grace": 0.0 if impatient() else SWEEP_GRACE})
         self._loop.run_until(lambda: self._swept or self._channel is None, SWEEP_GRACE + SERVER_PATIENCE)
         if self.left or not self._swept:
-            self._end_server()
+            self._end_server(at_once=True)
 
     def close(self) -> None:
         """End the fork server, and with it every process of the job on this node."""
         self._stopping = True
         self._end_server()
+
+    def _wake_server(self) -> None:
+        """Let the fork server go on if somebody has stopped it (SIGSTOP): it is needed to end its ranks."""
+        if self._server is not None and processes.is_suspended(self._server.pid):
+            self._dir.append_event("continued", what="fork server", pid=self._server.pid)
+            self._server.send_signal(signal.SIGCONT)
 
     def _order(self, message: Message) -> None:
         if self._channel is not None:
@@ -253,7 +266,7 @@ class Ranks:
 
     def _rank_ended(self, rank: Rank, status: int, ended: float) -> None:
         rank.status = status
-        record = read_json(rank.error)
+        record = read_error(rank.error)
         if exit_code(status) == RESUME_CODE and record is not None and record["type"] == "Preempted":
             rank.resumes = True
             return
@@ -281,13 +294,13 @@ class Ranks:
         )
         self._changed()
 
-    def _end_server(self) -> None:
+    def _end_server(self, at_once: bool = False) -> None:
         if self._channel is not None:
             self._loop.forget(self._channel)
             self._channel.close()  # it takes this as the order to end everything
             self._channel = None
         if self._server is not None:
-            if self.imported is None:
+            if self.imported is None or at_once:
                 self._server.kill()
             try:
                 self._server.wait(SERVER_PATIENCE)

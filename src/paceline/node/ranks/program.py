@@ -21,7 +21,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.node.rundir.directory import write_json
+from paceline.node.files import write_json
 
 if TYPE_CHECKING:
     from paceline.node.spec import Program

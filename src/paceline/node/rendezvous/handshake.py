@@ -60,7 +60,7 @@ class Door:
         self._strangers: dict[Channel, tuple[str, str | None, float]] = {}  # our challenge, theirs, when it came
 
     def open(self, port: int, address: str = "") -> None:
-        """Let other agents in at this port, or at any for 0, of one address of this machine or of all.
+        """Let other agents in at this port, or at any for 0; at this address alone, if one is given.
 
         Raises:
             OSError: the port cannot be listened on.

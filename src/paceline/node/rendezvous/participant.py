@@ -73,6 +73,8 @@ class Team:
         # One node shares its secret with nobody else; several have none in common unless they were given one.
         self._rank_secret = secret or (secrets.token_bytes(32) if spec.nodes == 1 else b"")
         self._address = spec.local_address or spec.main_address or "127.0.0.1"
+        # Where all nodes are on this machine, nobody else can connect.
+        self._interface = self._address if is_loopback(self._address) else ""
         self._door = Door(loop, self._token, self._status, self._admit)
         self._meeting: Host | Guest | None = None
         self._parted: list[Host | Guest] = []
@@ -133,20 +135,18 @@ class Team:
         """Listen for others; returns whether that works where it must."""
         spec = self._spec
         assert spec.main_port is not None
-        is_here = _is_here(spec.main_address or "")
-        is_first = not spec.joins and (spec.node_rank == 0 or (spec.node_rank is None and is_here))
+        is_ours = is_here(spec.main_address or "")
+        is_first = not spec.joins and (spec.node_rank == 0 or (spec.node_rank is None and is_ours))
         if not is_first and spec.least == spec.nodes:
             return True
-        # Where the nodes meet on the loopback, all of them are on this machine.
-        here_alone = spec.main_address or "" if is_loopback(spec.main_address or "") else ""
         try:
-            self._door.open(spec.main_port if is_first or not is_here else 0, here_alone)
+            self._door.open(spec.main_port if is_first or not is_ours else 0, self._interface)
         except OSError as error:
             if spec.node_rank == 0:
                 self._fail(f"cannot listen on port {spec.main_port}: {error.strerror}; choose another --master-port", 2)
                 return False
             if spec.least < spec.nodes:
-                self._door.open(0, here_alone)
+                self._door.open(0, self._interface)
         return True
 
     def _is_first(self) -> bool:
@@ -156,7 +156,7 @@ class Team:
             return True
         if spec.joins:
             return False
-        is_there = spec.node_rank is None and _is_here(spec.main_address or "")
+        is_there = spec.node_rank is None and is_here(spec.main_address or "")
         return self._door.port == spec.main_port and (spec.node_rank == 0 or is_there)
 
     def _lead(self) -> None:
@@ -378,7 +378,7 @@ class Team:
             self._leader = None
 
 
-def _is_here(address: str) -> bool:
+def is_here(address: str) -> bool:
     """Whether an address belongs to this machine: only then can it be bound."""
     try:
         candidates = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)

@@ -21,15 +21,20 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_MARKER = ".paceline-run"
+from paceline.node.files import read_json, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MARKER = ".paceline-run"
 _MARK = b"A run directory, made by paceline. `paceline delete` removes it only while this file is here.\n"
-# What a run directory is called while it is made, and while it is removed.
-_HIDDEN = re.compile(r"\.[A-Za-z0-9][A-Za-z0-9._-]*\.(\d+|deleted)\.\d+")
+
+_KEPT_SECONDS = 1.0  # for a lock that is held while the job runs: then nobody removes it either
+_PAUSE = 0.02  # seconds between two tries to lock
 
 
 class RunDirectory:
@@ -95,13 +100,13 @@ class RunDirectory:
         Raises:
             OSError: it cannot be written.
         """
-        (self.path / _MARKER).write_bytes(_MARK)
+        (self.path / MARKER).write_bytes(_MARK)
 
     @property
     def is_ours(self) -> bool:
         """Whether paceline made this folder; a link to one is not one."""
         try:
-            return not self.path.is_symlink() and (self.path / _MARKER).read_bytes() == _MARK
+            return not self.path.is_symlink() and (self.path / MARKER).read_bytes() == _MARK
         except OSError:
             return False
 
@@ -111,7 +116,7 @@ class RunDirectory:
     def is_held(self) -> bool:
         """Whether a client or an agent works on the job: the kernel frees the lock of one that was killed."""
         try:
-            fd = os.open(self.lock, os.O_RDONLY)
+            fd = os.open(self.lock, os.O_RDONLY | os.O_NONBLOCK)  # which a FIFO needs: anybody may have put it there
         except OSError:
             return False
         try:
@@ -122,10 +127,55 @@ class RunDirectory:
             os.close(fd)
         return False
 
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Have nobody remove the job within the block, which reads more of it than one file.
+
+        Raises:
+            FileNotFoundError: there is no such job any more.
+        """
+        with self._locked(fcntl.LOCK_SH, _KEPT_SECONDS):
+            yield
+
+    @contextlib.contextmanager
+    def owned(self, patience: float) -> Iterator[None]:
+        """Be the only one who works on the job within the block.
+
+        Args:
+            patience: seconds to wait for whoever works on it.
+
+        Raises:
+            FileNotFoundError: there is no such job any more.
+            BlockingIOError: somebody works on it.
+        """
+        with self._locked(fcntl.LOCK_EX, patience) as is_locked:
+            if not is_locked:
+                raise BlockingIOError
+            yield
+
+    @contextlib.contextmanager
+    def _locked(self, how: int, patience: float) -> Iterator[bool]:
+        """Hold the lock; yields whether that worked. A folder that lacks the file is nobody's."""
+        try:
+            fd = os.open(self.lock, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            self.path.lstat()
+            yield True
+            return
+        try:
+            deadline = time.monotonic() + patience
+            while not (is_locked := _lock(fd, how)) and time.monotonic() < deadline:
+                time.sleep(_PAUSE)  # those who only look hold it for a moment
+            if not os.path.samestat(os.fstat(fd), os.stat(self.lock)):
+                raise FileNotFoundError(f"{self.path} was removed")
+            yield is_locked
+        finally:
+            os.close(fd)
+
     def wait_until_free(self) -> None:
         """Come back when nobody works on the job any more."""
         try:
-            fd = os.open(self.lock, os.O_RDONLY)
+            fd = os.open(self.lock, os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
             return
         try:
@@ -134,83 +184,19 @@ class RunDirectory:
             os.close(fd)
 
 
-def note_of(hidden: Path, jobs: Path | None) -> Path | None:
-    """Remember a hidden run directory that lies in a user's folder, where nobody looks for what killed clients left.
-
-    Args:
-        hidden: the run directory, there or about to be.
-        jobs: the folder of run directories; None where `hidden` lies in it.
-
-    Returns:
-        The link that remembers it, for `drop_note`; None where none is needed, or `jobs` cannot be written to.
-    """
-    if jobs is None or hidden.parent.resolve() == jobs.resolve():
-        return None
-    note = jobs / hidden.name
+def _lock(fd: int, how: int) -> bool:
     try:
-        jobs.mkdir(parents=True, exist_ok=True)
-        note.symlink_to(hidden)
-    except OSError:
-        return None
-    return note
-
-
-def drop_note(note: Path | None) -> None:
-    """Forget what `note_of` remembers."""
-    if note is not None:
-        with contextlib.suppress(OSError):
-            note.unlink()
-
-
-def _remove_leftover(entry: os.DirEntry[str]) -> None:
-    """Remove a hidden run directory that paceline made; and one elsewhere with the note of it."""
-    with contextlib.suppress(OSError):
-        hidden = Path(os.readlink(entry.path)) if entry.is_symlink() else Path(entry.path)
-        if hidden.name != entry.name:
-            return
-        if os.path.lexists(hidden) and not remove_folder(hidden):
-            hidden.rmdir()  # whoever made it was killed before anything was in it; else this fails
-        if entry.is_symlink():
-            os.unlink(entry.path)
-
-
-def remove_folder(folder: Path) -> bool:
-    """Remove a run directory, unless paceline did not make it; returns whether it is gone.
-
-    What says that paceline made it goes last, so that a removal that was interrupted can be finished.
-    """
-    import shutil  # whoever only reads records does without
-
-    if not RunDirectory(folder).is_ours:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
-    with contextlib.suppress(OSError):
-        for entry in list(os.scandir(folder)):
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path, ignore_errors=True)
-            elif entry.name != _MARKER:
-                os.unlink(entry.path)
-        if os.listdir(folder) == [_MARKER]:
-            os.unlink(folder / _MARKER)
-            folder.rmdir()
-    return not os.path.lexists(folder)
+    return True
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` to `path` in one step."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(json.dumps(value))
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in `path`, or None when there is none that can be read."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+def read_error(path: Path) -> dict[str, Any] | None:
+    """The error record of a rank (`node/ranks/program.py` writes it), or None where there is none that makes sense."""
+    record = read_json(path)
+    if record is None or not all(isinstance(record.get(key), str) for key in ("type", "message", "traceback")):
         return None
-    return value if isinstance(value, dict) else None
+    places = [record.get(key) for key in ("log_start", "log_end")]
+    is_placed = all(place is None or (type(place) is int and place >= 0) for place in places)
+    return record if is_placed and isinstance(record.get("time"), float) else None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .directory import _HIDDEN, RunDirectory, _remove_leftover, drop_note, note_of
+from .directory import MARKER, RunDirectory
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 SPARE = 64 * 1024  # bytes
 
 
+# What a run directory is called while it is made, and while it is removed.
+_HIDDEN = re.compile(r"\.[A-Za-z0-9][A-Za-z0-9._-]*\.(\d+|deleted)\.\d+")
 _ABANDONED = 60.0  # seconds after which a folder that nobody holds is not about to be held
 
 
@@ -153,3 +157,64 @@ def _is_abandoned(path: Path) -> bool:
     except OSError:
         return False
     return age > _ABANDONED and not RunDirectory(path).is_held
+
+
+def note_of(hidden: Path, jobs: Path | None) -> Path | None:
+    """Remember a hidden run directory that lies in a user's folder, where nobody looks for what killed clients left.
+
+    Args:
+        hidden: the run directory, there or about to be.
+        jobs: the folder of run directories; None where `hidden` lies in it.
+
+    Returns:
+        The link that remembers it, for `drop_note`; None where none is needed, or `jobs` cannot be written to.
+    """
+    if jobs is None or hidden.parent.resolve() == jobs.resolve():
+        return None
+    note = jobs / hidden.name
+    try:
+        jobs.mkdir(parents=True, exist_ok=True)
+        note.symlink_to(hidden)
+    except OSError:
+        return None
+    return note
+
+
+def drop_note(note: Path | None) -> None:
+    """Forget what `note_of` remembers."""
+    if note is not None:
+        with contextlib.suppress(OSError):
+            note.unlink()
+
+
+def _remove_leftover(entry: os.DirEntry[str]) -> None:
+    """Remove a hidden run directory that paceline made; and one elsewhere with the note of it."""
+    with contextlib.suppress(OSError):
+        hidden = Path(os.readlink(entry.path)) if entry.is_symlink() else Path(entry.path)
+        if hidden.name != entry.name:
+            return
+        if os.path.lexists(hidden) and not remove_folder(hidden):
+            hidden.rmdir()  # whoever made it was killed before anything was in it; else this fails
+        if entry.is_symlink():
+            os.unlink(entry.path)
+
+
+def remove_folder(folder: Path) -> bool:
+    """Remove a run directory, unless paceline did not make it; returns whether it is gone.
+
+    What says that paceline made it goes last, so that a removal that was interrupted can be finished.
+    """
+    import shutil  # whoever only reads records does without
+
+    if not RunDirectory(folder).is_ours:
+        return False
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(folder)):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            elif entry.name != MARKER:
+                os.unlink(entry.path)
+        if os.listdir(folder) == [MARKER]:
+            os.unlink(folder / MARKER)
+            folder.rmdir()
+    return not os.path.lexists(folder)

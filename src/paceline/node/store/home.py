@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.node.errors import Refused
-from paceline.node.rundir.directory import read_json
+from paceline.node.files import read_json
 
 from . import records
 

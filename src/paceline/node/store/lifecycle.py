@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.node import ENTRY, tensorboard
 from paceline.node.errors import Refused
-from paceline.node.rundir.directory import RunDirectory, drop_note, note_of, remove_folder, write_json
+from paceline.node.files import write_json
+from paceline.node.rundir.directory import RunDirectory
+from paceline.node.rundir.staging import drop_note, note_of, remove_folder
 from paceline.node.signals import HEARD
 
 from . import records
@@ -70,11 +72,13 @@ def stop(run: RunDirectory, now: bool) -> None:
     """
     deadline = time.monotonic() + _AGENT_COMES
     while not records.signal_agent(run.path, (signal.SIGQUIT if now else signal.SIGTERM,)):
+        records.wake_agent(run.path)  # it may have ended, and its guard be suspended
         if not run.is_held:
             return
         if time.monotonic() > deadline:
             raise Refused(f"the agent of job {run.path.name} does not answer; see {run.agent_log}")
         _wait(run, _PAUSE)  # it has just been started
+    records.wake_agent(run.path)
     if now and not _wait(run, _AT_ONCE):
         records.signal_agent(run.path, (signal.SIGKILL,))  # the kernel ends its ranks with it
         _wait(run, _AT_ONCE)
@@ -96,7 +100,7 @@ def remove(path: Path, discard: Callable[[], None]) -> None:
         discard: removes what it has elsewhere, once it is no job any more.
 
     Raises:
-        Refused: it cannot be removed, or paceline did not make it: then it stays as it is.
+        Refused: it cannot be removed, somebody works on it, or paceline did not make it: then it stays as it is.
     """
     run = RunDirectory(path.resolve())
     if not run.is_ours and os.path.lexists(run.path):
@@ -109,13 +113,19 @@ def remove(path: Path, discard: Callable[[], None]) -> None:
     hidden = run.path.with_name(f".{run.path.name}.deleted.{time.monotonic_ns()}")
     note = note_of(hidden, path.parent)
     try:
-        run.path.rename(hidden)
-        if path.is_symlink():
-            path.unlink()
-        discard()
-        if not remove_folder(hidden):
-            raise Refused(f"cannot remove all of {hidden}; remove it by hand")
+        with run.owned(_AT_ONCE):  # so it is still the job that has ended, not another one of that name
+            run.path.rename(hidden)
+            if path.is_symlink():
+                path.unlink()
+            discard()
+            if not remove_folder(hidden):
+                raise Refused(f"cannot remove all of {hidden}; remove it by hand")
+            drop_note(note)
+    except BlockingIOError:
         drop_note(note)
+        raise Refused(
+            f"job {path.name} is in use: it has not ended, or is just being copied; see paceline get {path.name}"
+        ) from None
     except FileNotFoundError:  # somebody else was as quick, or removed it by hand
         drop_note(note)
         with contextlib.suppress(OSError):

@@ -12,14 +12,16 @@ import json
 import os
 import re
 import shlex
+import signal
 import socket
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.node import tensorboard
+from paceline.node.files import load_json, read_json, read_regular
 from paceline.node.machine import processes
-from paceline.node.rundir.directory import RunDirectory, read_json
+from paceline.node.rundir.directory import RunDirectory
 from paceline.node.rundir.staging import sweep
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 FINAL = ("SUCCEEDED", "FAILED", "STOPPED")
+_MOST_SECONDS = 2.0**36  # since the epoch; calendars end somewhat later
 
 
 def names(jobs: Path) -> dict[str, int]:
@@ -83,22 +86,23 @@ def record(path: Path, line: Callable[[], list[Entry]]) -> dict[str, Any] | None
     if not path.exists():
         return _damaged(path, f"its folder {os.path.realpath(path)} is gone; is a disk not mounted?")
     try:
-        return _record(path, line)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return _damaged(path, f"its folder is damaged ({type(error).__name__}: {error}); see {path}")
+        found = _record(path, line)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
+        found = _damaged(path, f"its folder is damaged ({type(error).__name__}: {error}); see {path}")
+    return found if is_job(path) else None  # it may have been removed meanwhile
 
 
 def _record(path: Path, line: Callable[[], list[Entry]]) -> dict[str, Any]:
     run = RunDirectory(path)
     held = run.is_held  # asked first: an agent writes its last status before it lets go
-    job, status = read_json(run.job), run.read_status() or {}
-    node = read_json(run.spec)
+    job, status = load_json(run.job), load_json(run.status) or {}
+    node = load_json(run.spec)
     if node is None or job is None:
         return _damaged(path, f"its folder lacks {'spec.json' if node is None else 'job.json'}; see {path}")
     spec, agent = job["spec"], status.get("agent") or {}
     if status.get("state") not in FINAL and not held and not _lives(agent):
         status = {**status, **_end_of(run, job, agent)}
-    state = status.get("state", "PENDING")
+    state = str(status.get("state", "PENDING"))
     host = agent.get("host", socket.gethostname())
     is_final = state in FINAL
     return {
@@ -110,21 +114,21 @@ def _record(path: Path, line: Callable[[], list[Entry]]) -> dict[str, Any]:
         "ranks": int(status.get("world_size") or node["nproc"] * node["nodes"]),
         "attempt": int(status.get("attempt", 0)),
         "exit_code": status.get("exit_code") if is_final else None,
-        "created": float(job["created"]),
-        "started": status.get("started"),
-        "finished": float(status["finished"]) if is_final else None,
+        "created": _moment(job["created"]),
+        "started": None if status.get("started") is None else _moment(status["started"]),
+        "finished": _moment(status["finished"]) if is_final else None,
         "instances": [_instance(rank, host, state) for rank in status.get("ranks", ())],
-        "error": status.get("problem") or _error(status),
+        "error": status.get("problem") or _error(status),  # the former is ours
         "waiting": _waiting(path.name, status, line) if state in ("PENDING", "RESTARTING") else None,
         "restarts": int(status.get("restarts", 0)),
         "max_restarts": int(node["max_restarts"]),
-        "devices": list(status.get("devices") or ()),
+        "devices": list(map(str, status.get("devices") or ())),
         "devices_asked": spec.get("devices"),
         "priority": int(spec["priority"]),
         "queue": spec["queue"],
         "labels": dict(spec["labels"]),
-        "ttl": spec["ttl"],
-        "kept_since": None if "problem" in status else status.get("finished"),
+        "ttl": None if spec["ttl"] is None else float(spec["ttl"]),
+        "kept_since": None if "problem" in status or status.get("finished") is None else _moment(status["finished"]),
         "grace": float(node["grace"]),
         "command": _command(node["program"]),
         "working_dir": str(node["working_dir"]),
@@ -132,8 +136,31 @@ def _record(path: Path, line: Callable[[], list[Entry]]) -> dict[str, Any]:
         "code": job.get("code"),
         "data": list(job.get("data", ())),
         "tensorboard": tensorboard.describe(path),
-        "progress": read_json(path / "progress.json"),
+        "progress": _progress(path / "progress.json"),
     }
+
+
+def _moment(value: Any) -> float:
+    """A time, in seconds since the epoch.
+
+    Raises:
+        ValueError: it is none that a calendar has.
+    """
+    seconds = float(value)
+    if not 0 <= seconds < _MOST_SECONDS:
+        raise ValueError(f"{seconds} is no time")
+    return seconds
+
+
+def _progress(path: Path) -> dict[str, Any] | None:
+    """How far the training is; None where it says nothing that makes sense."""
+    found = read_json(path)
+    try:
+        if found is not None and "time" in found:
+            _moment(found["time"])
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return found
 
 
 def _damaged(path: Path, why: str) -> dict[str, Any]:
@@ -219,11 +246,11 @@ def events(run: RunDirectory) -> list[dict[str, Any]]:
     """What happened to a job; a torn line, as a full disk leaves one, is left out."""
     found = []
     try:
-        lines = run.events.read_bytes().split(b"\n")
-    except OSError:
+        lines = read_regular(run.events).split(b"\n")
+    except (OSError, ValueError):
         return []
     for line in lines:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             event = json.loads(line)
             if isinstance(event, dict) and "event" in event and isinstance(event.get("time"), float):
                 found.append(event)
@@ -233,9 +260,9 @@ def events(run: RunDirectory) -> list[dict[str, Any]]:
 def _instance(rank: dict[str, Any], host: str, state: str) -> dict[str, Any]:
     over = state in FINAL and rank["state"] in ("STARTING", "RUNNING")  # they died with the agent
     return {
-        "name": rank["name"],
+        "name": str(rank["name"]),
         "node": host,
-        "rank": rank["rank"],
+        "rank": int(rank["rank"]),
         "state": "FAILED" if over else rank["state"],
         "pid": rank["pid"] or None,
         "exit_code": rank["exit_code"],
@@ -256,3 +283,24 @@ def signal_agent(path: Path, numbers: tuple[int, ...]) -> bool:
     for number in numbers:
         processes.signal_process(agent["pid"], number)
     return True
+
+
+def agent_pid(run: RunDirectory, guard: int) -> int:
+    """The pid of a job's agent, as its last status has it; that of its guard where there is none."""
+    agent = (run.read_status() or {}).get("agent")
+    pid = agent.get("pid") if isinstance(agent, dict) else None
+    return pid if isinstance(pid, int) else guard
+
+
+def wake_agent(path: Path) -> None:
+    """Let a suspended agent go on, and its guard: a job is to end although somebody has stopped them (SIGSTOP)."""
+    run = RunDirectory(path)
+    agent = (run.read_status() or {}).get("agent")
+    if not isinstance(agent, dict) or agent.get("boot") != processes.boot_id():
+        return
+    for name, process in (("agent", agent), ("agent's guard", agent.get("guard"))):
+        if isinstance(process, dict) and isinstance(process.get("pid"), int):
+            is_it = processes.start_time(process["pid"]) == process.get("start_time") is not None
+            if is_it and processes.is_suspended(process["pid"]):
+                run.append_event("continued", what=name, pid=process["pid"])
+                processes.signal_process(process["pid"], signal.SIGCONT)

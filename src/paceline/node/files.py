@@ -1,0 +1,85 @@
+"""Small files that are read and written whole."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 64 * 1024 * 1024  # of a file that is read whole; what paceline writes is far smaller
+_MOST_DEPTH = 100  # objects and arrays in one another; what paceline writes has far fewer
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` to `path` in one step."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(json.dumps(value))
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in `path`, or None when there is none that can be read."""
+    try:
+        return load_json(path)
+    except (OSError, ValueError):
+        return None
+
+
+def load_json(path: Path) -> dict[str, Any] | None:
+    """The object in `path`; None when there is no such file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it holds no object, or is no file that paceline has written.
+    """
+    try:
+        text = read_regular(path)
+    except FileNotFoundError:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path.name} is no JSON: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path.name} is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.name} holds no object")
+    if text.count(b"{") + text.count(b"[") > _MOST_DEPTH and _depth(value) > _MOST_DEPTH:
+        raise ValueError(f"{path.name} is nested too deeply")  # for whoever shows it
+    return value
+
+
+def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The bytes of a file. Anything may lie in a run directory, such as a FIFO, which would never end.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no regular file, or too large.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{path.name} is no regular file")
+        data = file.read(most + 1) if status.st_size <= most else b""
+        if status.st_size > most or len(data) > most:
+            raise ValueError(f"{path.name} is larger than {most >> 20} MiB")
+        return data
+
+
+def _depth(value: Any) -> int:
+    """How many objects and arrays are in one another."""
+    depth, level = 0, [value]
+    while level and depth <= _MOST_DEPTH:
+        level = [item for it in level for item in (it.values() if isinstance(it, dict) else it)
+                 if isinstance(item, (dict, list))]  # fmt: skip
+        depth += 1
+    return depth

@@ -1,0 +1,180 @@
+"""What runs on a host first: whom it trusts there, and what it says of hosts that are not as they should be."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from paceline.backends.ssh import connection
+from paceline.backends.ssh.connection import Host
+from paceline.job.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Ask = Callable[..., dict[str, object]]
+
+AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+OWNER = 4711  # nobody has this number
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Asks this machine through an ssh that logs in nowhere; `startup` is what its shell runs first."""
+    program = tmp_path / "bin" / "ssh"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\nfor last; do :; done\neval "$STARTUP"\neval "$last"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "")
+
+    def asks(root: Path, python: str = "python3", startup: str = "") -> dict[str, object]:
+        monkeypatch.setenv("STARTUP", startup)
+        return Host("h1", 1, None, None, python, str(root)).ask({"do": "describe", "names": [], "since": None})
+
+    return asks
+
+
+def refusal(ask: Ask, root: Path, python: str = "python3", startup: str = "") -> str:
+    with pytest.raises(UserError) as caught:
+        ask(root, python, startup)
+    said = str(caught.value)
+    assert "\n" not in said
+    assert said.startswith("h1")
+    return said
+
+
+# -- the path of the archive -------------------------------------------------------------------------------------------
+
+
+def test_a_root_that_is_ours_alone(ask: Ask, tmp_path: Path) -> None:
+    for root in (tmp_path / "new" / "root", tmp_path / "link" / "root"):
+        if root.parent.name == "link":
+            (tmp_path / "link").symlink_to("new")
+        assert ask(root) == {"jobs": [], "names": []}
+        assert ask(root) == {"jobs": [], "names": []}, "once the archive is there, too"
+        assert root.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_root_below_a_sticky_folder(ask: Ask, tmp_path: Path) -> None:
+    tmp_path.joinpath("tmp").mkdir()
+    (tmp_path / "tmp").chmod(0o1777)
+    assert ask(tmp_path / "tmp" / "root") == {"jobs": [], "names": []}
+    said = refusal(ask, tmp_path / "tmp")
+    assert re.search(r"/tmp \(owner \S+, mode 1777\) can be written to by others", said)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o757])
+@pytest.mark.parametrize("below", [0, 1, 2])
+def test_a_folder_that_others_can_write_to(ask: Ask, tmp_path: Path, mode: int, below: int) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(mode)
+    root = folder.joinpath(*["deeper"] * below)
+    said = refusal(ask, root)
+    assert f"{folder} (owner " in said
+    assert f"mode 0{mode:o}) can be written to by others" in said
+    assert "chmod go-w" in said
+    assert "--ssh-root" in said
+    assert list(folder.iterdir()) == [], "nothing was written there"
+
+
+@AS_ROOT
+def test_a_group_that_can_write(ask: Ask, tmp_path: Path) -> None:
+    folder = tmp_path / "team"
+    folder.mkdir()
+    folder.chmod(0o775)
+    os.chown(folder, 0, OWNER)
+    assert f"{folder} (owner root, mode 0775) can be written to by others" in refusal(ask, folder / "root")
+
+
+@AS_ROOT
+@pytest.mark.parametrize("what", ["root", "parent", "below a sticky folder", "link", "archive", "link as archive"])
+def test_a_path_that_somebody_else_has_made(ask: Ask, tmp_path: Path, what: str) -> None:
+    root = foreign = tmp_path / "there"
+    if what == "below a sticky folder":
+        tmp_path.chmod(0o1777)
+    if what == "link":
+        (tmp_path / "target").mkdir()
+        root.symlink_to("target")
+    else:
+        root.mkdir()
+    if "archive" in what:
+        assert ask(root) == {"jobs": [], "names": []}
+        (foreign,) = root.glob("*.pyz")
+        if what == "link as archive":
+            foreign.rename(tmp_path / "archive")
+            foreign.symlink_to(tmp_path / "archive")
+    os.chown(foreign, OWNER, OWNER, follow_symlinks=False)
+    said = refusal(ask, root / "deeper" if what == "parent" else root)
+    assert f"{foreign} (owner user {OWNER}, mode " in said
+    assert "belongs to somebody else" in said
+
+
+def test_an_archive_that_is_no_file(ask: Ask, tmp_path: Path) -> None:
+    ask(tmp_path / "root")
+    (archive,) = (tmp_path / "root").glob("*.pyz")
+    archive.unlink()
+    archive.mkdir()
+    assert "is no regular file" in refusal(ask, tmp_path / "root")
+
+
+# -- interpreters and shells -------------------------------------------------------------------------------------------
+
+
+def test_a_python_without_sys_stdin_buffer(ask: Ask, tmp_path: Path) -> None:
+    """As Python 2 is, whose files have no `buffer`."""
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\nshift\n"
+        'exec python3 -c "import sys; sys.stdin = sys.stdin.buffer; sys.version_info = (2, 7, 18); $1"\n'
+    )
+    python.chmod(0o755)
+    said = refusal(ask, tmp_path / "root", str(python))
+    assert "is Python 2.7.18, too old; name one from 3.9 on with --ssh-python" in said
+
+
+def _old(version: str) -> str | None:
+    """A Python of this version, if there is one."""
+    managed = Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}")
+    for program in filter(None, (shutil.which(f"python{version}"), *map(str, managed))):
+        done = subprocess.run([program, "-c", "print('runs')"], capture_output=True, check=False)
+        if done.stdout == b"runs\n":
+            return program
+    return None
+
+
+@pytest.mark.parametrize("version", ["2.7", "3.8"])
+def test_a_real_old_python(ask: Ask, tmp_path: Path, version: str) -> None:
+    python = _old(version)
+    if python is None:
+        pytest.skip(f"there is no Python {version} here")
+    assert f"is Python {version}." in (said := refusal(ask, tmp_path / "root", python))
+    assert "too old; name one from 3.9 on with --ssh-python" in said
+
+
+def test_a_program_that_is_no_python(ask: Ask, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'SyntaxError: what is that' >&2\nexit 1\n")
+    python.chmod(0o755)
+    said = refusal(ask, tmp_path / "root", str(python))
+    assert f"h1: {python} there does not run as Python does (SyntaxError: what is that); name one" in said
+
+
+@pytest.mark.parametrize("startup", ["read a", "read a; read b", "head -c 100 > /dev/null"])
+def test_a_startup_file_that_reads(ask: Ask, tmp_path: Path, startup: str) -> None:
+    said = refusal(ask, tmp_path / "root", startup=startup)
+    assert "a start-up file of its shell, such as ~/.bashrc, reads from stdin" in said
+    assert "[ -t 0 ]" in said
+
+
+def test_a_startup_file_that_waits_for_more(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "FIRST_SECONDS", 1.0)
+    said = refusal(ask, tmp_path / "root", startup="cat > /dev/null")
+    assert said.startswith("h1 says nothing for 1 s; does a start-up file of its shell wait for input?; see ")
