@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from paceline.node.machine.meter import Gpu
+    from paceline.node.machine.gpus import Gpu
 
 
 class Gauge:
