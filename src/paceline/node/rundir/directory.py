@@ -1,12 +1,12 @@
-"""The folder in which a node keeps what is true about its part of a job.
+"""The folder in which a node keeps its part of a job.
 
 ```
 job.json                       what the user asked for, as the client stored it
-spec.json                      what the agent was told
-lock                           held by whoever works on the job: the client that submits it, then its agent
-status.json                    state now, replaced atomically
-events.jsonl                   what happened, one JSON object a line
-spare                          room for the last words on a full disk
+spec.json                      what the agent gets to do
+lock                           held by the process that works on the job: the client that submits it, then its agent
+status.json                    the current state, replaced atomically
+events.jsonl                   what happened, one JSON object per line
+spare                          space for the last status and event on a full disk
 agent.log                      what the agent and the fork server themselves print
 logs/<attempt>/rank-<r>.log    what rank r wrote (and rank-<r>.err.log where stderr is kept apart)
 logs/<attempt>/times           which of these files had which size when
@@ -22,10 +22,10 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    pass
+    from .status import Status
 
 
 class RunDirectory:
@@ -58,8 +58,8 @@ class RunDirectory:
         self.log(attempt, 0).parent.mkdir(parents=True, exist_ok=True)
         self.error(attempt, 0).parent.mkdir(parents=True, exist_ok=True)
 
-    def write_status(self, status: dict[str, Any]) -> None:
-        """Replace status.json in one step: a reader sees the old or the new one, whole. A full disk ends no job."""
+    def write_status(self, status: Status) -> None:
+        """Replace status.json in one step: a reader sees all of the old or of the new one. A full disk is no error."""
         try:
             write_json(self.status, status)
         except OSError:
@@ -67,12 +67,12 @@ class RunDirectory:
                 self.spare.unlink()
                 write_json(self.status, status)
 
-    def read_status(self) -> dict[str, Any] | None:
-        """The last status, or None before the agent wrote one."""
-        return read_json(self.status)
+    def read_status(self) -> Status | None:
+        """The last status, or None before the agent has written one."""
+        return cast("Status | None", read_json(self.status))
 
     def append_event(self, event: str, **details: Any) -> None:
-        """Add a line to events.jsonl, whole even if another process appends at once. A full disk ends no job."""
+        """Append a line to events.jsonl, in one piece even if other processes append. A full disk is no error."""
         line = json.dumps({"time": time.time(), "event": event, **details}) + "\n"
         fd = os.open(self.events, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
@@ -85,11 +85,11 @@ class RunDirectory:
         finally:
             os.close(fd)
 
-    # -- whether somebody works on it ----------------------------------------------------------------------------------
+    # -- the lock ------------------------------------------------------------------------------------------------------
 
     @property
     def is_held(self) -> bool:
-        """Whether a client or an agent works on the job: the kernel frees the lock of one that was killed."""
+        """Whether a client or an agent works on the job; the kernel frees the lock of a killed one."""
         try:
             fd = os.open(self.lock, os.O_RDONLY)
         except OSError:
@@ -103,7 +103,7 @@ class RunDirectory:
         return False
 
     def wait_until_free(self) -> None:
-        """Come back when nobody works on the job any more."""
+        """Return when no client and no agent works on the job any more."""
         try:
             fd = os.open(self.lock, os.O_RDONLY)
         except OSError:
@@ -127,7 +127,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in `path`, or None when there is none that can be read."""
+    """The object in `path`, or None if there is none that can be read."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Run directories that are being made, taken up again, or were left unfinished."""
+"""Run directories that are being made, are opened again, or were left unfinished."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 SPARE = 64 * 1024  # bytes
 
 
-_ABANDONED = 60.0  # seconds after which a folder that nobody holds is not about to be held
+_ABANDONED = 60.0  # seconds after which a folder without a held lock has been left by a killed client
 
 
 class Staging:
-    """A run directory that is being made: nobody sees it as a job until `settle`, and a failure leaves nothing.
+    """A run directory that is being made. It is no job before `settle`, and is removed on failure.
 
     Attributes:
         directory: the folder to fill, with mode 0700.
@@ -49,17 +49,17 @@ class Staging:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it has become a job."""
+        """Whether it is a job now."""
         return self.directory.path == self._path
 
     def settle(self) -> RunDirectory:
-        """Give the folder its name; of two that do so at the same instant one succeeds.
+        """Give the folder its name. If two processes do so at the same time, one succeeds.
 
         Raises:
             FileExistsError: the name is taken.
         """
         try:
-            os.rename(self.directory.path, self._path)  # replaces nothing but an empty folder
+            os.rename(self.directory.path, self._path)  # replaces an empty folder at most
         except OSError as error:
             if self._path.exists() or self._path.is_symlink():
                 raise FileExistsError(error.errno, error.strerror, str(self._path)) from None
@@ -74,7 +74,7 @@ class Staging:
 
 
 class Reopened:
-    """A run directory to which its job comes back.
+    """The run directory of a job that starts again.
 
     Attributes:
         directory: the folder.
@@ -85,7 +85,7 @@ class Reopened:
         """Take its lock.
 
         Raises:
-            BlockingIOError: somebody works on the job.
+            BlockingIOError: a client or an agent works on the job.
         """
         self.directory = RunDirectory(path)
         self.lock = os.open(self.directory.lock, os.O_RDWR)
@@ -103,10 +103,10 @@ class Reopened:
 
 
 def sweep(jobs: Path) -> list[os.DirEntry[str]]:
-    """The entries of a folder of run directories; what killed clients left in it goes.
+    """The entries of a folder of run directories; what killed clients left there is removed.
 
     Raises:
-        OSError: the folder cannot be read; one that is not there is empty.
+        OSError: the folder cannot be read; a missing one is empty.
     """
     try:
         entries = list(os.scandir(jobs))
@@ -117,19 +117,19 @@ def sweep(jobs: Path) -> list[os.DirEntry[str]]:
         if entry.name.startswith("."):
             if _is_abandoned(Path(entry.path)):
                 _remove(Path(entry.path))
-        elif os.path.exists(entry.path) or _is_abandoned(Path(entry.path)):  # else a job is just being made there
+        elif os.path.exists(entry.path) or _is_abandoned(Path(entry.path)):  # else a job is being made there
             living.append(entry)
     return living
 
 
 def _remove(folder: Path) -> None:
-    import shutil  # whoever only reads records does without
+    import shutil  # not needed by those that only read records
 
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Whether something was left by a client that was killed while it made or removed a job."""
+    """Whether a client was killed while it made or removed this job."""
     try:
         age = time.time() - path.lstat().st_mtime
     except OSError:
