@@ -26,7 +26,6 @@ from paceline.node.machine import processes
 from paceline.node.machine.devices import visibility
 from paceline.node.machine.ports import Reservation
 from paceline.node.ranks.launcher import Ranks
-from paceline.node.ranks.mpi import MpiRanks
 from paceline.node.rendezvous.coordinator import GONE_GRACE
 from paceline.node.rendezvous.participant import Team
 from paceline.node.rundir.directory import RunDirectory
@@ -35,7 +34,6 @@ from paceline.node.spec import NodeSpec
 
 from .status import JobStatus
 from .tensorboard import JobBoard
-from .waiting import DeviceClaim
 
 if TYPE_CHECKING:
     from typing import Literal, TypedDict, Union
@@ -45,6 +43,8 @@ if TYPE_CHECKING:
     from paceline.node.eventloop.channel import Message
     from paceline.node.rendezvous.messages import Alone, Finish, Halt, Restart, Search, Start, ToCoordinator, ToNode
     from paceline.node.rundir.status import Status, Waiting
+
+    from .waiting import DeviceClaim
 
     class RanksChanged(TypedDict):
         """Not from the coordinator: a rank or the fork server has changed."""
@@ -95,6 +95,8 @@ class Agent:
         """This node's ranks, however they are started."""
         changed = partial(self.inbox.append, {"do": "ranks changed"})
         if self.spec.framework == "mpi":
+            from paceline.node.ranks.mpi import MpiRanks  # no other job needs it
+
             return MpiRanks(self.loop, self.spec, self.dir, changed, self._start_daemon)
         return Ranks(self.loop, self.spec, self.dir, changed)
 
@@ -153,6 +155,8 @@ class Agent:
         request = self.spec.request
         if request is None:
             return
+        from .waiting import DeviceClaim  # no other job needs it
+
         claim = self.claim = DeviceClaim(self.loop, request, self.spec.job)
         try:
             devices = claim.wait(self._report_waiting, self._is_over)
@@ -187,7 +191,7 @@ class Agent:
             self._check_ranks()
         elif message["do"] == "halt":
             self._halt(message)
-        elif message["do"] == "daemon" and isinstance(self.ranks, MpiRanks):
+        elif message["do"] == "daemon":
             self.ranks.start_daemon(message["attempt"], message["command"])
         elif message["do"] == "restart":
             self._write_status(

@@ -200,6 +200,9 @@ class Ranks:
         ]  # fmt: skip
         self._send({"do": "start", "ranks": orders})
 
+    def start_daemon(self, attempt: int, command: str) -> None:
+        """Start mpirun's daemon here, unless the attempt that it belongs to is over; only MPI jobs have one."""
+
     def signal(self, number: int) -> None:
         """Send a signal to every rank."""
         self._send({"do": "signal", "signal": number, "ranks": list(self.current)})
