@@ -439,8 +439,8 @@ def main(run_directory: str, lock_fd: int, lifeline_fd: int) -> int:
 
     Args:
         run_directory: its path.
-        lock_fd: holds its lock, until this process is gone.
-        lifeline_fd: closes when whoever waits for the job is gone; -1 means that nobody does.
+        lock_fd: holds its lock, until this process has ended.
+        lifeline_fd: closes when the process that waits for the job is gone; -1 if none waits.
     """
     os.set_inheritable(lock_fd, False)
     run = RunDirectory(Path(run_directory))
