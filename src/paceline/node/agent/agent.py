@@ -15,7 +15,7 @@ import traceback
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from paceline.contract import CONTRACTS
 from paceline.node.errors import Refused
@@ -40,8 +40,17 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from paceline.node.eventloop.channel import Message
-    from paceline.node.rendezvous.messages import Alone, Finish, Halt, Restart, Search, Start, ToCoordinator, ToNode
+    from paceline.node.rendezvous.messages import (
+        Alone,
+        Finish,
+        Halt,
+        Offer,
+        Restart,
+        Search,
+        Start,
+        ToCoordinator,
+        ToNode,
+    )
     from paceline.node.rundir.status import Status, Waiting
 
     from .waiting import DeviceClaim
@@ -72,7 +81,7 @@ class Agent:
         self.ranks = self._ranks()
         self.times = TimeIndex(self.loop)
         self.team = Team(
-            self.loop, spec, offer=self._offer, deliver=self._receive, fail=self._fail, is_over=self._is_over
+            self.loop, spec, offer=self._offer, deliver=self.inbox.append, fail=self._fail, is_over=self._is_over
         )
         self.lifeline = lifeline
         self.claim: DeviceClaim | None = None
@@ -107,11 +116,8 @@ class Agent:
     def _is_over(self) -> bool:
         return self.finish is not None
 
-    def _receive(self, message: Message) -> None:
-        self.inbox.append(cast("ToNode", message))
-
     def _send(self, message: ToCoordinator) -> None:
-        self.team.send(cast("Message", message))
+        self.team.send(message)
 
     # -- the life of a job ---------------------------------------------------------------------------------------------
 
@@ -262,7 +268,7 @@ class Agent:
 
     # -- an attempt ----------------------------------------------------------------------------------------------------
 
-    def _offer(self) -> Message:
+    def _offer(self) -> Offer:
         """Fresh ports of this node for the next attempt; the user's --master-port serves the first one."""
         self.ports.release()
         is_first = self.status.current["start"] is None
@@ -353,8 +359,7 @@ class Agent:
         if self.ranks.server_failure:
             failures = [node_failure(self.status.node_rank, self.host, self.ranks.server_failure).to_dict()]
         self._write_status()
-        offer = self._offer()
-        self._send({"do": "stopped", "failures": failures, "main_port": offer["main_port"], "ports": offer["ports"]})
+        self._send({"do": "stopped", "failures": failures, **self._offer()})
 
     # -- other nodes that are missing, or the coordinator --------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from paceline.node.eventloop.channel import Channel, ChannelClosed, Message
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paceline.node.eventloop.loop import Loop
 
     from .coordinator import Coordinator, Outbox
+    from .messages import ToCoordinator, ToNode
 
 BEAT_SECONDS = 1.0
 BEAT: Message = {"do": "beat"}
@@ -47,9 +48,7 @@ class _Pulse:
 class Host:
     """Runs the coordinator in this agent, which is its peer 0."""
 
-    def __init__(
-        self, loop: Loop, coordinator: Coordinator, deliver: Callable[[Message], None], silence: float
-    ) -> None:
+    def __init__(self, loop: Loop, coordinator: Coordinator, deliver: Callable[[ToNode], None], silence: float) -> None:
         """Take it up.
 
         Args:
@@ -83,7 +82,7 @@ class Host:
         """An agent is known to be dead."""
         self._post(self.coordinator.has_died(name))
 
-    def send(self, message: Message) -> None:
+    def send(self, message: ToCoordinator) -> None:
         """A message of this agent to the coordinator."""
         self._post(self.coordinator.receive(0, message))
 
@@ -132,7 +131,7 @@ class Host:
                 if message == PART:
                     raise ChannelClosed("it has parted")
                 if message != BEAT:
-                    self._post(self.coordinator.receive(peer, message))
+                    self._post(self.coordinator.receive(peer, cast("ToCoordinator", message)))
         except ChannelClosed as error:
             if self._peers.pop(peer, None) is not None:
                 self._loop.forget(channel)
@@ -152,7 +151,7 @@ class Guest:
     """Connects this agent to the coordinator on another node."""
 
     def __init__(
-        self, loop: Loop, deliver: Callable[[Message], None], lost: Callable[[bool], None], silence: float
+        self, loop: Loop, deliver: Callable[[ToNode], None], lost: Callable[[bool], None], silence: float
     ) -> None:
         """Connect later.
 
@@ -190,7 +189,7 @@ class Guest:
         self._beat()
         return status
 
-    def send(self, message: Message) -> None:
+    def send(self, message: ToCoordinator) -> None:
         """A message of this agent to the coordinator; if the host is gone, `lost` is called from the loop."""
         if self._channel is not None:
             with contextlib.suppress(ChannelClosed):
@@ -221,7 +220,8 @@ class Guest:
             self._lost(False)
             return
         if not self._channel.wants_write:
-            self.send(BEAT)
+            with contextlib.suppress(ChannelClosed):  # reading from it tells
+                self._channel.send(BEAT)
         self._pulse.beat(now)
         self._loop.after(BEAT_SECONDS, self._beat)
 
@@ -234,7 +234,7 @@ class Guest:
                 if message == PART:
                     raise ChannelClosed("it has parted")
                 if message != BEAT:
-                    self._deliver(message)
+                    self._deliver(cast("ToNode", message))
         except ChannelClosed as error:
             if self._channel is channel:
                 self.heard = before

@@ -132,9 +132,12 @@ class Wait(Outcome):  # noqa: D101
     why: str
 
 
+FinalState = Literal["SUCCEEDED", "FAILED", "STOPPED"]
+
+
 class Finish(Outcome):  # noqa: D101
     do: Literal["finish"]
-    state: Literal["SUCCEEDED", "FAILED", "STOPPED"]
+    state: FinalState
     exit_code: int
 
 

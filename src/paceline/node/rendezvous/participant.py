@@ -7,7 +7,7 @@ import socket
 import time
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline._version import __version__
 from paceline.node.eventloop.channel import ChannelClosed, Message
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
     from paceline.node.eventloop.channel import Channel
     from paceline.node.eventloop.loop import Loop
+    from paceline.node.rundir.status import NodeEntry
     from paceline.node.spec import NodeSpec
+
+    from .messages import Offer, ToCoordinator, ToNode
 
 CONNECT_PAUSE = 0.3  # seconds between two tries to reach the coordinator
 CONNECT_SECONDS = 2.0  # for one try
@@ -42,8 +45,8 @@ class Team:
         loop: Loop,
         spec: NodeSpec,
         *,
-        offer: Callable[[], Message],
-        deliver: Callable[[Message], None],
+        offer: Callable[[], Offer],
+        deliver: Callable[[ToNode], None],
         fail: Callable[[str, int], None],
         is_over: Callable[[], bool],
     ) -> None:
@@ -70,7 +73,7 @@ class Team:
         self._door = Door(loop, self._token, self._status, self._admit)
         self._meeting: Host | Guest | None = None
         self._parted: list[Host | Guest] = []
-        self._nodes: list[Message] = []  # of the last attempt
+        self._nodes: list[NodeEntry] = []  # of the last attempt
         self._leader: tuple[str, int] | None = None  # where the coordinator is
         self._leader_id = ""
         self._dead: set[str] = set()
@@ -83,12 +86,12 @@ class Team:
         return self._meeting is not None
 
     @property
-    def place(self) -> list[Any] | None:
+    def place(self) -> list[str | int] | None:
         """Address and port of the coordinator."""
         return None if self._leader is None else list(self._leader)
 
     @property
-    def door(self) -> list[Any] | None:
+    def door(self) -> list[str | int] | None:
         """Address and port of this agent, which knows who coordinates."""
         return [self._address, self._door.port] if self._door.port else None
 
@@ -207,7 +210,7 @@ class Team:
             {"do": "join", "id": self.id, "node_rank": spec.node_rank, "nodes": [spec.least, spec.nodes],
              "slots": spec.nproc, "host": socket.gethostname(), "address": self._address, "listen": self._door.port,
              "job": spec.run_id or spec.job, "version": __version__,
-             "standing": self.standing and self.standing.to_dict(), **self._offer()}
+             "standing": None if self.standing is None else self.standing.to_dict(), **self._offer()}
         )  # fmt: skip
 
     def _status(self) -> Message:
@@ -221,19 +224,18 @@ class Team:
         assert isinstance(self._meeting, Host)
         self._meeting.admit(channel)
 
-    def _deliver(self, meeting: Host | Guest, message: Message) -> None:
+    def _deliver(self, meeting: Host | Guest, message: ToNode) -> None:
         """Take what the coordinator says, unless it is a former one."""
         if meeting is not self._meeting:
             return
-        what = message["do"]
-        if what == "last call":
+        if message["do"] == "last call":
             self._loop.after(self._last_call(), lambda: self._call_is_over(meeting))
             return
-        if what in ("start", "prepare"):
+        if message["do"] == "start" or message["do"] == "prepare":
             self._nodes = message["nodes"]
-        if what == "start":
+        if message["do"] == "start":
             self.standing = Standing.from_dict(message["standing"])
-        elif what == "go":
+        elif message["do"] == "go":
             assert self.standing is not None
             self.standing = replace(self.standing, agreed=True, asked=self.standing.asked[-1:])
         self._deliver_further(message)
@@ -248,7 +250,7 @@ class Team:
         if meeting is self._meeting:
             self.send({"do": "called"})
 
-    def send(self, message: Message) -> None:
+    def send(self, message: ToCoordinator) -> None:
         """A message of this node to the coordinator."""
         if self._meeting is not None:
             self._meeting.send(message)
