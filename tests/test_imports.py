@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -53,3 +54,15 @@ def test_node_side_runs_on_python_3_9(tmp_path: Path) -> None:
     modules = "node.agent.agent", "node.ranks.forkserver", "node.machine.hardware", "contract"
     code = "import " + ", ".join(f"paceline.{module}" for module in modules)
     subprocess.run([python, "-c", code], env={"PYTHONPATH": str(PACKAGE.parent)}, check=True)
+
+
+def test_public_errors_are_found_by_their_public_names() -> None:
+    pytest.importorskip("torch")
+    for name in paceline.__all__:
+        thing = getattr(paceline, name)
+        if isinstance(thing, type) and issubclass(thing, BaseException):
+            assert f"{thing.__module__}.{thing.__qualname__}" == f"paceline.{name}"
+            assert pickle.loads(pickle.dumps(thing)) is thing
+    assert set(paceline.__all__) <= set(dir(paceline))
+    with pytest.raises(AttributeError, match="no attribute 'PeerLoss'"):
+        paceline.PeerLoss  # noqa: B018 - looking it up is the test

@@ -7,16 +7,64 @@ from typing import TYPE_CHECKING, Any
 
 from paceline._version import __version__
 
-__all__ = ["Run", "Strategy", "__version__", "init", "jobs", "launch"]
+__all__ = [
+    "CheckpointError",
+    "CheckpointFolderTaken",
+    "CollectiveMismatch",
+    "ContractError",
+    "Disagreement",
+    "LeftEarly",
+    "LogMismatch",
+    "ModelMismatch",
+    "NotConnected",
+    "NotExchanged",
+    "PeerLost",
+    "Preempted",
+    "RankFailed",
+    "Run",
+    "Strategy",
+    "UnusedParameters",
+    "WrongDevice",
+    "__version__",
+    "init",
+    "jobs",
+    "launch",
+]  # fmt: skip
 
 if TYPE_CHECKING:
-    from paceline.train.launch import launch
+    from paceline.contract.placement import ContractError
+    from paceline.train.checkpoint.errors import CheckpointError, CheckpointFolderTaken
+    from paceline.train.control.connect import NotConnected
+    from paceline.train.control.exit_report import Preempted
+    from paceline.train.control.watch import CollectiveMismatch, LeftEarly, PeerLost
+    from paceline.train.group.join import Disagreement
+    from paceline.train.launch import RankFailed, launch
+    from paceline.train.metrics.reduction import LogMismatch
+    from paceline.train.parallel.model import ModelMismatch, NotExchanged, UnusedParameters, WrongDevice
     from paceline.train.parallel.strategy import Strategy
     from paceline.train.run import Run, init
 
     from . import jobs
 
-_HOMES = {"init": "run", "Run": "run", "Strategy": "parallel.strategy", "launch": "launch"}
+_HOMES = {
+    "init": "train.run", "Run": "train.run", "Strategy": "train.parallel.strategy", "launch": "train.launch",
+    # errors
+    "CheckpointError": "train.checkpoint.errors",
+    "CheckpointFolderTaken": "train.checkpoint.errors",
+    "CollectiveMismatch": "train.control.watch",
+    "ContractError": "contract.placement",
+    "Disagreement": "train.group.join",
+    "LeftEarly": "train.control.watch",
+    "LogMismatch": "train.metrics.reduction",
+    "ModelMismatch": "train.parallel.model",
+    "NotConnected": "train.control.connect",
+    "NotExchanged": "train.parallel.model",
+    "PeerLost": "train.control.watch",
+    "Preempted": "train.control.exit_report",
+    "RankFailed": "train.launch",
+    "UnusedParameters": "train.parallel.model",
+    "WrongDevice": "train.parallel.model",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -26,4 +74,8 @@ def __getattr__(name: str) -> Any:
 
     if name == "jobs":
         return importlib.import_module("paceline.jobs")
-    return getattr(importlib.import_module(f"paceline.train.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"paceline.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

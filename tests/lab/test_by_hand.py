@@ -67,7 +67,7 @@ def test_by_hand_with_another_token_nobody_gets_in(client: Client) -> None:
     refused = by_hand(client, second, "--node-rank", "1", script, PACELINE_TOKEN="wrong")
     _, err = refused.communicate(timeout=GENEROUS)
     assert refused.returncode == 2
-    assert f"{first.address}:29511 does not accept this job's token" in err
+    assert f"{first.address}:29511 does not know this job's token" in err
     let_in = by_hand(client, second, "--node-rank", "1", script, PACELINE_TOKEN="right")
     assert [process.wait(timeout=GENEROUS) for process in (waiting, let_in)] == [0, 0]
     for process in (waiting, let_in):

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from paceline.job.spec import JobSpec
-    from paceline.node.rundir.directory import RunDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,7 +30,10 @@ class NameTaken(UserError):
     """A job of this name exists."""
 
     def __init__(self, name: str, path: Path) -> None:
-        super().__init__(f"a job named {name} has its files in {path}; choose another --name, or delete that job")
+        if path.is_symlink() or RunDirectory(path).is_ours:
+            super().__init__(f"a job named {name} has its files in {path}; choose another --name, or delete that job")
+        else:
+            super().__init__(f"{path} is there already, and no job's; choose another --name, or move it away")
 
 
 def in_copy(spec: JobSpec) -> JobSpec:

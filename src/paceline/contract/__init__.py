@@ -11,7 +11,7 @@ from .horovod import HorovodContract
 from .indexed import IndexedContract
 from .jax import JaxContract
 from .mpi import MpiContract
-from .paceline import ERROR_FILE, RESUME_CODE, PacelineContract
+from .paceline import ERROR_FILE, RANK_KEY, RESUME_CODE, TOKEN, PacelineContract
 from .paddle import PaddleContract
 from .placement import ContractError, Placement
 from .recognise import Recognised, recognise
@@ -39,7 +39,9 @@ __all__ = [
     "CONTRACTS",
     "ERROR_FILE",
     "OWN_CONTRACT",
+    "RANK_KEY",
     "RESUME_CODE",
+    "TOKEN",
     "Contract",
     "ContractError",
     "Placement",

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 ERROR_FILE = "PACELINE_ERROR_FILE"
 # The exit code of a rank that was told to stop and has saved its state (EX_TEMPFAIL of sysexits.h: try again).
 RESUME_CODE = 75
+# The secret that the nodes of a job have in common, and the key of its ranks, which is derived from it for one attempt.
+TOKEN = "PACELINE_TOKEN"
+RANK_KEY = "PACELINE_RANK_KEY"
 
 
 class PacelineContract(Contract):

@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 class ContractError(ValueError):
     """The launcher's variables contradict each other or cannot be read; the message names them."""
 
+    __module__ = "paceline"  # where users find it
+
 
 @dataclass(frozen=True)
 class Placement:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _BUSY = 2.0  # seconds to wait for another process that writes
 _VERSION = 2
+_APPLICATION = 0x70636C6E  # what SQLite has in the header of a file to say whose it is: "pcln"
 _SCHEMA = """
     CREATE TABLE IF NOT EXISTS jobs (
         name TEXT PRIMARY KEY, inode INTEGER NOT NULL, finished REAL NOT NULL, expires REAL, record TEXT NOT NULL
@@ -42,6 +43,9 @@ class Index:
             self._give_up(error)
 
     def _open(self) -> None:
+        if self._is_anothers():
+            self._warn(f"{self._path} is not paceline's index: move it away; reading the jobs' folders instead")
+            return
         try:
             self._connect()
         except sqlite3.DatabaseError as error:
@@ -49,8 +53,20 @@ class Index:
                 raise
             self._start_anew(error)
 
+    def _is_anothers(self) -> bool:
+        """Whether there is a file that paceline did not make; it must stay as it is."""
+        try:
+            with self._path.open("rb") as file:
+                header = file.read(100)
+        except OSError:  # none, or SQLite says what is wrong with it
+            return False
+        return header != b"" and header[68:72] != _APPLICATION.to_bytes(4, "big")
+
     def _connect(self) -> None:
+        is_new = not self._path.exists() or not self._path.stat().st_size
         self._connection = sqlite3.connect(self._path, timeout=_BUSY, isolation_level=None)
+        if is_new:  # before there is a log to which this would go instead of the header
+            self._connection.execute(f"PRAGMA application_id={_APPLICATION}")
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=NORMAL")
         if self._connection.execute("PRAGMA user_version").fetchone() != (_VERSION,):
@@ -59,6 +75,9 @@ class Index:
             self._connection.execute(f"PRAGMA user_version={_VERSION}")
 
     def _start_anew(self, error: Exception) -> None:
+        if self._is_anothers():
+            self.close()
+            return
         self._warn(f"the index {self._path} was damaged ({error}); it is made anew from the jobs' folders")
         self.close()
         for end in ("", "-wal", "-shm"):

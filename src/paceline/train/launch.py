@@ -6,14 +6,16 @@ import ctypes
 import multiprocessing as mp
 import os
 import pickle
+import secrets
 import signal
 import socket
 import sys
 import traceback
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from paceline.contract import CONTRACTS, OWN_CONTRACT, Placement, thread_count
+from paceline.contract import CONTRACTS, OWN_CONTRACT, RANK_KEY, Placement, thread_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,6 +28,8 @@ _PR_SET_PDEATHSIG = 1
 
 class RankFailed(RuntimeError):
     """A rank ended without an exception that could be passed on: it was killed, or left by itself."""
+
+    __module__ = "paceline"  # where users find it
 
 
 class _RemoteTraceback(Exception):
@@ -65,13 +69,14 @@ def launch(
         port = free.getsockname()[1]
     processes: list[BaseProcess] = []
     results: dict[Connection, int] = {}
+    key = secrets.token_hex(32)
     try:
         for rank in range(nproc):
             placement = Placement(
                 rank=rank, world_size=nproc, local_rank=rank, local_world_size=nproc, main_port=port, job="launch"
             )
             receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_rank, args=(fn, tuple(args), placement, sender, os.getpid()))
+            process = context.Process(target=_rank, args=(partial(fn, *args), placement, sender, os.getpid(), key))
             process.start()
             sender.close()  # so that the receiver sees the end when the rank is gone
             processes.append(process)
@@ -108,7 +113,7 @@ def _collect(processes: list[BaseProcess], results: dict[Connection, int]) -> li
     return [returned[rank] for rank in range(len(processes))]
 
 
-def _rank(fn: Callable[..., Any], args: tuple[Any, ...], placement: Placement, sender: Connection, parent: int) -> None:
+def _rank(work: Callable[[], Any], placement: Placement, sender: Connection, parent: int, key: str) -> None:
     """What each process does."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # ranks end with whoever launched them
     if os.getppid() != parent:
@@ -116,13 +121,13 @@ def _rank(fn: Callable[..., Any], args: tuple[Any, ...], placement: Placement, s
     threads = thread_count(len(os.sched_getaffinity(0)), placement.local_world_size)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ.update(CONTRACTS["torch"].write(placement))
-    os.environ.update(OWN_CONTRACT.write(placement))
+    os.environ.update({**OWN_CONTRACT.write(placement), RANK_KEY: key})
     if isinstance(mp.current_process(), mp.get_context("fork").Process) and "torch" in sys.modules:
         # The threads of a parent that has computed are gone, and would be waited for.
         sys.modules["torch"].set_num_threads(1)
     try:
         try:
-            value = fn(*args)
+            value = work()
         finally:
             if "paceline.train.run" in sys.modules:
                 sys.modules["paceline.train.run"].leave_all()

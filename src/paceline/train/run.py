@@ -75,9 +75,10 @@ def init(
 
     Raises:
         paceline.Disagreement: this rank and rank 0 were started differently.
+        paceline.CheckpointFolderTaken: another job saves checkpoints into the folder.
         paceline.CheckpointError: the folder for checkpoints cannot be written.
         ValueError: the init method is unknown or lacks rank or world size, or `checkpoint_every` is no interval.
-        paceline.contract.ContractError: the launcher's variables contradict each other.
+        paceline.ContractError: the launcher's variables contradict each other.
     """
     every = None if checkpoint_every is None else Interval(checkpoint_every)
     membership = join.join(
@@ -271,6 +272,9 @@ class Run(Collectives):
 
     def register(self, **objects: Any) -> None:
         """Put further objects into the checkpoints, under these names.
+
+        Their states must be such as `torch.load(..., weights_only=True)` reads: tensors, numbers, strings, containers
+        of them, and classes marked with `torch.serialization.add_safe_globals`. Others are refused by the save.
 
         Raises:
             TypeError: one lacks `state_dict` or `load_state_dict`.

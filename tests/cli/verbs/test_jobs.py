@@ -368,7 +368,8 @@ def test_a_damaged_index_is_made_anew(paceline: Paceline) -> None:
     paceline("wait", "it")
     before = listed(paceline)
     index = paceline.home / "jobs.db"
-    for damage in (b"", b"no database at all" * 1000, index.read_bytes()[:5000]):
+    whole = index.read_bytes()
+    for damage in (b"", whole[:100] + b"no database at all" * 1000, whole[:5000]):
         for path in paceline.home.glob("jobs.db*"):
             path.unlink()
         index.write_bytes(damage)
@@ -795,7 +796,9 @@ def test_a_client_that_is_told_to_end_while_it_copies(paceline: Paceline, number
         "submit", "--name", "it", "--sync-mode", "snapshot", "--sync-source", "source", "script.py"
     )
     jobs = paceline.home / "jobs"
-    eventually(lambda: list(jobs.glob(".it.*/code/.it.paceline.*/file-*")) or process.poll() is not None, "it copies")
+    eventually(
+        lambda: list(jobs.glob(".it.*/code/.it.paceline.*/code/file-*")) or process.poll() is not None, "it copies"
+    )
     process.send_signal(number)
     process.communicate()
     if process.returncode:  # else it was quicker

@@ -286,7 +286,7 @@ def test_node_with_another_token_is_kept_out(cluster: Cluster, paceline: Pacelin
     second = cluster.start("--rdzv-id", "b", "script.py", nodes=2, rank=1)
     _, err = second.communicate(timeout=GENEROUS)
     assert second.returncode == 2
-    assert "does not accept this job's token" in err
+    assert "does not know this job's token" in err
     first.communicate(timeout=GENEROUS)
 
 

@@ -52,10 +52,10 @@ def test_machines_of_two_jobs_want_one_folder(tmp_path: Path, machine: threading
         if has_code:
             assert len(list(place.iterdir())) == FILES
             if number < 6:
-                code_folder.discard(place)
+                code_folder.discard(place, job_id)
                 assert place.exists()
             met.wait()
-            code_folder.discard(place)
+            code_folder.discard(place, job_id)
         else:
             met.wait()
         return job_id, has_code

@@ -8,15 +8,24 @@ import shutil
 import subprocess
 import sys
 import threading
+import zlib
 from collections import OrderedDict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.train.checkpoint_ranks import processes, rank_state, same, save, shared_state, single  # noqa: E402
+from tests.train.checkpoint.checkpoint_ranks import processes, rank_state, same, save, shared_state, single  # noqa: E402
 
+from paceline.contract.folder_lock import LOCK  # noqa: E402
+from paceline.train.checkpoint.errors import DamagedCheckpoint  # noqa: E402
+from paceline.train.checkpoint.files import (  # noqa: E402
+    FileRecord,
+    Manifest,
+    make_temporary,
+)
 from paceline.train.checkpoint.staging import Staging  # noqa: E402
 from paceline.train.checkpoint.store import CheckpointError, CheckpointStore, SingleExchange  # noqa: E402
 
@@ -47,7 +56,7 @@ class Gate(SingleExchange):
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != LOCK)
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
@@ -156,25 +165,47 @@ def test_nothing_is_removed_that_was_not_written(tmp_path: Path) -> None:
     foreign = ["notes.txt", "step-1", "step-000009x", ".saving-mine"]
     for name in foreign:
         (tmp_path / name).mkdir()
-    leftover = tmp_path / ".saving-step-000001-0123abcd"
-    leftover.mkdir()
-    (leftover / "model.pt").write_bytes(b"half")
-    touched = tmp_path / ".removing-step-000001-0123abcd"
-    touched.mkdir()
-    (touched / "notes.txt").write_text("mine")
+    make_temporary(tmp_path / ".saving-step-000001-0123abcd")
+    (tmp_path / ".saving-step-000001-0123abcd" / "model.pt").write_bytes(b"half")
+    alike = {  # called as ours, but not made by us
+        ".saving-step-000001-76543210": "model.pt",
+        ".removing-step-000001-76543210": "manifest.json",
+        ".removing-step-000002-76543210": "notes.txt",
+    }
+    for folder, name in alike.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text("mine")
+    probe = tmp_path / f".meeting-{'0' * 32}"
+    probe.write_text("mine")
+    os.utime(probe, (0, 0))
     store = single(tmp_path, keep=1)
     save(store, 1)
     (tmp_path / "step-000001" / "KEEP").touch()
     for step in (2, 3):
         save(store, step)
-    assert names(tmp_path) == sorted([*foreign, touched.name, "step-000001", "step-000003"])
-    assert names(touched) == ["notes.txt"]
+    assert names(tmp_path) == sorted([*foreign, *alike, probe.name, "step-000001", "step-000003"])
+    for folder, name in alike.items():
+        assert (tmp_path / folder / name).read_text() == "mine"
     assert (tmp_path / "step-000001" / "model.pt").exists()
+
+
+def test_a_checkpoint_that_is_only_linked_to_is_not_removed(tmp_path: Path) -> None:
+    store = single(tmp_path / "first")
+    save(store, 1)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "step-000001").symlink_to(tmp_path / "first" / "step-000001")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "first" / "step-000001").iterdir()}
+    second = single(other, keep=1)
+    for step in (2, 3):
+        save(second, step)
+    assert names(other) == ["step-000001", "step-000003"]
+    assert {path.name: path.read_bytes() for path in (other / "step-000001").iterdir()} == before
 
 
 def test_plain_torch_reads_a_checkpoint(tmp_path: Path) -> None:
     store = single(tmp_path)
-    store.save(123, {**shared_state(123), "counter": Counter(5)}, rank_state(123, 0), block=True)
+    store.save(123, shared_state(123), rank_state(123, 0), block=True)
     script = """
 import json, sys
 from pathlib import Path
@@ -184,17 +215,73 @@ folder = Path(sys.argv[1]) / "step-000123"
 model = torch.load(folder / "model.pt", weights_only=True)
 optimizer = torch.load(folder / "optimizer.pt", weights_only=True)
 own = torch.load(folder / "rank-00000.pt", weights_only=True)
-files = json.loads((folder / "manifest.json").read_text())["checkpoint"]["files"]
-needs_pickle = [name for name, record in files.items() if not record["weights_only"]]
-print(model["layer3.weight"].sum().item(), optimizer["param_groups"][0]["lr"], own["position"], needs_pickle)
+print(model["layer3.weight"].sum().item(), optimizer["param_groups"][0]["lr"], own["position"])
 """
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True, cwd=tmp_path
     )
-    assert done.stdout == "1230000.0 61.5 861 ['counter.pt']\n"
-    found = store.load()
+    assert done.stdout == "1230000.0 61.5 861\n"
+
+
+def test_a_state_of_a_class_that_is_not_marked_safe_is_refused_when_it_is_saved(tmp_path: Path) -> None:
+    store = single(tmp_path)
+    refused = r"of type \S*Counter, which torch.load\(..., weights_only=True\) does not read; keep tensors, "
+    with pytest.raises(CheckpointError, match=r"^cannot save step 1 in \S+: own.pt: \['a'\]\[1\] is " + refused):
+        store.save(1, {**shared_state(1), "own": {"a": [0, Counter(5)]}}, None, block=True)
+    with pytest.raises(CheckpointError, match=r"^cannot save step 1 in \S+: rank-00000.pt: the state is " + refused):
+        store.save(1, shared_state(1), Counter(5), block=True)
+    assert names(tmp_path) == []
+    save(store, 2)
+    with torch.serialization.safe_globals([Counter]):
+        store.save(3, {"counter": Counter(5)}, None, block=True)
+        found = store.load()
     assert found is not None
     assert found.shared_state["counter"].count == 5
+
+
+class Malicious:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return exec, ("import pathlib; pathlib.Path('executed').touch()",)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "rank-00000.pt"])
+def test_code_in_a_checkpoint_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = single(tmp_path / "checkpoints")
+    save(store, 1)
+    folder = tmp_path / "checkpoints" / "step-000001"
+    torch.save(Malicious(), folder / name)
+    manifest = Manifest.from_json((folder / "manifest.json").read_bytes())
+    data = (folder / name).read_bytes()
+    record = FileRecord(len(data), f"{zlib.crc32(data):08x}", weights_only=False)
+    manifest = replace(manifest, files={**manifest.files, name: record})
+    (folder / "manifest.json").write_text(manifest.to_json())
+    with pytest.raises(
+        CheckpointError, match=rf"^cannot load \S+: {name}: it holds builtins.exec, which could run code"
+    ):
+        store.load()
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": "../../x" + 25 * "0"},
+        {"step": -1},
+        {"serial": "1"},
+        {"files": {"../model.pt": FileRecord(1, "00000000", weights_only=True)}},
+        {"files": {"a/b.pt": FileRecord(1, "00000000", weights_only=True)}},
+        {"files": {"manifest.json": FileRecord(1, "00000000", weights_only=True)}},
+        {"files": {"model.pt": FileRecord(-1, "00000000", weights_only=True)}},
+    ],
+)
+def test_a_manifest_leads_nowhere_else(tmp_path: Path, change: dict[str, Any]) -> None:
+    save(single(tmp_path), 1)
+    manifest = Manifest.from_json((tmp_path / "step-000001" / "manifest.json").read_bytes())
+    with pytest.raises(DamagedCheckpoint, match=r"^manifest.json: "):
+        Manifest.from_json(replace(manifest, **change).to_json().encode())
 
 
 def test_what_cannot_be_copied_fails_this_save_alone(tmp_path: Path) -> None:
@@ -221,12 +308,12 @@ def test_an_error_in_the_background_is_raised_by_the_next_call(tmp_path: Path) -
     save(store, 3)
 
 
-def test_a_class_that_is_gone_is_an_error_and_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_that_is_no_longer_marked_safe_is_an_error_and_no_damage(tmp_path: Path) -> None:
     store = single(tmp_path)
     save(store, 1)
-    store.save(2, {"counter": Counter(5)}, None, block=True)
-    monkeypatch.delattr(sys.modules[__name__], "Counter")
-    with pytest.raises(CheckpointError, match=r"^cannot load \S+/step-000002: counter.pt: AttributeError: "):
+    with torch.serialization.safe_globals([Counter]):
+        store.save(2, {"counter": Counter(5)}, None, block=True)
+    with pytest.raises(CheckpointError, match=r"^cannot load \S+/step-000002: counter.pt: it holds \S+.Counter, which"):
         store.load()
 
 

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from tests.train.checkpoint_ranks import (  # noqa: E402
+from tests.train.checkpoint.checkpoint_ranks import (  # noqa: E402
     Ranks,
     Warnings,
     processes,
@@ -29,6 +29,8 @@ from tests.train.checkpoint_ranks import (  # noqa: E402
     single,
 )
 
+from paceline.contract.folder_lock import LOCK  # noqa: E402
+from paceline.train.checkpoint.files import make_temporary  # noqa: E402
 from paceline.train.checkpoint.store import CheckpointError, CheckpointStore  # noqa: E402
 
 if TYPE_CHECKING:
@@ -104,7 +106,7 @@ def test_killed_at_random_moments(tmp_path: Path, warnings: list[str]) -> None:
     assert committed
     assert warnings == []
     save(single(tmp_path), committed + 2)
-    assert len(list(tmp_path.iterdir())) == 3  # no leftovers
+    assert len({path.name for path in tmp_path.iterdir()} - {LOCK}) == 3  # no leftovers
 
 
 def _save_until(folder: Path, moment: int, end: Connection) -> None:
@@ -131,7 +133,9 @@ def test_killed_at_each_file_operation(tmp_path: Path, warnings: list[str]) -> N
     store = single(start)
     for step in (1, 2, 3):
         save(store, step)
-    shutil.copytree(start / "step-000001", start / ".saving-step-000004-0123abcd")
+    make_temporary(start / ".saving-step-000004-0123abcd")
+    shutil.copytree(start / "step-000001", start / ".saving-step-000004-0123abcd", dirs_exist_ok=True)
+    store.close()
     steps = set[int]()
     for moment in range(1000):
         folder = tmp_path / str(moment)
@@ -145,7 +149,7 @@ def test_killed_at_each_file_operation(tmp_path: Path, warnings: list[str]) -> N
         step = loaded_step(folder)
         steps.add(step)
         save(single(folder), 5)
-        left = sorted(path.name for path in folder.iterdir())
+        left = sorted(path.name for path in folder.iterdir() if path.name != LOCK)
         shutil.rmtree(folder)
         if ended:
             assert step == 4
@@ -240,9 +244,13 @@ def test_a_damaged_one_does_not_count_among_those_kept(tmp_path: Path, warnings:
     (line,) = warnings
     assert line.startswith(f"checkpoint {tmp_path}/step-000002 is damaged and not used: model.pt: its checksum is ")
     save(store, 2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000001", "step-000002", "step-000002-2"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != LOCK) == [
+        "step-000001",
+        "step-000002",
+        "step-000002-2",
+    ]
     save(store, 3)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000002-2", "step-000003"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != LOCK) == ["step-000002-2", "step-000003"]
 
 
 def _train_as_rank(rank: int, exchange: Exchange, folder: Path) -> None:

@@ -21,8 +21,9 @@ import torch.distributed as dist  # noqa: E402
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from tests.conftest import eventually  # noqa: E402
-from tests.train.checkpoint_ranks import Ranks, rank_state, same, save, shared_state, single  # noqa: E402
+from tests.train.checkpoint.checkpoint_ranks import Ranks, rank_state, same, save, shared_state, single  # noqa: E402
 
+from paceline.contract.folder_lock import LOCK  # noqa: E402
 from paceline.train.checkpoint.store import CheckpointError, CheckpointStore  # noqa: E402
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Nodes:
         return self.folder / f"node{number}"
 
     def names(self, number: int) -> list[str]:
-        return sorted(path.name for path in self.node(number).iterdir())
+        return sorted(path.name for path in self.node(number).iterdir() if path.name != LOCK)
 
 
 @pytest.fixture
@@ -267,6 +268,7 @@ def test_a_death_in_mid_transfer_is_an_error_on_all_and_the_next_start_works(
     size = 3_000_000  # more than the connection holds on its way
     store = single(nodes.node(holder))
     store.save(1, {"model": torch.zeros(size), "optimizer": torch.ones(size)}, {}, block=True)
+    store.close()
     ranks = nodes.start([0, 1, 2], _fetch_slowly, 1 - holder, victim)
     eventually((nodes.folder / "begun").exists, "it is on its way")
     ranks.processes[victim].kill()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from paceline.train.control.relay import EVERYBODY, Hub
+from paceline.train.control.relay import EVERYBODY, Relay
 from paceline.train.diagnosis.collective_trace import difference
 
 Message = dict[str, Any]
@@ -20,7 +20,7 @@ class Ranks(RuleBasedStateMachine):
 
     @initialize(ranks=st.integers(1, 4))
     def begin(self, ranks: int) -> None:
-        self.hub = Hub(ranks)
+        self.relay = Relay(ranks)
         self.told: dict[int, list[Message]] = {rank: [] for rank in range(ranks)}
         self.heard = dict.fromkeys(range(ranks), 0)  # how many of these messages a rank has read
         self.step = dict.fromkeys(range(ranks), 0)
@@ -67,7 +67,7 @@ class Ranks(RuleBasedStateMachine):
         self.heard[rank] += 1
         if message["do"] == "hold":
             self.held.add(rank)
-            self.deliver(self.hub.hear(rank, {"do": "at", "step": self.step[rank], "passed": self.passed[rank]}))
+            self.deliver(self.relay.receive(rank, {"do": "at", "step": self.step[rank], "passed": self.passed[rank]}))
         elif message["do"] == "stop":
             self.held.discard(rank)
             self.after[rank] = message["after"], message["late"]
@@ -77,19 +77,21 @@ class Ranks(RuleBasedStateMachine):
     @rule(data=st.data())
     def is_told_to_stop(self, data: st.DataObject) -> None:
         rank = data.draw(st.sampled_from(self.here()))
-        self.deliver(self.hub.hear(rank, {"do": "stop", "signal": 15}))
+        self.deliver(self.relay.receive(rank, {"do": "stop", "signal": 15}))
 
     @precondition(lambda self: len(self.here()) > 1)
     @rule(data=st.data(), how=st.sampled_from(["left", "failed", "gone"]))
     def goes(self, data: st.DataObject, how: str) -> None:
-        rank = data.draw(st.sampled_from(self.here()[1:]))  # the hub is rank 0's own
+        rank = data.draw(st.sampled_from(self.here()[1:]))  # the relay is rank 0's own
         self.away.add(rank)
         self.held.discard(rank)
         if how == "gone":
-            self.deliver(self.hub.gone(rank))
+            self.deliver(self.relay.disconnected(rank))
         else:
-            self.deliver(self.hub.hear(rank, {"do": how, "why": "", "count": 0, "step": self.step[rank], "place": {}}))
-            assert self.hub.gone(rank) == []
+            self.deliver(
+                self.relay.receive(rank, {"do": how, "why": "", "count": 0, "step": self.step[rank], "place": {}})
+            )
+            assert self.relay.disconnected(rank) == []
 
     @invariant()
     def all_stop_at_the_same_place(self) -> None:
@@ -109,17 +111,17 @@ class Ranks(RuleBasedStateMachine):
             assert lost == self.away
 
 
-TestHub = Ranks.TestCase
-TestHub.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestRelay = Ranks.TestCase
+TestRelay.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
 
 
 def test_ranks_that_meet_wait_for_those_that_stay() -> None:
-    hub = Hub(3)
-    assert hub.hear(0, {"do": "meet", "number": 1}) == []
-    assert hub.hear(1, {"do": "meet", "number": 1}) == []
-    assert hub.gone(2)[-1] == (EVERYBODY, {"do": "met", "number": 1})
-    assert hub.hear(1, {"do": "meet", "number": 2}) == []
-    assert hub.hear(0, {"do": "meet", "number": 2}) == [(EVERYBODY, {"do": "met", "number": 2})]
+    relay = Relay(3)
+    assert relay.receive(0, {"do": "meet", "number": 1}) == []
+    assert relay.receive(1, {"do": "meet", "number": 1}) == []
+    assert relay.disconnected(2)[-1] == (EVERYBODY, {"do": "met", "number": 1})
+    assert relay.receive(1, {"do": "meet", "number": 2}) == []
+    assert relay.receive(0, {"do": "meet", "number": 2}) == [(EVERYBODY, {"do": "met", "number": 2})]
 
 
 COLLECTIVES = st.lists(st.sampled_from(["barrier", "mean", "save"]), max_size=8)
@@ -137,14 +139,14 @@ def place(entered: list[str], seconds: float | None, *, failed: bool = False, re
     }  # fmt: skip
 
 
-def asked(hub: Hub, answers: dict[int, Message]) -> list[tuple[int, Message]]:
+def asked(relay: Relay, answers: dict[int, Message]) -> list[tuple[int, Message]]:
     """A rank asks where all are, and all answer, in this order."""
-    ((to, question),) = hub.hear(0, {"do": "ask"})
+    ((to, question),) = relay.receive(0, {"do": "ask"})
     assert (to, question["do"]) == (EVERYBODY, "where")
     told = []
     for rank, answer in answers.items():
         assert told == []
-        told = hub.hear(rank, {"do": "here", "round": question["round"], "place": answer})
+        told = relay.receive(rank, {"do": "here", "round": question["round"], "place": answer})
     return told
 
 
@@ -158,7 +160,7 @@ def test_ranks_that_call_the_same_collectives_are_never_blamed(script: list[str]
         answers[rank] = place(
             entered, seconds, failed=data.draw(st.booleans()), remembered=data.draw(st.integers(1, 9))
         )
-    assert "mismatch" not in [message["do"] for _, message in asked(Hub(3), answers)]
+    assert "mismatch" not in [message["do"] for _, message in asked(Relay(3), answers)]
 
 
 @given(COLLECTIVES, COLLECTIVES, COLLECTIVES, st.permutations(range(3)))
@@ -168,15 +170,15 @@ def test_ranks_that_wait_in_different_collectives_hear_of_the_first(
     sequences = [*common, "all_reduce", *rest], [*common, "broadcast", *other]
     answers = {rank: place(sequences[rank == 1], 60.0) for rank in order}
     why = f"rank 0 entered all_reduce (train.py:{len(common) + 1}) while rank 1 entered broadcast (train.py:"
-    assert asked(Hub(3), answers) == [(EVERYBODY, {"do": "mismatch", "why": f"{why}{len(common) + 1})"})]
+    assert asked(Relay(3), answers) == [(EVERYBODY, {"do": "mismatch", "why": f"{why}{len(common) + 1})"})]
 
 
 @given(COLLECTIVES, COLLECTIVES, st.sampled_from([None, 0.5]))
 def test_as_long_as_a_rank_moves_it_may_still_come(one: list[str], other: list[str], seconds: float | None) -> None:
     answers = {0: place(["barrier", *one], 60.0), 1: place(["mean", *other], seconds)}
-    assert "mismatch" not in [message["do"] for _, message in asked(Hub(2), answers)]
+    assert "mismatch" not in [message["do"] for _, message in asked(Relay(2), answers)]
     answers = {0: place(["barrier", *one], 60.0, failed=True), 1: place(["mean", *other], seconds)}
-    assert "mismatch" in [message["do"] for _, message in asked(Hub(2), answers)], "a failure is not undone"
+    assert "mismatch" in [message["do"] for _, message in asked(Relay(2), answers)], "a failure is not undone"
 
 
 def test_ranks_that_differed_long_ago() -> None:
@@ -187,32 +189,32 @@ def test_ranks_that_differed_long_ago() -> None:
 
 
 def test_a_rank_that_left_is_compared_with_those_that_wait() -> None:
-    hub = Hub(2)
-    hub.hear(1, {"do": "left", "count": 2, "step": 0, "place": place(["mean", "close"], None)})
+    relay = Relay(2)
+    relay.receive(1, {"do": "left", "count": 2, "step": 0, "place": place(["mean", "close"], None)})
     why = "rank 0 entered save (train.py:1) while rank 1 entered mean (train.py:1)"
-    assert asked(hub, {0: place(["save", "mean"], 9.0)}) == [(EVERYBODY, {"do": "mismatch", "why": why})]
+    assert asked(relay, {0: place(["save", "mean"], 9.0)}) == [(EVERYBODY, {"do": "mismatch", "why": why})]
 
 
-def test_the_one_that_waits_hears_whom_it_waits_for() -> None:
-    hub = Hub(3)
+def test_the_one_that_waits_is_sent_whom_it_waits_for() -> None:
+    relay = Relay(3)
     answers = {0: place(["mean", "barrier"], 9.0), 1: place(["mean"], None), 2: place(["mean", "barrier"], 9.0)}
-    assert asked(hub, answers) == [(0, {"do": "late", "ranks": [(1, "train.py:99")]})]
-    assert asked(hub, dict.fromkeys(range(3), answers[0])) == [], "all have come"
+    assert asked(relay, answers) == [(0, {"do": "late", "ranks": [(1, "train.py:99")]})]
+    assert asked(relay, dict.fromkeys(range(3), answers[0])) == [], "all have come"
 
 
 def test_a_rank_that_does_not_answer_is_named() -> None:
-    hub = Hub(3)
-    (first,) = hub.hear(1, {"do": "ask"})
-    assert hub.hear(2, {"do": "ask"}) == [], "it will hear the question that is on its way"
+    relay = Relay(3)
+    (first,) = relay.receive(1, {"do": "ask"})
+    assert relay.receive(2, {"do": "ask"}) == [], "it will hear the question that is on its way"
     for rank in (1, 2):
-        assert hub.hear(rank, {"do": "here", "round": first[1]["round"], "place": place(["mean"], 9.0)}) == []
-    late, again = hub.hear(1, {"do": "ask"})
-    assert late == (1, {"do": "late", "ranks": [[0, None]]})
-    assert hub.hear(0, {"do": "here", "round": first[1]["round"], "place": place(["save"], 9.0)}) == [], "old news"
+        assert relay.receive(rank, {"do": "here", "round": first[1]["round"], "place": place(["mean"], 9.0)}) == []
+    late, again = relay.receive(1, {"do": "ask"})
+    assert late == (1, {"do": "late", "ranks": [(0, None)]})
+    assert relay.receive(0, {"do": "here", "round": first[1]["round"], "place": place(["save"], 9.0)}) == [], "old news"
     assert again[1]["do"] == "where"
-    assert hub.gone(0)[0][1]["do"] == "lost"
+    assert relay.disconnected(0)[0][1]["do"] == "lost"
 
 
 def test_one_that_asks_why_a_collective_has_failed_is_answered() -> None:
     answers = {0: place(["mean"], 0.1, failed=True), 1: place(["mean"], 9.0)}
-    assert asked(Hub(2), answers) == [(0, {"do": "alike"})]
+    assert asked(Relay(2), answers) == [(0, {"do": "alike"})]

@@ -12,7 +12,8 @@ from paceline.backends.foreground import terminal_size
 from paceline.backends.submission import NameTaken
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder
-from paceline.node.rundir.staging import Staging, sweep
+from paceline.node.rundir.directory import RunDirectory
+from paceline.node.rundir.staging import Staging
 from paceline.node.store.lifecycle import start_agent, write_down
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from paceline.job.spec import JobSpec
-    from paceline.node.rundir.directory import RunDirectory
     from paceline.node.spec import NodeSpec
 
 NOT_FOR_JOBS = ("GIT_SYNC_USERNAME", "GIT_SYNC_PASSWORD")  # they fetch the code, and end there
@@ -30,6 +30,11 @@ NOT_FOR_JOBS = ("GIT_SYNC_USERNAME", "GIT_SYNC_PASSWORD")  # they fetch the code
 def folder_of(spec: JobSpec) -> Path:
     """Where the job's run directory goes."""
     return Path(spec.log_dir).absolute() / spec.name if spec.log_dir else jobs_folder() / spec.name
+
+
+def _jobs_if_elsewhere(spec: JobSpec) -> Path | None:
+    """The folder of jobs, for one whose run directory is not in it."""
+    return jobs_folder() if spec.log_dir else None
 
 
 @contextlib.contextmanager
@@ -41,7 +46,7 @@ def staged(spec: JobSpec) -> Iterator[Staging]:
     """
     path = folder_of(spec)
     try:
-        staging = Staging(path)
+        staging = Staging(path, _jobs_if_elsewhere(spec))
     except (FileExistsError, NotADirectoryError):
         raise UserError(f"cannot write to {path.parent}: it is no folder; choose another {_where(spec)}") from None
     except OSError as error:
@@ -92,11 +97,11 @@ def start(
 @contextlib.contextmanager
 def _registered(spec: JobSpec) -> Iterator[None]:
     """A run directory elsewhere is known by a link among the others, where names are unique."""
-    link = jobs_folder() / spec.name if spec.log_dir else None
+    jobs = _jobs_if_elsewhere(spec)
+    link = None if jobs is None else jobs / spec.name
     if link is not None:
         try:
             link.parent.mkdir(parents=True, exist_ok=True)
-            sweep(folder_of(spec).parent)
             link.symlink_to(folder_of(spec))
         except FileExistsError:
             raise NameTaken(spec.name, link) from None

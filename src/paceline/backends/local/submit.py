@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.backends.refusals import refusals
 from paceline.backends.submission import NameTaken, bring, check_secrets, in_copy, named, named_as_copy
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder
 from paceline.job.spec import NAME, JobSpec
+from paceline.node.planning import fitting
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.store.lifecycle import take_checkpoints
 from paceline.node.store.records import is_job
@@ -64,15 +66,16 @@ def launch(
         raise UserError(f"{spec.name!r} is no name for a job; take letters, digits, '.', '_' and '-'")
     if spec.resume_from is not None and not is_job(jobs_folder() / spec.resume_from):
         raise UserError(f"no job {spec.resume_from!r} to resume from; see paceline list -A")
-    taken = jobs_folder() / spec.name
-    if os.path.lexists(taken):
-        raise NameTaken(spec.name, taken)
+    for taken in (jobs_folder() / spec.name, folder_of(spec)):
+        if os.path.lexists(taken):
+            raise NameTaken(spec.name, taken)
     check_secrets(spec)
     sources = _sources(spec)
     asked = spec
     if spec.code is None:  # a job that cannot run leaves nothing, not even a folder
         spec = prepare.complete(spec)
         split = split_streams(spec)
+    _check_checkpoint_dir(spec)
     for flag, value in (("--image", spec.image), ("--queue", spec.queue)):
         if value is not None:
             progress.say(f"{flag} {value} does nothing on this machine, which has no {flag[2:]}s")
@@ -82,9 +85,9 @@ def launch(
         folder = None
         if spec.code is not None:
             made, folder = _places(spec, staging.directory.path)
-            stack.callback(_unless_started, made, staging)
             asked = spec = in_copy(spec)
             record["code"] = {**bring(spec, made, progress), "path": str(folder)}
+            stack.callback(_unless_started, made, staging)
             with named_as_copy(made, record["code"]):
                 spec = prepare.complete(spec, made)
             split = split_streams(spec)
@@ -95,6 +98,21 @@ def launch(
         stored = asked.model_copy(update={"working_dir": spec.working_dir, "devices": spec.devices})
         directory, agent = start(staging, stored, node, record, lifeline)
     return Launched(spec, node, directory, agent)
+
+
+def _check_checkpoint_dir(spec: JobSpec) -> None:
+    """See that nobody else has the folder for checkpoints. One in the job's own copy of its code is new.
+
+    One of several nodes that are started by hand may come into a job that has the folder already.
+
+    Raises:
+        UserError: somebody has.
+    """
+    job = spec.model_dump()
+    is_new = spec.code is not None and not os.path.isabs(spec.checkpoint_dir or "")
+    if not is_new and fitting.node_range(job)[1] == 1:
+        with refusals():
+            fitting.check_checkpoint_dir(job)
 
 
 def _sources(spec: JobSpec) -> list[Source]:

@@ -28,9 +28,11 @@ class Sent:
             write_json(self._folder / job.name, {"hosts": list(hosts), "record": asdict(job)})
 
     def forget(self, name: str) -> None:
-        """Drop a job."""
-        with contextlib.suppress(OSError):
-            (self._folder / name).unlink()
+        """Drop a job; a file that `add` did not write stays."""
+        path = self._folder / name
+        if (read_json(path) or {}).keys() == {"hosts", "record"}:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     def on(self, hosts: Collection[str]) -> dict[str, tuple[list[str], dict[str, Any]]]:
         """Name → hosts and record of the jobs that have a part on one of these hosts."""

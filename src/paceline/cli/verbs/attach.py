@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,12 +13,6 @@ from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.tables import Column, output_option, show
 from paceline.job.errors import UserError
 from paceline.job.quantities import show_time
-
-if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command(params=[*where_options(), output_option()])

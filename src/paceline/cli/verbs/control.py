@@ -16,9 +16,6 @@ from paceline.job.job import Job
 from .show import _KEPT, _PATIENCE, _ago, _say, _seconds
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     from collections.abc import Sequence
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
+import re
 import secrets
 import shutil
 import time
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from .transfer import Progress
 
 _ABANDONED = 86400.0  # seconds after which nobody is still building
+_MARK = b"The code of a job, made by paceline; `paceline delete` removes it with the job.\n"
+_HIDDEN_MARKER = ".paceline"  # in a folder to build code in
+_MOST = 4096  # bytes of a marker
 _MODES = get_args(Code.model_fields["mode"].annotation)
 
 
@@ -115,8 +121,11 @@ def _building(destination: Path) -> Iterator[Path]:
         raise UserError(f"{printable(destination)} is there already; choose another job name")
     with contextlib.ExitStack() as undo:
         try:
-            building = _begin(destination, undo)
+            building, marker = _begin(destination, undo)
             yield building
+            _write_mark(marker, building)  # a folder keeps its inode when it is renamed
+            if os.path.lexists(destination):  # a rename would replace it, were it an empty folder
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
             os.rename(building, destination)
         except OSError as error:
             raise UserError(
@@ -124,20 +133,36 @@ def _building(destination: Path) -> Iterator[Path]:
                 "see to it that there is space and you may write there, or choose another working dir"
             ) from None
         undo.pop_all()
+    _remove_hidden(building.parent)
+    os.close(marker)
 
 
 def discard(destination: Path) -> None:
-    """Remove what `fetch` brought, and what tells that it did."""
-    shutil.rmtree(destination, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        marker_of(destination).unlink()
+    """Remove what `fetch` brought, and what tells that it did; what somebody else has put there stays."""
+    marker = marker_of(destination)
+    try:
+        fd = os.open(marker, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return
+    with contextlib.suppress(OSError), open(fd, "rb") as file:
+        mark = file.read(_MOST)
+        if not _is_mark(mark) or not _lock(fd):  # another client is just bringing code there
+            return
+        if os.path.lexists(destination):
+            if mark != _mark_of(os.lstat(destination)):
+                return
+            shutil.rmtree(destination, ignore_errors=True)
+        marker.unlink()
 
 
-def _begin(destination: Path, undo: contextlib.ExitStack) -> Path:
-    """An empty folder beside the destination to build it in; `undo` takes everything back that was made for it.
+def _begin(destination: Path, undo: contextlib.ExitStack) -> tuple[Path, int]:
+    """An empty folder beside the destination to build it in, and a descriptor of the destination's locked marker.
+
+    `undo` takes everything back that was made for it.
 
     Raises:
         OSError: it cannot be made.
+        UserError: another client is just bringing code there, or there is something else.
     """
     parent = destination.parent
     missing = [p for p in (parent, *parent.parents) if not p.exists()]
@@ -145,18 +170,97 @@ def _begin(destination: Path, undo: contextlib.ExitStack) -> Path:
         path.mkdir(exist_ok=True)
         undo.callback(_remove_if_empty, path)
     if missing:  # it is ours alone: git need not look into it
-        undo.callback(_remove_if_alone, write_gitignore(parent))
-    for left in parent.glob(".*.paceline.????????"):  # by a client that was killed
-        with contextlib.suppress(OSError):  # another client has just finished
-            if time.time() - left.stat().st_mtime > _ABANDONED:
-                shutil.rmtree(left, ignore_errors=True)
-    marker = marker_of(destination)
-    marker.touch()
-    undo.callback(marker.unlink, missing_ok=True)
-    building = parent / building_name(destination.name, secrets.token_hex(4))
-    undo.callback(shutil.rmtree, building, ignore_errors=True)
+        with contextlib.suppress(FileExistsError):  # somebody else has just made it as well
+            undo.callback(_remove_if_alone, write_gitignore(parent))
+    for left in parent.glob(".*.paceline.????????"):
+        if _is_abandoned(left):  # by a client that was killed
+            _remove_hidden(left)
+    marker = _claim(destination, undo)
+    hidden = parent / building_name(destination.name, secrets.token_hex(4))
+    undo.callback(_remove_hidden, hidden)
+    hidden.mkdir(mode=0o700)
+    (hidden / _HIDDEN_MARKER).write_bytes(_MARK)
+    building = hidden / "code"
     building.mkdir(mode=0o700)
-    return building
+    return building, marker
+
+
+def _claim(destination: Path, undo: contextlib.ExitStack) -> int:
+    """A descriptor of the destination's marker, which is locked as long as it is open: nobody else brings code there.
+
+    Raises:
+        OSError: it cannot be made.
+        UserError: somebody has that lock, or the file is not ours.
+    """
+    marker = marker_of(destination)
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with contextlib.ExitStack() as own:
+        try:
+            fd, is_new = os.open(marker, flags | os.O_CREAT | os.O_EXCL, 0o666), True
+        except FileExistsError:
+            fd, is_new = os.open(marker, flags), False
+        own.callback(os.close, fd)
+        if not is_new and not _is_mark(os.pread(fd, _MOST, 0)):
+            raise UserError(f"{printable(marker)} is there already; choose another job name")
+        if not _lock(fd) or os.path.lexists(destination) or not _is_at(fd, marker):
+            raise UserError(f"another client brings code to {printable(destination)}; choose another job name")
+        own.pop_all()
+    undo.callback(os.close, fd)
+    undo.callback(marker.unlink, missing_ok=True)
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, _MARK, 0)
+    return fd
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        return error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # a file system without locks
+    return True
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Whether a path still leads to an open file."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _write_mark(fd: int, folder: Path) -> None:
+    mark = _mark_of(os.lstat(folder))
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, mark, 0)
+
+
+def _mark_of(status: os.stat_result) -> bytes:
+    """What the marker of a folder says."""
+    return _MARK + f"inode {status.st_ino}\n".encode()
+
+
+def _is_mark(mark: bytes) -> bool:
+    return re.fullmatch(re.escape(_MARK) + rb"(inode \d+\n)?", mark) is not None
+
+
+def _is_abandoned(hidden: Path) -> bool:
+    """Whether a client made this folder to build code in, and was killed."""
+    try:
+        is_old = time.time() - hidden.lstat().st_mtime > _ABANDONED
+        return is_old and not hidden.is_symlink() and (hidden / _HIDDEN_MARKER).read_bytes() == _MARK
+    except OSError:
+        return False
+
+
+def _remove_hidden(hidden: Path) -> None:
+    """Remove a folder to build code in; last what says that it is one."""
+    with contextlib.suppress(OSError):
+        shutil.rmtree(hidden / "code", ignore_errors=True)
+        if os.listdir(hidden) == [_HIDDEN_MARKER]:
+            (hidden / _HIDDEN_MARKER).unlink()
+        hidden.rmdir()
 
 
 def _remove_if_empty(folder: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder
 
-# Beside `code/train` lies the empty file `code/.train.paceline`; while the code is being brought, it lies in
-# `code/.train.paceline.1a2b3c4d`.
+# Beside `code/train` lies the file `code/.train.paceline`, which says that paceline made that folder; while the code is
+# being brought, it lies in `code/.train.paceline.1a2b3c4d`, beside a file that says the same of that one.
 _OURS = re.compile(r"\..+\.paceline(\.[0-9a-f]{8})?", re.DOTALL)
 # What a folder for the code of jobs gets, so that git does not look into it.
 _GITIGNORE = b"# The code of jobs; made by paceline.\n*\n"
@@ -19,7 +19,8 @@ _GITIGNORE = b"# The code of jobs; made by paceline.\n*\n"
 def write_gitignore(folder: Path) -> Path:
     """Let git leave out a folder that is paceline's alone."""
     path = folder / ".gitignore"
-    path.write_bytes(_GITIGNORE)
+    with path.open("xb") as file:
+        file.write(_GITIGNORE)
     return path
 
 

@@ -284,7 +284,7 @@ class Agent:
         self.is_newcomer = False
         attempt, world_size = start["attempt"], sum(node["slots"] for node in start["nodes"])
         self.dir.prepare_attempt(attempt)
-        ranks = self.ranks.place(start)
+        ranks = self.ranks.place(start, self.team.rank_key(start))
         logs = [
             {"rank": r.placement.rank, "local_rank": r.placement.local_rank, "out": str(r.out), "err": str(r.err),
              "error": str(r.error)} for r in ranks

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import select
 import socket
 import statistics
@@ -18,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from paceline.contract import handshake
 from paceline.node.rendezvous.handshake import is_proof, prove
 
 if TYPE_CHECKING:
@@ -95,12 +95,11 @@ class Post:
 
     def _let_in(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        challenge = os.urandom(16).hex()
-        _tell(sock, {"challenge": challenge})
-        answer = _hear(sock)
-        if not is_proof(answer["proof"], self._token, challenge, "guest"):
+        ours, theirs = handshake.nonce().hex(), _hear(sock)["challenge"]
+        _tell(sock, {"challenge": ours, "proof": prove(self._token, f"host {self._name}", theirs, ours)})
+        if not is_proof(_hear(sock)["proof"], self._token, "guest", theirs, ours):
             raise Impostor("wrong token")
-        _tell(sock, {"proof": prove(self._token, str(answer["challenge"]), f"host {self._name}")})
+        _tell(sock, {})
 
 
 def connect(peer: Peer, token: bytes) -> socket.socket:
@@ -112,11 +111,14 @@ def connect(peer: Peer, token: bytes) -> socket.socket:
     sock = socket.create_connection((peer.address, peer.port), timeout=CONNECT_SECONDS)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        mine = os.urandom(16).hex()
-        theirs = str(_hear(sock).get("challenge"))
-        _tell(sock, {"proof": prove(token, theirs, "guest"), "challenge": mine})
-        if not is_proof(_hear(sock).get("proof"), token, mine, f"host {peer.name}"):
+        mine = handshake.nonce().hex()
+        _tell(sock, {"challenge": mine})
+        answer = _hear(sock)
+        theirs = answer.get("challenge")
+        if not is_proof(answer.get("proof"), token, f"host {peer.name}", mine, theirs):
             raise Impostor("another machine answers there")
+        _tell(sock, {"proof": prove(token, "guest", mine, theirs)})
+        _hear(sock)
     except BaseException:
         sock.close()
         raise

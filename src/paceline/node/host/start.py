@@ -103,10 +103,12 @@ def _make(home: Home, request: Request) -> Answer | _Made:
         record: Answer = {"data": data}
         if own_code:
             made, folder = _places(job, staging.directory.path, path, request["job_id"])
-            stack.callback(_unless_started, made, staging)
+            stack.callback(_unless_started, made, request["job_id"], staging)
             with code_folder.building(made) as building:
                 record["code"] = {**_bring(home, job, building, request), "path": str(folder)}
         asked, job = job, _complete(job, here, made, record)
+        if not request["joins"]:  # else it may be this job that has the folder
+            fitting.check_checkpoint_dir(job, made)
         variables = [(source["variable"], source["path"]) for source in data]
         node = node_part.place(
             job, here, split_streams=_split(request["shown"], job), folder=folder, variables=variables,
@@ -203,9 +205,9 @@ def _complete(job: Answer, here: fitting.Here, made: Path | None, record: Answer
         raise Refused(str(error).replace(str(made), f"the copy of {record['code']['source']}")) from None
 
 
-def _unless_started(made: Path, staging: Staging) -> None:
+def _unless_started(made: Path, job_id: str, staging: Staging) -> None:
     if not staging.is_settled:
-        code_folder.discard(made)
+        code_folder.discard(made, job_id)
 
 
 def _split(shown: Mapping[str, Any] | None, job: Request) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.contract.folder_lock import holder_of
 from paceline.node.devicequeue import policy, ticket
 from paceline.node.errors import Refused
 from paceline.node.machine import devices, hardware
@@ -260,3 +261,23 @@ def _check_devices(job: Mapping[str, Any], here: Here) -> None:
 
 def _gibibytes(number: int) -> str:
     return f"{number / (1 << 30):.1f} GiB"
+
+
+def check_checkpoint_dir(job: Mapping[str, Any], folder: Path | None = None) -> None:
+    """See that no other job saves into this one's folder for checkpoints now, as far as this machine can know.
+
+    Args:
+        job: the completed job.
+        folder: where the ranks start, unless it is the job's working dir.
+
+    Raises:
+        Refused: another one does.
+    """
+    if job["checkpoint_dir"] is None:
+        return
+    place = Path(folder or job["working_dir"], job["checkpoint_dir"])
+    holder = holder_of(place)
+    if holder is not None:
+        raise Refused(
+            f"--checkpoint-dir {place}: {holder} saves its checkpoints there; stop that first, or choose another folder"
+        )

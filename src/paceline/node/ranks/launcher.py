@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from paceline.contract import CONTRACTS, ERROR_FILE, RESUME_CODE
+from paceline.contract import CONTRACTS, ERROR_FILE, RANK_KEY, RESUME_CODE, TOKEN
 from paceline.node import ENTRY
 from paceline.node.eventloop.channel import Channel, ChannelClosed
 from paceline.node.failure import Failure, OomWatch, exit_code, rank_failure
@@ -139,13 +139,18 @@ class Ranks:
         self._spec = spec
         self._kept = kept
 
-    def place(self, start: Attempt) -> list[Rank]:
-        """The ranks to start in an attempt; independent processes that have succeeded do not start again."""
+    def place(self, start: Attempt, key: str | None) -> list[Rank]:
+        """The ranks to start in an attempt; independent processes that have succeeded do not start again.
+
+        Args:
+            start: the attempt.
+            key: a secret that all ranks of the attempt get in their environment; None for none.
+        """
         are_independent = self._spec.framework == "indexed"
         succeeded = {local for local, rank in self.current.items() if are_independent and rank.status == 0}
-        return [self._place(start, local) for local in range(self._spec.nproc) if local not in succeeded]
+        return [self._place(start, local, key) for local in range(self._spec.nproc) if local not in succeeded]
 
-    def _place(self, start: Attempt, local_rank: int) -> Rank:
+    def _place(self, start: Attempt, local_rank: int, key: str | None) -> Rank:
         """A rank with its placement, its variables, and its files."""
         spec, files = self._spec, self._dir
         placement = place(spec, start, local_rank)
@@ -155,6 +160,8 @@ class Ranks:
             path.touch(0o600)
         error = files.error(placement.attempt, placement.rank)
         env = {**variables(spec, placement), "PACELINE_RUN_DIR": str(files.path), ERROR_FILE: str(error)}
+        if key is not None:
+            env[RANK_KEY] = key
         if spec.framework == "torch":
             env["TORCHELASTIC_ERROR_FILE"] = str(error.with_suffix(".torch.json"))
         return Rank(placement, env, out, err, error)
@@ -163,7 +170,7 @@ class Ranks:
         """Start the fork server, without waiting for it."""
         spec = self._spec
         ours, theirs = socket.socketpair()
-        kept_away = CONTRACTS[spec.framework].unsets
+        kept_away = {*CONTRACTS[spec.framework].unsets, TOKEN, RANK_KEY}
         env = {**{k: v for k, v in os.environ.items() if k not in kept_away}, **spec.env}
         # The program at the end is for people, and for pkill: a forked rank keeps this command line.
         shown = [*(["-m"] if spec.program.kind == "module" else []), spec.program.target, *spec.program.args]

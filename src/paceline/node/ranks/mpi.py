@@ -236,8 +236,10 @@ class MpiRanks(Ranks):
     def _remove_leftovers(self) -> None:
         """Remove the files of daemons and ranks that could not do it themselves."""
         host, user = socket.gethostname(), os.getuid()
+        sessions = Path(tempfile.gettempdir(), f"ompi.{host}.{user}")
         for pid in self._pids:
-            shutil.rmtree(f"{tempfile.gettempdir()}/ompi.{host}.{user}/pid.{pid}", ignore_errors=True)
+            if not sessions.is_symlink() and not Path(f"/proc/{pid}").exists():  # else it may be another program's now
+                shutil.rmtree(sessions / f"pid.{pid}", ignore_errors=True)
         if self._namespace.isdigit():
             for path in Path("/dev/shm").glob(f"vader_segment.{host}.{user}.{int(self._namespace):x}.*"):
                 path.unlink(missing_ok=True)

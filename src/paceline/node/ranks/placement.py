@@ -6,7 +6,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
-from paceline.contract import CONTRACTS, OWN_CONTRACT, Placement
+from paceline.contract import CONTRACTS, OWN_CONTRACT, RANK_KEY, TOKEN, Placement
 from paceline.node.errors import Refused
 from paceline.node.machine import devices, processes
 from paceline.node.spec import NodeSpec
@@ -54,7 +54,9 @@ def variables(spec: NodeSpec, placement: Placement) -> dict[str, Any]:
 
 
 def shell_of(run: RunDirectory, rank: int) -> tuple[dict[str, str], str]:
-    """The variables that a rank of a job has, secrets included as long as it runs, and the folder where it started.
+    """The variables that a rank of a job has, and the folder where it started.
+
+    The user's secrets are among them as long as the job runs, the job's own token and key never.
 
     Raises:
         Refused: the job has no such rank here.
@@ -70,7 +72,8 @@ def shell_of(run: RunDirectory, rank: int) -> tuple[dict[str, str], str]:
         spec = dataclasses.replace(spec, devices=tuple(status["devices"]))
     mine = {name: os.environ[name] for name in ("TERM", "COLUMNS", "LINES") if name in os.environ}
     env = processes.environment((status.get("agent") or {}).get("pid", 0)) if run.is_held else {}
-    return {**os.environ, **env, **mine, **spec.env, **foreseen(spec, local[rank], status)}, spec.working_dir
+    env = {name: value for name, value in {**os.environ, **env}.items() if name not in (TOKEN, RANK_KEY)}
+    return {**env, **mine, **spec.env, **foreseen(spec, local[rank], status)}, spec.working_dir
 
 
 def foreseen(spec: NodeSpec, local_rank: int, status: Mapping[str, Any]) -> dict[str, Any]:

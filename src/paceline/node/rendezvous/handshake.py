@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import hmac
-import os
 import select
 import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from paceline.contract import handshake
 from paceline.node.eventloop.channel import MAX_LINE, Channel, ChannelClosed, Message
 
 if TYPE_CHECKING:
@@ -28,17 +27,14 @@ STRANGER_SECONDS = 10.0
 STRANGER_BYTES = 4096
 
 
-REFUSED: Message = {"do": "refuse"}  # a proof that is none
+def prove(token: bytes, side: str, guests: object, hosts: object) -> str:
+    """The proof of `side` ("host" or "guest") after both have sent their challenges."""
+    return handshake.prove(token, side, *(str(each).encode(errors="replace") for each in (guests, hosts))).hex()
 
 
-def prove(token: bytes, challenge: str, side: str) -> str:
-    """The answer of `side` ("host" or "guest") to a challenge."""
-    return hmac.new(token, f"{side}:{challenge}".encode(errors="replace"), "sha256").hexdigest()
-
-
-def is_proof(said: object, token: bytes, challenge: str, side: str) -> bool:
+def is_proof(said: object, token: bytes, side: str, guests: object, hosts: object) -> bool:
     """Whether whoever said this knows the token."""
-    return hmac.compare_digest(str(said).encode(errors="replace"), prove(token, challenge, side).encode())
+    return hmac.compare_digest(str(said).encode(errors="replace"), prove(token, side, guests, hosts).encode())
 
 
 class Door:
@@ -61,15 +57,15 @@ class Door:
         self._status = status
         self._admit = admit
         self._listener: socket.socket | None = None
-        self._strangers: dict[Channel, tuple[str, float]] = {}  # challenge, when it came
+        self._strangers: dict[Channel, tuple[str, str | None, float]] = {}  # our challenge, theirs, when it came
 
-    def open(self, port: int) -> None:
-        """Let other agents in at this port, or at any for 0.
+    def open(self, port: int, address: str = "") -> None:
+        """Let other agents in at this port, or at any for 0, of one address of this machine or of all.
 
         Raises:
             OSError: the port cannot be listened on.
         """
-        self._listener = socket.create_server(("", port), backlog=128)
+        self._listener = socket.create_server((address, port), backlog=128)
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
         self._loop.watch(self._listener, self._accept)
@@ -90,27 +86,28 @@ class Door:
         except OSError:
             return  # it left before it was let in
         now = time.monotonic()
-        for channel, (_, since) in list(self._strangers.items()):
+        for channel, (_, _, since) in list(self._strangers.items()):
             if now - since > STRANGER_SECONDS or len(self._strangers) >= MAX_STRANGERS:
                 self._drop(channel)
         channel = Channel(sock, limit=STRANGER_BYTES)
-        challenge = os.urandom(16).hex()
-        self._strangers[channel] = (challenge, now)
+        self._strangers[channel] = (handshake.nonce().hex(), None, now)
         self._loop.watch(channel, lambda: self._read(channel))
-        with contextlib.suppress(ChannelClosed):
-            channel.send({"challenge": challenge})
 
     def _read(self, channel: Channel) -> None:
-        challenge = self._strangers[channel][0]
+        ours, theirs, since = self._strangers[channel]
         try:
             messages = channel.receive()
             if not messages:
                 return
-            if not is_proof(messages[0].get("proof"), self._token, challenge, "guest"):
-                channel.send(REFUSED)
+            if theirs is None:
+                theirs = str(messages[0].get("challenge"))
+                self._strangers[channel] = (ours, theirs, since)
+                channel.send({"challenge": ours, "proof": prove(self._token, "host", theirs, ours)})
+                return
+            if not is_proof(messages[0].get("proof"), self._token, "guest", theirs, ours):
                 raise ChannelClosed("wrong token")
             status = self._status()
-            channel.send({**status, "proof": prove(self._token, str(messages[0].get("challenge")), "host")})
+            channel.send(status)
         except ChannelClosed:
             self._drop(channel)
             return
@@ -183,14 +180,14 @@ def knock(address: str, port: int, token: bytes, timeout: float, *, joins: bool)
     sock = socket.create_connection((address, port), timeout=timeout)
     try:
         channel = Channel(sock)
-        theirs = _first(channel, deadline).get("challenge")
-        mine = os.urandom(16).hex()
-        channel.send({"proof": prove(token, str(theirs), "guest"), "challenge": mine, "joins": joins})
-        status = _first(channel, deadline)
-        if status == REFUSED:
-            raise PermissionError(f"{address}:{port} does not accept this job's token")
-        if not is_proof(status.get("proof"), token, mine, "host"):
+        mine = handshake.nonce().hex()
+        channel.send({"challenge": mine})
+        answer = _first(channel, deadline)
+        theirs = answer.get("challenge")
+        if not is_proof(answer.get("proof"), token, "host", mine, theirs):
             raise PermissionError(f"{address}:{port} does not know this job's token")
+        channel.send({"proof": prove(token, "guest", mine, theirs), "joins": joins})
+        status = _first(channel, deadline)
     except BaseException:
         sock.close()
         raise

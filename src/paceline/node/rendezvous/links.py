@@ -1,8 +1,9 @@
 """How the agents of a job talk: one hosts the coordinator, the others are its guests.
 
-A connection starts with a challenge in both directions: each side proves that it knows the job's token by the HMAC of
-the other's random number (RFC 2104), so that nobody else can join, and nobody else can pose as the host. A visitor says
-with its proof whether it wants to join, or only to ask who coordinates.
+A connection starts with a challenge in both directions: each side proves that it knows the job's token by an HMAC of
+both sides' random numbers (`contract/handshake.py`), so that nobody else can join, and nobody else can pose as the
+host. The host proves first: a visitor sends nothing that depends on the token to an address that has not proved itself.
+A visitor says with its proof whether it wants to join, or only to ask who coordinates.
 
 Both sides say something every second; whoever has said nothing for long is taken for gone.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import time
 import uuid
@@ -10,7 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline._version import __version__
+from paceline.contract import TOKEN, handshake
 from paceline.node.eventloop.channel import ChannelClosed, Message
+from paceline.node.machine.network import is_loopback
 
 from .coordinator import GATHERING, Coordinator
 from .handshake import Door, Survey
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from paceline.node.rundir.status import NodeEntry
     from paceline.node.spec import NodeSpec
 
-    from .messages import Offer, ToCoordinator, ToNode
+    from .messages import Offer, Start, ToCoordinator, ToNode
 
 CONNECT_PAUSE = 0.3  # seconds between two tries to reach the coordinator
 CONNECT_SECONDS = 2.0  # for one try
@@ -68,7 +71,10 @@ class Team:
         self._deliver_further = deliver
         self._fail = fail
         self._is_over = is_over
-        self._token = os.environ.get("PACELINE_TOKEN", spec.run_id or "none").encode()
+        secret = os.environ.get(TOKEN, "").encode()
+        self._token = secret or (spec.run_id or "none").encode()
+        # One node shares its secret with nobody else; several have none in common unless they were given one.
+        self._rank_secret = secret or (secrets.token_bytes(32) if spec.nodes == 1 else b"")
         self._address = spec.local_address or spec.main_address or "127.0.0.1"
         self._door = Door(loop, self._token, self._status, self._admit)
         self._meeting: Host | Guest | None = None
@@ -94,6 +100,12 @@ class Team:
     def door(self) -> list[str | int] | None:
         """Address and port of this agent, which knows who coordinates."""
         return [self._address, self._door.port] if self._door.port else None
+
+    def rank_key(self, start: Start) -> str | None:
+        """The key of the ranks of an attempt; None where the nodes have no secret in common."""
+        if not self._rank_secret:
+            return None
+        return handshake.derive_key(self._rank_secret, "ranks", str(start["job"]), str(start["attempt"])).hex()
 
     @property
     def missing(self) -> str:
@@ -128,14 +140,16 @@ class Team:
         is_first = not spec.joins and (spec.node_rank == 0 or (spec.node_rank is None and is_here))
         if not is_first and spec.least == spec.nodes:
             return True
+        # Where the nodes meet on the loopback, all of them are on this machine.
+        here_alone = spec.main_address or "" if is_loopback(spec.main_address or "") else ""
         try:
-            self._door.open(spec.main_port if is_first or not is_here else 0)
+            self._door.open(spec.main_port if is_first or not is_here else 0, here_alone)
         except OSError as error:
             if spec.node_rank == 0:
                 self._fail(f"cannot listen on port {spec.main_port}: {error.strerror}; choose another --master-port", 2)
                 return False
             if spec.least < spec.nodes:
-                self._door.open(0)
+                self._door.open(0, here_alone)
         return True
 
     def _is_first(self) -> bool:

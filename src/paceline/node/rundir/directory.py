@@ -4,6 +4,7 @@
 job.json                       what the user asked for, as the client stored it
 spec.json                      what the agent gets to do
 lock                           held by the process that works on the job: the client that submits it, then its agent
+.paceline-run                  marks a folder that paceline made; a folder without it is never removed
 status.json                    the current state, replaced atomically
 events.jsonl                   what happened, one JSON object per line
 spare                          space for the last status and event on a full disk
@@ -20,12 +21,18 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from .status import Status
+
+_MARKER = ".paceline-run"
+_MARK = b"A run directory, made by paceline. `paceline delete` removes it only while this file is here.\n"
+# What a run directory is called while it is made, and while it is removed.
+_HIDDEN = re.compile(r"\.[A-Za-z0-9][A-Za-z0-9._-]*\.(\d+|deleted)\.\d+")
 
 
 class RunDirectory:
@@ -85,6 +92,22 @@ class RunDirectory:
         finally:
             os.close(fd)
 
+    def mark(self) -> None:
+        """Mark this folder as made by paceline.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        (self.path / _MARKER).write_bytes(_MARK)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether paceline made this folder; a link to one is not one."""
+        try:
+            return not self.path.is_symlink() and (self.path / _MARKER).read_bytes() == _MARK
+        except OSError:
+            return False
+
     # -- the lock ------------------------------------------------------------------------------------------------------
 
     @property
@@ -112,6 +135,67 @@ class RunDirectory:
             fcntl.flock(fd, fcntl.LOCK_SH)
         finally:
             os.close(fd)
+
+
+def note_of(hidden: Path, jobs: Path | None) -> Path | None:
+    """Remember a hidden run directory that lies in a user's folder, where nobody looks for what killed clients left.
+
+    Args:
+        hidden: the run directory, there or about to be.
+        jobs: the folder of run directories; None where `hidden` lies in it.
+
+    Returns:
+        The link that remembers it, for `drop_note`; None where none is needed, or `jobs` cannot be written to.
+    """
+    if jobs is None or hidden.parent.resolve() == jobs.resolve():
+        return None
+    note = jobs / hidden.name
+    try:
+        jobs.mkdir(parents=True, exist_ok=True)
+        note.symlink_to(hidden)
+    except OSError:
+        return None
+    return note
+
+
+def drop_note(note: Path | None) -> None:
+    """Forget what `note_of` remembers."""
+    if note is not None:
+        with contextlib.suppress(OSError):
+            note.unlink()
+
+
+def _remove_leftover(entry: os.DirEntry[str]) -> None:
+    """Remove a hidden run directory that paceline made; and one elsewhere with the note of it."""
+    with contextlib.suppress(OSError):
+        hidden = Path(os.readlink(entry.path)) if entry.is_symlink() else Path(entry.path)
+        if hidden.name != entry.name:
+            return
+        if os.path.lexists(hidden) and not remove_folder(hidden):
+            hidden.rmdir()  # whoever made it was killed before anything was in it; else this fails
+        if entry.is_symlink():
+            os.unlink(entry.path)
+
+
+def remove_folder(folder: Path) -> bool:
+    """Remove a run directory, unless paceline did not make it; returns whether it is gone.
+
+    What says that paceline made it goes last, so that a removal that was interrupted can be finished.
+    """
+    import shutil  # whoever only reads records does without
+
+    if not RunDirectory(folder).is_ours:
+        return False
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(folder)):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            elif entry.name != _MARKER:
+                os.unlink(entry.path)
+        if os.listdir(folder) == [_MARKER]:
+            os.unlink(folder / _MARKER)
+            folder.rmdir()
+    return not os.path.lexists(folder)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .directory import RunDirectory
+from .directory import _HIDDEN, RunDirectory, _remove_leftover, drop_note, note_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -28,8 +29,12 @@ class Staging:
         lock: descriptor that holds its lock, for the agent to inherit.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, jobs: Path | None = None) -> None:
         """Make the folder beside `path`.
+
+        Args:
+            path: where the run directory will be.
+            jobs: the folder of run directories, where `path` is elsewhere; see `note_of`.
 
         Raises:
             OSError: it cannot be made.
@@ -37,12 +42,31 @@ class Staging:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         hidden = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+        self._note = note_of(hidden, jobs)
         hidden.mkdir(mode=0o700)
         self.directory = RunDirectory(hidden)
+        self.lock = -1
+        try:
+            self._fill()
+        except BaseException:
+            self._take_back()
+            raise
+
+    def _fill(self) -> None:
+        self.directory.mark()
         self.lock = os.open(self.directory.lock, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self.lock, fcntl.LOCK_EX)
         self.directory.events.touch()
         self.directory.spare.write_bytes(bytes(SPARE))
+
+    def _take_back(self) -> None:
+        import shutil  # whoever only reads records does without
+
+        if self.lock >= 0:
+            os.close(self.lock)
+        if not self.is_settled:
+            shutil.rmtree(self.directory.path, ignore_errors=True)  # this process has made it
+        drop_note(self._note)
 
     def __enter__(self) -> Staging:
         return self
@@ -58,19 +82,19 @@ class Staging:
         Raises:
             FileExistsError: the name is taken.
         """
+        if os.path.lexists(self._path):  # a rename would replace it, were it an empty folder
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self._path))
         try:
-            os.rename(self.directory.path, self._path)  # replaces an empty folder at most
+            os.rename(self.directory.path, self._path)
         except OSError as error:
-            if self._path.exists() or self._path.is_symlink():
+            if os.path.lexists(self._path):
                 raise FileExistsError(error.errno, error.strerror, str(self._path)) from None
             raise
         self.directory = RunDirectory(self._path)
         return self.directory
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        os.close(self.lock)
-        if not self.is_settled:
-            _remove(self.directory.path)
+        self._take_back()
 
 
 class Reopened:
@@ -103,7 +127,7 @@ class Reopened:
 
 
 def sweep(jobs: Path) -> list[os.DirEntry[str]]:
-    """The entries of a folder of run directories; what killed clients left there is removed.
+    """The entries of paceline's folder of run directories; what killed clients left there is removed.
 
     Raises:
         OSError: the folder cannot be read; a missing one is empty.
@@ -115,17 +139,11 @@ def sweep(jobs: Path) -> list[os.DirEntry[str]]:
     living = []
     for entry in entries:
         if entry.name.startswith("."):
-            if _is_abandoned(Path(entry.path)):
-                _remove(Path(entry.path))
+            if _HIDDEN.fullmatch(entry.name) and _is_abandoned(Path(entry.path)):
+                _remove_leftover(entry)
         elif os.path.exists(entry.path) or _is_abandoned(Path(entry.path)):  # else a job is being made there
             living.append(entry)
     return living
-
-
-def _remove(folder: Path) -> None:
-    import shutil  # not needed by those that only read records
-
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_abandoned(path: Path) -> bool:

@@ -1,12 +1,14 @@
 """A job's copy of its code, in a folder that several machines may share: all of it is there, or nothing.
 
 Beside `code/train` lies `code/.train.paceline/<id of the job>`, with a file for each machine that needs the code; the
-last one that does not any more removes it. Each brings it under a hidden name, and that of the first one counts.
+last one that does not any more removes it. Each brings it under a hidden name, and that of the first one counts: its
+inode is in `code/.train.paceline/made`, so that nothing else is removed which somebody has put there meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -18,6 +20,9 @@ from paceline.node.errors import Refused
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+
+_MADE = "made"  # beside the folders of jobs, whose names are identifiers
 
 
 def claim(place: Path, job_id: str) -> None:
@@ -49,26 +54,41 @@ def building(place: Path) -> Iterator[Path]:
     new.mkdir(mode=0o700, parents=True)
     try:
         yield new
+        inode = new.lstat().st_ino  # which stays the same when it is renamed
         try:
+            if os.path.lexists(place):  # a rename would replace it, were it an empty folder
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(place))
             new.rename(place)
         except OSError:
             if not place.is_dir():
                 raise
+        else:
+            with contextlib.suppress(FileNotFoundError):  # a place in the job's own folder, which nobody claims
+                (_marks(place) / _MADE).write_text(str(inode))
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def discard(place: Path) -> None:
-    """Remove the code, unless another machine needs it; what is in a job's own folder goes with that."""
+def discard(place: Path, job_id: str) -> None:
+    """Remove a job's code, unless another machine needs it; what is in a job's own folder goes with that.
+
+    What nobody claimed for this job, or is not what was made there, stays.
+    """
     marks = _marks(place)
     try:
-        for job_id in os.listdir(marks):
-            (marks / job_id / socket.gethostname()).unlink()
-            (marks / job_id).rmdir()
-        marks.rmdir()
+        (marks / job_id / socket.gethostname()).unlink()
+        (marks / job_id).rmdir()
     except OSError:  # there are other marks, or none: this one was not the last
         return
-    shutil.rmtree(place, ignore_errors=True)
+    made = None
+    with contextlib.suppress(OSError):
+        made = (marks / _MADE).read_text()
+        (marks / _MADE).unlink()
+    with contextlib.suppress(OSError):
+        if made == str(place.lstat().st_ino):
+            shutil.rmtree(place, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        marks.rmdir()
 
 
 def _marks(place: Path) -> Path:

@@ -56,7 +56,8 @@ class Home:
         from .lifecycle import remove
 
         code = (read_json(run.job) or {}).get("code")
-        remove(run.path, lambda: None if code is None else discard(Path(code["path"])))
+        job_id = (read_json(run.spec) or {}).get("job_id")
+        remove(run.path, lambda: None if code is None or not job_id else discard(Path(code["path"]), job_id))
 
 
 def with_ids(run: RunDirectory, record: Answer) -> Answer:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.node import ENTRY, tensorboard
 from paceline.node.errors import Refused
-from paceline.node.rundir.directory import RunDirectory, write_json
+from paceline.node.rundir.directory import RunDirectory, drop_note, note_of, remove_folder, write_json
 from paceline.node.signals import HEARD
 
 from . import records
@@ -96,19 +96,28 @@ def remove(path: Path, discard: Callable[[], None]) -> None:
         discard: removes what it has elsewhere, once it is no job any more.
 
     Raises:
-        Refused: it cannot be removed.
+        Refused: it cannot be removed, or paceline did not make it: then it stays as it is.
     """
     run = RunDirectory(path.resolve())
+    if not run.is_ours and os.path.lexists(run.path):
+        with contextlib.suppress(OSError):
+            if path.is_symlink() and os.path.basename(os.readlink(path)) == path.name:  # it is all that is paceline's
+                path.unlink()
+        raise Refused(f"{run.path} is no run directory that paceline made, and stays as it is; remove it by hand")
     with contextlib.suppress(OSError):
         tensorboard.stop(run.path)
     hidden = run.path.with_name(f".{run.path.name}.deleted.{time.monotonic_ns()}")
+    note = note_of(hidden, path.parent)
     try:
         run.path.rename(hidden)
         if path.is_symlink():
             path.unlink()
         discard()
-        shutil.rmtree(hidden)
+        if not remove_folder(hidden):
+            raise Refused(f"cannot remove all of {hidden}; remove it by hand")
+        drop_note(note)
     except FileNotFoundError:  # somebody else was as quick, or removed it by hand
+        drop_note(note)
         with contextlib.suppress(OSError):
             if path.is_symlink():
                 path.unlink()
@@ -118,8 +127,10 @@ def remove(path: Path, discard: Callable[[], None]) -> None:
 
 def take_checkpoints(old: Path, new: Path) -> None:
     """Give a job the checkpoints that another one kept in its own run directory."""
+    from paceline.contract.folder_lock import LOCK  # the two jobs must not have the same file for that
+
     for folder in old.glob("checkpoints*"):
-        shutil.copytree(folder, new / folder.name, copy_function=_link)
+        shutil.copytree(folder, new / folder.name, copy_function=_link, ignore=shutil.ignore_patterns(LOCK))
 
 
 def _link(source: str, target: str) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
-
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be saved or loaded; the message is one line that says what, where and why."""
+
+    __module__ = "paceline"  # where users find it
+
+
+class CheckpointFolderTaken(CheckpointError):
+    """Another job saves checkpoints into the folder; the message says which one."""
+
+    __module__ = "paceline"  # where users find it
 
 
 class DamagedCheckpoint(Exception):

@@ -13,7 +13,6 @@ import errno
 import os
 import selectors
 import socket
-import struct
 import time
 import weakref
 from datetime import timedelta
@@ -22,8 +21,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import torch.distributed as dist
 
 from paceline.train.control import connect
-from paceline.train.control.connect import read
-from paceline.train.group.join import share_object
+from paceline.train.control.links import Messages
+from paceline.train.group.join import on_one_machine, share_object
 
 from .errors import CheckpointError
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _OK, _FAILED, _LOST = b"+", b"-", b"!"
-_SIZE = struct.Struct("!Q")
 
 
 class ExchangeError(CheckpointError):
@@ -88,7 +86,8 @@ class SocketExchange:
         self._rank = dist.get_rank()
         self._world_size = dist.get_world_size()
         self._timeout = timeout.total_seconds()
-        self._peers: dict[int, socket.socket] = {}  # on rank 0 all others, elsewhere rank 0
+        self._local = on_one_machine()
+        self._peers: dict[int, Messages] = {}  # on rank 0 all others, elsewhere rank 0
         self._broken = ""
         _exchanges.add(self)
         try:
@@ -112,23 +111,25 @@ class SocketExchange:
 
     def addresses(self) -> list[str]:
         """See `Exchange.addresses`: this rank's end of its connection to rank 0."""
-        return connect.addresses() if self._rank == 0 else [self._peers[0].getsockname()[0]]
+        is_first = self._rank == 0 or self._local
+        return connect.addresses(local=self._local) if is_first else [self._peers[0].socket.getsockname()[0]]
 
     def close(self) -> None:
         """End the connections."""
         self._broken = self._broken or "the exchange of the checkpoints is closed"
         for peer in self._peers.values():
-            peer.close()
+            peer.socket.close()
 
     def _meet(self) -> None:
         try:
-            self._peers = connect.connect(self._rank, self._world_size, share_object)
+            links = connect.connect(self._rank, self._world_size, share_object, "checkpoints", local=self._local)
         except connect.NotConnected as error:
             raise ExchangeError(str(error)) from error
+        self._peers = {rank: Messages(link, accepted=self._rank == 0) for rank, link in links.items()}
 
     def _lead(self, data: bytes, rule: Callable[[list[bytes]], bytes], limit: float) -> bytes:
         for peer in self._peers.values():
-            peer.settimeout(limit)
+            peer.socket.settimeout(limit)
         received, lost = self._collect(limit)
         if lost:
             answer = _LOST + f"{lost} while the ranks agreed on a checkpoint".encode()
@@ -139,7 +140,7 @@ class SocketExchange:
                 answer = _FAILED + f"{error}".encode()
         for peer in self._peers.values():
             with contextlib.suppress(OSError):  # it ended after its vote: the next round finds it gone
-                _send(peer, answer)
+                peer.send(answer)
         return answer
 
     def _collect(self, limit: float) -> tuple[dict[int, bytes], str]:
@@ -148,7 +149,7 @@ class SocketExchange:
         deadline = time.monotonic() + limit
         with selectors.DefaultSelector() as selector:
             for rank, peer in self._peers.items():
-                selector.register(peer, selectors.EVENT_READ, rank)
+                selector.register(peer.socket, selectors.EVENT_READ, rank)
             while selector.get_map():
                 ready = selector.select(max(0.0, deadline - time.monotonic()))
                 if not ready:
@@ -157,7 +158,7 @@ class SocketExchange:
                 for key, _ in ready:
                     selector.unregister(key.fileobj)
                     try:
-                        received[key.data] = _receive(self._peers[key.data])
+                        received[key.data] = self._peers[key.data].receive()
                     except OSError as error:
                         return {}, _lost(key.data, error, limit)
         return received, ""
@@ -165,7 +166,7 @@ class SocketExchange:
     def _follow(self, data: bytes, limit: float) -> bytes:
         limit *= 2  # longer than rank 0, so that it is rank 0 who says which rank did not come
         try:
-            self._peers[0].settimeout(limit)
+            self._peers[0].socket.settimeout(limit)
             return _ask(self._peers[0], data)
         except OSError as error:
             return _LOST + f"{_lost(0, error, limit)} while the ranks agreed on a checkpoint".encode()
@@ -192,28 +193,19 @@ def _lost(rank: int, error: OSError, limit: float) -> str:
     )
 
 
-def _send(peer: socket.socket, data: bytes) -> None:
-    peer.sendall(_SIZE.pack(len(data)) + data)
-
-
-def _ask(peer: socket.socket, data: bytes) -> bytes:
+def _ask(peer: Messages, data: bytes) -> bytes:
     """Send, and receive the answer; or what came unasked, since then nobody reads what is sent."""
-    rest = memoryview(_SIZE.pack(len(data)) + data)
+    rest = memoryview(peer.pack(data))
     with selectors.DefaultSelector() as selector:
-        selector.register(peer, selectors.EVENT_READ | selectors.EVENT_WRITE)
+        selector.register(peer.socket, selectors.EVENT_READ | selectors.EVENT_WRITE)
         while rest:
-            events = selector.select(peer.gettimeout())
+            events = selector.select(peer.socket.gettimeout())
             if not events:
                 raise TimeoutError
             if events[0][1] & selectors.EVENT_READ:
                 break
-            rest = rest[peer.send(rest) :]
-    return _receive(peer)
-
-
-def _receive(peer: socket.socket) -> bytes:
-    (size,) = _SIZE.unpack(read(peer, _SIZE.size))
-    return read(peer, size)
+            rest = rest[peer.socket.send(rest) :]
+    return peer.receive()
 
 
 class Agreement:

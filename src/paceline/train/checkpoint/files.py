@@ -17,17 +17,17 @@ import json
 import os
 import re
 import shutil
+import stat
+import time
 import zlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .errors import CheckpointError, DamagedCheckpoint
-
-if TYPE_CHECKING:
-    pass
+from .plain_state import unsafe_names, why_refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,8 +35,14 @@ if TYPE_CHECKING:
 FORMAT = 1
 MANIFEST = "manifest.json"
 NAME = re.compile(r"step-(\d{6,})(-\d+)?")
-LEFTOVER = re.compile(r"\.(saving|removing)-step-\d{6,}(-\d+)?-[0-9a-f]{8}")
-OURS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.pt|manifest\.json(\.new)?")
+LEFTOVER = re.compile(r"\.(saving|removing)-step-\d{6,}(-\d+)?-([0-9a-f]{8})")
+MARKER = ".paceline-saving"  # in a folder that is being written: paceline made it
+_MARK = b"A checkpoint that paceline has begun to write.\n"
+_OLD = 3600.0  # seconds after which nobody is meeting any more
+STATE_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.pt")
+OURS = re.compile(rf"{STATE_FILE.pattern}|manifest\.json(\.new)?")
+PROBE = re.compile(r"\.meeting-[0-9a-f]{32}")  # the file that ranks try to make, see `folders`
+PROBE_TEXT = "paceline: made by rank "
 CHUNK = 8 * 1024 * 1024  # bytes read at once while verifying
 
 
@@ -44,7 +50,7 @@ CHUNK = 8 * 1024 * 1024  # bytes read at once while verifying
 class FileRecord:
     """What a file of a checkpoint must be: its size in bytes, its CRC-32 as eight hexadecimal digits.
 
-    `weights_only` says whether `torch.load(..., weights_only=True)` reads it; otherwise it needs full pickle.
+    `weights_only` says whether `torch.load(..., weights_only=True)` reads it: always, but in old checkpoints.
     """
 
     size: int
@@ -91,9 +97,22 @@ class Manifest:
                 )
             fields = whole["checkpoint"]
             files = {name: FileRecord(**record) for name, record in fields.pop("files").items()}
-            return Manifest(files=files, **fields)
+            manifest = Manifest(files=files, **fields)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DamagedCheckpoint(f"{MANIFEST}: not a manifest") from error
+        manifest._check()
+        return manifest
+
+    def _check(self) -> None:
+        """Whether names and numbers are such as `to_json` writes: no name leads out of the checkpoint's folder."""
+        numbers = [self.serial, self.step, self.world_size, *(record.size for record in self.files.values())]
+        if not all(isinstance(number, int) and 0 <= number < 2**63 for number in numbers):
+            raise DamagedCheckpoint(f"{MANIFEST}: a number is not one")
+        if not (isinstance(self.id, str) and re.fullmatch(r"[0-9a-f]{32}", self.id)):
+            raise DamagedCheckpoint(f"{MANIFEST}: the id {self.id!r} is none")
+        for name in self.files:
+            if not STATE_FILE.fullmatch(name):
+                raise DamagedCheckpoint(f"{MANIFEST}: {name!r} cannot be a file of a checkpoint")
 
 
 @dataclass(frozen=True)
@@ -152,14 +171,18 @@ def write_file(path: Path, content: object) -> FileRecord:
     Raises:
         OSError: it cannot be written.
         DamagedCheckpoint: what the disk gives back is not what was written.
+        CheckpointError: `torch.load(..., weights_only=True)` would not read it.
     """
 
     def save(summing: _Summing) -> None:
         torch.save(content, summing)  # type: ignore[arg-type]  # all it calls is write and flush
 
     record = write_stream(path, [content]) if isinstance(content, bytes) else _write(path, save)
-    if path.suffix == ".pt" and torch.serialization.get_unsafe_globals_in_checkpoint(path):
-        return replace(record, weights_only=False)
+    if path.suffix == ".pt":
+        names = unsafe_names(path)
+        if names:
+            state = None if isinstance(content, bytes) else content
+            raise CheckpointError(f"{path.name}: {why_refused(state, names)}")
     return record
 
 
@@ -229,6 +252,21 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
+def temporary_name(folder: Path, step: int, checkpoint: str) -> Path:
+    """Where a checkpoint with this id is written until it gets its name."""
+    return folder / f".saving-step-{step:06d}-{checkpoint[:8]}"
+
+
+def make_temporary(path: Path) -> None:
+    """Make the folder in which a checkpoint is written, with what says that paceline made it.
+
+    Raises:
+        OSError: it cannot be made, or is there already.
+    """
+    path.mkdir()
+    (path / MARKER).write_bytes(_MARK)
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the last file of a checkpoint that has no name yet, and make the whole durable.
 
@@ -238,6 +276,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """
     write_file(folder / f"{MANIFEST}.new", manifest.to_json().encode())
     (folder / f"{MANIFEST}.new").rename(folder / MANIFEST)
+    (folder / MARKER).unlink()  # from now on the manifest says so
     sync_folder(folder)
 
 
@@ -303,12 +342,14 @@ def scan(folder: Path) -> tuple[list[SavedCheckpoint], dict[Path, str]]:
 
 
 def remove(saved: SavedCheckpoint) -> None:
-    """Remove a checkpoint: first its name, at once, then its files. One with files of someone else in it stays whole.
+    """Remove a checkpoint: first its name, at once, then its files.
+
+    One with files of someone else in it stays whole, and so does one that is elsewhere, and only linked to.
 
     Raises:
         OSError: it cannot be removed.
     """
-    if {path.name for path in saved.path.iterdir()} - set(saved.manifest.files) - {MANIFEST}:
+    if saved.path.is_symlink() or {path.name for path in saved.path.iterdir()} - set(saved.manifest.files) - {MANIFEST}:
         return
     hidden = saved.path.with_name(f".removing-{saved.path.name}-{saved.manifest.id[:8]}")
     saved.path.rename(hidden)
@@ -322,10 +363,36 @@ def remove_leftovers(folder: Path) -> None:
         OSError: something of ours cannot be removed.
     """
     for path in folder.iterdir():
-        if LEFTOVER.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
-            _remove_folder(path)
-        elif PROBE.fullmatch(path.name):
+        if LEFTOVER.fullmatch(path.name):
+            if _is_leftover(path):
+                _remove_folder(path)
+        elif PROBE.fullmatch(path.name) and _is_old_probe(path):
             path.unlink(missing_ok=True)
+
+
+def _is_leftover(path: Path) -> bool:
+    """Whether paceline made a folder: it has its marker, or the manifest of the checkpoint that it is named after."""
+    match = LEFTOVER.fullmatch(path.name)
+    if match is None or path.is_symlink() or not path.is_dir():
+        return False
+    try:
+        if not any(path.iterdir()) or _MARK.startswith((path / MARKER).read_bytes()):
+            return True  # or its maker was killed before it had written that
+    except FileNotFoundError:
+        pass
+    try:
+        return Manifest.from_json((path / MANIFEST).read_bytes()).id.startswith(match[3])
+    except (OSError, DamagedCheckpoint, CheckpointError):
+        return False
+
+
+def _is_old_probe(path: Path) -> bool:
+    try:
+        status = path.lstat()
+        is_old = stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > _OLD
+        return is_old and path.read_text().startswith(PROBE_TEXT)
+    except (OSError, ValueError):
+        return False
 
 
 def describe(error: OSError, folder: Path, needed: int) -> str:
@@ -350,15 +417,17 @@ def _damage(path: Path, manifest: Manifest) -> str:
 
 
 def _remove_folder(path: Path) -> None:
-    for file in path.iterdir():
-        if OURS.fullmatch(file.name) and not file.is_dir():
+    """Remove the files that checkpoints have; last what says that paceline made the folder, then the folder."""
+    files = [file for file in path.iterdir() if not file.is_dir()]
+    for file in files:
+        if OURS.fullmatch(file.name) and file.name != MANIFEST:
             file.unlink()
-    if not any(path.iterdir()):
+    left = {file.name for file in path.iterdir()}
+    if left <= {MARKER, MANIFEST}:
+        for name in left:
+            (path / name).unlink()
         path.rmdir()
 
 
 def _crc_of_json(value: dict[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(value, sort_keys=True).encode()):08x}"
-
-
-PROBE = re.compile(r"\.meeting-[0-9a-f]{32}")

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .files import PROBE
+from .files import PROBE, PROBE_TEXT
 
 if TYPE_CHECKING:
     from .exchange import Agreement
@@ -46,7 +46,7 @@ def find_writers(folder: Path, rank: int, agreement: Agreement) -> list[int]:
         writers: list[int] = json.loads(agreement.decide(maker.encode(), _lowest))
     finally:
         with contextlib.suppress(OSError):
-            if probe.read_text() == f"{rank}":
+            if probe.read_text() == f"{PROBE_TEXT}{rank}":
                 probe.unlink()
     return writers
 
@@ -77,7 +77,7 @@ def _make(probe: Path, rank: int) -> OSError | None:
         raise
     try:
         with probe.open("x") as file:
-            file.write(f"{rank}")
+            file.write(f"{PROBE_TEXT}{rank}")
     except FileExistsError:
         return None
     except OSError as error:

@@ -13,7 +13,7 @@ from .files import SavedCheckpoint
 from .transfer import spread
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from .exchange import Agreement
@@ -37,8 +37,11 @@ class Search:
         self._agreement = agreement
         self._told: set[str] = set()
 
-    def newest(self) -> SavedCheckpoint | None:
+    def newest(self, hold: Callable[[], None]) -> SavedCheckpoint | None:
         """It, in this rank's folder, verified; None where there is none at all. All ranks call it.
+
+        Args:
+            hold: keeps other jobs from writing into the folders, before anything is brought to one.
 
         Raises:
             CheckpointError: see `CheckpointStore.latest`.
@@ -61,6 +64,8 @@ class Search:
                     self._warn({self._folder / name: reason})
             names = {int(writer): name for writer, name in verdict["names"].items()}
             if names:
+                if {*self._writers} - {*names}:
+                    hold()
                 return self._brought(names, copies)
 
     def _choose(self, whole: list[SavedCheckpoint]) -> list[Any] | None:

@@ -14,6 +14,7 @@ import contextlib
 import io
 import json
 import logging
+import os
 import re
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,17 +26,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline._version import __version__
+from paceline.contract.folder_lock import FolderLock, FolderTaken
 
 from . import files
-from .errors import CheckpointError
+from .errors import CheckpointError, CheckpointFolderTaken
 from .exchange import Agreement, Exchange, ExchangeError, SingleExchange, SocketExchange
 from .files import Manifest, SavedCheckpoint
 from .folders import find_writers
+from .plain_state import unsafe_names, why_refused, why_unread
 from .search import Search
 from .staging import Snapshot, Staging
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "SingleExchange",
     "SocketExchange",
 ]
+
 
 PART = re.compile(r"(?!rank-\d+$)[A-Za-z0-9_][A-Za-z0-9_.-]*")
 log = logging.getLogger("paceline")
@@ -105,10 +108,60 @@ class CheckpointStore:
         self._is_one_folder = len({*writers}) == 1
         self._writes = writers[rank] == rank
         self._search = Search(self.folder, rank, writers, self._agreement)
+        self._lock: FolderLock | None = None
+        self._holds = False  # the same on all ranks
         self._staging = Staging()
         # One thread for all saves: starting one would wait until it runs, and then until it gives Python back.
         self._background = ThreadPoolExecutor(1, "paceline-checkpoint")
         self._saving: Future[None] | None = None
+
+    def hold(self) -> None:
+        """Keep other jobs from saving into the folder until `close`; all ranks call it.
+
+        `save` does it by itself, as does `latest` where it brings a checkpoint into a folder. Reading needs no hold.
+        On a file system without locks it does nothing.
+
+        Raises:
+            CheckpointFolderTaken: another job saves there; the same on all ranks.
+            CheckpointError: a folder cannot be written; the same on all ranks.
+        """
+        self._hold(f"cannot save checkpoints in {self.folder}")
+
+    def _hold(self, failed: str) -> None:
+        if self._holds:
+            return
+        own = os.environ.get("PACELINE_JOB_ID", "").encode()
+        try:
+            jobs = self._agreement.decide(own, lambda ids: b" ".join({*ids})).decode().split()
+            taken = self._agreement.together(failed, lambda: self._take_folder(jobs))
+            first = self._agreement.decide(taken.encode(), lambda reasons: next(filter(None, reasons), b""))
+            if first:
+                raise CheckpointFolderTaken(first.decode())
+        except CheckpointError:
+            self._release()
+            raise
+        self._holds = True
+
+    def _take_folder(self, jobs: list[str]) -> str:
+        """Take this rank's folder if it writes there; returns why it may not.
+
+        Args:
+            jobs: the PACELINE_JOB_ID of all ranks, each once: nodes that are started by hand have one each.
+        """
+        if self._writes and self._lock is None:
+            try:
+                self._lock = FolderLock(self.folder, self._rank, jobs)
+            except FolderTaken as error:
+                return (
+                    f"{self._agreement.who}cannot save checkpoints in {self.folder}: held by {error}; "
+                    "stop that first, or choose another folder (checkpoint_dir=, --checkpoint-dir)"
+                )
+        return ""
+
+    def _release(self) -> None:
+        lock, self._lock, self._holds = self._lock, None, False
+        if lock is not None:
+            lock.release()
 
     def save(self, step: int, shared_state: Mapping[str, object], rank_state: object, block: bool = False) -> None:
         """Save a checkpoint in the background. Returns when the states are copied, and may be changed again.
@@ -120,10 +173,12 @@ class CheckpointStore:
             step: the number of optimizer steps done.
             shared_state: the parts of the state that all ranks have alike, such as model and optimizer, each for a
                 file of its own; names are letters, digits, and `_`, `.`, `-`. Looked at on ranks that write only.
-            rank_state: what this rank alone has, such as random states. Small: it goes through rank 0.
+            rank_state: what this rank alone has, such as random states. Small: it goes through rank 0. Both must be
+                such as `torch.load(..., weights_only=True)` reads.
             block: return when the checkpoint is committed, and raise what went wrong.
 
         Raises:
+            CheckpointFolderTaken: the last save, or with `block` this one, found that another job saves there.
             CheckpointError: the last save failed, this one's states cannot be copied, or, with `block`, it failed.
         """
         self.wait()
@@ -157,7 +212,7 @@ class CheckpointStore:
                 format; the same on all ranks.
         """
         self.wait()
-        return self._search.newest()
+        return self._search.newest(self.hold)
 
     def load(self, map_location: torch.device | str = "cpu") -> Checkpoint | None:
         """Read the newest whole checkpoint; None where there is none. See `latest`.
@@ -167,8 +222,8 @@ class CheckpointStore:
                 where torch wants its random states.
 
         Raises:
-            CheckpointError: it cannot be read although it is whole, for example because a class of a registered
-                object no longer exists; the same on all ranks.
+            CheckpointError: it cannot be read although it is whole, for example because a class in it is not marked
+                with `torch.serialization.add_safe_globals` here; the same on all ranks. No code from it is run.
         """
         saved = self.latest()
         if saved is None:
@@ -176,10 +231,11 @@ class CheckpointStore:
 
         def read(name: str, device: torch.device | str) -> Any:
             try:
-                weights_only = saved.manifest.files[name].weights_only
-                return torch.load(saved.path / name, map_location=device, weights_only=weights_only)
+                return torch.load(saved.path / name, map_location=device, weights_only=True)
             except Exception as error:  # unpickling raises anything
-                raise CheckpointError(f"{name}: {type(error).__name__}: {error}") from error
+                names = unsafe_names(saved.path / name)
+                why = why_unread(names) if names else f"{type(error).__name__}: {error}"
+                raise CheckpointError(f"{name}: {why}") from error
 
         def read_all() -> Checkpoint:
             shared = {part: read(name, map_location) for part, name in files.shared_files(saved.manifest).items()}
@@ -190,7 +246,7 @@ class CheckpointStore:
         return self._agreement.together(f"cannot load {saved.path}", read_all)
 
     def close(self) -> None:
-        """Wait for a save in the background and give its memory back. The exchange stays open.
+        """Wait for a save in the background; give its memory back, and the folder free. The exchange stays open.
 
         Raises:
             CheckpointError: the save failed.
@@ -199,15 +255,17 @@ class CheckpointStore:
             self.wait()
         finally:
             self._staging.close()
+            self._release()
 
     # What follows runs in the thread of a save.
 
     def _save(self, step: int, staged: dict[str, Snapshot] | CheckpointError) -> None:
         failed = f"cannot save step {step} in {self.folder}"
+        self._hold(failed)
         message = self._agreement.together(failed, lambda: self._message(step, staged))
         assert not isinstance(staged, CheckpointError)  # or it was raised just now
         ticket, states = self._collect(failed, message)
-        temporary = self.folder / f".saving-step-{step:06d}-{ticket['id'][:8]}"
+        temporary = files.temporary_name(self.folder, step, ticket["id"])
         try:
             self._agreement.together(failed, lambda: self._write(temporary, step, staged, ticket, states))
         except CheckpointError:
@@ -228,8 +286,11 @@ class CheckpointStore:
         if self._writes:
             files.remove_leftovers(self.folder)
             serial = max((saved.manifest.serial for saved in files.scan(self.folder)[0]), default=0)
-        state = io.BytesIO()
-        torch.save(staged[files.rank_file(self._rank)].rebuild(), state)
+        own, state = files.rank_file(self._rank), io.BytesIO()
+        torch.save(staged[own].rebuild(), state)
+        names = unsafe_names(state)
+        if names:
+            raise CheckpointError(f"{own}: {why_refused(staged[own].rebuild(), names)}")
         return json.dumps({"step": step, "serial": serial}).encode() + b"\n" + state.getvalue()
 
     def _collect(self, failed: str, message: bytes) -> tuple[dict[str, Any], list[bytes]]:
@@ -270,7 +331,7 @@ class CheckpointStore:
         own = files.rank_file(self._rank)
         needed = sum(t.nbytes for s in staged.values() for t in s.tensors) + sum(ticket["sizes"])
         try:
-            temporary.mkdir()
+            files.make_temporary(temporary)
             records = {n: files.write_file(temporary / n, s.rebuild()) for n, s in staged.items() if n != own}
             for rank, state in enumerate(states):
                 name = files.rank_file(rank)

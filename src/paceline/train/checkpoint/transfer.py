@@ -1,9 +1,10 @@
 """A checkpoint goes from ranks that have it to ranks whose folder lacks it, over TCP connections of their own.
 
-Each holder listens while it serves, and lets in who proves to know a token that the ranks got over their exchange; the
-token itself is never sent. What comes is written like a save: under a hidden name, made durable, read back and compared
-with the manifest, and named by one rename. Meanwhile all ranks tell each other every few seconds how it stands, so that
-whatever ends it, a dead holder, a cut, a full disk, ends it on all of them with the same error.
+Each holder listens while it serves. Both sides of a connection prove that they know the job's key (`star.job_key`), and
+what is sent is authenticated with a key that only they know. What comes is written like a save: under a hidden name,
+made durable, read back and compared with the manifest, and named by one rename. Meanwhile all ranks tell each other
+every few seconds how it stands, so that whatever ends it, a dead holder, a cut, a full disk, ends it on all of them
+with the same error.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
-from paceline.train.control import connect
-from paceline.train.control.connect import read
+from paceline.train.control.connect import LOOPBACK, job_key, listen, try_addresses
+from paceline.train.control.links import Acceptor, Link, Sum
 
 from . import files
 from .errors import CheckpointError, DamagedCheckpoint
@@ -33,11 +34,9 @@ if TYPE_CHECKING:
 
 _ROUND = 5.0  # seconds between two words of a rank that fetches
 _SILENCE = 60.0  # seconds after which a rank that sends nothing is given up
-_GREETING = 5.0  # seconds to connect, and for a stranger to prove who he is
-_CHUNK = 1024 * 1024  # bytes received at once
+_CHUNK = 1024 * 1024  # bytes sent and received at once
 _SIZE = struct.Struct("!Q")
-_NONCE = 32
-_PROOF = 32
+_LONGEST_MANIFEST = 64 * 1024 * 1024  # bytes
 
 
 def spread(
@@ -61,17 +60,21 @@ def spread(
         if rank in sources.values():
             assert saved is not None
             try:
-                holder = stack.enter_context(contextlib.closing(_Holder(saved)))
-                offer = {"port": holder.port, "addresses": agreement.addresses()}
+                addresses = agreement.addresses()
+                fetchers = {who for who, source in sources.items() if source == rank}
+                holder = stack.enter_context(
+                    contextlib.closing(_Holder(saved, fetchers, local=addresses == [LOOPBACK]))
+                )
+                offer = {"port": holder.port, "addresses": addresses}
             except OSError as error:
                 offer = {"failed": f"{agreement.who}cannot serve {saved.path}: {error.strerror}"}
         answer = json.loads(agreement.decide(json.dumps(offer).encode(), _introduce, _SILENCE))
-        token = answer["token"].encode()
+        key = job_key("checkpoint transfer", answer["salt"])
         if holder is not None:
-            holder.serve(token)
+            holder.serve(key)
         fetched: Future[str] | None = None
         if rank in sources:
-            fetcher = _Fetcher(sources[rank], token=token, **answer["offers"][str(sources[rank])])
+            fetcher = _Fetcher(rank, sources[rank], key=key, **answer["offers"][str(sources[rank])])
             background = stack.enter_context(ThreadPoolExecutor(1, "paceline-fetch"))
             stack.callback(fetcher.cancel)  # before the thread is waited for
             fetched = background.submit(fetcher.fetch, folder)
@@ -86,7 +89,7 @@ def _introduce(offers: list[bytes]) -> bytes:
     for offer in known.values():
         if "failed" in offer:
             raise CheckpointError(offer["failed"])
-    return json.dumps({"token": secrets.token_hex(32), "offers": known}).encode()
+    return json.dumps({"salt": secrets.token_hex(32), "offers": known}).encode()
 
 
 def _report(rank: int, fetched: Future[str] | None, folder: Path, who: str) -> bytes:
@@ -115,20 +118,21 @@ def _sum_up(reports: list[bytes]) -> bytes:
 
 
 class _Holder:
-    """Serves one checkpoint to any number of ranks at once, until it is closed."""
+    """Serves one checkpoint to the ranks that fetch it here, all at once, until it is closed."""
 
-    def __init__(self, saved: SavedCheckpoint) -> None:
+    def __init__(self, saved: SavedCheckpoint, fetchers: set[int], *, local: bool) -> None:
         self._saved = saved
-        self._server = connect.listen()
+        self._fetchers = fetchers  # that have not come yet
+        self._server = listen(local=local)
         self.port: int = self._server.getsockname()[1]
         self._lock = threading.Lock()
         self._peers: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
 
-    def serve(self, token: bytes) -> None:
+    def serve(self, key: bytes) -> None:
         """Begin, in threads."""
-        self._start(self._accept, token)
+        self._start(self._accept, key)
 
     def close(self) -> None:
         """End all connections."""
@@ -146,48 +150,62 @@ class _Holder:
         self._threads.append(thread)
         thread.start()
 
-    def _accept(self, token: bytes) -> None:
-        while True:
-            try:
-                peer, _ = self._server.accept()
-            except OSError:  # closed; or whoever it was went away, or there are too many open files
-                if self._closed.wait(0.1):
-                    return
-                continue
-            with self._lock:
-                if self._closed.is_set():
-                    peer.close()
-                    return
-                self._peers.add(peer)
-                self._start(self._attend, peer, token)
+    def _accept(self, key: bytes) -> None:
+        with contextlib.closing(
+            Acceptor(self._server, key, self._fetchers.__contains__, len(self._fetchers))
+        ) as acceptor:
+            while not self._closed.is_set():
+                try:
+                    for rank, link in acceptor.accept():
+                        self._fetchers.discard(rank)
+                        self._attend(link)
+                except OSError:
+                    return  # closed
 
-    def _attend(self, peer: socket.socket, token: bytes) -> None:
+    def _attend(self, link: Link) -> None:
+        with self._lock:
+            if self._closed.is_set():
+                link.socket.close()
+                return
+            self._peers.add(link.socket)
+            self._start(self._serve, link)
+
+    def _serve(self, link: Link) -> None:
         try:
-            with contextlib.suppress(OSError), peer:
-                peer.settimeout(_GREETING)
-                if _greet_as_holder(peer, token):
-                    peer.settimeout(None)  # who receives may take its time to write; a dead one ends the round
-                    self._send(peer)
+            with contextlib.suppress(OSError), link.socket:
+                self._send(link)  # who receives may take its time to write; a dead one ends the round
         finally:
             with self._lock:
-                self._peers.discard(peer)
+                self._peers.discard(link.socket)
 
-    def _send(self, peer: socket.socket) -> None:
+    def _send(self, link: Link) -> None:
+        """Send the manifest and the files, each with a keyed checksum of everything up to there."""
+        checksum = Sum(link)
+
+        def send(data: bytes | memoryview) -> None:
+            checksum.add(data)
+            link.socket.sendall(data)
+
         manifest = (self._saved.path / files.MANIFEST).read_bytes()
-        peer.sendall(_SIZE.pack(len(manifest)) + manifest)
+        send(_SIZE.pack(len(manifest)) + manifest)
+        link.socket.sendall(checksum.digest())
+        chunk = memoryview(bytearray(_CHUNK))
         for name in self._saved.manifest.files:
-            with (self._saved.path / name).open("rb") as file:
-                peer.sendfile(file)
+            with (self._saved.path / name).open("rb", buffering=0) as file:
+                while count := file.readinto(chunk):
+                    send(chunk[:count])
+            link.socket.sendall(checksum.digest())
 
 
 class _Fetcher:
     """Fetches a checkpoint, in a thread."""
 
-    def __init__(self, holder: int, port: int, addresses: list[str], token: bytes) -> None:
+    def __init__(self, rank: int, holder: int, port: int, addresses: list[str], key: bytes) -> None:
+        self._rank = rank
         self._holder = holder
         self._port = port
         self._addresses = addresses
-        self._token = token
+        self._key = key
         self._lock = threading.Lock()
         self._peer: socket.socket | None = None
         self._is_cancelled = False
@@ -210,13 +228,16 @@ class _Fetcher:
         needed = 0
         try:
             files.remove_leftovers(folder)
-            with self._connect() as peer:
-                manifest = self._manifest(peer)
+            link = self._connect()
+            with link.socket as peer:
+                checksum = Sum(link)
+                manifest = self._manifest(peer, checksum)
                 needed = sum(record.size for record in manifest.files.values())
-                temporary = folder / f".saving-step-{manifest.step:06d}-{manifest.id[:8]}"
-                temporary.mkdir()
+                temporary = files.temporary_name(folder, manifest.step, manifest.id)
+                files.make_temporary(temporary)
                 for name, record in manifest.files.items():
-                    written = files.write_stream(temporary / name, self._chunks(peer, record.size))
+                    written = files.write_stream(temporary / name, self._chunks(peer, record.size, checksum))
+                    self._verify(peer, checksum, name)
                     if written.crc32 != record.crc32:
                         raise DamagedCheckpoint(f"{name} of rank {self._holder} arrived damaged")
             files.write_manifest(temporary, manifest)
@@ -228,31 +249,33 @@ class _Fetcher:
             reason = files.describe(error, folder, needed) if isinstance(error, OSError) else str(error)
             raise CheckpointError(reason) from error
 
-    def _connect(self) -> socket.socket:
-        for address in self._addresses:
-            with contextlib.suppress(OSError):
-                peer = socket.create_connection((address, self._port), _GREETING)
-                if not _greet_as_fetcher(peer, self._token):
-                    peer.close()
-                    continue
-                peer.settimeout(_SILENCE)
-                with self._lock:
-                    self._peer = peer
-                    if self._is_cancelled:
-                        peer.shutdown(socket.SHUT_RDWR)
-                return peer
-        where = f"port {self._port} at {', '.join(self._addresses)}"
-        raise CheckpointError(f"no way to rank {self._holder}, which has it: {where}")
+    def _connect(self) -> Link:
+        link, why = try_addresses(self._rank, self._port, self._addresses, self._key)
+        if link is None:
+            where = f"port {self._port} at {', '.join(self._addresses)}"
+            raise CheckpointError(f"no way to rank {self._holder}, which has it: {where}{why}")
+        link.socket.settimeout(_SILENCE)
+        with self._lock:
+            self._peer = link.socket
+            if self._is_cancelled:
+                link.socket.shutdown(socket.SHUT_RDWR)
+        return link
 
-    def _manifest(self, peer: socket.socket) -> Manifest:
-        (size,) = _SIZE.unpack(b"".join(map(bytes, self._chunks(peer, _SIZE.size))))
-        manifest = Manifest.from_json(b"".join(map(bytes, self._chunks(peer, size))))
-        for name in manifest.files:
-            if not files.OURS.fullmatch(name):
-                raise DamagedCheckpoint(f"the checkpoint of rank {self._holder} has a file {name!r}")
-        return manifest
+    def _manifest(self, peer: socket.socket, checksum: Sum) -> Manifest:
+        (size,) = _SIZE.unpack(b"".join(map(bytes, self._chunks(peer, _SIZE.size, checksum))))
+        if size > _LONGEST_MANIFEST:
+            raise DamagedCheckpoint(f"rank {self._holder} sends a manifest of {size} bytes")
+        data = b"".join(map(bytes, self._chunks(peer, size, checksum)))
+        self._verify(peer, checksum, files.MANIFEST)
+        return Manifest.from_json(data)
 
-    def _chunks(self, peer: socket.socket, size: int) -> Iterator[memoryview]:
+    def _verify(self, peer: socket.socket, checksum: Sum, name: str) -> None:
+        """Whether the holder has sent all that came up to here."""
+        given = b"".join(map(bytes, self._chunks(peer, Sum.SIZE)))
+        if not hmac.compare_digest(given, checksum.digest()):
+            raise DamagedCheckpoint(f"{name}: what came is not what rank {self._holder} has sent")
+
+    def _chunks(self, peer: socket.socket, size: int, checksum: Sum | None = None) -> Iterator[memoryview]:
         """The next `size` bytes; each chunk is good until the next one is asked for.
 
         Raises:
@@ -269,25 +292,6 @@ class _Fetcher:
             if not count:
                 raise CheckpointError(f"the connection to rank {self._holder}, which has it, has ended")
             size -= count
+            if checksum is not None:
+                checksum.add(chunk[:count])
             yield chunk[:count]
-
-
-def _greet_as_holder(peer: socket.socket, token: bytes) -> bool:
-    """Whether the other side knows the token; the token itself goes neither way."""
-    theirs, ours = read(peer, _NONCE), secrets.token_bytes(_NONCE)
-    peer.sendall(ours + _proof(token, b"holder", theirs, ours))
-    return hmac.compare_digest(read(peer, _PROOF), _proof(token, b"fetcher", theirs, ours))
-
-
-def _greet_as_fetcher(peer: socket.socket, token: bytes) -> bool:
-    ours = secrets.token_bytes(_NONCE)
-    peer.sendall(ours)
-    theirs = read(peer, _NONCE)
-    if not hmac.compare_digest(read(peer, _PROOF), _proof(token, b"holder", ours, theirs)):
-        return False
-    peer.sendall(_proof(token, b"fetcher", ours, theirs))
-    return True
-
-
-def _proof(token: bytes, who: bytes, *nonces: bytes) -> bytes:
-    return hmac.digest(token, who + b"".join(nonces), "sha256")

@@ -1,29 +1,41 @@
-"""Connections of every rank to rank 0, apart from everything the training sends."""
+"""Connections of every rank to rank 0, apart from everything the training sends.
+
+Both sides of each prove that they know the job's key (`contract/handshake.py`). It comes from the agent that started
+the rank, or from PACELINE_TOKEN. Without either the ranks share a random number over the process group instead, which
+is as good as that is: torch sends it unencrypted.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
 import secrets
 import socket
-import struct
 import time
 from collections.abc import Callable
 
-_HELLO = struct.Struct("!32sI")  # the token, and the rank that connects
-_CONNECT = 5.0  # seconds to try one address, and for a stranger to say hello
-_MEET = 300.0  # seconds until all ranks must have connected
+from paceline.contract import RANK_KEY, TOKEN
+from paceline.contract.handshake import HandshakeError, derive_key
 
-Offer = tuple[int, list[str], str]  # rank 0's port, its addresses, the token
+from .links import Acceptor, Link, initiate
+
+_CONNECT = 5.0  # seconds to try one address
+_MEET = 300.0  # seconds until all ranks must have connected
+_RETRY = 60.0  # seconds in which a rank tries again whose connection was accepted, and ended
+_PAUSE = 0.2  # seconds between two tries
+LOOPBACK = "127.0.0.1"
+
+Offer = tuple[int, list[str], str]  # rank 0's port, its addresses, a random number for the key
 Share = Callable[["Offer | None"], Offer]  # what rank 0 passes comes back on every rank
 
 
 class NotConnected(ConnectionError):
     """Some rank could not connect to rank 0."""
 
+    __module__ = "paceline"  # where users find it
 
-def connect(rank: int, world_size: int, share: Share) -> dict[int, socket.socket]:
+
+def connect(rank: int, world_size: int, share: Share, purpose: str, *, local: bool) -> dict[int, Link]:
     """Connect all ranks to rank 0; every rank calls it at the same place.
 
     The connections are not inherited by programs that a rank starts, and close by themselves within half a minute when
@@ -33,6 +45,8 @@ def connect(rank: int, world_size: int, share: Share) -> dict[int, socket.socket
         rank: this rank.
         world_size: number of ranks.
         share: hands what rank 0 passes to every rank.
+        purpose: what the connections are for; a rank that connects for another purpose is refused.
+        local: all ranks are on this machine, so nobody else needs to reach rank 0.
 
     Returns:
         On rank 0 the connections by rank, elsewhere that to rank 0 under 0.
@@ -41,94 +55,94 @@ def connect(rank: int, world_size: int, share: Share) -> dict[int, socket.socket
         NotConnected: a rank did not come within five minutes, or does not reach rank 0.
     """
     if rank:
-        return {0: _reach(rank, *share(None))}
-    with listen() as server:
-        token = secrets.token_hex(16)
-        share((server.getsockname()[1], addresses(), token))
-        return _accept(server, world_size, token.encode())
+        port, places, salt = share(None)
+        return {0: _reach(rank, port, places, job_key(purpose, salt))}
+    with listen(local=local) as server:
+        salt = secrets.token_hex(32)
+        share((server.getsockname()[1], addresses(local=local), salt))
+        return _accept(server, world_size, job_key(purpose, salt))
 
 
-def _accept(server: socket.socket, world_size: int, token: bytes) -> dict[int, socket.socket]:
-    peers: dict[int, socket.socket] = {}
+def job_key(purpose: str, salt: str) -> bytes:
+    """The key for one purpose that all ranks of this attempt know, and nobody else.
+
+    Args:
+        purpose: what it is for.
+        salt: what the ranks have told each other; where they have no other secret, it is the secret.
+    """
+    secret = os.environ.get(RANK_KEY, "") or os.environ.get(TOKEN, "")
+    return derive_key(secret.encode(), purpose, salt)
+
+
+def _accept(server: socket.socket, world_size: int, key: bytes) -> dict[int, Link]:
+    peers: dict[int, Link] = {}
     deadline = time.monotonic() + _MEET
+    acceptor = Acceptor(server, key, lambda rank: 0 < rank < world_size and rank not in peers, world_size)
     try:
         while len(peers) < world_size - 1:
-            server.settimeout(max(0.001, deadline - time.monotonic()))
-            try:
-                peer, _ = server.accept()
-            except TimeoutError:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 missing = sorted({*range(1, world_size)} - peers.keys())
-                raise NotConnected(f"ranks {missing} did not connect to rank 0 within {_MEET:.0f} s") from None
-            try:
-                peer.settimeout(_CONNECT)
-                said, rank = _HELLO.unpack(read(peer, _HELLO.size))
-                if not hmac.compare_digest(said, token):
-                    raise ConnectionError("a stranger")
-                peer.sendall(token)
-            except OSError:
-                peer.close()
-            else:
-                peers[rank] = _prepared(peer)
+                raise NotConnected(f"ranks {missing} did not connect to rank 0 within {_MEET:.0f} s")
+            for rank, link in acceptor.accept(left):
+                peers[rank] = link
     except BaseException:
-        for peer in peers.values():
-            peer.close()
+        for link in peers.values():
+            link.socket.close()
         raise
+    finally:
+        acceptor.close()
     return peers
 
 
-def _reach(rank: int, port: int, addresses: list[str], token: str) -> socket.socket:
-    for address in addresses:
-        try:
-            peer = socket.create_connection((address, port), _CONNECT)
-        except OSError:
-            continue
-        with contextlib.suppress(OSError):
-            peer.sendall(_HELLO.pack(token.encode(), rank))
-            if hmac.compare_digest(read(peer, len(token)), token.encode()):
-                return _prepared(peer)
-        peer.close()
-    raise NotConnected(
-        f"rank {rank} on {socket.gethostname()} cannot connect to rank 0, port {port} at {', '.join(addresses)}"
-    )
+def _reach(rank: int, port: int, places: list[str], key: bytes) -> Link:
+    link, why = try_addresses(rank, port, places, key)
+    if link is not None:
+        return link
+    where = f"port {port} at {', '.join(places)}"
+    raise NotConnected(f"rank {rank} on {socket.gethostname()} cannot connect to rank 0, {where}{why}")
 
 
-def read(peer: socket.socket, size: int) -> bytes:
-    """Exactly `size` bytes.
+def try_addresses(number: int, port: int, places: list[str], key: bytes) -> tuple[Link | None, str]:
+    """Connect to the first of some addresses where somebody knows the key; or why that is at none of them.
 
-    Raises:
-        OSError: the other side ended, or does not answer within the socket's timeout.
+    A connection that was accepted and ended is tried again: the other side may have had too many at a time.
     """
-    data = bytearray(size)
-    view = memoryview(data)
-    while view:
-        count = peer.recv_into(view)
-        if not count:
-            raise ConnectionError("the other side ended")
-        view = view[count:]
-    return bytes(data)
+    deadline, why = time.monotonic() + _RETRY, ""
+    while True:
+        again = False
+        for address in places:
+            try:
+                sock = socket.create_connection((address, port), _CONNECT)
+            except OSError:
+                continue
+            try:
+                return initiate(sock, key, number), ""
+            except HandshakeError:
+                why = ": what answers there does not know this job's key; PACELINE_TOKEN must be the same on all ranks"
+            except OSError:
+                again = True
+            sock.close()
+        if not again or time.monotonic() > deadline:
+            return None, why
+        time.sleep(_PAUSE)
 
 
-def listen() -> socket.socket:
-    """A port of this machine, for all its addresses."""
+def listen(*, local: bool) -> socket.socket:
+    """A port of this machine: on the loopback, or for all its addresses."""
+    if local:
+        return socket.create_server((LOOPBACK, 0), backlog=1024)
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
     return socket.create_server(("", 0), backlog=1024)
 
 
-def addresses() -> list[str]:
-    """Where this machine may be reached, the likeliest first; who connects sees by the token whether it is."""
+def addresses(*, local: bool) -> list[str]:
+    """Where this machine may be reached, the likeliest first; only this machine's job proves itself there."""
+    if local:
+        return [LOOPBACK]
     found = [os.environ.get("MASTER_ADDR", ""), socket.gethostname()]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route, contextlib.suppress(OSError):
         route.connect(("192.0.2.1", 9))  # sends nothing; tells which address of ours leads outside
         found.append(route.getsockname()[0])
-    return list(dict.fromkeys(address for address in [*found, "127.0.0.1", "::1"] if address))
-
-
-def _prepared(peer: socket.socket) -> socket.socket:
-    peer.settimeout(None)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 25_000)):
-        if hasattr(socket, option):
-            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    return peer
+    return list(dict.fromkeys(address for address in [*found, LOOPBACK, "::1"] if address))

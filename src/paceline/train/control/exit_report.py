@@ -14,6 +14,8 @@ from paceline.contract import ERROR_FILE, RESUME_CODE
 class Preempted(SystemExit):
     """The run was told to stop; its state is saved, and the exit code asks whoever started it to resume it."""
 
+    __module__ = "paceline"  # where users find it
+
     def __init__(self) -> None:
         super().__init__(RESUME_CODE)
 

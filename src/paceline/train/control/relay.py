@@ -1,41 +1,61 @@
-"""What rank 0 passes on between the ranks, apart from the training; pure state.
+"""What rank 0 relays between the ranks, apart from the training; pure state.
 
-rank → hub   {"do": "failed", "why"}                   this rank ends, and how: "failed (…)", "left with exit code 3"
-             {"do": "left", "count", "step", "place"}  this rank leaves in good order
-             {"do": "loop", "loop", "step"}            it is through with a loop over training batches
-             {"do": "accuse", "rank", "why"}           that rank left a loop in which this one goes on
-             {"do": "stop", "signal"}                  it was told to stop
-             {"do": "meet", "number"}                  it waits for all to have come here so many times
-             {"do": "at", "step", "passed"}            answer to "hold": the step begun last, and whether it
+rank → relay   {"do": "failed", "why"}                   this rank ends, and how: "failed (…)", "left with exit code 3"
+               {"do": "left", "count", "step", "place"}  this rank leaves in good order
+               {"do": "loop", "loop", "step"}            it has left a loop over training batches
+               {"do": "accuse", "rank", "why"}           that rank left a loop in which this one goes on
+               {"do": "stop", "signal"}                  it got a signal to stop
+               {"do": "meet", "number"}                  it waits for all to have come here so many times
+               {"do": "at", "step", "passed"}            answer to "hold": the step begun last, and whether it
                                                            has passed the place where it could have stopped after it
-             {"do": "ask"}                             it is in a collective for long, or one has failed: where are all?
-             {"do": "here", "round", "place"}          answer to "where", see `places`
-hub → rank   {"do": "met", "number"}                   all have
-             {"do": "where", "round"}
-             {"do": "mismatch", "why"}                 the ranks are in collectives that can never end
-             {"do": "alike"}                           to one whose collective has failed: that is not why
-             {"do": "late", "ranks"}                   to the one that has come first: whom it waits for, and the line
+               {"do": "ask"}                             it is in a collective for long, or one failed: where are all?
+               {"do": "here", "round", "place"}          answer to "where", see `collective_trace`
+relay → rank   {"do": "met", "number"}                   all have
+               {"do": "where", "round"}
+               {"do": "mismatch", "why"}                 the ranks are in collectives that can never end
+               {"do": "alike"}                           to one whose collective has failed: that is not why
+               {"do": "late", "ranks"}                   to the one that is farthest: whom it waits for, and the line
                                                            where each is, or None if it does not answer
-             {"do": "lost", "rank", "why"}, {"do": "left", "rank", …}, {"do": "loop", "rank", …}
-             {"do": "accused", "why"}
-             {"do": "hold"}                            begin no other step until "stop" comes
-             {"do": "stop", "after", "late", "signal", "rank"}   stop after this step, the last that any rank has
+               {"do": "lost", "rank", "why"}, {"do": "left", "rank", …}, {"do": "loop", "rank", …}
+               {"do": "accused", "why"}
+               {"do": "hold"}                            begin no other step until "stop" comes
+               {"do": "stop", "after", "late", "signal", "rank"}   stop after this step, the last that any rank has
                                                            begun; "late": some have passed its end, so all stop
                                                            where the next one would begin
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
 
 from paceline.train.diagnosis import collective_trace
 
-Message = dict[str, Any]
+
+class Message(TypedDict, total=False):
+    """A message in either direction; `do` says which of the other keys it has."""
+
+    do: str
+    rank: int
+    why: str
+    count: int
+    step: int
+    loop: int
+    place: collective_trace.Place
+    passed: bool
+    number: int
+    round: int
+    ranks: list[tuple[int, str | None]]
+    signal: int
+    after: int
+    late: bool
+
+
 EVERYBODY = -1
+Outbox = list[tuple[int, Message]]  # to whom: a rank or `EVERYBODY`
 
 
-class Hub:
-    """What rank 0 knows of all ranks; `hear` returns (rank or `EVERYBODY`, message) pairs to be sent."""
+class Relay:
+    """What rank 0 knows of all ranks; its methods return the messages to be sent."""
 
     def __init__(self, world_size: int) -> None:
         self._active = set(range(world_size))
@@ -49,8 +69,8 @@ class Hub:
         self._is_asking = False
         self._left: dict[int, collective_trace.Place] = {}
 
-    def hear(self, rank: int, message: Message) -> list[tuple[int, Message]]:
-        """Take what a rank says."""
+    def receive(self, rank: int, message: Message) -> Outbox:
+        """Handle a message of a rank."""
         what = message["do"]
         if what == "accuse":
             return [(message["rank"], {"do": "accused", "why": message["why"]})]
@@ -72,32 +92,32 @@ class Hub:
                 self._here[rank] = message["place"]
             return self._judge()
         if what == "left":
-            self._left[rank] = message["place"]
-            message = {key: value for key, value in message.items() if key != "place"}  # for the hub alone
-        told = [(EVERYBODY, {**message, "rank": rank})]
+            message = message.copy()
+            self._left[rank] = message.pop("place")  # the ranks do not need it
+        outbox: Outbox = [(EVERYBODY, {**message, "rank": rank})]
         if what == "loop":
-            return told
+            return outbox
         self._active.discard(rank)  # it failed or left
         if what == "failed":
-            told = [(EVERYBODY, {"do": "lost", "rank": rank, "why": message["why"]})]
-        return told + self._decide() + self._gather() + self._judge()
+            outbox = [(EVERYBODY, {"do": "lost", "rank": rank, "why": message["why"]})]
+        return outbox + self._decide() + self._gather() + self._judge()
 
-    def gone(self, rank: int) -> list[tuple[int, Message]]:
-        """A rank's connection broke; it is lost unless it has taken its leave."""
-        return self.hear(rank, {"do": "failed", "why": "failed (it is gone)"}) if rank in self._active else []
+    def disconnected(self, rank: int) -> Outbox:
+        """A rank's connection has ended; it is lost unless it has left in good order."""
+        return self.receive(rank, {"do": "failed", "why": "failed (it is gone)"}) if rank in self._active else []
 
-    def _ask(self, rank: int) -> list[tuple[int, Message]]:
-        """Ask all where they are, unless the one that wants to know has not answered yet itself."""
+    def _ask(self, rank: int) -> Outbox:
+        """Ask all where they are, unless the rank that asks has not answered the last question itself."""
         if self._is_asking and rank not in self._here:
             return []
         silent = sorted(self._active - self._here.keys()) if self._is_asking else []
-        late = [(rank, {"do": "late", "ranks": [[other, None] for other in silent]})] if silent else []
+        late: Outbox = [(rank, {"do": "late", "ranks": [(other, None) for other in silent]})] if silent else []
         self._round += 1
         self._here, self._is_asking = {}, True
         return [*late, (EVERYBODY, {"do": "where", "round": self._round})]
 
-    def _judge(self) -> list[tuple[int, Message]]:
-        """Once every rank has said where it is: whether they can come together, and who is late."""
+    def _judge(self) -> Outbox:
+        """Once every rank has answered where it is: whether they can come together, and who is late."""
         if not self._is_asking or not self._active or not self._active <= self._here.keys():
             return []
         self._is_asking = False
@@ -105,19 +125,19 @@ class Hub:
         if why := collective_trace.mismatch(here, self._left):
             return [(EVERYBODY, {"do": "mismatch", "why": why})]
         waits, late = collective_trace.waiting(here)
-        told = [(rank, {"do": "alike"}) for rank, place in here.items() if place["failed"]]
-        return [*told, (waits, {"do": "late", "ranks": late})] if late else told
+        outbox: Outbox = [(rank, {"do": "alike"}) for rank, place in here.items() if place["failed"]]
+        return [*outbox, (waits, {"do": "late", "ranks": [*late]})] if late else outbox
 
-    def _gather(self) -> list[tuple[int, Message]]:
-        """Once every rank has come: tell them."""
+    def _gather(self) -> Outbox:
+        """Once every rank has come: send them that."""
         least = min((self._meetings[rank] for rank in self._active), default=0)
         if least <= self._met:
             return []
         self._met = least
         return [(EVERYBODY, {"do": "met", "number": least})]
 
-    def _decide(self) -> list[tuple[int, Message]]:
-        """Once every rank has said where it is: the step to stop after."""
+    def _decide(self) -> Outbox:
+        """Once every rank has answered where it is: the step to stop after."""
         if self._stop is None or self._decided or not self._active or not self._active <= self._places.keys():
             return []
         self._decided = True

@@ -76,13 +76,14 @@ class RandomStream:
 
 
 def random_states() -> dict[str, Any]:
-    """The states of this process's generators."""
+    """The states of this process's generators, as tensors, numbers and strings."""
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
-        states["numpy"] = numpy_random.get_state()
+        name, keys, *rest = numpy_random.get_state()
+        states["numpy"] = (name, torch.tensor(keys.tolist()), *rest)
     return states
 
 
@@ -94,4 +95,5 @@ def set_random_states(states: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None and "numpy" in states:
-        numpy_random.set_state(states["numpy"])
+        name, keys, *rest = states["numpy"]
+        numpy_random.set_state((name, keys.tolist(), *rest))

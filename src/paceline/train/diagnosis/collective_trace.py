@@ -14,13 +14,32 @@ import time
 import zlib
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import CodeType, FrameType
 
-Place = dict[str, Any]
+
+class Place(TypedDict):
+    """Where a rank is among its collectives.
+
+    Attributes:
+        number: of the collective entered last, counted from 1.
+        seconds: how long it has been inside of it; None if it is in none.
+        failed: whether that one came back with an error of which nobody knows the reason yet.
+        line: where its main thread is now.
+        recent: of each collective entered last its name, its line, and a checksum of all names until then.
+    """
+
+    number: int
+    seconds: float | None
+    failed: bool
+    line: str
+    recent: list[Entered]
+
+
+Entered = tuple[str, str, int]
 _REMEMBERED = 100  # collectives that a rank can name afterwards
 SETTLED = 2.0  # seconds inside of a collective after which it does not end by itself any moment
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
@@ -77,7 +96,7 @@ class Trace:
         Args:
             line: where the main thread is now.
         """
-        recent = [[name, _line(code, instruction), total] for name, code, instruction, total in self._recent]
+        recent = [(name, _line(code, instruction), total) for name, code, instruction, total in self._recent]
         return {
             "number": self.number, "seconds": self.seconds, "failed": self.failed, "line": line, "recent": recent,
         }  # fmt: skip
@@ -139,7 +158,7 @@ def current_line(thread: int) -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else ""
 
 
-def _at(place: Place, number: int) -> list[Any] | None:
+def _at(place: Place, number: int) -> Entered | None:
     """The collective of that number, if the rank remembers it: its name, its line, and a checksum of all until then."""
     index = len(place["recent"]) - 1 - (place["number"] - number)
     return place["recent"][index] if 0 <= index < len(place["recent"]) else None
@@ -153,7 +172,7 @@ def _did(name: str, line: str) -> str:
 
 def _caller() -> tuple[str, CodeType | None, int]:
     """What the script has called, and where: code and instruction, of which `_line` makes a line when it is needed."""
-    frame: FrameType | None = sys._getframe(4)  # behind `enter` of trace, watch and block
+    frame: FrameType | None = sys._getframe(1)
     called = None
     while frame is not None:
         code = frame.f_code

@@ -7,12 +7,14 @@ import fcntl
 import json
 import logging
 import os
+import secrets
 import socket
 import struct
 import sys
 import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -33,6 +35,8 @@ _joined = 0  # how often this process has joined: each time under keys of its ow
 
 class Disagreement(RuntimeError):
     """This rank was started otherwise than rank 0: another world size, another version."""
+
+    __module__ = "paceline"  # where users find it
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ def join(
     Raises:
         Disagreement: this rank and rank 0 were started differently.
         ValueError: the init method is unknown or lacks rank or world size.
-        paceline.contract.ContractError: the launcher's variables contradict each other.
+        paceline.ContractError: the launcher's variables contradict each other.
     """
     global _joined  # noqa: PLW0603 - counts the groups of this process, so that their keys differ
     placement = _place(init_method, rank, world_size)
@@ -107,6 +111,18 @@ def share_object(value: T | None) -> T:
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return cast("T", box[0])
+
+
+def on_one_machine() -> bool:
+    """Whether all ranks are on one machine, with one network; a collective of all ranks."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        mine = (boot, os.readlink("/proc/self/ns/net"), socket.gethostname(), os.environ.get("PACELINE_NODE_RANK"))
+    except OSError:
+        mine = (secrets.token_hex(16), "", "", None)
+    all_of_them: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(all_of_them, mine)
+    return len(set(all_of_them)) == 1
 
 
 def _place(init_method: str, rank: int | None, world_size: int | None) -> Placement:
@@ -152,15 +168,35 @@ def _store(init_method: str, placement: Placement, timeout: timedelta) -> Store:
     key = f"{placement.main_address}:{placement.main_port}"
     if key not in _stores:
         agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        serves = placement.rank == 0 and not agent_serves
         _stores[key] = TCPStore(
             placement.main_address,
             placement.main_port,
-            is_master=placement.rank == 0 and not agent_serves,
+            is_master=serves,
             timeout=timeout,
             wait_for_workers=False,
             multi_tenant=True,
+            master_listen_fd=_loopback_server(placement.main_address, placement.main_port) if serves else None,
         )
     return _stores[key]
+
+
+def _loopback_server(address: str, port: int) -> int | None:
+    """A socket for the store that listens on the loopback alone, where all ranks meet there; the store closes it.
+
+    By itself it listens on all addresses of the machine, whatever it was given.
+    """
+    if not (address.startswith("127.") or address == "localhost"):
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # the agent holds the port
+            server.setsockopt(socket.SOL_SOCKET, option, 1)
+        try:
+            server.bind((address, port))
+            server.listen(2048)
+        except OSError:
+            return None  # the store says what is wrong
+        return server.detach()
 
 
 def _agree(store: Store, placement: Placement, timeout: timedelta) -> None:

@@ -20,7 +20,7 @@ from paceline.train.checkpoint.store import (
 from paceline.train.control.exit_report import Preempted, record
 from paceline.train.control.watch import Collective, Watch
 from paceline.train.data.random_state import random_states, set_random_states
-from paceline.train.group.join import share_object
+from paceline.train.group.join import on_one_machine, share_object
 from paceline.train.metrics.metrics import Metrics
 
 from .accumulation import ONE, Window
@@ -118,9 +118,11 @@ class Steps:
             self._store = CheckpointStore(
                 folder, rank=run.rank, world_size=run.world_size, exchange=self._exchange, keep=keep
             )
+            self._store.hold()
         self._watch: Watch | None = None
         if run.world_size > 1 or self._store is not None:
-            self._watch = Watch(run.rank, run.world_size, share_object, stops=self._store is not None)
+            local = run.world_size == 1 or on_one_machine()
+            self._watch = Watch(run.rank, run.world_size, share_object, local=local, stops=self._store is not None)
         self._collective = contextlib.nullcontext() if self._watch is None else Collective(self._watch)
         self.metrics = metrics
 
@@ -259,7 +261,7 @@ class Steps:
 
         Raises:
             RuntimeError: the run has no folder for checkpoints, or an accumulation of gradients has begun.
-            paceline.train.checkpoint.store.CheckpointError: this one or the one before could not be written.
+            paceline.CheckpointError: this one or the one before could not be written.
         """
         if self._store is None:
             raise RuntimeError("there is no folder for checkpoints; pass checkpoint_dir= to paceline.init")

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 class LogMismatch(RuntimeError):
     """The ranks logged different names; raised on all of them."""
 
+    __module__ = "paceline"  # where users find it
+
 
 class Sum:
     """The weighted sum of the values of one name; tensors are summed up where they are, and not waited for."""

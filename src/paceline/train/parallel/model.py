@@ -20,17 +20,25 @@ log = logging.getLogger("paceline")
 class ModelMismatch(RuntimeError):
     """This rank's model differs from rank 0's, or another rank's does."""
 
+    __module__ = "paceline"  # where users find it
+
 
 class UnusedParameters(RuntimeError):
     """Parameters that got no gradient, so that ranks would train with different weights."""
+
+    __module__ = "paceline"  # where users find it
 
 
 class WrongDevice(ValueError):
     """A batch is not where the model is."""
 
+    __module__ = "paceline"  # where users find it
+
 
 class NotExchanged(RuntimeError):
     """Gradients were computed that no rank exchanges."""
+
+    __module__ = "paceline"  # where users find it
 
 
 class Calls:

@@ -1,0 +1,233 @@
+"""The lock of a folder for checkpoints: one job at a time saves there, and others can say which one that is.
+
+The lock is that of `flock` on the file `.paceline-lock` in the folder. The kernel frees it with the process that holds
+it, however that ends. The file says who that is, as JSON, and goes with the lock. Children of the holder do not hold
+it. On a network file system the lock is as good as that one's `flock` between machines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+LOCK = ".paceline-lock"
+_WHAT = "paceline's lock of a folder for checkpoints"
+_HEAD = json.dumps({"what": _WHAT})[:-1].encode()  # of the file
+_MOST = 65536  # bytes of it
+_PATIENCE = 2.0  # seconds for a holder that was just killed to be gone, or for one that only looks
+_OWN_PATIENCE = 30.0  # the same for the attempt before of the same job
+_PAUSE = 0.02  # seconds between two tries
+_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
+
+Holder = dict[str, Any]
+
+
+class FolderTaken(Exception):
+    """Another process holds the folder; the message says which one."""
+
+
+class FolderLock:
+    """Holds the lock of a folder until `release`, or until the object or the process is gone.
+
+    Within a process a folder may be locked several times; it is free when all have released it.
+
+    Attributes:
+        is_held: False where the file system has no locks, and so nobody can hold the folder.
+    """
+
+    def __init__(self, folder: Path, rank: int, jobs: Iterable[str] = ()) -> None:
+        """Take the lock, waiting a moment for a holder that was just killed.
+
+        Args:
+            folder: an existing folder.
+            rank: of this process, for others to read.
+            jobs: the PACELINE_JOB_ID of all ranks, each once: a later attempt of a job takes over from one whose
+                machine does not answer.
+
+        Raises:
+            FolderTaken: another process holds it.
+            OSError: the file cannot be made.
+        """
+        who = _me(rank, jobs)
+        status = os.stat(folder)
+        key = (status.st_dev, status.st_ino)
+        entry = _held.get(key)
+        if entry is None or not _is_at(entry.fd, folder / LOCK):
+            fd = _take(folder / LOCK, who)
+            entry = None if fd is None else _held.setdefault(key, _Held(fd, folder / LOCK))
+        if entry is not None:
+            entry.count += 1
+        self.is_held = entry is not None
+        self.release = weakref.finalize(self, _release, key, entry)
+
+
+def holder_of(folder: Path) -> str | None:
+    """Who holds a folder now, as a message names it; None where nobody does, as far as this machine can know."""
+    try:
+        fd = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _describe(_holder(os.pread(fd, _MOST, 0)))
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+    return None
+
+
+class _Held:
+    """A lock of this process, and how many have taken it."""
+
+    def __init__(self, fd: int, path: Path) -> None:
+        self.fd = fd
+        self.path = path
+        self.count = 0
+
+
+_held: dict[tuple[int, int], _Held] = {}  # by device and inode of the folder
+
+
+def _take(path: Path, who: Holder) -> int | None:
+    """A descriptor that holds the lock; None where the file system has none."""
+    begin = time.monotonic()
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _wait(fd, path, who, time.monotonic() - begin)
+                continue
+            except OSError as error:
+                if error.errno in _NO_LOCKS:
+                    _remove_if_ours(fd, path)
+                    return None
+                raise
+            if not _is_at(fd, path):  # its last holder has just removed it
+                continue
+            if not _is_ours(os.pread(fd, _MOST, 0)):
+                raise OSError(errno.EEXIST, f"{path.name} there is not paceline's; move it away", str(path))
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, (json.dumps(who) + "\n").encode(), 0)
+            kept, fd = fd, -1
+            return kept
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+
+def _wait(fd: int, path: Path, who: Holder, waited: float) -> None:
+    """Give a holder time to be gone.
+
+    Raises:
+        FolderTaken: it had enough.
+    """
+    holder = _holder(os.pread(fd, _MOST, 0))
+    if waited > _PATIENCE and _is_lost(holder, who):
+        _remove_if_ours(fd, path)
+    elif waited > (_OWN_PATIENCE if _is_same_job(holder, who) else _PATIENCE):
+        raise FolderTaken(_describe(holder))
+    time.sleep(_PAUSE)
+
+
+def _release(key: tuple[int, int], entry: _Held | None) -> None:
+    if entry is None or entry.fd < 0:  # as in a forked child, which never held it
+        return
+    entry.count -= 1
+    if entry.count == 0:
+        if _held.get(key) is entry:
+            del _held[key]
+        with contextlib.suppress(OSError):
+            _remove_if_ours(entry.fd, entry.path)
+        os.close(entry.fd)
+
+
+def _leave_to_parent() -> None:
+    for entry in _held.values():
+        os.close(entry.fd)
+        entry.fd = -1
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def _remove_if_ours(fd: int, path: Path) -> None:
+    if _is_ours(os.pread(fd, _MOST, 0)) and _is_at(fd, path):
+        path.unlink()
+
+
+def _me(rank: int, jobs: Iterable[str]) -> Holder:
+    attempt = os.environ.get("PACELINE_ATTEMPT", "")
+    return {
+        "what": _WHAT,
+        "job": os.environ.get("PACELINE_JOB"),
+        "jobs": sorted(jobs),
+        "attempt": int(attempt) if attempt.isdigit() else 0,
+        "rank": rank,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "boot": _boot(),
+    }
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _is_ours(text: bytes) -> bool:
+    """Whether paceline wrote a file; one whose maker was killed may have less than the beginning."""
+    return text[: len(_HEAD)] == _HEAD[: len(text)]
+
+
+def _holder(text: bytes) -> Holder:
+    """What the file says; {} where its maker is just writing it."""
+    try:
+        holder = json.loads(text)
+    except ValueError:
+        return {}
+    return holder if _is_ours(text) and isinstance(holder, dict) else {}
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Whether a path still leads to an open file."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _is_same_job(holder: Mapping[str, Any], who: Holder) -> bool:
+    """Whether the holder is an earlier attempt of this job."""
+    return not set(who["jobs"]).isdisjoint(holder.get("jobs", ())) and holder["attempt"] < who["attempt"]
+
+
+def _is_lost(holder: Mapping[str, Any], who: Holder) -> bool:
+    """Whether a file server keeps the lock of a process that is gone; on this machine the kernel knows."""
+    if not holder.get("boot") or not who["boot"] or holder["boot"] == who["boot"]:
+        return False
+    return holder["host"] == who["host"] or _is_same_job(holder, who)
+
+
+def _describe(holder: Mapping[str, Any]) -> str:
+    if "pid" not in holder:
+        return "another process"
+    process = f"rank {holder['rank']}, pid {holder['pid']} on {holder['host']}"
+    return f"job {holder['job']} ({process})" if holder["job"] else f"another run ({process})"

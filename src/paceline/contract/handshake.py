@@ -1,0 +1,152 @@
+"""How two processes prove to each other that they know the same key, without sending it.
+
+    initiator → acceptor    its number (of its rank, say) and a nonce
+    acceptor → initiator    a nonce, and a proof
+    initiator → acceptor    a proof
+    acceptor → initiator    a confirmation
+
+A proof is an HMAC (RFC 2104, SHA-256) over who gives it and everything that both sides have sent before. It is
+therefore good for one connection, one direction and one number only: a recorded, reflected or redirected one proves
+nothing. The acceptor proves first, so the initiator gives nothing away to a program that happens to listen where the
+acceptor should.
+
+Whoever relays all bytes between two sides that know the key can still read them, and what follows: nothing is
+encrypted. `session_key` is known to the two sides only; messages that are authenticated with it cannot be changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NONCE_SIZE = 32
+PROOF_SIZE = 32
+_HELLO = struct.Struct(f"!8sI{NONCE_SIZE}s")  # the protocol, the initiator's number, its nonce
+_PROTOCOL = b"paceln01"
+
+
+class HandshakeError(ConnectionError):
+    """The other side does not know the key, or may not connect with its number."""
+
+
+def nonce() -> bytes:
+    """A random number that is used once."""
+    return secrets.token_bytes(NONCE_SIZE)
+
+
+def derive_key(secret: bytes, *context: str) -> bytes:
+    """A key of 32 bytes for one purpose; it tells nothing of the secret, or of the keys for other purposes."""
+    return prove(secret, "derive", *(part.encode() for part in context))
+
+
+def prove(key: bytes, side: str, *transcript: bytes) -> bytes:
+    """The proof of `side` that it knows the key and has seen these parts of the conversation."""
+    parts = (side.encode(), *transcript)
+    return hmac.new(key, b"".join(struct.pack("!I", len(part)) + part for part in parts), hashlib.sha256).digest()
+
+
+def is_proof(given: bytes, key: bytes, side: str, *transcript: bytes) -> bool:
+    """Whether whoever gave this knows the key; takes as long whatever is given."""
+    return hmac.compare_digest(given, prove(key, side, *transcript))
+
+
+class Acceptance:
+    """The acceptor's side of one handshake, without input and output.
+
+    Attributes:
+        needs: how many bytes `receive` wants next; 0 when the initiator has proved that it knows the key.
+        number: of the initiator; to be believed once `needs` is 0.
+        session_key: 32 bytes, once `needs` is 0.
+    """
+
+    def __init__(self, key: bytes, accepts: Callable[[int], bool]) -> None:
+        """Nothing has been received yet.
+
+        Args:
+            key: that both sides must know.
+            accepts: whether an initiator with this number may connect now.
+        """
+        self.needs = _HELLO.size
+        self.number = -1
+        self.session_key = b""
+        self._key = key
+        self._accepts = accepts
+        self._transcript: tuple[bytes, ...] = ()
+
+    def receive(self, data: bytes) -> bytes:
+        """Take the `needs` bytes that came; returns what is to be sent.
+
+        Raises:
+            HandshakeError: the connection is to be closed.
+        """
+        if len(data) != self.needs or not self.needs:
+            raise HandshakeError(f"{len(data)} bytes instead of {self.needs}")
+        if not self._transcript:
+            protocol, self.number, _ = _HELLO.unpack(data)
+            self._check(protocol == _PROTOCOL, "another protocol")
+            ours = nonce()
+            self._transcript, self.needs = (data, ours), PROOF_SIZE
+            return ours + prove(self._key, "acceptor", *self._transcript)
+        self._check(is_proof(data, self._key, "initiator", *self._transcript), "a wrong proof")
+        self.needs = 0
+        self.session_key = prove(self._key, "session", *self._transcript)
+        return prove(self._key, "confirmation", *self._transcript)
+
+    def _check(self, is_good: bool, what: str) -> None:
+        if not is_good:
+            raise HandshakeError(what)
+        if not self._accepts(self.number):
+            raise HandshakeError(f"number {self.number} may not connect")
+
+
+class Initiation:
+    """The initiator's side of one handshake, without input and output.
+
+    Attributes:
+        hello: is to be sent first.
+        needs: how many bytes `receive` wants next; 0 when the acceptor has proved itself and taken the connection.
+        is_proved: whether the acceptor has proved that it knows the key.
+        session_key: 32 bytes, once `needs` is 0.
+    """
+
+    def __init__(self, key: bytes, number: int) -> None:
+        """Nothing has been sent yet.
+
+        Args:
+            key: that both sides must know.
+            number: says who connects; from 0 to 2³² - 1.
+        """
+        self.hello = _HELLO.pack(_PROTOCOL, number, nonce())
+        self.needs = NONCE_SIZE + PROOF_SIZE
+        self.is_proved = False
+        self.session_key = b""
+        self._key = key
+        self._transcript: tuple[bytes, ...] = ()
+
+    def receive(self, data: bytes) -> bytes:
+        """Take the `needs` bytes that came; returns what is to be sent.
+
+        Raises:
+            HandshakeError: the other side does not know the key.
+        """
+        if len(data) != self.needs or not self.needs:
+            raise HandshakeError(f"{len(data)} bytes instead of {self.needs}")
+        if not self.is_proved:
+            self._transcript = (self.hello, data[:NONCE_SIZE])
+            self._check(data[NONCE_SIZE:], "acceptor")
+            self.is_proved, self.needs = True, PROOF_SIZE
+            return prove(self._key, "initiator", *self._transcript)
+        self._check(data, "confirmation")
+        self.needs = 0
+        self.session_key = prove(self._key, "session", *self._transcript)
+        return b""
+
+    def _check(self, given: bytes, side: str) -> None:
+        if not is_proof(given, self._key, side, *self._transcript):
+            raise HandshakeError("the other side does not know the key")

@@ -1,0 +1,260 @@
+"""Connections between ranks whose two sides have proved to each other that they know the job's key."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import hmac
+import selectors
+import socket
+import struct
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from paceline.contract.handshake import Acceptance, HandshakeError, Initiation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+HANDSHAKE = 20.0  # seconds for one handshake
+MOST_PENDING = 256  # unauthenticated connections at a time, beside one of each rank
+_NO_FILES = 0.1  # seconds to wait when the process may open no more files
+_SIZE = struct.Struct("!Q")
+_TAG = 16
+_TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A connection, and the key that only its two sides know."""
+
+    socket: socket.socket
+    key: bytes
+
+
+@dataclass
+class _Pending:
+    acceptance: Acceptance
+    expires: float
+    received: bytearray = field(default_factory=bytearray)
+
+
+class Acceptor:
+    """Takes the connections to a listening socket whose other side knows a key, many handshakes at a time.
+
+    An unauthenticated peer that is silent or slow delays nobody. There is a bounded number of them: when more connect,
+    the oldest is dropped, and a rank that was dropped tries again.
+    """
+
+    def __init__(self, server: socket.socket, key: bytes, accepts: Callable[[int], bool], ranks: int) -> None:
+        """Nobody has connected yet.
+
+        Args:
+            server: listens; it stays the caller's.
+            key: that the others must know.
+            accepts: whether a peer with this number may connect now.
+            ranks: how many may connect at the same time.
+        """
+        self._server = server
+        self._key = key
+        self._accepts = accepts
+        self._most = ranks + MOST_PENDING
+        self._pending: dict[socket.socket, _Pending] = {}  # the oldest first
+        self._selector = selectors.DefaultSelector()
+        server.setblocking(False)
+        self._selector.register(server, selectors.EVENT_READ)
+
+    def accept(self, timeout: float | None = None) -> Iterator[tuple[int, Link]]:
+        """The peers that have proved themselves by now: their numbers and connections; waits for some event.
+
+        Raises:
+            OSError: the listening socket was shut down.
+        """
+        now = time.monotonic()
+        limits = [] if timeout is None else [timeout]
+        limits.extend(pending.expires - now for pending in list(self._pending.values())[:1])
+        for key, _ in self._selector.select(max(0.0, min(limits)) if limits else None):
+            assert isinstance(key.fileobj, socket.socket)
+            if key.fileobj is self._server:
+                self._take_connection()
+            elif key.fileobj in self._pending:
+                link = self._advance(key.fileobj)
+                if link is not None:
+                    yield link
+        now = time.monotonic()
+        for sock, pending in list(self._pending.items()):
+            if pending.expires > now:
+                break
+            self._drop(sock)
+
+    def close(self) -> None:
+        """Drop the peers that have not proved themselves."""
+        for sock in list(self._pending):
+            self._drop(sock)
+        self._selector.close()
+
+    def _take_connection(self) -> None:
+        try:
+            sock, _ = self._server.accept()
+        except (BlockingIOError, ConnectionError, InterruptedError):
+            return  # it is gone again
+        except OSError as error:
+            if error.errno not in _TOO_MANY_FILES:
+                raise
+            if self._pending:
+                self._drop(next(iter(self._pending)))
+            time.sleep(_NO_FILES)
+            return
+        if len(self._pending) >= self._most:
+            self._drop(next(iter(self._pending)))
+        sock.setblocking(False)
+        self._pending[sock] = _Pending(Acceptance(self._key, self._accepts), time.monotonic() + HANDSHAKE)
+        self._selector.register(sock, selectors.EVENT_READ)
+
+    def _advance(self, sock: socket.socket) -> tuple[int, Link] | None:
+        """Go on with a handshake as far as it has come."""
+        pending = self._pending[sock]
+        acceptance = pending.acceptance
+        try:
+            data = sock.recv(acceptance.needs - len(pending.received))
+            pending.received += data
+            if not data:
+                self._drop(sock)
+            elif len(pending.received) == acceptance.needs:
+                answer = acceptance.receive(bytes(pending.received))
+                pending.received.clear()
+                if sock.send(answer) != len(answer):  # an empty buffer takes it whole
+                    self._drop(sock)
+                elif not acceptance.needs:
+                    self._forget(sock)
+                    return acceptance.number, Link(_prepared(sock), acceptance.session_key)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._drop(sock)
+        return None
+
+    def _forget(self, sock: socket.socket) -> None:
+        del self._pending[sock]
+        self._selector.unregister(sock)
+
+    def _drop(self, sock: socket.socket) -> None:
+        self._forget(sock)
+        sock.close()
+
+
+def initiate(sock: socket.socket, key: bytes, number: int) -> Link:
+    """Prove to the other side that we know the key, once it has proved it; `number` says who we are.
+
+    Raises:
+        HandshakeError: it does not know the key.
+        OSError: it ended the connection, or does not answer.
+    """
+    initiation, deadline = Initiation(key, number), time.monotonic() + HANDSHAKE
+    sock.settimeout(HANDSHAKE)
+    sock.sendall(initiation.hello)
+    while initiation.needs:
+        data = b""
+        while len(data) < initiation.needs:
+            sock.settimeout(max(0.001, deadline - time.monotonic()))
+            got = sock.recv(initiation.needs - len(data))
+            if not got:
+                raise ConnectionError("the other side ended the connection")
+            data += got
+        sock.sendall(initiation.receive(data))
+    return Link(_prepared(sock), initiation.session_key)
+
+
+class Messages:
+    """Messages over a link. That one was changed, left out, repeated or reflected on the way is noticed."""
+
+    def __init__(self, link: Link, *, accepted: bool) -> None:
+        """No message has been sent yet.
+
+        Args:
+            link: the connection.
+            accepted: this side has accepted it, and the other one initiated it.
+        """
+        self.socket = link.socket
+        self._key = link.key
+        self._ours, self._theirs = (b"a", b"i") if accepted else (b"i", b"a")
+        self._sent = self._received = 0
+
+    def pack(self, data: bytes) -> bytes:
+        """The bytes of the next message; they must be sent before those of another one."""
+        size, count = _SIZE.pack(len(data)), self._sent
+        self._sent += 1
+        return b"".join([size, self._tag(self._ours, count, size), data, self._tag(self._ours, count, size + data)])
+
+    def send(self, data: bytes) -> None:
+        """Send a message.
+
+        Raises:
+            OSError: the other side is gone.
+        """
+        self.socket.sendall(self.pack(data))
+
+    def receive(self) -> bytes:
+        """The next message. No memory is taken for one before its size has been proved to be the other side's.
+
+        Raises:
+            OSError: the other side is gone or does not answer, or this is not what it has sent.
+        """
+        count = self._received
+        self._received += 1
+        size = read(self.socket, _SIZE.size)
+        self._check(self._theirs, count, size)
+        data = read(self.socket, _SIZE.unpack(size)[0])
+        self._check(self._theirs, count, size + data)
+        return data
+
+    def _check(self, side: bytes, count: int, what: bytes) -> None:
+        if not hmac.compare_digest(read(self.socket, _TAG), self._tag(side, count, what)):
+            raise HandshakeError("what came is not what the other side has sent")
+
+    def _tag(self, side: bytes, count: int, what: bytes) -> bytes:
+        return hmac.digest(self._key, side + _SIZE.pack(count) + what, "sha256")[:_TAG]
+
+
+class Sum:
+    """A running keyed checksum of a stream of bytes, in one direction (keyed BLAKE2b, RFC 7693)."""
+
+    SIZE = 32
+
+    def __init__(self, link: Link) -> None:
+        self._hash = hashlib.blake2b(key=link.key, digest_size=self.SIZE)
+
+    def add(self, data: bytes | memoryview) -> None:
+        """More of the stream."""
+        self._hash.update(data)
+
+    def digest(self) -> bytes:
+        """Of all that has been added so far."""
+        return self._hash.digest()
+
+
+def read(peer: socket.socket, size: int) -> bytes:
+    """Exactly `size` bytes.
+
+    Raises:
+        OSError: the other side ended, or does not answer within the socket's timeout.
+    """
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        count = peer.recv_into(view)
+        if not count:
+            raise ConnectionError("the other side ended")
+        view = view[count:]
+    return bytes(data)
+
+
+def _prepared(peer: socket.socket) -> socket.socket:
+    peer.settimeout(None)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 25_000)):
+        if hasattr(socket, option):
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return peer

@@ -1,0 +1,99 @@
+"""What a run changes in its process while it goes on: handlers of signals, of uncaught exceptions and of exits."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from .signals import STOP_SIGNALS
+from .terminate_hook import BeforeTerminate
+
+if TYPE_CHECKING:
+    import socket
+    from types import TracebackType
+
+
+class Events(Protocol):
+    """What the hooks report."""
+
+    def failed(self, error: BaseException) -> None:
+        """An exception that nobody catches ends the process."""
+
+    def exits(self, code: Any) -> None:
+        """The main thread has called `sys.exit`."""
+
+    def terminates(self) -> None:
+        """C++ is about to end the process, from any thread."""
+
+
+class ProcessHooks:
+    """Installs the hooks, and puts back what was there before.
+
+    Args:
+        events: receives what the hooks report.
+        wakeup: gets a byte with the number of each signal, from Python's wakeup descriptor, so that it is read while
+            the main thread is in a collective.
+        signals: whether SIGTERM and SIGUSR2 are caught; those for which the script has handlers of its own are not.
+        terminate: whether C++ is asked to say before it ends the process.
+    """
+
+    def __init__(self, events: Events, wakeup: socket.socket, *, signals: bool, terminate: bool) -> None:
+        self._events, self._wakeup = events, wakeup
+        self._handlers: dict[int, Any] = {}
+        self._old_wakeup: int | None = None
+        if signals and threading.current_thread() is threading.main_thread():
+            self._catch_signals()
+        self._old_hook, sys.excepthook = sys.excepthook, self._on_exception
+        self._old_exit, sys.exit = sys.exit, self._on_exit
+        self._terminate = BeforeTerminate(events.terminates) if terminate else None
+
+    def catches(self, number: int) -> bool:
+        """Whether a signal is still handled here, not by a handler that the script has set since."""
+        return number in self._handlers and signal.getsignal(number) == self._on_signal
+
+    def release(self) -> None:
+        """Put everything back, but where somebody else has put something in between."""
+        for number, old in self._handlers.items():
+            if signal.getsignal(number) == self._on_signal:
+                signal.signal(number, old)
+        self._handlers.clear()
+        if self._old_wakeup is not None:
+            current = signal.set_wakeup_fd(-1)
+            if current != self._wakeup.fileno():
+                signal.set_wakeup_fd(current)
+            elif self._old_wakeup != -1:
+                signal.set_wakeup_fd(self._old_wakeup)
+            self._old_wakeup = None
+        if sys.exit == self._on_exit:
+            sys.exit = self._old_exit
+        if self._terminate is not None:
+            self._terminate.release()
+
+    def release_exceptions(self) -> None:
+        """Put back the handler of uncaught exceptions."""
+        if sys.excepthook == self._on_exception:
+            sys.excepthook = self._old_hook
+
+    def _catch_signals(self) -> None:
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) == signal.SIG_DFL:
+                self._handlers[number] = signal.signal(number, self._on_signal)
+        if self._handlers:
+            self._old_wakeup = signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
+
+    def _on_signal(self, number: int, _: object) -> None:
+        """Python's own handler: passes the signal on where another library has taken the wakeup descriptor."""
+        with contextlib.suppress(OSError):
+            self._wakeup.send(bytes([number]))
+
+    def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        self._events.failed(error)
+        self._old_hook(kind, error, trace)
+
+    def _on_exit(self, code: Any = None, /) -> NoReturn:
+        if threading.current_thread() is threading.main_thread():
+            self._events.exits(code)
+        self._old_exit(code)

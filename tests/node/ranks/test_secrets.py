@@ -1,0 +1,181 @@
+"""What the job's token and the ranks' key protect, and that they are written nowhere."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.conftest import GENEROUS
+
+from paceline.node.eventloop.channel import Channel
+from paceline.node.eventloop.loop import Loop
+from paceline.node.host.routes import Peer, Post, reach
+from paceline.node.rendezvous.handshake import Door, knock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.conftest import Paceline
+
+KEYS = """
+    import os, pathlib, sys
+    attempt, rank = os.environ["PACELINE_ATTEMPT"], os.environ["RANK"]
+    key = os.environ["PACELINE_RANK_KEY"]
+    pathlib.Path(f"key-{attempt}-{rank}").write_text(key)
+    assert "PACELINE_TOKEN" not in os.environ
+    sys.exit(attempt == "0")
+"""
+
+
+@pytest.mark.parametrize("token", [None, "sesame-open-4711"])
+def test_ranks_have_a_key_for_each_attempt_that_is_written_nowhere(paceline: Paceline, token: str | None) -> None:
+    script = paceline.script(KEYS)
+    env = paceline.env if token is None else {**paceline.env, "PACELINE_TOKEN": token}
+    dry = paceline("run", "--dry-run", "-n", "2", script, env=env)
+    done = paceline("run", "-n", "2", "--max-restarts", "1", "--framework", "torch", script, env=env)
+    assert done.returncode == 0, done.stderr
+    keys = {path.name: path.read_text() for path in paceline.folder.glob("key-*")}
+    assert keys.keys() == {"key-0-0", "key-0-1", "key-1-0", "key-1-1"}
+    assert keys["key-0-0"] == keys["key-0-1"] != keys["key-1-0"] == keys["key-1-1"]
+    assert all(len(key) == 64 for key in keys.values())
+    shown = paceline("get", paceline.job().name, "-o", "json")
+    told = [dry.stdout, dry.stderr, done.stdout, done.stderr, shown.stdout]
+    told += [path.read_text(errors="replace") for path in paceline.home.rglob("*") if path.is_file()]
+    for secret in {*keys.values(), *([] if token is None else [token])}:
+        assert not any(secret in text for text in told)
+
+
+class Meeting:
+    """An agent's door, and a place that says whether anybody came in."""
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self.admitted: list[Channel] = []
+        status = {"id": "a", "leads": True, "has_started": False, "leader": None}
+        self.door = Door(self.loop, b"token", lambda: status, self.admitted.append)
+        self.door.open(0, "127.0.0.1")
+
+    def while_open(self, work: Callable[[], Any]) -> Any:
+        """Let visitors in while a thread does this; returns what it returns."""
+        results: list[Any] = []
+        thread = threading.Thread(target=lambda: results.append(work()))
+        thread.start()
+        while not self.loop.run_until(lambda: not thread.is_alive(), 0.01):
+            pass
+        return results[0]
+
+    def close(self) -> None:
+        for channel in self.admitted:
+            channel.close()
+        self.door.close()
+
+
+@pytest.fixture(scope="module")
+def meeting() -> Iterator[Meeting]:
+    with contextlib.closing(Meeting()) as it:
+        yield it
+
+
+def line(**message: object) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def talk(port: int, *messages: bytes) -> list[bytes]:
+    """Send one message after the other, each after an answer; returns the answers."""
+    answers = []
+    with socket.create_connection(("127.0.0.1", port), GENEROUS) as sock, contextlib.suppress(OSError):
+        for message in messages:
+            sock.sendall(message)
+            answers.append(sock.recv(65536))
+    return answers
+
+
+def test_a_visitor_sends_nothing_secret_before_the_host_has_proved_itself() -> None:
+    received: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+
+        def pose() -> None:
+            for _ in range(2):
+                with impostor.accept()[0] as sock:
+                    received.append(sock.recv(4096))
+                    sock.sendall(line(challenge="00", proof=64 * "0", id="a", leads=True))
+                    received.append(sock.recv(4096))
+
+        thread = threading.Thread(target=pose)
+        thread.start()
+        port = impostor.getsockname()[1]
+        with pytest.raises(PermissionError, match="does not know this job's token"):
+            knock("127.0.0.1", port, b"token", GENEROUS, joins=True)
+        assert reach([Peer("h", "127.0.0.1", port)], b"token") == {"h": "another machine answers there"}
+        thread.join(GENEROUS)
+    assert [list(json.loads(said)) if said else [] for said in received] == [["challenge"], [], ["challenge"], []]
+
+
+def test_recorded_words_let_nobody_join(meeting: Meeting) -> None:
+    recorded: list[bytes] = []
+
+    def listen_in(sendall: Callable[[bytes], None], data: bytes) -> None:
+        recorded.append(data)
+        sendall(data)
+
+    def join() -> bool:
+        with socket.create_server(("127.0.0.1", 0)) as relay:
+
+            def pass_on() -> None:
+                with relay.accept()[0] as guest, socket.create_connection(("127.0.0.1", meeting.door.port)) as host:
+                    for _ in range(2):
+                        listen_in(host.sendall, guest.recv(4096))
+                        listen_in(guest.sendall, host.recv(4096))
+
+            thread = threading.Thread(target=pass_on)
+            thread.start()
+            channel, status = knock("127.0.0.1", relay.getsockname()[1], b"token", GENEROUS, joins=True)
+            thread.join(GENEROUS)
+            channel.close()
+            return bool(status["leads"])
+
+    assert meeting.while_open(join)
+    count = len(meeting.admitted)
+    assert count == 1
+    assert b"token" not in b"".join(recorded)
+    answers = meeting.while_open(lambda: talk(meeting.door.port, recorded[0], recorded[2]))
+    assert json.loads(answers[0]).keys() == {"challenge", "proof"}
+    assert answers[1:] in ([], [b""])
+    proof = json.loads(recorded[1])["proof"]
+    answers = meeting.while_open(lambda: talk(meeting.door.port, recorded[0], line(proof=proof, joins=True)))
+    assert answers[1:] in ([], [b""])
+    assert len(meeting.admitted) == count
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    messages=st.lists(
+        st.one_of(
+            st.binary(max_size=50).map(lambda data: data.replace(b"\n", b"") + b"\n"),
+            st.dictionaries(
+                st.sampled_from(["challenge", "proof", "joins", "do"]), st.one_of(st.text(), st.none(), st.integers())
+            ).map(lambda message: json.dumps(message).encode() + b"\n"),
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_nothing_else_opens_the_door(messages: list[bytes]) -> None:
+    with contextlib.closing(Meeting()) as meeting:
+        answers = meeting.while_open(lambda: talk(meeting.door.port, *messages))
+        assert not any(b"leads" in answer for answer in answers)
+        assert not meeting.admitted
+
+
+def test_hosts_that_are_tried_prove_themselves_first() -> None:
+    with contextlib.closing(Post(b"token", "h1")) as post:
+        answers = talk(post.port, line(challenge="ab"), line(proof=64 * "0"))
+        assert json.loads(answers[0]).keys() == {"challenge", "proof"}
+        assert answers[1:] in ([], [b""])
+        assert reach([Peer("h1", "127.0.0.1", post.port)], b"token") == {"h1": None}
