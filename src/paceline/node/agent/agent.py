@@ -27,7 +27,7 @@ from paceline.node.machine.devices import visibility
 from paceline.node.machine.ports import Reservation
 from paceline.node.ranks.launcher import Ranks
 from paceline.node.rendezvous.coordinator import GONE_GRACE
-from paceline.node.rendezvous.participant import Team
+from paceline.node.rendezvous.participant import Participant
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.signals import HEARD, LEAVE
 from paceline.node.spec import NodeSpec
@@ -80,7 +80,7 @@ class Agent:
         self.inbox: collections.deque[Inbox] = collections.deque()
         self.ranks = self._ranks()
         self.times = TimeIndex(self.loop)
-        self.team = Team(
+        self.participant = Participant(
             self.loop, spec, offer=self._offer, deliver=self.inbox.append, fail=self._fail, is_over=self._is_over
         )
         self.lifeline = lifeline
@@ -117,7 +117,7 @@ class Agent:
         return self.finish is not None
 
     def _send(self, message: ToCoordinator) -> None:
-        self.team.send(message)
+        self.participant.send(message)
 
     # -- the life of a job ---------------------------------------------------------------------------------------------
 
@@ -148,8 +148,8 @@ class Agent:
         if self.finish is None:
             self.ranks.warm_up()
             self.join_by = time.monotonic() + self.spec.join_timeout
-            self.team.meet(self.join_by)
-            self._write_status(coordinator=self.team.place, door=self.team.door)
+            self.participant.meet(self.join_by)
+            self._write_status(coordinator=self.participant.coordinator_address, address=self.participant.address)
         while self.finish is None:
             if not self.loop.run_until(lambda: bool(self.inbox) or self._is_over(), self._timeout()):
                 self._on_timeout()
@@ -222,7 +222,7 @@ class Agent:
             self.finish = finish
         if not self.halted:
             self.ranks.stop(0.0, lambda: self.at_once)
-        self.team.close(ANSWER_SECONDS)
+        self.participant.close(ANSWER_SECONDS)
         self.ranks.close()
         self.times.end()
         self._write_status(
@@ -264,7 +264,7 @@ class Agent:
             if spec.hosts
             else "; start `paceline run` on each with the same --nnodes, --master-addr and --master-port"
         )
-        return f"{self.team.missing} of {needed} nodes did not come within {spec.join_timeout:g} s{do}"
+        return f"{self.participant.missing} of {needed} nodes did not come within {spec.join_timeout:g} s{do}"
 
     # -- an attempt ----------------------------------------------------------------------------------------------------
 
@@ -284,7 +284,7 @@ class Agent:
         self.is_newcomer = False
         attempt, world_size = start["attempt"], sum(node["slots"] for node in start["nodes"])
         self.dir.prepare_attempt(attempt)
-        ranks = self.ranks.place(start, self.team.rank_key(start))
+        ranks = self.ranks.place(start, self.participant.rank_key(start))
         logs = [
             {"rank": r.placement.rank, "local_rank": r.placement.local_rank, "out": str(r.out), "err": str(r.err),
              "error": str(r.error)} for r in ranks
@@ -292,7 +292,7 @@ class Agent:
         self.dir.append_event("started", attempt=attempt, world_size=world_size, logs=logs)
         self.status.change(
             attempt=attempt, node_rank=start["node_rank"], world_size=world_size, start=start, waiting=None,
-            nodes=len(start["nodes"]), coordinator=self.team.place,
+            nodes=len(start["nodes"]), coordinator=self.participant.coordinator_address,
         )  # fmt: skip
         self.times.start(self.dir.times(attempt), {path: key for rank in ranks for path, key in rank.logs().items()})
         self.ranks.launch(ranks, start)
@@ -381,8 +381,10 @@ class Agent:
         else:
             self._wait_for_others(message["why"])
             self.start, self.is_newcomer = None, False
-            self.team.search(message["dead"], message.get("heard"), time.monotonic() + self.spec.join_timeout)
-            self._write_status(coordinator=self.team.place)
+            self.participant.search(
+                message["dead"], message.get("last_seen"), time.monotonic() + self.spec.join_timeout
+            )
+            self._write_status(coordinator=self.participant.coordinator_address)
 
     # -- ends that this node decides -----------------------------------------------------------------------------------
 
@@ -408,7 +410,7 @@ class Agent:
         if self.stop_signal:
             return
         self.stop_signal = number
-        if not self.team.has_met:  # no other node knows of this one yet
+        if not self.participant.has_met:  # no other node knows of this one yet
             self._stop_alone()
         else:
             self._send({"do": "stop", "signal": number})

@@ -40,7 +40,7 @@ class JobStatus:
             "nodes": spec.expected or spec.nodes, "node_rank": spec.node_rank, "world_size": None,
             "attempt": 0, "restarts": 0, "max_restarts": spec.max_restarts, "exit_code": None,
             "created": time.time(), "started": None, "finished": None, "ranks": [], "failure": None, "others": [],
-            "devices": list(spec.devices or ()), "waiting": None, "start": None, "coordinator": None, "door": None,
+            "devices": list(spec.devices or ()), "waiting": None, "start": None, "coordinator": None, "address": None,
         }  # fmt: skip
 
     @property

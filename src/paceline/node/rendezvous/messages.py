@@ -40,6 +40,18 @@ class Outcome(TypedDict):
     others: list[OtherFailure]
 
 
+class AgentStatus(TypedDict):
+    """What an agent answers to an authenticated peer: its id, and which agent coordinates the job.
+
+    `leader` is the address and port of the coordinator, None while that is unknown.
+    """
+
+    id: str
+    leads: bool
+    has_started: bool
+    leader: list[str | int] | None
+
+
 # node → coordinator
 
 
@@ -147,8 +159,10 @@ class _Search(TypedDict):
     dead: list[str]
 
 
-class Search(_Search, total=False):  # noqa: D101
-    heard: float
+class Search(_Search, total=False):
+    """`last_seen` is not sent: the receiver adds when it last received something from its coordinator."""
+
+    last_seen: float
 
 
 class Alone(TypedDict):

@@ -102,7 +102,7 @@ class Status(TypedDict, total=False):
         others: the other failures.
         start: the current attempt; None before the first one.
         coordinator: address and port of the coordinator.
-        door: address and port where this agent listens for the others.
+        address: address and port at which this agent listens for the other agents.
     """
 
     job: str
@@ -127,4 +127,4 @@ class Status(TypedDict, total=False):
     waiting: Waiting | None
     start: Attempt | None
     coordinator: list[str | int] | None
-    door: list[str | int] | None
+    address: list[str | int] | None
