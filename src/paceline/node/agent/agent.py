@@ -29,7 +29,7 @@ from paceline.node.ranks.launcher import Ranks
 from paceline.node.rendezvous.coordinator import GONE_GRACE
 from paceline.node.rendezvous.participant import Participant
 from paceline.node.rundir.directory import RunDirectory
-from paceline.node.signals import HEARD, LEAVE
+from paceline.node.signals import HANDLED, LEAVE
 from paceline.node.spec import NodeSpec
 
 from .status import JobStatus
@@ -123,7 +123,7 @@ class Agent:
 
     def run(self) -> int:
         """Take part in the job until it ends; returns its exit code."""
-        self.loop.catch(HEARD, self._on_signal)
+        self.loop.catch(HANDLED, self._on_signal)
         if self.lifeline is not None:
             self.loop.watch(self.lifeline, self._on_lifeline)
         processes.adopt_orphans()
@@ -398,7 +398,7 @@ class Agent:
             self._ask_to_stop(number)
 
     def _on_lifeline(self) -> None:
-        """The process that waits for the job has ended, or says with a byte that the job goes on without it."""
+        """The process that waits for the job has ended, or has sent a byte: then the job goes on without it."""
         assert self.lifeline is not None
         self.loop.forget(self.lifeline)
         if not self.lifeline.recv(1):

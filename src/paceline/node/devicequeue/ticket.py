@@ -1,7 +1,7 @@
 """Jobs that ask for devices of this machine take turns, and no daemon is needed for it.
 
 ```
-lock                                    locked (`man 2 flock`) by whoever changes something
+lock                                    locked (`man 2 flock`) by the process that changes something
 new                                     a ticket that is being written
 tickets/waiting.<priority>.<number>     a job that waits; the lower number came first
 tickets/holding.<priority>.<number>     a job that has devices, named in the file

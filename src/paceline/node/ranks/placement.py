@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def place(spec: NodeSpec, start: Mapping[str, Any], local_rank: int) -> Placement:
-    """Where a rank of this node stands once the coordinator has said "start"."""
+    """The placement of a rank of this node in an attempt."""
     slots = [node["slots"] for node in start["nodes"]]
     node_rank = start["node_rank"]
     mine = (spec.devices[local_rank % len(spec.devices)],) if spec.devices else ()

@@ -21,7 +21,7 @@ Pure state: messages in, messages out. `links` sends and receives them, `message
                          {"do": "start", "attempt", "node_rank", "nodes": [{"id", "host", "address", "listen", "slots",
                           "ports"}], "main_address", "main_port", "job", "standing"}
                          {"do": "go"}                                all have agreed: start your ranks
-                         {"do": "halt", "signal", "save", "grace"}   stop your ranks; signal 0 if nobody asked for it,
+                         {"do": "halt", "signal", "save", "grace"}   stop your ranks; signal 0 if none asked for it,
                                                                      "save" lets them save their state first
                          {"do": "restart", "attempt", "restarts", "failure", "others", "why", "nodes"}
                                                                      sent before the next "start"
@@ -196,7 +196,7 @@ class Coordinator:
         return self._to_participants(halt) + self._decide()
 
     def has_died(self, name: str) -> Outbox:
-        """Handle the news that an agent is dead that is not connected."""
+        """Handle the death of an agent that is not connected."""
         self.dead.add(name)
         return self._gathered() if self.phase == GATHERING else []
 

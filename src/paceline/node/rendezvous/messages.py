@@ -1,4 +1,4 @@
-"""The messages between nodes and the coordinator of their job; what each one means is said in `coordinator`.
+"""The messages between nodes and the coordinator of their job; `coordinator` explains them.
 
 Types alone: nothing imports this when a program runs.
 """

@@ -2,8 +2,8 @@
 
 Each generation of a job has its members, one of which leads. A group of nodes that can reach each other may go on if it
 has the majority of the members that may still be alive; the leader breaks a tie. So of two groups that cannot reach
-each other, at most one goes on. A node is known to be dead if its machine says so (its kernel closed a connection, or
-refuses one to its port); silence proves nothing.
+each other, at most one goes on. A node is known to be dead if the kernel of its machine has closed a connection, or
+refuses one to its port; silence proves nothing.
 
 A generation counts from the moment when all its members have agreed to it. If a generation was proposed and a node does
 not know whether all agreed, it needs the majority of that generation and of the one before (joint consensus, Ongaro and

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _MARKER = ".paceline-run"
 _MARK = b"A run directory, made by paceline. `paceline delete` removes it only while this file is here.\n"
 # What a run directory is called while it is made, and while it is removed.
-_HIDDEN = re.compile(r"\.[A-Za-z0-9][A-Za-z0-9._-]*\.(\d+|deleted)\.\d+")
+HIDDEN = re.compile(r"\.[A-Za-z0-9][A-Za-z0-9._-]*\.(\d+|deleted)\.\d+")
 
 
 class RunDirectory:
@@ -138,7 +138,7 @@ class RunDirectory:
 
 
 def note_of(hidden: Path, jobs: Path | None) -> Path | None:
-    """Remember a hidden run directory that lies in a user's folder, where nobody looks for what killed clients left.
+    """Record a hidden run directory in a user's folder, where leftovers of killed clients are not searched for.
 
     Args:
         hidden: the run directory, there or about to be.
@@ -159,20 +159,20 @@ def note_of(hidden: Path, jobs: Path | None) -> Path | None:
 
 
 def drop_note(note: Path | None) -> None:
-    """Forget what `note_of` remembers."""
+    """Remove the record that `note_of` made."""
     if note is not None:
         with contextlib.suppress(OSError):
             note.unlink()
 
 
-def _remove_leftover(entry: os.DirEntry[str]) -> None:
+def remove_leftover(entry: os.DirEntry[str]) -> None:
     """Remove a hidden run directory that paceline made; and one elsewhere with the note of it."""
     with contextlib.suppress(OSError):
         hidden = Path(os.readlink(entry.path)) if entry.is_symlink() else Path(entry.path)
         if hidden.name != entry.name:
             return
         if os.path.lexists(hidden) and not remove_folder(hidden):
-            hidden.rmdir()  # whoever made it was killed before anything was in it; else this fails
+            hidden.rmdir()  # empty if its maker was killed at once; else this fails
         if entry.is_symlink():
             os.unlink(entry.path)
 
@@ -180,9 +180,9 @@ def _remove_leftover(entry: os.DirEntry[str]) -> None:
 def remove_folder(folder: Path) -> bool:
     """Remove a run directory, unless paceline did not make it; returns whether it is gone.
 
-    What says that paceline made it goes last, so that a removal that was interrupted can be finished.
+    The marker is removed last, so that an interrupted removal can be finished.
     """
-    import shutil  # whoever only reads records does without
+    import shutil  # not needed by those that only read records
 
     if not RunDirectory(folder).is_ours:
         return False

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .directory import _HIDDEN, RunDirectory, _remove_leftover, drop_note, note_of
+from .directory import HIDDEN, RunDirectory, drop_note, note_of, remove_leftover
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -60,7 +60,7 @@ class Staging:
         self.directory.spare.write_bytes(bytes(SPARE))
 
     def _take_back(self) -> None:
-        import shutil  # whoever only reads records does without
+        import shutil  # not needed by those that only read records
 
         if self.lock >= 0:
             os.close(self.lock)
@@ -139,8 +139,8 @@ def sweep(jobs: Path) -> list[os.DirEntry[str]]:
     living = []
     for entry in entries:
         if entry.name.startswith("."):
-            if _HIDDEN.fullmatch(entry.name) and _is_abandoned(Path(entry.path)):
-                _remove_leftover(entry)
+            if HIDDEN.fullmatch(entry.name) and _is_abandoned(Path(entry.path)):
+                remove_leftover(entry)
         elif os.path.exists(entry.path) or _is_abandoned(Path(entry.path)):  # else a job is being made there
             living.append(entry)
     return living

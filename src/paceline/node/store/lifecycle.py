@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.node import ENTRY, tensorboard
 from paceline.node.errors import Refused
 from paceline.node.rundir.directory import RunDirectory, drop_note, note_of, remove_folder, write_json
-from paceline.node.signals import HEARD
+from paceline.node.signals import HANDLED
 
 from . import records
 
@@ -51,7 +51,7 @@ def start_agent(
     """
     directory, end = staging.directory, -1 if lifeline is None else lifeline.fileno()
     command = [*python, ENTRY, "agent", str(directory.path), str(staging.lock), str(end)]
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)  # it inherits this, until it can listen to them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # it inherits this, until it can handle them
     try:
         with open(directory.agent_log, "ab") as log:
             return subprocess.Popen(
