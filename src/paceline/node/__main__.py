@@ -15,7 +15,7 @@ if _root not in sys.path:
 
 
 def main() -> None:
-    """Be what the first argument says."""
+    """Run the role that the first argument names."""
     role = sys.argv[1]
     if role == "agent":
         from paceline.node.agent import guard
@@ -43,9 +43,9 @@ def main() -> None:
 
         start_daemon(sys.argv[2], sys.argv[3], sys.argv[4:])
     elif role == "mpirank":
-        from paceline.node.ranks.mpi_proxy import stand_in
+        from paceline.node.ranks.mpi_proxy import represent_rank
 
-        sys.exit(stand_in(sys.argv[2]))
+        sys.exit(represent_rank(sys.argv[2]))
     elif role == "shell":
         from paceline.node.host.serve import shell
 

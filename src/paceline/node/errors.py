@@ -1,7 +1,7 @@
-"""Errors that a person can mend."""
+"""Errors that the user can correct."""
 
 from __future__ import annotations
 
 
 class Refused(Exception):
-    """This machine cannot do what was asked: says in one line what, where, and what to do."""
+    """This machine cannot do what was asked; the message is one line: what, where, and what to do."""

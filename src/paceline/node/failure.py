@@ -1,4 +1,4 @@
-"""Who failed first, and of what."""
+"""Which rank failed first, and why."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import re
 import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.node.rundir.directory import read_error
 
-# What a rank says when a peer went away: such a failure follows from another one.
+if TYPE_CHECKING:
+    from paceline.node.rundir.status import FailureRecord
+
+# What a rank prints when a peer is gone: such a failure is the consequence of another one.
 _SYMPTOM = re.compile(
     r"Connection (closed|reset|refused|aborted)|closed by peer|Broken pipe|Socket closed|socket has likely|"
     r"remote (peer|process|error)|DistBackendError|DistNetworkError|ncclRemoteError|ncclSystemError|"
@@ -19,7 +22,7 @@ _SYMPTOM = re.compile(
     r"DistStoreError|Gloo \w+ failed|preconditions? .*gloo",
     re.IGNORECASE,
 )
-# Signals that no peer's departure causes. SIGABRT is not among them: that is how watchdogs end a rank.
+# Signals that the end of a peer does not cause. SIGABRT is not among them: that is how watchdogs end a rank.
 _OWN_DEATH = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS}
 _TAIL_BYTES = 4096
 
@@ -60,18 +63,18 @@ class Failure:
     ended: float = 0.0
     age: float = 0.0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> FailureRecord:
         """For status.json and the coordinator."""
-        return asdict(self)
+        return cast("FailureRecord", asdict(self))
 
     @classmethod
-    def from_dict(cls, stored: dict[str, Any]) -> Failure:
+    def from_dict(cls, stored: FailureRecord) -> Failure:
         """Undo `to_dict`."""
         return cls(**stored)
 
 
 def culprit(failures: list[Failure]) -> Failure:
-    """The failure that came first; one that merely followed from another's end counts only if there is no other."""
+    """The failure that came first; symptoms of another one count only if there is nothing else."""
     return min(failures, key=lambda f: (f.symptom, -f.age))
 
 
@@ -91,10 +94,10 @@ def rank_failure(
     record = read_error(error)
     code, name = exit_code(status), ""
     text, is_traceback = _tail(log), False
-    if record is not None:  # an exception ended it, whatever happened on its way out
+    if record is not None:  # an exception ended it, whatever the exit status is
         ended = min(ended, record["time"])
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGTERM, signal.SIGKILL):
-            code = 1  # it was stopped on its way out
+            code = 1  # it was stopped after the exception
         is_traceback = record.get("log_start") is not None
         text = (_printed(log, record) or record["traceback"]) if is_traceback else text
         message = _first_line(f"{record['type']}: {record['message']}" if is_traceback else record["message"])
@@ -113,7 +116,7 @@ def rank_failure(
 
 
 def node_failure(node: int, host: str, message: str, exit_code: int = 1) -> Failure:
-    """A node, or paceline's own process there, failed; no rank is to blame."""
+    """A node, or paceline's own process there, failed, and no rank."""
     return Failure(
         rank=None, node=node, host=host, pid=0, exit_code=exit_code, signal="", oom=False, message=message,
         traceback="", has_traceback=False, log="", symptom=False,
@@ -153,13 +156,13 @@ def _tail(log: Path, lines: int = 12) -> str:
 
 
 class OomWatch:
-    """Asks the kernel whether it killed a process because memory ran out."""
+    """Finds out whether the kernel killed a process because memory ran out."""
 
     def __init__(self) -> None:
         self._seen = _oom_kills()
 
     def killed(self, pid: int) -> bool:
-        """Whether the kernel says so of `pid`: its log names the process, or the control group's count went up."""
+        """Whether the kernel's log names `pid`, or the control group's count has grown since the last call."""
         if f"Killed process {pid} (" in _kernel_log():
             return True
         now = _oom_kills()
@@ -168,7 +171,7 @@ class OomWatch:
 
 
 def _oom_kills() -> int:
-    """How many processes of this control group the kernel has killed for want of memory."""
+    """How many processes of this control group the kernel has killed because memory ran out."""
     total = 0
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)

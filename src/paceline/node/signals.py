@@ -1,10 +1,10 @@
-"""The signals that agents listen to."""
+"""The signals that agents handle."""
 
 from __future__ import annotations
 
 import signal
 
 LEAVE = signal.SIGRTMIN  # this node is to leave its job, which goes on
-HEARD = (
+HANDLED = (
     signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, LEAVE,
 )  # fmt: skip

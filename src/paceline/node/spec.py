@@ -1,4 +1,4 @@
-"""What one agent is told: the part of a job that runs on one node, stored as `spec.json` in the run directory."""
+"""The part of a job that runs on one node, for its agent; stored as `spec.json` in the run directory."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Program:
 
 @dataclass(frozen=True)
 class Request:
-    """What a job asks of the queue of its machine (`queue.py`).
+    """What a job asks of its machine's queue for devices (`devicequeue`).
 
     Attributes:
         folder: of the queue.
-        need: how many devices, or which; one at least.
+        need: how many devices, or which; at least one.
         of: the machine's devices: its accelerators, or slots "0" … "N-1".
-        share: whether others that share may have the same devices.
+        share: whether other jobs that share may get the same devices.
         priority: a waiting job with a higher one comes first.
-        slots: the devices are mere places, and no rank hears of them.
+        slots: the devices are slots and no accelerators, so ranks get no variables for them.
     """
 
     folder: str
@@ -52,38 +52,38 @@ class NodeSpec:
 
     Attributes:
         job: name of the job.
-        job_id: identifier no other job has; every process of the job carries it as PACELINE_JOB_ID.
+        job_id: identifies the job; every process of the job has it as PACELINE_JOB_ID.
         program: what each rank runs.
-        framework: name of the contract whose variables the ranks get.
+        framework: name of the contract that sets the ranks' variables.
         nproc: ranks on this node.
         python: interpreter with its options, as an argument vector.
         working_dir: where the ranks start.
         env: variables added to the agent's environment.
         preload: modules the fork server imports before it forks the first rank.
-        start_method: "fork" from the warm fork server or "exec" of a fresh process.
+        start_method: "fork" from the fork server, or "exec" of a new process.
         devices: accelerators of this node that the job may use; None leaves the visibility variables alone.
-        node_rank: this node's number, or None to let the coordinator number the nodes as they come.
-        nodes: how many nodes the job has at most.
-        least: with how many it goes on; fewer than `nodes` lets nodes come and go.
-        expected: how many are on their way at first; None for all.
-        joins: the job runs, or has run, elsewhere: this node never begins it.
-        hosts: what people call the nodes, by node rank, where that is known.
-        main_address: where the agents meet; None on a single node.
-        main_port: port of the meeting; on a single node the main port of the ranks; None picks a free one.
-        local_address: name under which the other nodes reach this one; None finds out.
+        node_rank: this node's number, or None: the coordinator numbers the nodes in the order in which they join.
+        nodes: the largest number of nodes.
+        least: the smallest number of nodes; if it is less than `nodes`, nodes may join and leave.
+        expected: the number of nodes that the first attempt waits for; None for all.
+        joins: the job has started on other nodes: this one never coordinates its first attempt.
+        hosts: names of the nodes in messages, by node rank; empty if unknown.
+        main_address: where the agents find the first coordinator; None on a single node.
+        main_port: its port; on a single node the main port of the ranks; None picks a free one.
+        local_address: address at which the other nodes reach this one; None finds out.
         join_timeout: seconds to wait for the other nodes.
         last_call: seconds to wait for more nodes when there are enough.
-        silence: seconds without a word after which a node is taken for gone.
-        max_restarts: how often all ranks may start again after a failure.
+        silence: seconds without a message after which a node counts as lost.
+        max_restarts: how many times all ranks may start again after a failure.
         grace: seconds between SIGTERM and SIGKILL when the job is stopped.
-        split_streams: local ranks whose stderr goes to a file of its own.
+        split_streams: local ranks whose stderr goes to a separate file.
         pass_index: append `--process_index I --process_num N` to the arguments.
         role: torchrun's role name.
-        run_id: torchrun's --rdzv-id: the nodes of a job have it in common, and other jobs do not.
-        time_limit: seconds from the first start of the ranks on after which the job is stopped; None for no limit.
+        run_id: torchrun's --rdzv-id: identical on all nodes of a job, and on no others.
+        time_limit: seconds after the first start of the ranks at which the job is stopped; None for no limit.
         detached: the job outlives the process that started it and its terminal.
-        tensorboard: what a TensorBoard beside the job shows, "" for the run directory; None starts none.
-        request: what to wait for before anything starts: the devices of this node are what it is granted.
+        tensorboard: the folder that a TensorBoard beside the job shows, "" for the run directory; None starts none.
+        request: the devices to wait for before anything starts; `devices` is what the queue has granted.
     """
 
     job: str
@@ -134,5 +134,5 @@ class NodeSpec:
 
 
 def _with_tuples(stored: dict[str, Any]) -> dict[str, Any]:
-    """Undo what JSON does to the tuples of a dataclass."""
+    """Make tuples of lists: JSON has none."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}

@@ -13,7 +13,8 @@ import pytest
 
 from paceline.backends.local import nvml
 from paceline.node.machine.devices import accelerators
-from paceline.node.machine.meter import Gpu, GpuProcess, Meter, gpus_of_nvidia_smi
+from paceline.node.machine.gpus import Gpu, GpuProcess, in_use
+from paceline.node.machine.meter import Meter
 from paceline.node.machine.processes import start_time
 
 if TYPE_CHECKING:
@@ -110,12 +111,12 @@ def test_a_driver_may_not_know(pynvml: FakeNvml, question: str) -> None:
 
 def test_without_a_driver_nvidia_smi_is_asked(pynvml: FakeNvml) -> None:
     pynvml.cannot = {"nvmlInit"}
-    assert nvml.reader() is gpus_of_nvidia_smi
+    assert nvml.reader() is in_use
 
 
 def test_without_the_package_nvidia_smi_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert nvml.reader() is gpus_of_nvidia_smi
+    assert nvml.reader() is in_use
 
 
 @pytest.mark.parametrize("question", ["nvmlInit", *QUESTIONS])
@@ -133,7 +134,7 @@ def test_a_real_gpu(source: str) -> None:
     torch = pytest.importorskip("torch")
     if source == "nvml":
         pytest.importorskip("pynvml")
-    gpus = nvml.reader() if source == "nvml" else gpus_of_nvidia_smi
+    gpus = nvml.reader() if source == "nvml" else in_use
     held = torch.zeros(1 << 28, device="cuda")  # 1 GiB
     name = next(iter(accelerators()))
     seen = next(gpu for gpu in gpus() if gpu.is_called(name))

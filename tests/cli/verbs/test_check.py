@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from paceline.backends.check.findings import bypasses, findings, size
 from paceline.backends.check.inspect import Inspection, inspect_local
-from paceline.node.machine import hardware, network, software
+from paceline.node.machine import gpus, hardware, network, software
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,12 +134,12 @@ def test_a_reader_that_is_gone_is_no_traceback(paceline: Paceline) -> None:
 
 LO = network.Interface("lo", True, True, "127.0.0.1", ("::1",))
 ETH = network.Interface("eth0", True, False, "10.0.0.2")
-H200 = hardware.Gpu(0, "NVIDIA H200", 140 * GIB, 0)
+H200 = gpus.Gpu(0, name="NVIDIA H200", memory=140 * GIB, memory_used=0)
 SOUND = Inspection(
     paceline="0.1.0",
     python=software.Python("3.12.1", "/usr/bin/python3", None),
     packages={"torch": software.Package("2.8.0", "CUDA 12.8"), "numpy": software.Package("2.0")},
-    devices=hardware.Devices(nvidia=(H200,), driver="570.86.15", nvidia_on_bus=1),
+    devices=gpus.Gpus(nvidia=(H200,), driver="570.86.15", nvidia_on_bus=1),
     cores=hardware.Cores(16, 16),
     memory=hardware.Memory(64 * GIB, 60 * GIB),
     shared_memory=hardware.Space("/dev/shm", True, True, 32 * GIB, 32 * GIB),
@@ -171,10 +171,14 @@ def test_a_sound_machine_has_no_finding() -> None:
         (replace(SOUND, packages=torch("CPU")), "warning", "CPU build, but there is an NVIDIA GPU"),
         (replace(SOUND, packages=torch("ROCm 6.2")), "warning", "no AMD GPU"),
         (replace(SOUND, packages=torch("CUDA 13.0")), "warning", "needs NVIDIA driver 580 or newer; here is 570"),
-        (replace(SOUND, devices=hardware.Devices()), "warning", "no NVIDIA driver is loaded"),
+        (replace(SOUND, devices=gpus.Gpus()), "warning", "no NVIDIA driver is loaded"),
         (changed("devices", problem="gave no answer within 1.5 s"), "warning", "nvidia-persistenced"),
         (changed("devices", problem="Failed to initialize NVML."), "warning", "fails: Failed to initialize NVML;"),
-        (changed("devices", nvidia=(replace(H200, used=90 * GIB),)), "warning", "GPU 0 has 90.0 GiB of its 140 GiB"),
+        (
+            changed("devices", nvidia=(replace(H200, memory_used=90 * GIB),)),
+            "warning",
+            "GPU 0 has 90.0 GiB of its 140 GiB",
+        ),
         (changed("cores", quota=2.5), "warning", "CPU quota is 2.5, but a process sees 16"),
         (changed("memory", limit=8 * GIB), "warning", "limited to 8.0 GiB of the machine's 64.0 GiB"),
         (changed("memory", available=GIB // 2), "warning", "memory has 512 MiB left"),

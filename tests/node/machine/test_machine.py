@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.node.machine import hardware, network, software
+from paceline.node.machine import gpus, hardware, network, software
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,9 +31,16 @@ def executable(path: Path, text: str) -> tuple[str, ...]:
 
 def test_nvidia_smi_is_asked(tmp_path: Path) -> None:
     command = executable(tmp_path / "smi", "echo '0, NVIDIA H200, 143771, 3, 570.86.15'; echo '1, Odd, [N/A], [N/A], '")
-    seen = hardware.devices({"CUDA_VISIBLE_DEVICES": "0", "HOME": "/"}, tmp_path, tmp_path, command)
-    assert seen.nvidia == (hardware.Gpu(0, "NVIDIA H200", 143771 << 20, 3 << 20), hardware.Gpu(1, "Odd"))
+    seen = gpus.installed({"CUDA_VISIBLE_DEVICES": "0", "HOME": "/"}, tmp_path, tmp_path, command)
+    assert seen.nvidia == (
+        gpus.Gpu(0, name="NVIDIA H200", memory=143771 << 20, memory_used=3 << 20),
+        gpus.Gpu(1, name="Odd"),
+    )
     assert seen.driver == "570.86.15"
+    assert seen.to_dict()["nvidia"] == (  # keys that users rely on
+        {"index": 0, "name": "NVIDIA H200", "memory": 143771 << 20, "used": 3 << 20},
+        {"index": 1, "name": "Odd", "memory": None, "used": None},
+    )
     assert seen.visible == {"CUDA_VISIBLE_DEVICES": "0"}
     assert seen.problem is None
 
@@ -44,10 +51,10 @@ def test_when_nvidia_smi_fails_or_hangs_the_kernel_is_asked(tmp_path: Path) -> N
     (card / "information").write_text("Model: \t\t NVIDIA A100\nIRQ: 1\n")
     (tmp_path / "driver/nvidia/version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat\n")
     failing = executable(tmp_path / "smi", "echo 'Failed to initialize NVML'; exit 18")
-    seen = hardware.devices({}, tmp_path, tmp_path, failing)
-    assert (seen.nvidia, seen.driver) == ((hardware.Gpu(0, "NVIDIA A100"),), "535.104.05")
+    seen = gpus.installed({}, tmp_path, tmp_path, failing)
+    assert (seen.nvidia, seen.driver) == ((gpus.Gpu(0, name="NVIDIA A100"),), "535.104.05")
     assert seen.problem == "Failed to initialize NVML"
-    assert hardware.ask(("tail", "-f", "/dev/null"), 0.01) == ("", "gave no answer within 0.01 s")
+    assert gpus.ask(("tail", "-f", "/dev/null"), 0.01) == ("", "gave no answer within 0.01 s")
 
 
 def test_amd_gpus_are_the_nodes_with_a_gpu_id(tmp_path: Path) -> None:
@@ -57,23 +64,23 @@ def test_amd_gpus_are_the_nodes_with_a_gpu_id(tmp_path: Path) -> None:
         (bank / "properties").write_text(f"heap_type 1\nsize_in_bytes {number * GIB}\n")
         (tmp_path / str(number) / "gpu_id").write_text(f"{gpu_id}\n")
         (tmp_path / str(number) / "name").write_text(f"card{number}\n")
-    assert hardware.amd_of_kernel(tmp_path) == (
-        hardware.Gpu(0, "card2", 2 * GIB),
-        hardware.Gpu(1, "card10", 10 * GIB),
+    assert gpus.amd_of_kernel(tmp_path) == (
+        gpus.Gpu(0, name="card2", memory=2 * GIB),
+        gpus.Gpu(1, name="card10", memory=10 * GIB),
     )
 
 
 @given(st.text())
 def test_no_answer_of_nvidia_smi_is_too_odd(text: str) -> None:
-    gpus, _ = hardware.parse_nvidia_smi(text)
-    assert all(gpu.index >= 0 for gpu in gpus)
+    found, _ = gpus.parse_nvidia_smi(text, gpus.MODEL_FIELDS)
+    assert all(gpu.index >= 0 for gpu in found)
 
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.text("abcXYZ 0123", min_size=1), st.integers(0, 10**6)), max_size=4))
 def test_every_row_of_nvidia_smi_is_a_gpu(rows: list[tuple[int, str, int]]) -> None:
     text = "\n".join(f"{index}, {name}, {memory}, 0, 1.2" for index, name, memory in rows)
-    gpus, driver = hardware.parse_nvidia_smi(text)
-    assert [(gpu.index, gpu.memory) for gpu in gpus] == [(index, memory << 20) for index, _, memory in rows]
+    found, driver = gpus.parse_nvidia_smi(text, gpus.MODEL_FIELDS)
+    assert [(gpu.index, gpu.memory) for gpu in found] == [(index, memory << 20) for index, _, memory in rows]
     assert driver == ("1.2" if rows else None)
 
 

@@ -16,7 +16,8 @@ from tests.conftest import eventually
 
 from paceline.node.machine import meter as usage
 from paceline.node.machine import processes
-from paceline.node.machine.meter import Gpu, GpuProcess, Meter, Process, parse_gpus, snapshot, spent, with_processes
+from paceline.node.machine.gpus import USE_FIELDS, Gpu, GpuProcess, in_use, parse_nvidia_smi, with_processes
+from paceline.node.machine.meter import Meter, Process, snapshot, spent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -307,7 +308,9 @@ Failed to initialize NVML
 
 
 def test_nvidia_smi_is_read() -> None:
-    gpus = with_processes(parse_gpus(SMI), "GPU-5a1, 4711, 900\nGPU-5a1, 4712, [N/A]\n[Insufficient Permissions]\n")
+    gpus = with_processes(
+        parse_nvidia_smi(SMI, USE_FIELDS)[0], "GPU-5a1, 4711, 900\nGPU-5a1, 4712, [N/A]\n[Insufficient Permissions]\n"
+    )
     assert gpus == (
         Gpu(0, "GPU-5a1", "NVIDIA H200", 93.0, 143771 << 20, 1 << 30, 51.0, 402.13,
             (GpuProcess(4711, 900 << 20), GpuProcess(4712, None))),
@@ -317,8 +320,8 @@ def test_nvidia_smi_is_read() -> None:
 
 @given(st.text(), st.text())
 def test_whatever_nvidia_smi_says(gpus: str, found: str) -> None:
-    with_processes(parse_gpus(gpus), found)
+    with_processes(parse_nvidia_smi(gpus, USE_FIELDS)[0], found)
 
 
 def test_there_may_be_no_nvidia_smi() -> None:
-    assert usage.gpus_of_nvidia_smi(("no-such-program",)) == ()
+    assert in_use(("no-such-program",)) == ()

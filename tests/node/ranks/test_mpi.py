@@ -109,7 +109,7 @@ def test_a_rank_that_leaves_without_finalize_is_an_error_of_mpirun(paceline: Pac
     script = paceline.script(SUM + "    if world.rank == 1:\n        os._exit(0)\n    world.Barrier()\n")
     code, _, err = mpi(paceline, script)
     assert code == 1
-    assert "mpirun ended with exit status 1; what it said is in " in err.splitlines()[-1]
+    assert "mpirun ended with exit status 1; its output is in " in err.splitlines()[-1]
     assert "finalize" in (paceline.job() / "agent.log").read_text()
 
 

@@ -16,7 +16,7 @@ from tests.conftest import GENEROUS
 from paceline.node.eventloop.channel import Channel
 from paceline.node.eventloop.loop import Loop
 from paceline.node.host.routes import Peer, Post, reach
-from paceline.node.rendezvous.handshake import Door, knock
+from paceline.node.rendezvous.handshake import Listener, connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,17 +52,17 @@ def test_ranks_have_a_key_for_each_attempt_that_is_written_nowhere(paceline: Pac
 
 
 class Meeting:
-    """An agent's door, and a place that says whether anybody came in."""
+    """An agent's listener, and the connections that it admits."""
 
     def __init__(self) -> None:
         self.loop = Loop()
         self.admitted: list[Channel] = []
         status = {"id": "a", "leads": True, "has_started": False, "leader": None}
-        self.door = Door(self.loop, b"token", lambda: status, self.admitted.append)
-        self.door.open(0, "127.0.0.1")
+        self.listener = Listener(self.loop, b"token", lambda: status, self.admitted.append)
+        self.listener.open(0, "127.0.0.1")
 
     def while_open(self, work: Callable[[], Any]) -> Any:
-        """Let visitors in while a thread does this; returns what it returns."""
+        """Accept connections while a thread does this; returns what it returns."""
         results: list[Any] = []
         thread = threading.Thread(target=lambda: results.append(work()))
         thread.start()
@@ -73,7 +73,7 @@ class Meeting:
     def close(self) -> None:
         for channel in self.admitted:
             channel.close()
-        self.door.close()
+        self.listener.close()
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def talk(port: int, *messages: bytes) -> list[bytes]:
     return answers
 
 
-def test_a_visitor_sends_nothing_secret_before_the_host_has_proved_itself() -> None:
+def test_a_node_sends_nothing_secret_before_the_other_side_has_proved_itself() -> None:
     received: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as impostor:
 
@@ -111,13 +111,13 @@ def test_a_visitor_sends_nothing_secret_before_the_host_has_proved_itself() -> N
         thread.start()
         port = impostor.getsockname()[1]
         with pytest.raises(PermissionError, match="does not know this job's token"):
-            knock("127.0.0.1", port, b"token", GENEROUS, joins=True)
+            connect("127.0.0.1", port, b"token", GENEROUS, joins=True)
         assert reach([Peer("h", "127.0.0.1", port)], b"token") == {"h": "another machine answers there"}
         thread.join(GENEROUS)
     assert [list(json.loads(said)) if said else [] for said in received] == [["challenge"], [], ["challenge"], []]
 
 
-def test_recorded_words_let_nobody_join(meeting: Meeting) -> None:
+def test_recorded_messages_do_not_authenticate(meeting: Meeting) -> None:
     recorded: list[bytes] = []
 
     def listen_in(sendall: Callable[[bytes], None], data: bytes) -> None:
@@ -128,14 +128,14 @@ def test_recorded_words_let_nobody_join(meeting: Meeting) -> None:
         with socket.create_server(("127.0.0.1", 0)) as relay:
 
             def pass_on() -> None:
-                with relay.accept()[0] as guest, socket.create_connection(("127.0.0.1", meeting.door.port)) as host:
+                with relay.accept()[0] as guest, socket.create_connection(("127.0.0.1", meeting.listener.port)) as host:
                     for _ in range(2):
                         listen_in(host.sendall, guest.recv(4096))
                         listen_in(guest.sendall, host.recv(4096))
 
             thread = threading.Thread(target=pass_on)
             thread.start()
-            channel, status = knock("127.0.0.1", relay.getsockname()[1], b"token", GENEROUS, joins=True)
+            channel, status = connect("127.0.0.1", relay.getsockname()[1], b"token", GENEROUS, joins=True)
             thread.join(GENEROUS)
             channel.close()
             return bool(status["leads"])
@@ -144,11 +144,11 @@ def test_recorded_words_let_nobody_join(meeting: Meeting) -> None:
     count = len(meeting.admitted)
     assert count == 1
     assert b"token" not in b"".join(recorded)
-    answers = meeting.while_open(lambda: talk(meeting.door.port, recorded[0], recorded[2]))
+    answers = meeting.while_open(lambda: talk(meeting.listener.port, recorded[0], recorded[2]))
     assert json.loads(answers[0]).keys() == {"challenge", "proof"}
     assert answers[1:] in ([], [b""])
     proof = json.loads(recorded[1])["proof"]
-    answers = meeting.while_open(lambda: talk(meeting.door.port, recorded[0], line(proof=proof, joins=True)))
+    answers = meeting.while_open(lambda: talk(meeting.listener.port, recorded[0], line(proof=proof, joins=True)))
     assert answers[1:] in ([], [b""])
     assert len(meeting.admitted) == count
 
@@ -166,9 +166,9 @@ def test_recorded_words_let_nobody_join(meeting: Meeting) -> None:
         max_size=3,
     )
 )
-def test_nothing_else_opens_the_door(messages: list[bytes]) -> None:
+def test_nothing_else_is_admitted(messages: list[bytes]) -> None:
     with contextlib.closing(Meeting()) as meeting:
-        answers = meeting.while_open(lambda: talk(meeting.door.port, *messages))
+        answers = meeting.while_open(lambda: talk(meeting.listener.port, *messages))
         assert not any(b"leads" in answer for answer in answers)
         assert not meeting.admitted
 

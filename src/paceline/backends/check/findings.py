@@ -123,8 +123,13 @@ def _devices(seen: Inspection, env: Mapping[str, str]) -> Iterator[Finding]:
         what = f"names {missing[0]}, but the last GPU here is {len(devices.nvidia) - 1}: CUDA stops reading there"
         yield Finding("warning", "CUDA_VISIBLE_DEVICES", what, "name devices that exist")
     for gpu in devices.nvidia:
-        if gpu.memory and gpu.used and gpu.used > gpu.memory / 4 and (chosen == [""] or str(gpu.index) in chosen):
-            what = f"has {size(gpu.used)} of its {size(gpu.memory)} in use"
+        if (
+            gpu.memory
+            and gpu.memory_used
+            and gpu.memory_used > gpu.memory / 4
+            and (chosen == [""] or str(gpu.index) in chosen)
+        ):
+            what = f"has {size(gpu.memory_used)} of its {size(gpu.memory)} in use"
             yield Finding(
                 "warning", f"GPU {gpu.index}", what, "see by whom with nvidia-smi, or take others by --devices"
             )

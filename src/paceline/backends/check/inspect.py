@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from paceline._version import __version__
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder
-from paceline.node.machine import hardware, network, software
+from paceline.node.machine import gpus, hardware, network, software
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,7 @@ class Inspection:
     paceline: str
     python: software.Python
     packages: Mapping[str, software.Package | None]
-    devices: hardware.Devices
+    devices: gpus.Gpus
     cores: hardware.Cores
     memory: hardware.Memory
     shared_memory: hardware.Space | None
@@ -50,7 +50,7 @@ class Inspection:
 
 
 # Those whose value may be shown; a proxy's may hold a password.
-_VARIABLES = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", *hardware.VISIBILITY)
+_VARIABLES = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", *gpus.VISIBILITY)
 
 
 def inspect_local(env: Mapping[str, str] | None = None, folder: Path | None = None) -> Inspection:
@@ -66,15 +66,15 @@ def inspect_local(env: Mapping[str, str] | None = None, folder: Path | None = No
         folder = Path.cwd() if folder is None else folder
     except FileNotFoundError:
         raise UserError("the current folder does not exist any more; go to another one") from None
-    devices: list[hardware.Devices] = []
-    asking = threading.Thread(target=lambda: devices.append(hardware.devices(env)))
+    devices: list[gpus.Gpus] = []
+    asking = threading.Thread(target=lambda: devices.append(gpus.installed(env)))
     asking.start()
     host, interfaces = network.host_name(), network.interfaces()
     found = Inspection(
         paceline=__version__,
         python=software.python(),
         packages=software.packages(folder),
-        devices=hardware.Devices(),
+        devices=gpus.Gpus(),
         cores=hardware.cores(),
         memory=hardware.memory(),
         shared_memory=hardware.space(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else None,

@@ -6,7 +6,7 @@ import importlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from paceline.node.machine.meter import Gpu, GpuProcess, gpus_of_nvidia_smi
+from paceline.node.machine.gpus import Gpu, GpuProcess, in_use
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,11 +19,11 @@ def reader() -> Callable[[], tuple[Gpu, ...]]:
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
-        return gpus_of_nvidia_smi
+        return in_use
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:  # no driver, or one of another version
-        return gpus_of_nvidia_smi
+        return in_use
     return lambda: _gpus(nvml)
 
 

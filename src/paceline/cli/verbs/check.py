@@ -43,7 +43,12 @@ def _check(output: str) -> int:
     seen = inspect_local()
     found = findings(seen, os.environ)
     if output == "json":
-        click.echo(json.dumps({**asdict(seen), "findings": [asdict(finding) for finding in found]}, indent=2))
+        click.echo(
+            json.dumps(
+                {**asdict(seen), "devices": seen.devices.to_dict(), "findings": [asdict(finding) for finding in found]},
+                indent=2,
+            )
+        )
     else:
         click.echo("\n".join([*_sections(seen), *_found(found)]))
     return int(any(finding.level == "error" for finding in found))
@@ -106,7 +111,7 @@ def _devices(seen: Inspection) -> list[tuple[str, str]]:
     rows = []
     for gpu in (*seen.devices.nvidia, *seen.devices.amd):
         memory = f", {size(gpu.memory)}" if gpu.memory else ""
-        used = f", {size(gpu.used)} in use" if gpu.used is not None else ""
+        used = f", {size(gpu.memory_used)} in use" if gpu.memory_used is not None else ""
         rows.append((f"GPU {gpu.index}", f"{gpu.name}{memory}{used}"))
     if not rows:
         count = seen.devices.nvidia_on_bus

@@ -13,9 +13,9 @@ import resource
 import signal
 
 from paceline.node.machine import processes
-from paceline.node.signals import HEARD
+from paceline.node.signals import HANDLED
 
-_WOKEN_BY = {*HEARD, signal.SIGCHLD}
+_WOKEN_BY = {*HANDLED, signal.SIGCHLD}
 
 
 def begin() -> None:

@@ -1,4 +1,4 @@
-"""The TensorBoard that an agent keeps beside its job."""
+"""The TensorBoard that an agent runs beside its job."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
 
 
 class JobBoard:
-    """The TensorBoard of a job that runs; it ends with this process."""
+    """The TensorBoard of a running job; it ends with this process."""
 
     def __init__(self, loop: Loop, run: RunDirectory) -> None:
         self._loop, self._run = loop, run
         self._board: TensorBoard | None = None
 
     def start(self, python: Sequence[str], logdir: str) -> None:
-        """Start it, unless it runs; what becomes of it is an event of the job."""
+        """Start it, unless it runs; its address or its problem becomes an event of the job."""
         if self._board is None or not self._board.is_alive():
             self._board = start_with_job(python, logdir, self._run.path)
-            self._look(self._board)
+            self._check(self._board)
 
-    def _look(self, board: TensorBoard | None) -> None:
-        """Until it is known whether it runs, or another has taken its place."""
+    def _check(self, board: TensorBoard | None) -> None:
+        """Check until it is known whether it runs, or it has been replaced."""
         if board is None or board is not self._board:
             return
         if board.look():
             self._run.append_event("tensorboard", url=board.url, problem=board.problem)
         else:
-            self._loop.after(PAUSE, lambda: self._look(board))
+            self._loop.after(PAUSE, lambda: self._check(board))

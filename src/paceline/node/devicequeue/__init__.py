@@ -1,1 +1,1 @@
-"""Jobs take turns with the devices of a machine."""
+"""The queue in which jobs take turns with the devices of a machine."""

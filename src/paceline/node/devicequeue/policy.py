@@ -1,4 +1,4 @@
-"""Who gets which devices: pure functions of the entries of the queue."""
+"""Which job gets which devices: pure functions of the entries of the queue."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Entry:
         job: its name.
         priority: a waiting job with a higher one comes first.
         number: of two with the same priority the lower one comes first.
-        since: when it came, or got its devices, in seconds since the epoch.
+        since: when it joined the queue, or got its devices, in seconds since the epoch.
         need: how many devices, or which.
         of: the devices that it may have.
         share: whether it shares devices with others that share theirs.
-        devices: what it holds; empty as long as it waits.
+        devices: what it holds; empty while it waits.
     """
 
     job: str
@@ -42,10 +42,10 @@ class Entry:
 
 
 def turn(entries: Iterable[Entry]) -> tuple[Entry, tuple[str, ...]] | None:
-    """Who is next and what it gets, or None as long as the first in the line must wait (or nobody does).
+    """The next job and the devices it gets; None if the first waiting job must go on waiting, or no job waits.
 
-    Nobody overtakes: a job that needs one device waits behind one that needs four. A job that shares gets the devices
-    with the fewest others on them.
+    No job overtakes another: one that needs one device waits behind one that needs four. A job that shares gets the
+    devices with the fewest other jobs.
     """
     entries = list(entries)
     holders = [entry for entry in entries if entry.devices]
@@ -53,7 +53,7 @@ def turn(entries: Iterable[Entry]) -> tuple[Entry, tuple[str, ...]] | None:
     if first is None:
         return None
     others: dict[str, int] = {}  # device → jobs that have it
-    taken: set[str] = set()  # devices that the first must not have
+    taken: set[str] = set()  # devices that the first job must not have
     for holder in holders:
         for device in holder.devices:
             others[device] = others.get(device, 0) + 1

@@ -1,33 +1,33 @@
 """Jobs that ask for devices of this machine take turns, and no daemon is needed for it.
 
 ```
-lock                                    locked (`man 2 flock`) by whoever changes something
+lock                                    locked (`man 2 flock`) by the process that changes something
 new                                     a ticket that is being written
 tickets/waiting.<priority>.<number>     a job that waits; the lower number came first
 tickets/holding.<priority>.<number>     a job that has devices, named in the file
 ```
 
-A ticket is open and locked in the agent of its job, and in whatever was forked for the job. So one that nobody has
-locked belongs to a job that is gone, however it ended, and the next who looks removes it. Only its own agent grants a
-ticket anything, when it is the first in the line and finds enough devices free; it is woken when the folder changes
-(`man 7 inotify`): the kernel closes the files of a dead process, which is such a change.
+A ticket is open and locked in the agent of its job, and in whatever was forked for the job. If no process has locked a
+ticket, its job is gone, however it ended, and the next process that looks removes it. An agent takes devices itself:
+when its ticket is the first in the queue and enough devices are free. It looks again when the folder changes
+(`man 7 inotify`). The end of another job is such a change, because the kernel closes the files of a dead process.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import json
 import os
 import re
 import socket
-import struct
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from paceline.node.eventloop import inotify
 
 from .policy import Entry, turn
 
@@ -36,28 +36,17 @@ if TYPE_CHECKING:
 
     from paceline.node.spec import Request
 
-POLL_SECONDS = 1.0  # between two looks where the kernel cannot tell of changes
+POLL_SECONDS = 1.0  # between two looks where there is no inotify
 RETRY_SECONDS = 5.0  # between two tries to write a ticket to a full disk
-_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.ENOENT)  # somebody may make room, or was just removing the folder
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.ENOENT)  # there may be room later; the folder was just removed
 
 WAITING, HOLDING = "waiting", "holding"
 _NAME = re.compile(rf"({WAITING}|{HOLDING})\.(-?[0-9]+)\.([0-9]+)")
-_ANYTHING = ("?",)  # the devices of a holder whose ticket makes no sense
-
-_IN_CLOSE_WRITE, _IN_MOVED_TO, _IN_DELETE = 0x8, 0x80, 0x200
-_IN_EXCL_UNLINK = 0x4000000  # a ticket that was removed first is closed without a word
-_IN_OVERFLOW, _IN_IGNORED = 0x4000, 0x8000
-_IN_CLOEXEC, _IN_NONBLOCK = 0o2000000, 0o4000
-
-
-# -- who gets what -----------------------------------------------------------------------------------------------------
-
-
-# -- the folder --------------------------------------------------------------------------------------------------------
+_ANYTHING = ("?",)  # the devices of a holder whose ticket cannot be parsed
 
 
 class _Name(NamedTuple):
-    """The name of a ticket, which says all that the order depends on."""
+    """The name of a ticket: everything that its position in the queue depends on."""
 
     state: str
     priority: int
@@ -77,7 +66,7 @@ class _Name(NamedTuple):
 
 
 def folder_of(home: Path) -> Path:
-    """Where the queue of this machine is: several machines may share a home, and their devices have the same names."""
+    """The folder of this machine's queue. Several machines may share a home, and their devices have the same names."""
     return home / "queue" / socket.gethostname()
 
 
@@ -88,7 +77,7 @@ def overview(folder: Path) -> list[Entry]:
         OSError: the folder cannot be read; one that does not exist is empty.
     """
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # a reader need not be able to write
+        with contextlib.suppress(OSError):  # a reader may lack permission to write
             stack.enter_context(_locked(folder))
         names = sorted(_names(folder), key=lambda name: (name.state != HOLDING, name.order))
         return [entry for name in names if (entry := _read(folder, name)) is not None]
@@ -96,7 +85,7 @@ def overview(folder: Path) -> list[Entry]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Be the only one who changes or reads the queue."""
+    """Hold the lock of the queue, for a change or a consistent reading."""
     path = folder / "lock"
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -106,7 +95,7 @@ def _locked(folder: Path) -> Iterator[None]:
                 is_current = os.path.samestat(os.fstat(lock), os.stat(path))
             except FileNotFoundError:
                 is_current = False
-            if is_current:  # else somebody removed the folder meanwhile
+            if is_current:  # else the folder was removed meanwhile
                 yield
                 return
         finally:
@@ -114,7 +103,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _names(folder: Path) -> list[_Name]:
-    """The tickets, in no order; other files are nobody's business."""
+    """The tickets, in no order; other files are ignored."""
     try:
         found = os.listdir(folder / "tickets")
     except FileNotFoundError:
@@ -123,7 +112,7 @@ def _names(folder: Path) -> list[_Name]:
 
 
 def _read(folder: Path, name: _Name) -> Entry | None:
-    """The job of a ticket, or None if it is gone. A file that makes no sense still says that somebody is there."""
+    """The job of a ticket, or None if it is gone. A file that is locked but cannot be parsed still counts as a job."""
     try:
         ticket = os.open(folder / "tickets" / str(name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -152,67 +141,63 @@ def _parse(stored: dict[str, Any], name: _Name) -> Entry:
 
 
 class Watch:
-    """Tells that the queue changed, through a descriptor to wait for.
-
-    Attributes:
-        fd: the descriptor; -1 before it began, and where the kernel has none to spare.
-        works: whether every change is told.
-    """
+    """Reports changes of the queue, through a descriptor to wait for."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = os.fsencode(folder)
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self.fd = -1
-        self.works = False
-        self._lost = True
+        self._folder = folder
+        self._inotify: inotify.Inotify | None = None
+        self._lost = True  # events were dropped, or none were asked for yet
         self._watch = -1
+
+    @property
+    def fd(self) -> int:
+        """The descriptor; -1 before `begin`, and where the kernel has none to spare."""
+        return -1 if self._inotify is None else self._inotify.fd
+
+    @property
+    def works(self) -> bool:
+        """Whether every change is reported."""
+        return self._watch >= 0
 
     def begin(self) -> None:
         """Watch the folder that has the name now, if that is possible now."""
         if self.fd < 0:
-            self.fd = self._libc.inotify_init1(_IN_CLOEXEC | _IN_NONBLOCK)
-        mask = _IN_CLOSE_WRITE | _IN_MOVED_TO | _IN_DELETE | _IN_EXCL_UNLINK
+            self._inotify = inotify.Inotify()
+        assert self._inotify is not None
         self._lost = False
-        self._watch = self._libc.inotify_add_watch(self.fd, self._folder, mask) if self.fd >= 0 else -1
-        self.works = self._watch >= 0
+        self._watch = self._inotify.add(
+            self._folder, inotify.CLOSE_WRITE | inotify.MOVED_TO | inotify.DELETE | inotify.EXCL_UNLINK
+        )
 
     def read(self) -> set[str] | None:
-        """The names of files that a process closed when it ended, as far as that is told.
+        """The names of files that a process has closed since the last call, as it does when it ends.
 
-        None before it began, and when news were lost: then it may have been any, and it is time to begin again.
+        None before `begin`, and when events were lost: any file may have been closed, and `begin` is due again.
         """
-        ended: set[str] = set()
-        while self.works and not self._lost:
-            try:
-                data = os.read(self.fd, 65536)
-            except BlockingIOError:
-                break
-            position = 0
-            while position < len(data):
-                watch, mask, _, length = struct.unpack_from("iIII", data, position)
-                if mask & _IN_OVERFLOW or (mask & _IN_IGNORED and watch == self._watch):
-                    self._lost = True  # some news were dropped, or the folder is gone, and not one that was before it
-                elif mask & _IN_CLOSE_WRITE:
-                    ended.add(data[position + 16 : position + 16 + length].rstrip(b"\0").decode(errors="replace"))
-                position += 16 + length
-        return None if self._lost else ended
+        closed: set[str] = set()
+        while self.works and self._inotify is not None and not self._lost and (data := self._inotify.read()):
+            for event in inotify.unpack(data):
+                if event.mask & inotify.OVERFLOW or (event.mask & inotify.IGNORED and event.watch == self._watch):
+                    self._lost = True  # the kernel dropped events, or this folder is gone (not an earlier one)
+                elif event.mask & inotify.CLOSE_WRITE:
+                    closed.add(event.name)
+        return None if self._lost else closed
 
     def close(self) -> None:
         """Release the descriptor."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-            self.works = False
+        if self._inotify is not None:
+            self._inotify.close()
+        self._watch = -1
 
 
 class Ticket:
-    """The place of one job in the queue, and then its devices.
+    """One job's position in the queue, and then its devices.
 
     Attributes:
-        watch: tells when it is time to `look` again.
+        watch: reports changes, after which it is time to `look` again.
         ahead: how many jobs come first.
-        problem: why it cannot go on although it could, or "".
-        fd: the descriptor whose lock says that the job lives: whoever inherits it keeps the devices from others.
+        problem: why the queue cannot be used for now, or "".
+        fd: the descriptor whose lock shows that the job is alive; a process that inherits it keeps the devices taken.
     """
 
     def __init__(self, request: Request, job: str) -> None:
@@ -228,14 +213,14 @@ class Ticket:
 
     @property
     def patience(self) -> float | None:
-        """Seconds until the next look even if nothing happens; None for ever."""
+        """Seconds after which to look again even if nothing has changed; None: not before a change."""
         return RETRY_SECONDS if self.problem else None if self.watch.works else POLL_SECONDS
 
     def look(self) -> tuple[str, ...] | None:
-        """Go on as far as it goes: take a place in the line, and the devices once they are free; None until then.
+        """Join the queue if this ticket is not in it, and take the devices if it is its turn; returns them, else None.
 
         Raises:
-            OSError: the queue cannot be used, for another reason than a full disk.
+            OSError: the queue cannot be used, and waiting does not help (a full disk is a `problem`).
         """
         self.problem = ""
         try:
@@ -247,7 +232,7 @@ class Ticket:
             return None
 
     def release(self) -> None:
-        """Leave the line, or give the devices back."""
+        """Leave the queue, or give the devices back."""
         self.watch.close()
         if self.fd >= 0:
             if self._name is not None and self._is_there():
@@ -258,12 +243,12 @@ class Ticket:
     def _look(self) -> tuple[str, ...] | None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._tickets.mkdir(mode=0o700, exist_ok=True)
-        ended = self.watch.read()
+        closed = self.watch.read()
         with _locked(self._folder):
-            if ended is None or not self.watch.works:
+            if closed is None or not self.watch.works:
                 self.watch.begin()
-            names = self._bury(ended)
-            if self._name is None or not self._is_there():  # it is new, or somebody has emptied the folder
+            names = self._remove_dead(closed)
+            if self._name is None or not self._is_there():  # it is new, or the folder was emptied
                 number = 1 + max((name.number for name in names), default=0)
                 self._write(_Name(WAITING, self.request.priority, number), ())
             assert self._name is not None
@@ -278,25 +263,26 @@ class Ticket:
             self._write(self._name._replace(state=HOLDING), found[1])
         return found[1]
 
-    def _bury(self, ended: set[str] | None) -> list[_Name]:
-        """Remove the tickets of dead jobs: these, or all; and whoever is dead at the head of the line in any case.
+    def _remove_dead(self, closed: set[str] | None) -> list[_Name]:
+        """Remove the tickets of dead jobs; returns the names of the others.
 
-        Returns the names of the others.
+        Tickets that were `closed` are checked (None: all), and in any case those at the head of the queue, up to the
+        first waiting job that is alive: the turn of this ticket depends on them.
         """
         names = sorted(_names(self._folder), key=lambda name: (name.state == WAITING, name.order))
         living = []
-        in_doubt = True  # as long as nobody is known to live and wait
+        at_head = True
         for name in names:
-            doubtful = name != self._name and (in_doubt or ended is None or str(name) in ended)
-            if doubtful and _read(self._folder, name) is None:
+            in_doubt = name != self._name and (at_head or closed is None or str(name) in closed)
+            if in_doubt and _read(self._folder, name) is None:
                 _remove(self._folder, name)
                 continue
-            in_doubt = in_doubt and name.state == HOLDING
+            at_head = at_head and name.state == HOLDING
             living.append(name)
         return living
 
     def _is_there(self) -> bool:
-        """Whether the folder still has this ticket, and not another of its name."""
+        """Whether the folder still has this very file, not another of the same name."""
         try:
             return os.path.samestat(os.fstat(self.fd), os.stat(self._tickets / str(self._name)))
         except FileNotFoundError:
@@ -309,14 +295,14 @@ class Ticket:
         )
 
     def _known(self, holder: Entry) -> Entry:
-        """A holder; one whose ticket makes no sense may hold anything."""
+        """A holder; one whose ticket cannot be parsed may hold any device."""
         return replace(holder, devices=self.request.of) if holder.devices == _ANYTHING else holder
 
     def _write(self, name: _Name, devices: tuple[str, ...]) -> None:
-        """Replace this ticket by another, which is whole and locked from the first moment on."""
+        """Replace this ticket by another file, which is complete and locked before it gets its name."""
         new = self._folder / "new"
         with contextlib.suppress(FileNotFoundError):
-            new.unlink()  # of somebody who was killed just here
+            new.unlink()  # left by an agent that was killed just here
         stored = asdict(self._entry(name, devices))
         fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -335,5 +321,5 @@ class Ticket:
 
 
 def _remove(folder: Path, name: _Name) -> None:
-    with contextlib.suppress(OSError):  # nobody takes it for a living job's
+    with contextlib.suppress(OSError):  # it has no lock, so it counts for nothing
         os.unlink(folder / "tickets" / str(name))

@@ -1,4 +1,4 @@
-"""JSON objects, one a line, over a stream socket that never blocks its owner."""
+"""JSON objects, one per line, over a stream socket that never blocks its owner."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import contextlib
 import errno
 import json
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Message = dict[str, Any]
 
@@ -14,10 +17,10 @@ MAX_LINE = 16 * 1024 * 1024
 
 
 class ChannelClosed(ConnectionError):
-    """The other side is gone, or sent what is no message.
+    """The other side is gone, or sent something that is no message.
 
     Attributes:
-        is_dead: the kernel there has closed the connection, and the other side had not said that it would.
+        is_dead: the kernel there has closed the connection: the process has ended.
     """
 
     def __init__(self, why: str, is_dead: bool = False) -> None:
@@ -41,10 +44,10 @@ class Channel:
 
     @property
     def wants_write(self) -> bool:
-        """Whether bytes wait to be sent."""
+        """Whether some bytes are still to be sent."""
         return bool(self._outgoing)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Mapping[str, object]) -> None:
         """Queue a message and send what the socket takes.
 
         Raises:
@@ -69,10 +72,10 @@ class Channel:
             del self._outgoing[:sent]
 
     def receive(self) -> list[Message]:
-        """The messages that have arrived whole.
+        """The messages that have arrived completely.
 
         Raises:
-            ChannelClosed: the other side is gone and nothing whole is left, or it sent what is no message.
+            ChannelClosed: the other side is gone and no complete message is left, or it sent something else.
         """
         closed = False
         try:
@@ -103,10 +106,10 @@ class Channel:
             raise ChannelClosed("the other side closed the connection", is_dead=True)
         return messages
 
-    def part(self, message: Message) -> None:
-        """Say a last word, and send nothing more. The socket stays open until it is closed.
+    def part(self, message: Mapping[str, object]) -> None:
+        """Send a last message and nothing more. The socket stays open until `close`.
 
-        Closing it now could lose the word, and the other side would take this process for dead.
+        Closing it now could lose the message, and the other side would take this process for dead.
         """
         with contextlib.suppress(ChannelClosed, OSError):
             self.send(message)

@@ -1,4 +1,4 @@
-"""Changes of files and folders, from the kernel (`man 7 inotify`)."""
+"""Changes of files and folders, as the kernel reports them (`man 7 inotify`)."""
 
 from __future__ import annotations
 
@@ -7,44 +7,48 @@ import os
 import select
 import struct
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
-POLL_SECONDS = 0.05  # where the kernel cannot tell of changes
+POLL_SECONDS = 0.05  # between two looks where there is no inotify
+BATCH_SECONDS = 0.02  # between two wake-ups of a reader whose files grow all the time
 
-
-BATCH_SECONDS = 0.02  # a reader of what grows all the time is woken so often
-
-
-_MODIFY, _CREATE, _MOVED_TO = 0x2, 0x100, 0x80  # Linux `man 7 inotify`
-
-
-_OVERFLOW = 0x4000  # some news were dropped
-
-
+MODIFY, CLOSE_WRITE, MOVED_TO, CREATE, DELETE = 0x2, 0x8, 0x80, 0x100, 0x200
+EXCL_UNLINK = 0x4000000  # a file that was removed from the folder reports nothing more
+OVERFLOW = 0x4000  # the kernel dropped events
+IGNORED = 0x8000  # the watched folder is gone
 _CLOEXEC, _NONBLOCK = 0o2000000, 0o4000
+_READ_BYTES = 256 * 1024  # the kernel keeps 16384 events
 
 
-_NEWS = 256 * 1024  # bytes: the kernel keeps 16384 events
+class Event(NamedTuple):
+    """One event: the watch that `Inotify.add` returned, what happened, and the name of the file in a watched folder."""
+
+    watch: int
+    mask: int
+    name: str
 
 
-class _Inotify:
-    """News of files from the kernel; `fd` is -1 where it gives none, and everything has to be polled."""
+class Inotify:
+    """A queue of events from the kernel; `fd` is -1 where there is none, and everything has to be polled."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self.fd: int = self._libc.inotify_init1(_CLOEXEC | _NONBLOCK)
 
-    def _add(self, path: Path, mask: int) -> int:
+    def add(self, path: str | Path, mask: int) -> int:
+        """Watch a file or folder for these events; returns the watch, or -1 if it cannot be watched."""
         watch: int = self._libc.inotify_add_watch(self.fd, os.fsencode(path), mask) if self.fd >= 0 else -1
         return watch
 
-    def _news(self) -> bytes:
+    def read(self) -> bytes:
+        """Events that have not been read yet, as the kernel packs them; empty if there are none."""
         try:
-            return os.read(self.fd, _NEWS)
+            return os.read(self.fd, _READ_BYTES)
         except BlockingIOError:
             return b""
 
@@ -55,7 +59,16 @@ class _Inotify:
             self.fd = -1
 
 
-class Waker(_Inotify):
+def unpack(data: bytes) -> Iterator[Event]:
+    """The events that `Inotify.read` returned."""
+    position = 0
+    while position < len(data):
+        watch, mask, _, length = struct.unpack_from("iIII", data, position)
+        position += 16 + length
+        yield Event(watch, mask, data[position - length : position].rstrip(b"\0").decode(errors="replace"))
+
+
+class Waker(Inotify):
     """Wakes a reader when one of the watched files grows, or every 50 ms without inotify."""
 
     def __init__(self) -> None:
@@ -64,28 +77,29 @@ class Waker(_Inotify):
         self._woken = 0.0
 
     def watch(self, path: Path) -> None:
-        """Wake when `path` grows. Read it once afterwards: what came before is not told."""
-        watch = self._add(path, _MODIFY)
+        """Wake when `path` grows. Read it once afterwards: earlier growth is not reported."""
+        watch = self.add(path, MODIFY)
         if watch < 0:  # out of watches: poll everything
             self.close()
         else:
             self._paths[watch] = path
 
     def grown(self) -> set[Path] | None:
-        """The files that grew since the last look; None where any may have."""
+        """The files that grew since the last call; None if any may have grown."""
         if self.fd < 0:
             return None
-        events = {(watch, mask) for watch, mask, _, _ in struct.iter_unpack("iIII", self._news())}
-        if any(mask & _OVERFLOW for _, mask in events):
+        # Events of a watched file have no name, so all have one size. There may be many: no object for each.
+        events = {(watch, mask) for watch, mask, _, _ in struct.iter_unpack("iIII", self.read())}
+        if any(mask & OVERFLOW for _, mask in events):
             return None
         return {self._paths[watch] for watch, _ in events}
 
     def wait(self, *others: int) -> tuple[set[Path] | None, set[int]]:
         """Wait for growth or for one of `others` (descriptors) to be readable.
 
-        After a quiet time growth is told at once, and else in batches: that leaves time to those who write.
+        Growth after a quiet time is reported at once, other growth in batches: that leaves time to the writers.
 
-        Returns the files that grew, None meaning that any may have, and the readable ones of `others`.
+        Returns the files that grew (None: any may have grown) and the readable ones of `others`.
         """
         watched = [fd for fd in (self.fd, *others) if fd >= 0]
         ready = set(select.select(watched, [], [], POLL_SECONDS if self.fd < 0 else None)[0])
@@ -95,14 +109,14 @@ class Waker(_Inotify):
         return self.grown() if self.fd < 0 or self.fd in ready else set(), ready - {self.fd}
 
 
-class FolderWaker(_Inotify):
-    """Tells that something came into a folder."""
+class FolderWaker(Inotify):
+    """Wakes a reader when a file or folder appears in one of the watched folders."""
 
     def watch(self, path: Path) -> None:
-        """Tell of what comes into `path` from now on; one that does not exist is not watched."""
-        self._add(path, _CREATE | _MOVED_TO)
+        """Watch a folder from now on; one that does not exist is not watched."""
+        self.add(path, CREATE | MOVED_TO)
 
     def clear(self) -> None:
-        """Take note of what was told."""
+        """Discard the pending events."""
         if self.fd >= 0:
-            self._news()
+            self.read()

@@ -19,7 +19,7 @@ _LONGEST = 86400.0  # seconds; the kernel counts milliseconds in 31 bits
 
 
 class Loop:
-    """Calls back when something happens. `run_until` is the only place where the agent waits."""
+    """Calls back when something happens. The agent waits in `run_until` and nowhere else."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -35,7 +35,7 @@ class Loop:
         self._selector.register(source, selectors.EVENT_READ, callback)
 
     def forget(self, source: Any) -> None:
-        """Stop watching `source`; one that is not watched is no error."""
+        """Stop watching `source`, if it is watched."""
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(source)
 
@@ -45,7 +45,7 @@ class Loop:
         for number in signals:
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(self._signals_write, warn_on_full_buffer=False)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)  # whoever started this process may have held them back
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)  # the parent process may have blocked them
 
     def after(self, seconds: float, callback: Callable[[], None]) -> None:
         """Call `callback` once, so many seconds from now."""
@@ -63,7 +63,7 @@ class Loop:
             times = [when for when, _ in self._timers] + ([] if deadline is None else [deadline])
             for key, events in self._wait(max(0.0, min(times) - now) if times else None):
                 if events & selectors.EVENT_WRITE:
-                    with contextlib.suppress(ChannelClosed):  # reading tells the owner
+                    with contextlib.suppress(ChannelClosed):  # the next `receive` raises it too
                         key.fileobj.flush()
                 if events & selectors.EVENT_READ and key.fd in self._selector.get_map():
                     key.data()
@@ -85,5 +85,7 @@ class Loop:
         return self._selector.select(None if timeout is None else min(timeout, _LONGEST))
 
     def _read_signals(self) -> None:
-        for number in sorted(os.read(self._signals_read, 256)):  # of several at once the last one's handler runs first
+        for number in sorted(
+            os.read(self._signals_read, 256)
+        ):  # of several at once, the handler of the last one runs first
             self._on_signal(number)

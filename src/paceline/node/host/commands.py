@@ -56,7 +56,7 @@ def invite(home: Home, request: Request) -> Answer:
         with tarfile.open(fileobj=archive, mode="w") as tar:
             tar.add(code["path"], arcname=".")
     return {
-        "job": job["spec"], "job_id": node.job_id, "most": node.nodes, "door": status["door"],
+        "job": job["spec"], "job_id": node.job_id, "most": node.nodes, "door": status["address"],
         "token": env.get("PACELINE_TOKEN"),
         "secrets": {name: env[name] for name in job["spec"]["secrets"] if name in env},
         "sources": job["data"], "code": code, "data": archive.getvalue(),

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.node.machine import hardware, software
+from paceline.node.machine import gpus, hardware, software
 
 from . import routes
 
@@ -38,7 +38,7 @@ def all_facts(root: Path, jobs: Path) -> dict[str, Any]:
     return {
         "python": asdict(software.python()),
         "packages": {name: found and asdict(found) for name, found in software.packages(root).items()},
-        "devices": asdict(hardware.devices(os.environ)),
+        "devices": gpus.installed(os.environ).to_dict(),
         "cores": asdict(hardware.cores()),
         "memory": asdict(hardware.memory()),
         "disks": _disks(root, jobs),

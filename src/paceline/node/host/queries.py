@@ -84,13 +84,13 @@ def usage(home: Home, request: Request) -> Answer:
 
 
 def _gauge(home: Home, request: Request) -> Gauge:
-    from paceline.node.machine.meter import gpus_of_nvidia_smi
+    from paceline.node.machine.gpus import in_use
     from paceline.node.store.usage import Gauge
 
     from .plan import this_machine
 
     devices, slots = this_machine(home, request["slots"]).devices
-    return Gauge(home.root, home.jobs, devices, gpus_of_nvidia_smi, slots=slots)
+    return Gauge(home.root, home.jobs, devices, in_use, slots=slots)
 
 
 def volumes(home: Home, request: Request) -> Answer:

@@ -1,4 +1,4 @@
-"""Reads what ranks and agents append to their files, as it comes."""
+"""Files that ranks and agents append to, read while they grow."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ CHUNK = 256 * 1024
 
 
 class GrowingFile:
-    """A file that others append to, read from where the last read ended.
+    """A file that other processes append to; each read continues where the last one ended.
 
     Attributes:
         offset: where the next read begins.
-        more: whether the last read left something that was there already.
+        more: whether the last read stopped before the end of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,21 +29,21 @@ class GrowingFile:
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by `close`
 
     def read(self, limit: int = CHUNK) -> bytes:
-        """The next bytes, b"" at the end as it is now."""
+        """The next bytes; b"" at the current end."""
         data = os.pread(self._file.fileno(), limit, self.offset)
         if not data and self.status().st_size < self.offset:
-            self.offset = 0  # somebody opened /dev/stdout anew, which empties the file
+            self.offset = 0  # a program opened /dev/stdout again, which empties the file
             data = os.pread(self._file.fileno(), limit, 0)
         self.offset += len(data)
         self.more = len(data) == limit
         return data
 
     def peek(self, position: int, length: int) -> bytes:
-        """Bytes from anywhere."""
+        """Bytes from any position."""
         return os.pread(self._file.fileno(), length, position)
 
     def status(self) -> os.stat_result:
-        """Size and times as they are now."""
+        """The current size and times."""
         return os.fstat(self._file.fileno())
 
     def close(self) -> None:
@@ -52,7 +52,7 @@ class GrowingFile:
 
 
 class RankLog(GrowingFile):
-    """A rank's log without the traceback that ended the rank: that one stands in the failure report, once."""
+    """A rank's log without the traceback that ended the rank, which the failure report shows."""
 
     def __init__(self, path: Path, error: Path) -> None:
         super().__init__(path)
@@ -60,7 +60,7 @@ class RankLog(GrowingFile):
         self._passed = False
 
     def read(self, limit: int = CHUNK) -> bytes:
-        """The next bytes to show; a rank records its exception before it prints it, so none is shown too early."""
+        """The next bytes to show. A rank records its exception before it prints it, so its traceback is never shown."""
         if self._passed:
             return super().read(limit)
         before = self.offset
@@ -82,7 +82,7 @@ class RankLog(GrowingFile):
 
 
 class Lines:
-    """Splits growing files into whole lines."""
+    """Splits growing files into complete lines."""
 
     def __init__(self) -> None:
         self._rest = b""

@@ -1,4 +1,4 @@
-"""Follows a job while it runs: what its ranks write and what happens, as it comes."""
+"""Follows a running job: the output of its ranks, and its events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROOM = 65536  # bytes; a disk with less is full
 
 @dataclass(frozen=True)
 class Output:
-    """Bytes that a rank wrote; `stream` is "out", "err", or "both" where the two are one."""
+    """Bytes that a rank wrote; `stream` is "out", "err", or "both" where both go to one file."""
 
     attempt: int
     rank: int
@@ -34,7 +34,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Event:
-    """A line of events.jsonl: what happened, and its details."""
+    """A line of events.jsonl: the name of the event, and its details."""
 
     name: str
     details: dict[str, Any]
@@ -45,7 +45,7 @@ Update = Union[Output, Event]
 
 @dataclass(frozen=True)
 class _Log:
-    """A followed log file, and an `Output` that says whose it is."""
+    """A followed log file, and an `Output` with its rank and stream."""
 
     file: GrowingFile
     output: Output
@@ -54,23 +54,23 @@ class _Log:
 def updates(
     run: RunDirectory, lifeline: int, wanted: Callable[[Output], bool] = lambda _: True, begin: int = 0
 ) -> Iterator[Update]:
-    """What ranks write and what happens, as it comes, until the agent is gone.
+    """The output of the ranks and the events of the job, until the agent is gone.
 
-    All output of an attempt comes before the event that tells how the attempt ended, which is "restarting" or
-    "finished"; the latter says how long the job `took`.
+    All output of an attempt comes before the event that ends the attempt: "restarting" or "finished". "finished" has
+    the seconds that the job `took`.
 
     Args:
         run: of the job.
         lifeline: a descriptor that becomes readable when the agent is gone.
-        wanted: whose output is wanted, asked once a file.
-        begin: where in events.jsonl.
+        wanted: whether to read a file, called once per file.
+        begin: position in events.jsonl to start at.
     """
     waker = Waker()
     events, lines = GrowingFile(run.events), Lines()
     events.offset = begin
     waker.watch(events.path)
     logs: dict[Path, _Log] = {}
-    grown: set[Path] | None = None  # the files to look at; None for all
+    grown: set[Path] | None = None  # the files to read; None for all
     alive = True
     while True:
         more: set[Path] = set()  # files that may hold more than was read
@@ -90,12 +90,12 @@ def updates(
                 more.update(logs)
             yield event
         if more:
-            news = waker.grown()  # one that writes all the time does not keep the others waiting
-            grown = None if news is None else more | news
+            others = waker.grown()  # a rank that writes all the time does not delay the others
+            grown = None if others is None else more | others
         elif alive:
             grown, closed = waker.wait(lifeline)
             if closed:
-                alive, grown = False, None  # one more look at everything
+                alive, grown = False, None  # read everything once more
         else:
             break
     yield from _drain(logs)
@@ -131,7 +131,7 @@ def _open_logs(started: dict[str, Any], wanted: Callable[[Output], bool]) -> dic
 
 
 def _drain(logs: dict[Path, _Log]) -> Iterator[Output]:
-    """What is left in the logs of an attempt that is over; they are closed."""
+    """Read the rest of the logs of an attempt that is over, and close them."""
     for log in logs.values():
         while data := log.file.read():
             yield replace(log.output, data=data)

@@ -1,4 +1,4 @@
-"""What the ranks of a job wrote: merged in the order of time, the last lines, those since a time, and as they come."""
+"""Reads the logs of a job's ranks, merged by time: all lines, the last ones, those since a time, and new ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _LOG = re.compile(r"rank-(\d+)(\.err)?\.log")
 _BLOCK = 64 * 1024
 _LONGEST = 1024 * 1024  # bytes of a line; a longer one comes in pieces
-_MOST_INDEX = 8 * 1024 * 1024  # bytes of the time index that the last lines are looked up in
+_MOST_INDEX = 8 * 1024 * 1024  # bytes of the time index that are searched for the last lines
 
 
 class Text(NamedTuple):
@@ -36,10 +36,10 @@ class Text(NamedTuple):
 
     Attributes:
         time: when the ends of these lines were written (about), in seconds since the epoch.
-        attempt: during which they were.
-        rank: whose they are.
-        stream: "e" for stderr where that is kept apart, else "o".
-        data: the bytes as they stand in the file.
+        attempt: the attempt that they belong to.
+        rank: the rank that wrote them.
+        stream: "e" for stderr where it has a file of its own, else "o".
+        data: the bytes as in the file.
     """
 
     time: float
@@ -51,16 +51,16 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """Which text.
+    """Which lines to read.
 
     Attributes:
-        ranks: of these; None for all.
-        attempt: of this attempt; None for the last one, and for those that come while the job is followed.
+        ranks: of these ranks; None for all.
+        attempt: of this attempt; None for the last one, and later ones while the job is followed.
         since: only lines whose end was written then or later, in seconds since the epoch.
-        tail: only so many lines from the end.
+        tail: only that many lines from the end.
         follow: go on until the job, or the chosen attempt, is over.
-        timed: times are wanted even where the order needs none; else they may be later than they were.
-        raw: pass on unfinished lines too, once the follower has caught up.
+        timed: times must be exact, even where the order does not need them; else they may be too late.
+        raw: return incomplete lines too, once all earlier lines have been read.
     """
 
     ranks: frozenset[int] | None = None
@@ -73,7 +73,7 @@ class Choice:
 
 
 def attempts(path: Path) -> list[int]:
-    """The attempts of the job in a run directory; all logs of an attempt are there before its time index is."""
+    """The attempts of the job in a run directory; all logs of an attempt exist before its time index does."""
     return [attempt for attempt in _folders(path) if RunDirectory(path).times(attempt).exists()]
 
 
@@ -83,7 +83,7 @@ def ranks(path: Path, attempt: int) -> frozenset[int]:
 
 
 def check(path: Path, choice: Choice) -> None:
-    """See that the job in a run directory has what is chosen.
+    """Check that the job in a run directory has what is chosen.
 
     Raises:
         Refused: it has no such attempt or rank.
@@ -109,9 +109,9 @@ def _listed(numbers: list[int]) -> str:
 
 
 def read(path: Path, choice: Choice) -> Iterator[Text]:
-    """What the job in a run directory has written, and with `follow` what it writes, each line once."""
+    """The chosen lines of the job in a run directory, with `follow` also those that it still writes, each line once."""
     if choice.follow:
-        yield from _Follower(path, choice).read()
+        yield from _LiveReader(path, choice).read()
         return
     for attempt, chosen in _chosen(path, choice):
         with contextlib.closing(_Sources(path, attempt, chosen)) as sources:
@@ -126,7 +126,7 @@ def _folders(path: Path) -> list[int]:
 
 
 def _logs(path: Path, attempt: int) -> list[re.Match[str]]:
-    """The log files of an attempt, stdout before stderr: what came at one time is shown in this order."""
+    """The log files of an attempt, stdout before stderr: lines of the same time are shown in this order."""
     try:
         names = os.listdir(path / "logs" / str(attempt))
     except OSError:
@@ -158,14 +158,14 @@ class _Source:
 
     Attributes:
         key: its name in the time index.
-        text: says whose it is.
+        text: has its attempt, rank and stream.
     """
 
     def __init__(self, path: Path, text: Text) -> None:
         self.text = text
         self.key = b"%d%s" % (text.rank, text.stream.encode())
         self._file = GrowingFile(path)
-        self._rest: list[bytes] = []  # of a line that has no end yet
+        self._rest: list[bytes] = []  # of an incomplete line
         self._held = 0  # bytes of it
         self.close = self._file.close
 
@@ -180,11 +180,11 @@ class _Source:
         return self._file.status().st_mtime
 
     def begin(self, position: int) -> None:
-        """Read from here on."""
+        """Skip to this position."""
         self._file.offset = max(self._file.offset, position)
 
     def line_at(self, position: int, lines: int = 0) -> int:
-        """Where the line stands that has the byte before `position`, or one so many lines before it."""
+        """The position of the line with the byte before `position`, or of the line that many `lines` before it."""
         for begin in range(_BLOCK * (max(0, position - 1) // _BLOCK), -1, -_BLOCK):
             block = self._file.peek(begin, position - begin)
             end = len(block)
@@ -196,29 +196,29 @@ class _Source:
         return 0
 
     def take(self, when: float, until: int | None = None) -> Iterator[Text]:
-        """The lines that end before `until`, or before the end as it is now."""
+        """The lines that end before `until`, or before the current end of the file."""
         while until is None or self._file.offset < until:
             data = self._file.read(CHUNK if until is None else min(CHUNK, until - self._file.offset))
             if not data:
                 break
-            lines = self._whole(data)
+            lines = self._complete(data)
             if lines:
                 yield self.text._replace(time=when, data=lines)
 
     def next(self, raw: bool) -> tuple[bytes, bool]:
-        """What is new, for a follower that hears of growth, and whether there is more already."""
+        """New bytes of a followed file, and whether there are more."""
         data = self._file.read()
-        return data if raw else self._whole(data), self._file.more
+        return data if raw else self._complete(data), self._file.more
 
     def rest(self, when: float) -> Iterator[Text]:
-        """The beginning of a line that has no end."""
+        """The beginning of an incomplete line."""
         if self._rest:
             yield self.text._replace(time=when, data=b"".join(self._rest))
             self._rest.clear()
             self._held = 0
 
-    def _whole(self, data: bytes) -> bytes:
-        """The lines that are whole now; of a line that has become too long, what there is of it, without an end."""
+    def _complete(self, data: bytes) -> bytes:
+        """The lines that are complete; of a line that has become too long, what there is of it, without an end."""
         end = data.rfind(b"\n") + 1
         if not end:
             self._held += len(data)
@@ -253,7 +253,7 @@ class _Sources:
 
 
 def _backlog(sources: _Sources, choice: Choice, is_over: bool) -> Iterator[Text]:
-    """What was written so far, by the time index; the unfinished last lines too where an attempt `is_over`."""
+    """The lines so far, in the order of the time index; incomplete last lines too if the attempt `is_over`."""
     opened = {source.key: source for source in sources.opened.values()}
     begins: dict[bytes, int] = {}
     if choice.tail is not None:
@@ -273,7 +273,7 @@ def _backlog(sources: _Sources, choice: Choice, is_over: bool) -> Iterator[Text]
 def _by_index(
     times: Path, opened: dict[bytes, _Source], begins: dict[bytes, int], since: float | None
 ) -> Iterator[Text]:
-    """The lines up to where the time index goes."""
+    """The lines that the time index covers."""
     if since is not None:
         start = find(times, lambda when, _: when < since)
     elif begins:
@@ -297,7 +297,7 @@ def _by_index(
 
 
 def _skip(opened: dict[bytes, _Source], sizes: Sizes) -> None:
-    """Begin with the first lines that end after these sizes."""
+    """Skip to the first lines that end after these sizes."""
     for key, size in sizes.items():
         if key in opened:
             source = opened[key]
@@ -327,22 +327,24 @@ def _last(texts: Iterable[Text], count: int | None) -> Iterator[Text]:
         yield text._replace(data=text.data[position:])
 
 
-class _Follower:
-    """Reads a job's logs until the job is over and everything was read."""
+class _LiveReader:
+    """Reads a job's logs until the job is over and everything has been read."""
 
     def __init__(self, path: Path, choice: Choice) -> None:
         self._path = path
         self._choice = choice
         self._waker = Waker()
         self._folders = FolderWaker()
-        self._over, self._over_write = os.pipe()  # readable once nobody works on the job
+        self._over, self._over_write = os.pipe()  # readable once no agent works on the job
         self._is_over = False
         if self._folders.fd < 0:
             self._waker.close()  # poll everything
 
     def read(self) -> Iterator[Text]:
-        """The text, as it comes."""
-        threading.Thread(target=self._wait, daemon=True).start()  # only the kernel can cut it short
+        """The lines, as soon as they are written."""
+        threading.Thread(
+            target=self._wait, daemon=True
+        ).start()  # a daemon: nothing can interrupt its wait for the lock
         choice = self._choice
         try:
             found = self._next(-1)
@@ -361,22 +363,22 @@ class _Follower:
 
     def _wait(self) -> None:
         RunDirectory(self._path).wait_until_free()
-        with contextlib.suppress(OSError):  # nobody follows any more
+        with contextlib.suppress(OSError):  # the reader was closed
             os.write(self._over_write, b".")
         os.close(self._over_write)
 
     def _next(self, last: int) -> list[tuple[int, frozenset[int]]]:
-        """What to read after this attempt, as soon as there is something; empty when the job is over."""
+        """The attempts to read after this one, waited for; empty when the job is over."""
         while True:
             is_over = self._is_over
-            self._look_around()
+            self._watch_folders()
             found = [(attempt, chosen) for attempt, chosen in _chosen(self._path, self._choice) if attempt > last]
             if found or is_over:
                 return found
             self._sleep()
 
-    def _look_around(self) -> None:
-        """Hear of what comes into the folders from now on."""
+    def _watch_folders(self) -> None:
+        """Watch the folders for new files from now on."""
         self._folders.clear()
         for folder in (self._path, self._path / "logs", *(self._path / "logs" / str(a) for a in _folders(self._path))):
             self._folders.watch(folder)
@@ -392,13 +394,13 @@ class _Follower:
         while not past:
             grown = self._sleep()
             if grown is None:
-                past = self._is_past(attempt)  # asked first: what comes later is no longer this attempt's
+                past = self._is_past(attempt)  # before the read: later output belongs to the next attempt
             yield from self._read(sources, grown, choice.raw)
         for source in sources.opened.values():
             yield from source.rest(time.time())
 
     def _read(self, sources: _Sources, grown: set[Path] | None, raw: bool) -> Iterator[Text]:
-        """What is new in the files that grew, or in all, in turns."""
+        """New bytes of the files that grew, or of all files, in turns."""
         while grown is None or grown:
             now, more = time.time(), set()
             for log, source in sources.opened.items():
@@ -410,18 +412,18 @@ class _Follower:
                         yield source.text._replace(time=now, data=data)
             if not more:
                 return
-            news = self._waker.grown()
-            grown = None if news is None else more | news
+            others = self._waker.grown()
+            grown = None if others is None else more | others
 
     def _is_past(self, attempt: int) -> bool:
-        """Whether nobody writes to this attempt's logs any more."""
+        """Whether no rank writes to this attempt's logs any more."""
         if self._is_over:
             return True
-        self._look_around()
+        self._watch_folders()
         return any(other > attempt for other in _folders(self._path))
 
     def _sleep(self) -> set[Path] | None:
-        """Wait for something to happen; returns the files that grew, None if more than that may have happened."""
+        """Wait for a change; returns the files that grew, None if there may be other changes."""
         grown, ready = self._waker.wait(self._over, *([self._folders.fd] if self._folders.fd >= 0 else []))
         if self._over in ready:
             self._is_over = True

@@ -1,8 +1,8 @@
-"""The time index of an attempt: which of its log files had which size when.
+"""The time index of an attempt: the sizes of its log files over time.
 
-The ranks write their logs themselves, without times. The agent watches the files grow, and notes it in
-`logs/<attempt>/times`, a line a moment; every now and then a line that starts with `=` names all files, so that a
-reader can begin there:
+The ranks write their logs themselves, without times. The agent watches the files grow, and appends the new sizes to
+`logs/<attempt>/times`, one line per moment. From time to time a line that starts with `=` names all files, so that a
+reader can start there:
 
 ```
 =1763715845.120 0o:0 1o:0 1e:0     seconds since the epoch, then rank, stream (o or e) and size of each file
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     Sizes = dict[bytes, int]  # b"3o" → bytes
 
-BATCH_SECONDS = 0.05  # ranks that write all the time are looked at so often
-POLL_SECONDS = 1.0  # where the kernel cannot tell of changes
+BATCH_SECONDS = 0.05  # between two lines while ranks write all the time
+POLL_SECONDS = 1.0  # between two lines where there is no inotify
 _FULL_EVERY = 64 * 1024  # bytes of index between two lines that name all files
 _BLOCK = 1024 * 1024
 
@@ -46,7 +46,7 @@ class TimeIndex:
         self._since_full = 0
 
     def start(self, path: Path, files: Mapping[Path, bytes]) -> None:
-        """Begin the index of an attempt; `files` are its logs and their names in it. A full disk ends no job."""
+        """Start the index of an attempt; `files` are its logs and their names in it. A full disk is no error."""
         self.end()
         with contextlib.suppress(OSError):
             self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -55,13 +55,13 @@ class TimeIndex:
         waker = self._waker = Waker()
         for file in files:
             waker.watch(file)
-        self._look_again(waker)
+        self._update(waker)
 
     def end(self) -> None:
-        """Note the last sizes: the attempt is over."""
+        """Write the last sizes: the attempt is over."""
         if self._waker is None:
             return
-        self._note(None)
+        self._write_changes(None)
         if self._waker.fd >= 0:
             self._loop.forget(self._waker.fd)
         self._waker.close()
@@ -70,21 +70,21 @@ class TimeIndex:
             os.close(self._fd)
             self._fd = -1
 
-    def _look_again(self, waker: Waker) -> None:
-        """After a pause: a file that grew meanwhile makes another one, else the next growth is noted at once."""
+    def _update(self, waker: Waker) -> None:
+        """Write what has grown. If something has, do so again after a pause; else write the next growth at once."""
         if waker is not self._waker:  # the attempt is over
             return
-        if self._note(waker.grown()) or waker.fd < 0:
-            self._loop.after(POLL_SECONDS if waker.fd < 0 else BATCH_SECONDS, lambda: self._look_again(waker))
+        if self._write_changes(waker.grown()) or waker.fd < 0:
+            self._loop.after(POLL_SECONDS if waker.fd < 0 else BATCH_SECONDS, lambda: self._update(waker))
         else:
             self._loop.watch(waker.fd, lambda: self._woken(waker))
 
     def _woken(self, waker: Waker) -> None:
         self._loop.forget(waker.fd)
-        self._look_again(waker)
+        self._update(waker)
 
-    def _note(self, grown: set[Path] | None) -> bool:
-        """Write down what changed; returns whether something did."""
+    def _write_changes(self, grown: set[Path] | None) -> bool:
+        """Write the sizes that changed; returns whether any did."""
         changed = []
         for path in self._keys if grown is None else filter(grown.__contains__, self._keys):
             try:
@@ -110,7 +110,7 @@ class TimeIndex:
 
 
 def moments(path: Path, begin: int = 0) -> Iterator[tuple[float, Sizes]]:
-    """The times and sizes that an index holds, from a position that `find` returned; none where there is no index."""
+    """The times and sizes in an index, from a position that `find` returned; none where there is no index."""
     try:
         file = open(path, "rb")  # noqa: SIM115 - closed below
     except OSError:
@@ -124,12 +124,12 @@ def moments(path: Path, begin: int = 0) -> Iterator[tuple[float, Sizes]]:
 
 
 def find(path: Path, is_early: Callable[[float, Sizes], bool], most: int | None = None) -> int:
-    """Where to begin with an index: its last line that names all files and is early enough.
+    """The position to read an index from: its last line that names all files and is early enough.
 
     Args:
         path: the index.
-        is_early: says so of a time and the sizes at that time.
-        most: bytes from the end beyond which nothing is looked at; None for no limit.
+        is_early: whether a line is early enough, from its time and sizes.
+        most: how many bytes to search, from the end; None for no limit.
     """
     try:
         file = open(path, "rb")  # noqa: SIM115 - closed below
@@ -154,7 +154,7 @@ def find(path: Path, is_early: Callable[[float, Sizes], bool], most: int | None 
 
 
 def _parse(line: bytes) -> tuple[float, Sizes] | None:
-    """A line of an index; None where a full disk or a killed agent cut it off."""
+    """A line of an index; None if a full disk or a killed agent has left it incomplete."""
     if not line.endswith(b"\n"):
         return None
     try:

@@ -6,7 +6,8 @@ import math
 import os
 from pathlib import Path
 
-VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_NVIDIA = Path("/proc/driver/nvidia")
 _AMD = Path("/sys/class/kfd/kfd/topology/nodes")
 
 
@@ -20,18 +21,18 @@ def cores() -> int:
 
 def accelerators() -> tuple[str, ...]:
     """Names of the GPUs a process started here would see: the visibility variable's entries, or 0 … count - 1."""
-    for variable in VISIBLE:
+    for variable in _VISIBLE:
         if variable in os.environ:
             return tuple(d for d in os.environ[variable].split(",") if d and d != "-1")
     return tuple(str(index) for index in range(_installed()))
 
 
 def _installed() -> int:
-    from . import hardware
+    from . import gpus
 
-    found = hardware.nvidia_of_kernel(hardware.PROC / "driver" / "nvidia") or hardware.amd_of_kernel(_AMD)
+    found = gpus.nvidia_of_kernel(_NVIDIA) or gpus.amd_of_kernel(_AMD)
     if not found and Path("/dev/nvidiactl").exists():  # containers often hide /proc/driver
-        found, _ = hardware.parse_nvidia_smi(hardware.ask(hardware.NVIDIA_SMI)[0])
+        found, _ = gpus.parse_nvidia_smi(gpus.ask(gpus.NVIDIA_SMI_MODEL)[0], gpus.MODEL_FIELDS)
     return len(found)
 
 

@@ -1,64 +1,23 @@
-"""What a machine has: devices, cores, memory, disks, limits, read from the kernel's files and nvidia-smi.
+"""What a machine has: cores, memory, disks, limits, read from the kernel's files.
 
-Every function takes the files, folders and variables that it reads, so that a test can hand it others.
+Every function takes the files and folders that it reads as arguments, so that a test can pass others.
 """
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 import resource
-import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
 PROC, SYS = Path("/proc"), Path("/sys")
 CGROUP = SYS / "fs" / "cgroup"
-VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
-NVIDIA_SMI = (
-    "nvidia-smi",
-    "--query-gpu=index,name,memory.total,memory.used,driver_version",
-    "--format=csv,noheader,nounits",
-)
 _NO_LIMIT = 2**60  # cgroup v1 writes "no limit" as a number near 2**63
-_NVIDIA_VENDOR = "0x10de"
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU; sizes are in bytes, and None is what nobody told."""
-
-    index: int
-    name: str
-    memory: int | None = None
-    used: int | None = None
-
-
-@dataclass(frozen=True)
-class Devices:
-    """The GPUs of a machine.
-
-    Attributes:
-        nvidia: NVIDIA GPUs that the driver knows.
-        amd: AMD GPUs that the driver knows.
-        driver: version of NVIDIA's driver, None when none is loaded.
-        nvidia_on_bus: how many NVIDIA GPUs the PCI bus has, with a driver or not.
-        visible: the variables in force that hide devices from a process.
-        problem: why nvidia-smi, though installed, gave no answer.
-    """
-
-    nvidia: tuple[Gpu, ...] = ()
-    amd: tuple[Gpu, ...] = ()
-    driver: str | None = None
-    nvidia_on_bus: int = 0
-    visible: Mapping[str, str] | None = None
-    problem: str | None = None
 
 
 @dataclass(frozen=True)
@@ -116,96 +75,6 @@ def read(path: Path) -> str:
         return ""
 
 
-def devices(
-    env: Mapping[str, str], proc: Path = PROC, sys: Path = SYS, command: tuple[str, ...] = NVIDIA_SMI
-) -> Devices:
-    """The GPUs, asked of nvidia-smi when it is there, else of the kernel."""
-    text, problem = ask(command) if shutil.which(command[0]) else ("", None)
-    nvidia, driver = parse_nvidia_smi(text)
-    return Devices(
-        nvidia=nvidia or nvidia_of_kernel(proc / "driver" / "nvidia"),
-        amd=amd_of_kernel(sys / "class" / "kfd" / "kfd" / "topology" / "nodes"),
-        driver=driver or _first_version(read(proc / "driver" / "nvidia" / "version")),
-        nvidia_on_bus=nvidia_on_bus(sys / "bus" / "pci" / "devices"),
-        visible={name: env[name] for name in VISIBILITY if name in env},
-        problem=problem,
-    )
-
-
-def ask(command: tuple[str, ...], seconds: float = 1.5) -> tuple[str, str | None]:
-    """What a command prints, and why it printed nothing.
-
-    A command that hangs in the kernel cannot be killed, so nobody waits for it after its time.
-    """
-    try:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    except OSError as error:
-        return "", f"cannot be started: {error.strerror}"
-    try:
-        out = process.communicate(timeout=seconds)[0].decode(errors="replace")
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return "", f"gave no answer within {seconds:g} s"
-    if process.returncode:
-        lines = out.strip().splitlines()
-        return "", lines[0].strip() if lines else f"ended with exit code {process.returncode}"
-    return out, None
-
-
-def parse_nvidia_smi(text: str) -> tuple[tuple[Gpu, ...], str | None]:
-    """The GPUs and the driver's version in the answer to `NVIDIA_SMI`; lines that are none of its rows are left out."""
-    gpus, driver = [], None
-    for row in csv.reader(text.replace("\0", "").splitlines(), skipinitialspace=True):
-        fields = [field.strip() for field in row]
-        if len(fields) == 5 and re.fullmatch(r"[0-9]{1,6}", fields[0]):
-            gpus.append(Gpu(int(fields[0]), fields[1], _mebibytes(fields[2]), _mebibytes(fields[3])))
-            driver = _first_version(fields[4]) or driver
-    return tuple(gpus), driver
-
-
-def _mebibytes(field: str) -> int | None:
-    return int(field) << 20 if re.fullmatch(r"[0-9]{1,12}", field) else None  # else [N/A], [Not Supported], …
-
-
-def _first_version(text: str) -> str | None:
-    found = re.search(r"(?<![\w.])\d+(?:\.\d+)+(?![\w.])", text)
-    return found.group() if found else None
-
-
-def nvidia_of_kernel(root: Path) -> tuple[Gpu, ...]:
-    """The GPUs that NVIDIA's driver shows in /proc, without their memory."""
-    texts = [read(folder / "information") for folder in _folders(root / "gpus")]
-    names = [re.search(r"^Model:\s*(.+)$", text, re.MULTILINE) for text in texts]
-    return tuple(Gpu(index, name.group(1).strip() if name else "NVIDIA GPU") for index, name in enumerate(names))
-
-
-def amd_of_kernel(nodes: Path) -> tuple[Gpu, ...]:
-    """The GPUs that AMD's driver shows in /sys, in its order."""
-    gpus: list[Gpu] = []
-    for node in sorted(_folders(nodes), key=lambda folder: (len(folder.name), folder.name)):
-        if read(node / "gpu_id") in ("", "0"):
-            continue  # a processor, or a GPU that this container may not use
-        banks = [read(bank / "properties") for bank in _folders(node / "mem_banks")]
-        sizes = [int(size) for bank in banks for size in re.findall(r"^size_in_bytes ([0-9]+)$", bank, re.MULTILINE)]
-        gpus.append(Gpu(len(gpus), read(node / "name") or "AMD GPU", sum(sizes) or None))
-    return tuple(gpus)
-
-
-def nvidia_on_bus(pci: Path) -> int:
-    """How many display controllers of NVIDIA the PCI bus has."""
-    return sum(
-        read(device / "vendor") == _NVIDIA_VENDOR and read(device / "class").startswith("0x03")
-        for device in _folders(pci)
-    )
-
-
-def _folders(path: Path) -> list[Path]:
-    try:
-        return sorted(path.iterdir())
-    except OSError:
-        return []
-
-
 def cores(proc: Path = PROC, cgroup: Path = CGROUP) -> Cores:
     """The cores, and the cgroup's quota of them."""
     quotas = list(cpu_quotas(limits_of_cgroups("cpu", ("cpu.max", "cpu.cfs_quota_us"), proc, cgroup)))
@@ -238,7 +107,7 @@ def memory(proc: Path = PROC, cgroup: Path = CGROUP) -> Memory:
         limit = allowed if limit is None else min(limit, allowed)
         used = _count(read(path.with_name("memory.current")) or read(path.with_name("memory.usage_in_bytes"))) or 0
         cached = re.search(r"^(?:total_)?inactive_file ([0-9]+)$", read(path.with_name("memory.stat")), re.MULTILINE)
-        used -= min(used, int(cached.group(1)) if cached else 0)  # what the kernel drops before it kills
+        used -= min(used, int(cached.group(1)) if cached else 0)  # the kernel drops this before it kills a process
         available = min(available, max(0, allowed - used))
     return Memory(total, available, limit)
 

@@ -1,15 +1,14 @@
 """What jobs and this machine use now: cores, memory, GPUs.
 
-One reading of /proc serves all jobs, whatever their number: each process's stat is read once.
+One reading of /proc serves all jobs: each process's stat is read once, however many jobs there are.
 """
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import hardware
@@ -18,61 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-INTERVAL = 0.5  # seconds that figures are of, at least
-MEMORY_SECONDS = 0.5  # of a reading, at most, go to telling shared memory apart
+    from .gpus import Gpu
+
+INTERVAL = 0.5  # seconds: the shortest time that figures are measured over
+MEMORY_SECONDS = 0.5  # the longest time per reading to find out which memory is shared
 _TICKS: int = os.sysconf("SC_CLK_TCK")
 _PAGE: int = os.sysconf("SC_PAGE_SIZE")
 _GPU_FILES = ("/dev/nvidia", "/dev/dxg")
-_NVIDIA_SMI = (
-    "nvidia-smi",
-    "--query-gpu=index,uuid,name,utilization.gpu,memory.total,memory.used,temperature.gpu,power.draw",
-    "--format=csv,noheader,nounits",
-)
-_NVIDIA_SMI_PROCESSES = (
-    "nvidia-smi",
-    "--query-compute-apps=gpu_uuid,pid,used_memory",
-    "--format=csv,noheader,nounits",
-)
-
-
-@dataclass(frozen=True)
-class GpuProcess:
-    """A process on a GPU: its bytes there, and the percentage of time in which it kept the GPU busy."""
-
-    pid: int
-    memory: int | None = None
-    use: float | None = None
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU now; None is what nobody told.
-
-    Attributes:
-        index: its number, the driver's.
-        uuid: its name for good.
-        name: its model.
-        use: percentage of time in which it was busy.
-        memory: in all, in bytes.
-        memory_used: of it.
-        temperature: in degrees Celsius.
-        power: in watts.
-        processes: which the driver knows, numbered as it does: perhaps as those of another pid namespace.
-    """
-
-    index: int
-    uuid: str = ""
-    name: str = ""
-    use: float | None = None
-    memory: int | None = None
-    memory_used: int | None = None
-    temperature: float | None = None
-    power: float | None = None
-    processes: tuple[GpuProcess, ...] = ()
-
-    def is_called(self, device: str) -> bool:
-        """Whether a visibility variable's entry means this GPU: its number, or the beginning of its UUID."""
-        return device == str(self.index) or (device.startswith("GPU-") and self.uuid.startswith(device))
 
 
 @dataclass(frozen=True)
@@ -82,7 +33,7 @@ class JobUse:
     Attributes:
         processes: how many it has.
         cpu: cores that they kept busy.
-        memory: bytes; what several of them share counts once, as far as the kernel tells.
+        memory: bytes; memory that several of them share counts once, as far as it is known.
         gpus: `{"device", "use", "memory"}` of each GPU that it has: percentage of time and bytes, None if unknown.
     """
 
@@ -94,12 +45,12 @@ class JobUse:
 
 @dataclass(frozen=True)
 class MachineUse:
-    """What is in use on this machine, or of what its control group allows; sizes in bytes.
+    """What this machine, or its control group, has and what is in use; sizes in bytes.
 
     Attributes:
-        cores: that may be busy.
-        load: that were.
-        disk: of the file system of the folder asked for.
+        cores: how many may be busy.
+        load: how many were busy.
+        disk: size of the file system of the given folder.
     """
 
     cores: float
@@ -119,9 +70,9 @@ class Process:
         parent: its parent's pid.
         start_time: in clock ticks since boot.
         own: processor time of its own, in clock ticks.
-        reaped: the same of the children that it waited for.
-        resident: bytes in memory, also those that others share.
-        is_zombie: whether it has ended, and its parent does not know yet.
+        reaped: processor time of the children that it has reaped, in clock ticks.
+        resident: bytes in memory, shared ones included.
+        is_zombie: whether it has ended and its parent has not reaped it.
     """
 
     pid: int
@@ -143,7 +94,7 @@ class Snapshot:
     busy: float
 
     def tree(self, pid: int, start_time: int | None) -> dict[int, Process]:
-        """A process and all its descendants, none if it is gone; zombies are among them, for the time they took."""
+        """A process and all its descendants, zombies included (they took time); empty if the process is gone."""
         root = self.processes.get(pid)
         if root is None or root.start_time != start_time:
             return {}
@@ -157,7 +108,7 @@ class Snapshot:
 
 
 def snapshot(proc: Path = hardware.PROC, cgroup: Path = hardware.CGROUP) -> Snapshot:
-    """Look at every process once."""
+    """Read every process once."""
     found: dict[int, Process] = {}
     children: dict[int, list[int]] = {}
     now = time.monotonic()
@@ -210,10 +161,10 @@ def busy_seconds(proc: Path = hardware.PROC, cgroup: Path = hardware.CGROUP) -> 
 
 
 def spent(before: Mapping[int, Process], after: Mapping[int, Process]) -> float:
-    """Processor time between two pictures of one tree, in seconds; of processes that came and went meanwhile too.
+    """Processor time between two snapshots of one tree, in seconds, including processes that came and went meanwhile.
 
-    Those are in the time of the children that a living process has waited for, together with what the ones that were
-    there before had spent by then.
+    A process that has ended counts in the `reaped` time of its parent, together with the time that it had spent before
+    the first snapshot. That part is subtracted.
     """
     own = reaped = 0
     for pid, process in after.items():
@@ -229,7 +180,7 @@ def spent(before: Mapping[int, Process], after: Mapping[int, Process]) -> float:
 
 
 class Meter:
-    """Tells what is in use, over the time since it was asked before."""
+    """Measures what is in use, over the time between the last two readings."""
 
     def __init__(
         self,
@@ -237,10 +188,10 @@ class Meter:
         proc: Path = hardware.PROC,
         cgroup: Path = hardware.CGROUP,
     ) -> None:
-        """Look for the first time.
+        """Take the first reading.
 
         Args:
-            gpus: asks the driver.
+            gpus: returns the GPUs and what is in use on them.
         """
         self._gpus, self._proc, self._cgroup = gpus, proc, cgroup
         self._before = self._after = snapshot(proc, cgroup)
@@ -248,7 +199,7 @@ class Meter:
         self._seen: tuple[Gpu, ...] = ()
 
     def read(self) -> None:
-        """Look again, and at the GPUs; waits where the last look was less than `INTERVAL` ago."""
+        """Take another reading, of the GPUs as well; waits if the last one was less than `INTERVAL` ago."""
         self._before = self._after
         self._seen = self._gpus()
         time.sleep(max(0.0, self._before.time + INTERVAL - time.monotonic()))
@@ -261,7 +212,7 @@ class Meter:
         return max(self._after.time - self._before.time, 1e-9)
 
     def machine(self, folder: Path) -> MachineUse:
-        """What is in use on the machine, and of the disk of `folder`, at the last look."""
+        """What is in use on the machine, and on the disk of `folder`, as of the last reading."""
         cores, memory, space = (
             hardware.cores(self._proc, self._cgroup),
             hardware.memory(self._proc, self._cgroup),
@@ -282,12 +233,12 @@ class Meter:
     def jobs(
         self, agents: Mapping[str, tuple[int, int | None]], alone: Mapping[str, Sequence[str]]
     ) -> dict[str, JobUse]:
-        """What jobs used at the last look; those whose agent is gone are left out.
+        """What jobs use, as of the last reading; those whose agent is gone are left out.
 
         Args:
             agents: job → pid and start time of its agent, from which all its processes descend.
-            alone: job → devices that no other job has: what is in use there is the job's, also if the driver counts
-                processes in another way than we do.
+            alone: job → devices that no other job has: what is in use there is the job's, even if the driver numbers
+                processes as in another pid namespace.
         """
         trees = {job: tree for job, agent in agents.items() if (tree := self._after.tree(*agent))}
         living = {job: [p for p in tree.values() if not p.is_zombie] for job, tree in trees.items()}
@@ -303,10 +254,10 @@ class Meter:
         }
 
     def _memory(self, processes: Sequence[Process]) -> dict[int, int]:
-        """Bytes of processes, of what some share a part each.
+        """The bytes of each process; memory that several share is divided among them.
 
-        The kernel takes long to tell the parts: the longest unread come first, and those that there is no time for
-        keep what they had, or count in full.
+        The kernel takes long to compute these. Processes whose last figure is the oldest come first; the others keep
+        theirs, or count with all shared memory, when the time is over.
         """
         enough = time.monotonic() + MEMORY_SECONDS
         for process in sorted(processes, key=lambda p: self._shares.get((p.pid, p.start_time), (0.0, 0))[0]):
@@ -314,7 +265,7 @@ class Meter:
                 break
             text = hardware.read(self._proc / str(process.pid) / "smaps_rollup")
             found = re.search(r"^Pss:\s+([0-9]+) kB$", text, re.MULTILINE)
-            if found:  # else it is another user's, or just gone
+            if found:  # else the process is another user's, or gone
                 self._shares[process.pid, process.start_time] = time.monotonic(), int(found[1]) << 10
         return {p.pid: self._shares.get((p.pid, p.start_time), (0.0, p.resident))[1] for p in processes}
 
@@ -336,51 +287,9 @@ class Meter:
                 yield {"device": device, "use": gpu.use, "memory": gpu.memory_used}
 
     def _has_gpu(self, pid: int) -> bool:
-        """Whether a process has opened a GPU: the driver may number processes as another pid namespace does."""
+        """Whether a process has opened a GPU: a pid from the driver may be of another pid namespace."""
         folder = self._proc / str(pid) / "fd"
         try:
             return any(os.readlink(folder / entry).startswith(_GPU_FILES) for entry in os.listdir(folder))
         except OSError:
             return False
-
-
-def gpus_of_nvidia_smi(
-    gpus: tuple[str, ...] = _NVIDIA_SMI, processes: tuple[str, ...] = _NVIDIA_SMI_PROCESSES
-) -> tuple[Gpu, ...]:
-    """The GPUs as nvidia-smi tells them, none where there is no nvidia-smi."""
-    found = parse_gpus(hardware.ask(gpus)[0])
-    return with_processes(found, hardware.ask(processes)[0]) if found else ()
-
-
-def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """The GPUs in nvidia-smi's answer; lines that are none of its rows are left out."""
-    gpus = []
-    for fields in _rows(text):
-        if len(fields) == 8 and re.fullmatch(r"[0-9]{1,6}", fields[0]):
-            use, memory, memory_used, temperature, power = map(_number, fields[3:])
-            gpus.append(
-                Gpu(int(fields[0]), fields[1], fields[2], use, _bytes(memory), _bytes(memory_used), temperature, power)
-            )
-    return tuple(gpus)
-
-
-def with_processes(gpus: tuple[Gpu, ...], text: str) -> tuple[Gpu, ...]:
-    """The same GPUs with the processes in nvidia-smi's answer."""
-    by_gpu: dict[str, list[GpuProcess]] = {}
-    for fields in _rows(text):
-        if len(fields) == 3 and re.fullmatch(r"[0-9]{1,12}", fields[1]):
-            by_gpu.setdefault(fields[0], []).append(GpuProcess(int(fields[1]), _bytes(_number(fields[2]))))
-    return tuple(replace(gpu, processes=tuple(by_gpu.get(gpu.uuid, ()))) for gpu in gpus)
-
-
-def _rows(text: str) -> Iterable[list[str]]:
-    for row in csv.reader(text.replace("\0", "").splitlines(), skipinitialspace=True):
-        yield [field.strip() for field in row]
-
-
-def _number(field: str) -> float | None:
-    return float(field) if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,6})?", field) else None  # else [N/A], [Not Supported]
-
-
-def _bytes(mebibytes: float | None) -> int | None:
-    return None if mebibytes is None else int(mebibytes) << 20

@@ -1,4 +1,4 @@
-"""What a machine's network looks like to a job: interfaces, the host name, and what gloo would make of them."""
+"""A machine's network as a job sees it: interfaces, the host name, and the address that gloo would choose."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UP, _LOOPBACK = 0x1, 0x8  # linux/if.h
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface; `speed` is in Mbit/s, and None is what the kernel does not tell."""
+    """A network interface; `speed` is in Mbit/s, and None is what is not known."""
 
     name: str
     up: bool | None
@@ -41,7 +41,7 @@ class HostName:
     """This machine's name.
 
     Attributes:
-        name: as the kernel has it.
+        name: the kernel's name for it.
         addresses: what it resolves to, in the resolver's order.
         usable: the first of them that is an address of this machine.
         problem: why it does not resolve.
@@ -169,14 +169,14 @@ def gloo_choice(env: Mapping[str, str], found: tuple[Interface, ...], host: Host
 
 
 def gloo_interface(env: Mapping[str, str], address: str) -> str | None:
-    """The interface to name in GLOO_SOCKET_IFNAME where gloo itself would take one that no other machine reaches.
+    """The interface to set in GLOO_SOCKET_IFNAME where gloo itself would choose one that no other machine can reach.
 
     Args:
         env: the variables of the ranks.
-        address: under which others reach this machine.
+        address: the one at which others reach this machine.
 
     Returns:
-        None where gloo chooses well, or was told, or nobody has the address.
+        None where gloo chooses well, the variable is set, or no interface has the address.
     """
     found = interfaces()
     chosen = gloo_choice(env, found, host_name())
@@ -205,6 +205,6 @@ def is_loopback(address: str) -> bool:
 
 
 def own_address() -> str:
-    """Where others reach this machine: where whoever asks over ssh has reached it."""
+    """The address at which others reach this machine: the one that this ssh connection came to, else its name."""
     connection = os.environ.get("SSH_CONNECTION", "").split()
     return connection[2] if len(connection) == 4 else socket.gethostname()

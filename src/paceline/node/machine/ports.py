@@ -13,8 +13,8 @@ class PortInUse(OSError):
 class Reservation:
     """Holds ports without listening on them.
 
-    A bound socket keeps the kernel from handing its port to anybody else; with SO_REUSEADDR and SO_REUSEPORT set on
-    both sides a rank can still bind and listen on it (Linux `man 7 socket`).
+    The kernel gives the port of a bound socket to no other process. A rank can still bind it and listen on it when both
+    set SO_REUSEADDR and SO_REUSEPORT (Linux `man 7 socket`).
     """
 
     def __init__(self) -> None:

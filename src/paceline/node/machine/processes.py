@@ -1,4 +1,4 @@
-"""Linux processes: who descends from whom, who dies with whom."""
+"""Linux processes: which descend from a process, and which end with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def _prctl(option: int, value: int) -> None:
-    import ctypes  # whoever only reads records does without
+    import ctypes  # not needed by those that only read records
 
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
@@ -33,7 +33,7 @@ def outlive_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends, so that none gets away (a subreaper)."""
+    """Become the parent of every descendant whose own parent ends, so that none is left behind (a subreaper)."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -60,7 +60,7 @@ def is_suspended(pid: int) -> bool:
 
 
 def boot_id() -> str:
-    """Names the time since the machine was started last; empty where the kernel does not tell."""
+    """Identifies the time since the machine's last start; empty where the kernel has no such file."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()

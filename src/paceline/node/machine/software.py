@@ -64,7 +64,7 @@ def python() -> Python:
 
 
 def packages(folder: Path, path: Sequence[str] | None = None) -> dict[str, Package | None]:
-    """The frameworks and numpy; what lies in `folder` is not installed, though Python would import it there."""
+    """The frameworks and numpy; a file in `folder` is no installed package, though Python would import it there."""
     return {name: package(name, folder, path) for name in PACKAGES}
 
 
@@ -87,8 +87,8 @@ def _package(name: str, folder: Path, path: Sequence[str]) -> Package | None:
     if spec is None or spec.origin is None:
         return None
     own = read(Path(spec.origin).with_name("version.py")) if name == "torch" else ""
-    told = assigned(own, "__version__")
-    return Package(version or (told if isinstance(told, str) else None), torch_build(own) if own else None)
+    stated = assigned(own, "__version__")
+    return Package(version or (stated if isinstance(stated, str) else None), torch_build(own) if own else None)
 
 
 def _elsewhere(name: str, folder: Path, path: Sequence[str]) -> importlib.machinery.ModuleSpec | None:

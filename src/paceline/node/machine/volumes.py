@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Look(NamedTuple):
-    """What keeps a folder or file from being read, None if nothing does; and bytes of its file system."""
+    """Why a folder or file cannot be read (None: it can), and the bytes of its file system."""
 
     problem: str | None
     size: int | None = None
@@ -35,7 +35,7 @@ def look(path: str) -> Look:
 
 
 def is_same(path: str, wanted: str) -> bool:
-    """Whether a volume is seen where a job wants it."""
+    """Whether a volume is visible at the path that a job wants."""
     try:
         return os.path.samefile(path, wanted)
     except (OSError, ValueError):
@@ -43,7 +43,7 @@ def is_same(path: str, wanted: str) -> bool:
 
 
 def find(source: Mapping[str, Any]) -> dict[str, Any]:
-    """A volume that a job wants, and whether it is where the job wants it.
+    """A volume that a job wants, and whether it is visible at the path that the job wants.
 
     Raises:
         Refused: it cannot be read.

@@ -1,7 +1,7 @@
 """The fork server: imports the framework once, then forks every rank from itself, as often as the job restarts.
 
-It has a single thread, touches no device, and is the parent of all ranks, so it also starts by exec what cannot be
-forked. The agent talks to it over a socket:
+It has a single thread, touches no device, and is the parent of all ranks. What cannot be forked it starts by exec. The
+agent sends it messages over a socket (typed in `messages`):
 
     agent → server   {"do": "start", "ranks": [{"local_rank", "env", "out", "err", "error"}, …]}
                      {"do": "signal", "signal": 15, "ranks": [0, 1]}
@@ -14,7 +14,7 @@ forked. The agent talks to it over a socket:
                      {"event": "ended", "name": "mpirun", "status": 0}
                      {"event": "swept"}
 
-When the agent is gone the server kills all ranks and everything they started, and ends.
+When the agent is gone, the server kills all ranks and everything they started, and ends.
 """
 
 from __future__ import annotations
@@ -32,20 +32,23 @@ import time
 import traceback
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from paceline.node import ENTRY
-from paceline.node.eventloop.channel import Channel, ChannelClosed, Message
+from paceline.node.eventloop.channel import Channel, ChannelClosed
 from paceline.node.machine import processes
 from paceline.node.spec import NodeSpec, Program
 
 from .program import run_program, script_folder
 
+if TYPE_CHECKING:
+    from .messages import FromServer, RankOrder, ToServer
+
 _TORCH_FIXED_SEED = 67280421310721  # what every process starts with in the torch versions that do not draw one
 
 
 class ForkServer:
-    """Starts ranks and tells the agent what becomes of them."""
+    """Starts ranks, and reports to the agent how they start and end."""
 
     def __init__(self, spec: NodeSpec, channel: Channel) -> None:
         self.spec = spec
@@ -76,10 +79,10 @@ class ForkServer:
             self.method = "exec" if why else "fork"
         gc.collect()
         gc.freeze()
-        self._tell({"event": "ready", "method": self.method, "why": why, "seconds": time.monotonic() - began})
+        self._send({"event": "ready", "method": self.method, "why": why, "seconds": time.monotonic() - began})
 
     def serve(self) -> _Forked | None:
-        """Do what the agent asks until it is gone; in a forked rank, return what to run there."""
+        """Do what the agent asks until it is gone; in a forked rank, return what is to run there."""
         with selectors.DefaultSelector() as selector:
             selector.register(self.channel, selectors.EVENT_READ)
             selector.register(self._wakeup, selectors.EVENT_READ)
@@ -88,8 +91,8 @@ class ForkServer:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wakeup, 4096)
                 try:
-                    for message in self.channel.receive():
-                        forked = self._obey(message)
+                    for message in cast("list[ToServer]", self.channel.receive()):
+                        forked = self._handle(message)
                         if forked is not None:
                             return forked
                 except ChannelClosed:
@@ -97,14 +100,14 @@ class ForkServer:
                     return None
                 self._reap()
 
-    def _obey(self, message: Message) -> _Forked | None:
+    def _handle(self, message: ToServer) -> _Forked | None:
         if message["do"] == "start":
             for order in message["ranks"]:
                 forked = self._start(order)
                 if forked is not None:
                     return forked
         elif message["do"] == "signal":
-            group = self.spec.program.kind == "command"  # a shell does not pass SIGTERM on; its group gets it
+            group = self.spec.program.kind == "command"  # a shell does not forward SIGTERM, so its group gets it
             for pid, local_rank in list(self.pids.items()):
                 if local_rank in message["ranks"]:
                     processes.signal_process(pid, message["signal"], group)
@@ -112,14 +115,14 @@ class ForkServer:
             self._spawn(message["name"], message["command"], message["env"])
         elif message["do"] == "sweep":
             self._sweep(message["grace"])
-            self._tell({"event": "swept"})
+            self._send({"event": "swept"})
         return None
 
-    def _start(self, order: dict[str, Any]) -> _Forked | None:
+    def _start(self, order: RankOrder) -> _Forked | None:
         pid = self._fork()
         if pid:
             self.pids[pid] = order["local_rank"]
-            self._tell({"event": "started", "local_rank": order["local_rank"], "pid": pid})
+            self._send({"event": "started", "local_rank": order["local_rank"], "pid": pid})
             return None
         _redirect(order["out"], order["err"])
         os.environ.update(order["env"])
@@ -129,31 +132,31 @@ class ForkServer:
         return forked
 
     def _spawn(self, name: str, command: list[str], env: dict[str, str]) -> None:
-        """Start a program beside the ranks; it writes where this process does."""
+        """Start a program beside the ranks; its output goes where that of this process goes."""
         pid = self._fork()
         if pid:
             self.others[pid] = name
-            self._tell({"event": "spawned", "name": name, "pid": pid})
+            self._send({"event": "spawned", "name": name, "pid": pid})
             return
         os.environ.update(env)
         _exec(command)
 
     def _fork(self) -> int:
-        """A new process, which ends with this one: its pid here, 0 there."""
+        """Fork a process that ends with this one; returns its pid here, 0 there."""
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of threads; _unsafe_to_fork has looked
+            warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of threads; _unsafe_to_fork has checked
             pid = os.fork()
         if pid == 0:
             processes.die_with(parent)
             os.setsid()
-            self._forget()
+            self._release()
         return pid
 
-    def _forget(self) -> None:
-        """Shed what belongs to the server alone; a rank starts with Python's own signal handling."""
+    def _release(self) -> None:
+        """In a fork: close what belongs to the server alone, and restore Python's own signal handling."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.channel.close()
@@ -161,7 +164,7 @@ class ForkServer:
         os.close(self._wakeup_write)
 
     def _reap(self, block: bool = False) -> None:
-        """Collect the children that have ended, and orphans that became ours; wait for a first one if `block`."""
+        """Reap the children that have ended, adopted orphans included; wait for a first one if `block`."""
         while True:
             try:
                 pid, status = os.waitpid(-1, 0 if block else os.WNOHANG)
@@ -172,9 +175,9 @@ class ForkServer:
             block = False
             local_rank = self.pids.pop(pid, None)
             if local_rank is not None:
-                self._tell({"event": "exited", "local_rank": local_rank, "status": status, "time": time.monotonic()})
+                self._send({"event": "exited", "local_rank": local_rank, "status": status, "time": time.monotonic()})
             elif pid in self.others:
-                self._tell({"event": "ended", "name": self.others.pop(pid), "status": status})
+                self._send({"event": "ended", "name": self.others.pop(pid), "status": status})
 
     def _sweep(self, grace: float) -> None:
         """End all descendants: SIGTERM, `grace` seconds, SIGKILL."""
@@ -193,15 +196,15 @@ class ForkServer:
             self._reap(block=True)
         self._reap()
 
-    def _tell(self, message: Message) -> None:
-        with contextlib.suppress(ChannelClosed):  # the next receive sees it too, and ends the ranks
+    def _send(self, message: FromServer) -> None:
+        with contextlib.suppress(ChannelClosed):  # the next `receive` raises it too, and ends the ranks
             self.channel.send(message)
 
 
 class _Forked:
-    """What a freshly forked rank is to do."""
+    """What a rank runs that has just been forked."""
 
-    def __init__(self, spec: NodeSpec, order: dict[str, Any]) -> None:
+    def __init__(self, spec: NodeSpec, order: RankOrder) -> None:
         self.spec = spec
         self.order = order
         self.args = spec.program.args
@@ -238,7 +241,7 @@ def _exec(command: list[str]) -> None:
 
 
 def _redirect(out: str, err: str) -> None:
-    """Point stdin at nothing, stdout and stderr at their log files."""
+    """Connect stdin to /dev/null, stdout and stderr to their log files."""
     for descriptor, path, flags in (
         (0, os.devnull, os.O_RDONLY),
         (1, out, os.O_WRONLY | os.O_APPEND | os.O_CREAT),
@@ -250,7 +253,7 @@ def _redirect(out: str, err: str) -> None:
 
 
 def _reseed() -> None:
-    """Give this rank random numbers of its own. Python's own generator reseeds itself at a fork, these do not."""
+    """Give this rank random numbers of its own. Python's own generator reseeds itself after a fork, these do not."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
@@ -262,8 +265,8 @@ def _reseed() -> None:
 def _unsafe_to_fork() -> str:
     """Why this process must not be forked, or "" when it may.
 
-    Threads do not survive a fork. Pools that know this (numpy's OpenBLAS) stop theirs when a fork comes, so what is
-    left after a trial fork are threads whose owner does not know.
+    Threads do not survive a fork. Thread pools that handle this (numpy's OpenBLAS) stop their threads before a fork. So
+    the threads that are left after a trial fork belong to owners that do not handle it.
     """
     cuda = sys.modules.get("torch.cuda")
     if cuda is not None and cuda.is_initialized():
@@ -279,13 +282,13 @@ def _unsafe_to_fork() -> str:
 
 
 def main(channel_fd: int, spec_path: str) -> None:
-    """Be the fork server of the agent at the other end of `channel_fd`; in a forked rank, run the program."""
+    """Run the fork server of the agent at the other end of `channel_fd`; in a forked rank, run the program."""
     agent = os.getppid()
-    processes.die_with(agent)  # nothing to clean up as long as there are no ranks
+    processes.die_with(agent)  # while there are no ranks there is nothing to clean up
     processes.adopt_orphans()
-    for descriptor in os.listdir("/proc/self/fd"):  # what the agent had it keep is nothing for other programs
+    for descriptor in os.listdir("/proc/self/fd"):  # what the server inherited is not for other programs
         if int(descriptor) > 2:
-            with contextlib.suppress(OSError):  # the one that lists them
+            with contextlib.suppress(OSError):  # the descriptor of this listing
                 os.set_inheritable(int(descriptor), False)
     spec = NodeSpec.load(Path(spec_path))
     if spec.program.kind == "script" and not getattr(sys.flags, "safe_path", False):
@@ -297,6 +300,6 @@ def main(channel_fd: int, spec_path: str) -> None:
     processes.outlive_parent()
     forked = server.serve()
     if forked is None:
-        os._exit(0)  # taking a framework apart would keep the agent waiting, and nothing here is left to be done
+        os._exit(0)  # finalization of a framework takes time, and nothing is left to be done
     del server
     forked.run()

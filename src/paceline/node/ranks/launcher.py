@@ -1,4 +1,4 @@
-"""The agent's side of the fork server: start ranks through it, hear how they end, stop them and all they started."""
+"""The agent's side of the fork server: starts ranks through it, and stops them and all that they started."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import socket
 import subprocess
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from paceline.contract import CONTRACTS, ERROR_FILE, RANK_KEY, RESUME_CODE, TOKEN
 from paceline.node import ENTRY
-from paceline.node.eventloop.channel import Channel, ChannelClosed, Message
+from paceline.node.eventloop.channel import Channel, ChannelClosed
 from paceline.node.failure import Failure, OomWatch, exit_code, rank_failure
 from paceline.node.machine import processes
 from paceline.node.rundir.directory import read_error
 
-from . import placement as placing
+from .placement import place, variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,10 +28,13 @@ if TYPE_CHECKING:
     from paceline.contract import Placement
     from paceline.node.eventloop.loop import Loop
     from paceline.node.rundir.directory import RunDirectory
+    from paceline.node.rundir.status import Attempt, RankRecord
     from paceline.node.spec import NodeSpec
 
+    from .messages import Ended, FromServer, RankOrder, Spawned, ToServer
+
 SWEEP_GRACE = 2.0  # seconds between SIGTERM and SIGKILL for what the ranks left behind
-SERVER_PATIENCE = 5.0  # seconds for the fork server to do what takes it milliseconds
+SERVER_SECONDS = 5.0  # how long the fork server may take for what takes it milliseconds
 
 
 @dataclass
@@ -45,18 +48,18 @@ class Rank:
     error: Path
     pid: int = 0
     status: int | None = None  # wait status once it has ended
-    resumes: bool = False  # it was told to stop, has saved its state, and asks to be started again
+    resumes: bool = False  # it was asked to stop, has saved its state, and asks to be started again
     failure: Failure | None = None
 
     @property
     def name(self) -> str:
-        """The instance's name within the job: the first rank is its master, the others its workers."""
+        """The instance's name within the job: the first rank is the master, the others are workers."""
         rank = self.placement.rank
         return "master-0" if rank == 0 else f"worker-{rank - 1}"
 
     @property
     def state(self) -> str:
-        """Its state as status.json has it."""
+        """Its state, as in status.json."""
         if self.status is None:
             return "RUNNING" if self.pid else "STARTING"
         if self.status == 0:
@@ -64,12 +67,12 @@ class Rank:
         return "FAILED" if self.failure else "STOPPED"
 
     def logs(self) -> dict[Path, bytes]:
-        """Its log files, and their names in the time index."""
+        """Its log files, with their names in the time index."""
         rank = self.placement.rank
         return {self.out: b"%do" % rank} if self.err == self.out else {self.out: b"%do" % rank, self.err: b"%de" % rank}
 
-    def describe(self, job: str) -> dict[str, Any]:
-        """Its row in the job's status.json."""
+    def describe(self, job: str) -> RankRecord:
+        """Its entry in status.json."""
         return {
             "name": f"{job}-{self.name}",
             "rank": self.placement.rank,
@@ -83,22 +86,37 @@ class Rank:
 
 
 class Ranks:
-    """The ranks on this node, and the fork server that they come from."""
+    """The ranks on this node, and the fork server that starts them.
+
+    Attributes:
+        current: the ranks of the current attempt, by local rank.
+        server_failure: why the fork server ended on its own, or "".
+    """
 
     def __init__(self, loop: Loop, spec: NodeSpec, directory: RunDirectory, changed: Callable[[], None]) -> None:
-        self.current: dict[int, Rank] = {}  # local rank → rank
-        self.imported: Message | None = None  # what the fork server said once it was ready
+        self.current: dict[int, Rank] = {}
         self.server_failure = ""
         self._loop = loop
         self._spec = spec
         self._dir = directory
         self._changed = changed
+        self._is_ready = False
         self._stopping = False
         self._swept = False
         self._oom = OomWatch()
         self._kept: tuple[int, ...] = ()  # descriptors that stay open as long as a process of the job is left
         self._server: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the fork server has imported the framework, so that ranks can start at once."""
+        return self._is_ready
+
+    @property
+    def have_started(self) -> bool:
+        """Whether every rank of the current attempt has started."""
+        return all(rank.pid for rank in self.current.values())
 
     @property
     def left(self) -> bool:
@@ -111,50 +129,50 @@ class Ranks:
         return any(rank.resumes for rank in self.current.values())
 
     def failures(self) -> list[Failure]:
-        """The ranks that failed, in no order; their ages are of one moment, so they can be compared."""
+        """The ranks that failed, in no order; their ages are as of now, so they can be compared."""
         now = time.monotonic()
         failures = [rank.failure for rank in self.current.values() if rank.failure]
         return [dataclasses.replace(failure, age=now - failure.ended) for failure in failures]
 
     def use(self, spec: NodeSpec, kept: tuple[int, ...]) -> None:
-        """Before the fork server starts: the spec as it is now, and descriptors that the server and its forks keep."""
+        """Before the fork server starts: set the spec, and the descriptors that the server and its forks inherit."""
         self._spec = spec
         self._kept = kept
 
-    def place(self, start: Message, key: str | None) -> list[Rank]:
-        """The ranks of an attempt; independent processes that have succeeded stay so when others start again.
+    def place(self, start: Attempt, key: str | None) -> list[Rank]:
+        """The ranks to start in an attempt; independent processes that have succeeded do not start again.
 
         Args:
-            start: what the coordinator said.
-            key: that all ranks of the attempt have in common; they find it in their environment.
+            start: the attempt.
+            key: a secret that all ranks of the attempt get in their environment; None for none.
         """
-        is_apart = self._spec.framework == "indexed"
-        through = {local for local, rank in self.current.items() if is_apart and rank.status == 0}
-        return [self._place(start, local, key) for local in range(self._spec.nproc) if local not in through]
+        are_independent = self._spec.framework == "indexed"
+        succeeded = {local for local, rank in self.current.items() if are_independent and rank.status == 0}
+        return [self._place(start, local, key) for local in range(self._spec.nproc) if local not in succeeded]
 
-    def _place(self, start: Message, local_rank: int, key: str | None) -> Rank:
-        """Where a rank stands, what it sees, and where it writes."""
+    def _place(self, start: Attempt, local_rank: int, key: str | None) -> Rank:
+        """A rank with its placement, its variables, and its files."""
         spec, files = self._spec, self._dir
-        placement = placing.place(spec, start, local_rank)
+        placement = place(spec, start, local_rank)
         out = files.log(placement.attempt, placement.rank)
         err = files.log(placement.attempt, placement.rank, "err") if local_rank in spec.split_streams else out
         for path in (out, err):
             path.touch(0o600)
         error = files.error(placement.attempt, placement.rank)
-        env = {**placing.variables(spec, placement), "PACELINE_RUN_DIR": str(files.path), ERROR_FILE: str(error)}
+        env = {**variables(spec, placement), "PACELINE_RUN_DIR": str(files.path), ERROR_FILE: str(error)}
         if key is not None:
             env[RANK_KEY] = key
         if spec.framework == "torch":
             env["TORCHELASTIC_ERROR_FILE"] = str(error.with_suffix(".torch.json"))
         return Rank(placement, env, out, err, error)
 
-    def start_server(self) -> None:
-        """Start the fork server; it imports the framework while the agent goes on."""
+    def _start_server(self) -> None:
+        """Start the fork server, without waiting for it."""
         spec = self._spec
         ours, theirs = socket.socketpair()
         kept_away = {*CONTRACTS[spec.framework].unsets, TOKEN, RANK_KEY}
         env = {**{k: v for k, v in os.environ.items() if k not in kept_away}, **spec.env}
-        # The program at the end is for people and pkill: a forked rank keeps this command line.
+        # The program at the end is for people, and for pkill: a forked rank keeps this command line.
         shown = [*(["-m"] if spec.program.kind == "module" else []), spec.program.target, *spec.program.args]
         command = [*spec.python, ENTRY, "forkserver", str(theirs.fileno()), str(self._dir.spec), *shown]
         with theirs, open(self._dir.agent_log, "ab") as log:
@@ -163,65 +181,68 @@ class Ranks:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self._channel = Channel(ours)
-        self._loop.watch(self._channel, self._hear)
+        self._loop.watch(self._channel, self._receive)
 
     def warm_up(self) -> None:
-        """Start the fork server, unless there is one."""
+        """Start the fork server, unless it runs; it imports the framework while the agent goes on."""
         if self._channel is None:
             self.server_failure = ""
-            self.start_server()
+            self._start_server()
 
-    def launch(self, ranks: list[Rank], start: Message) -> None:
-        """Start these ranks, as the coordinator said in `start`; `changed` is called as they start and end."""
-        self._await(ranks)
-        self._order_start(ranks)
+    def launch(self, ranks: list[Rank], start: Attempt) -> None:
+        """Start these ranks of an attempt; `changed` is called as they start and end."""
+        self._expect(ranks)
+        self._send_start(ranks)
 
-    def _await(self, ranks: list[Rank]) -> None:
-        """Be ready for these ranks to start."""
+    def _expect(self, ranks: list[Rank]) -> None:
+        """Make these ranks the current ones, before they start."""
         self._stopping = False
         self.warm_up()
         self.current.update((rank.placement.local_rank, rank) for rank in ranks)
 
-    def _order_start(self, ranks: list[Rank]) -> None:
-        orders = [
+    def _send_start(self, ranks: list[Rank]) -> None:
+        orders: list[RankOrder] = [
             {"local_rank": r.placement.local_rank, "env": r.env, "out": str(r.out), "err": str(r.err),
              "error": str(r.error)} for r in ranks
         ]  # fmt: skip
-        self._order({"do": "start", "ranks": orders})
+        self._send({"do": "start", "ranks": orders})
+
+    def start_daemon(self, attempt: int, command: str) -> None:
+        """Start mpirun's daemon here, unless the attempt that it belongs to is over; only MPI jobs have one."""
 
     def signal(self, number: int) -> None:
-        """Pass a signal on to every rank."""
-        self._order({"do": "signal", "signal": number, "ranks": list(self.current)})
+        """Send a signal to every rank."""
+        self._send({"do": "signal", "signal": number, "ranks": list(self.current)})
 
-    def save(self, patience: float, impatient: Callable[[], bool]) -> None:
-        """Let every rank save its state and end: SIGUSR2, and `patience` seconds or until `impatient()`."""
+    def save(self, seconds: float, hurry: Callable[[], bool]) -> None:
+        """Let every rank save its state and end: SIGUSR2, and wait `seconds` or until `hurry()`."""
         self._stopping = True
         self._wake_server()
-        if self.left and self.imported is not None:
+        if self.left and self._is_ready:
             self.signal(signal.SIGUSR2)
             self.signal(signal.SIGCONT)
-            self._loop.run_until(lambda: not self.left or impatient(), patience)
+            self._loop.run_until(lambda: not self.left or hurry(), seconds)
 
-    def stop(self, grace: float, impatient: Callable[[], bool]) -> None:
-        """End every rank and all it started: SIGTERM, `grace` seconds or until `impatient()`, SIGKILL."""
+    def stop(self, grace: float, hurry: Callable[[], bool]) -> None:
+        """End every rank and all it started: SIGTERM, `grace` seconds or until `hurry()`, SIGKILL."""
         self._stopping = True
-        if self.imported is None:
+        if not self._is_ready:
             self._end_server()  # still importing, so there is no rank yet
             return
         self._wake_server()
         if self.left:
             self.signal(signal.SIGTERM)
             self.signal(signal.SIGCONT)  # one that is suspended acts on nothing else
-            self._loop.run_until(lambda: not self.left or impatient(), grace)
+            self._loop.run_until(lambda: not self.left or hurry(), grace)
         if self.left:
             self.signal(signal.SIGKILL)
-            self._loop.run_until(lambda: not self.left, SERVER_PATIENCE)
+            self._loop.run_until(lambda: not self.left, SERVER_SECONDS)
         if self.left:  # the server does nothing
             self._end_server(at_once=True)
             return
         self._swept = False
-        self._order({"do": "sweep", "grace": 0.0 if impatient() else SWEEP_GRACE})
-        self._loop.run_until(lambda: self._swept or self._channel is None, SWEEP_GRACE + SERVER_PATIENCE)
+        self._send({"do": "sweep", "grace": 0.0 if hurry() else SWEEP_GRACE})
+        self._loop.run_until(lambda: self._swept or self._channel is None, SWEEP_GRACE + SERVER_SECONDS)
         if self.left or not self._swept:
             self._end_server(at_once=True)
 
@@ -231,26 +252,26 @@ class Ranks:
         self._end_server()
 
     def _wake_server(self) -> None:
-        """Let the fork server go on if somebody has stopped it (SIGSTOP): it is needed to end its ranks."""
+        """Let the fork server go on if it is suspended (SIGSTOP): it is needed to end its ranks."""
         if self._server is not None and processes.is_suspended(self._server.pid):
             self._dir.append_event("continued", what="fork server", pid=self._server.pid)
             self._server.send_signal(signal.SIGCONT)
 
-    def _order(self, message: Message) -> None:
+    def _send(self, message: ToServer) -> None:
         if self._channel is not None:
-            with contextlib.suppress(ChannelClosed):  # reading tells, and then it is handled
+            with contextlib.suppress(ChannelClosed):  # the next `receive` raises it too, and handles it
                 self._channel.send(message)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         assert self._channel is not None
         try:
-            messages = self._channel.receive()
+            messages = cast("list[FromServer]", self._channel.receive())
         except ChannelClosed:
             self._server_lost()
             return
         for message in messages:
             if message["event"] == "ready":
-                self.imported = message
+                self._is_ready = True
             elif message["event"] == "started":
                 self.current[message["local_rank"]].pid = message["pid"]
             elif message["event"] == "exited":
@@ -258,11 +279,11 @@ class Ranks:
             elif message["event"] == "swept":
                 self._swept = True
             else:
-                self._hear_of_daemon(message)
+                self._program_changed(message)
         self._changed()
 
-    def _hear_of_daemon(self, message: Message) -> None:
-        """News of a program beside the ranks; there is none unless mpirun starts them."""
+    def _program_changed(self, message: Spawned | Ended) -> None:
+        """A program beside the ranks has started or ended; there is none unless mpirun starts the ranks."""
 
     def _rank_ended(self, rank: Rank, status: int, ended: float) -> None:
         rank.status = status
@@ -270,7 +291,7 @@ class Ranks:
         if exit_code(status) == RESUME_CODE and record is not None and record["type"] == "Preempted":
             rank.resumes = True
             return
-        # A rank that we stop is no failure, unless an exception had ended it before.
+        # A rank that the agent stops is no failure, unless an exception ended it before.
         if record is not None or (status != 0 and not self._stopping):
             rank.failure = rank_failure(
                 rank=rank.placement.rank, node=rank.placement.node_rank, host=socket.gethostname(), pid=rank.pid,
@@ -279,38 +300,38 @@ class Ranks:
             )  # fmt: skip
 
     def _server_lost(self) -> None:
-        """The fork server ended without being asked to; the kernel has ended its ranks with it."""
-        importing = self.imported is None
+        """The fork server ended on its own; the kernel has ended its ranks with it."""
+        importing = not self._is_ready
         assert self._server is not None
         pid = self._server.pid
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._server.wait(SERVER_PATIENCE)  # it closed the connection, so it is on its way out
+            self._server.wait(SERVER_SECONDS)  # it closed the connection, so it is about to end
         self._end_server()
         code = self._server.returncode
         why = "out of memory" if code == -signal.SIGKILL and self._oom.killed(pid) else f"exit status {code}"
         doing = f" while it imported {', '.join(self._spec.preload)}" if importing and self._spec.preload else ""
         self.server_failure = (
-            f"the process that the ranks are forked from ended{doing}: {why}; what it said is in {self._dir.agent_log}"
+            f"the process that the ranks are forked from ended{doing}: {why}; its output is in {self._dir.agent_log}"
         )
         self._changed()
 
     def _end_server(self, at_once: bool = False) -> None:
         if self._channel is not None:
             self._loop.forget(self._channel)
-            self._channel.close()  # it takes this as the order to end everything
+            self._channel.close()  # the server then ends all ranks, and itself
             self._channel = None
         if self._server is not None:
-            if self.imported is None or at_once:
+            if not self._is_ready or at_once:
                 self._server.kill()
             try:
-                self._server.wait(SERVER_PATIENCE)
+                self._server.wait(SERVER_SECONDS)
             except subprocess.TimeoutExpired:
                 self._server.kill()
                 self._server.wait()
-        while processes.kill_descendants(os.getpid()):  # orphans come to the agent when the server is gone
+        while processes.kill_descendants(os.getpid()):  # orphans become the agent's children when the server is gone
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(-1, 0)
-        self.imported = None
+        self._is_ready = False
         for rank in self.current.values():
             if rank.status is None:
                 rank.status = int(signal.SIGKILL)

@@ -1,9 +1,9 @@
-"""The ranks of `--framework mpi`: Open MPI's mpirun connects them, the fork server starts them as all others.
+"""The ranks of `--framework mpi`: Open MPI's mpirun connects them, the fork server starts them like all others.
 
-Node 0's fork server starts mpirun. To start its daemon on another machine mpirun calls what it takes for ssh: a program
-that tells node 0's agent (`stand_in`). The agent has the coordinator pass the command line on to that machine's agent,
-whose fork server runs it; so machines need no ssh among themselves. For each rank mpirun and its daemons start a
-stand-in, which brings the agent the variables by which MPI_Init finds mpirun's daemon and through it the other ranks.
+Node 0's fork server starts mpirun. mpirun starts its daemon on another machine with what it takes for ssh: a program
+(`mpi_proxy`) that sends the command line to node 0's agent. The coordinator forwards it to that machine's agent, whose
+fork server runs it. So the machines need no ssh among themselves. In place of each rank, mpirun and its daemons start a
+proxy. It sends the agent the variables by which MPI_Init finds mpirun's daemon, and through it the other ranks.
 """
 
 from __future__ import annotations
@@ -17,29 +17,32 @@ import signal
 import socket
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from paceline.node import ENTRY
-from paceline.node.eventloop.channel import Channel, ChannelClosed, Message
+from paceline.node.eventloop.channel import Channel, ChannelClosed
 from paceline.node.failure import exit_code
 from paceline.node.machine import devices
 from paceline.node.machine.network import interface_of, interfaces, is_loopback
 
 from .launcher import Rank, Ranks
-from .mpi_proxy import short
+from .mpi_proxy import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.node.eventloop.loop import Loop
     from paceline.node.rundir.directory import RunDirectory
+    from paceline.node.rundir.status import Attempt
     from paceline.node.spec import NodeSpec
 
+    from .messages import DaemonRequest, Ended, FromMpirun, RankRequest, Spawned
+
 DAEMON_SECONDS = 5.0  # how long mpirun and its daemons may take to end once all ranks have
-CAUSE_WAIT = 1.0  # seconds to wait for the rank that made mpirun end
-LOST_DAEMON = 195  # what MPI ends a rank with that has lost mpirun's daemon (PMIX_ERR_LOST_CONNECTION, -61)
-# mpirun takes a command apart at spaces alone, so that tabs let a shell do it. Not on its command line: mpirun repeats
-# that, quoted badly, to its daemons.
+CAUSE_WAIT = 1.0  # seconds to wait for the failure of the rank that made mpirun end
+LOST_DAEMON = 195  # exit code of a rank that has lost mpirun's daemon (PMIX_ERR_LOST_CONNECTION, -61)
+# mpirun splits a command at spaces only; behind tabs, the shell does it. This is no option on mpirun's command line,
+# because mpirun passes those to its daemons with wrong quoting.
 _AS_SSH = (
     'sh -c exec\t"$PACELINE_MPI_PYTHON"\t-IS\t"$PACELINE_MPI_ENTRY"\tmpidaemon\t"$PACELINE_MPI_SOCKET"\t"$0"\t"$@"'
 )
@@ -55,45 +58,54 @@ class MpiRanks(Ranks):
         spec: NodeSpec,
         directory: RunDirectory,
         changed: Callable[[], None],
-        send: Callable[[Message], None],
+        start_daemon: Callable[[int, int, str], None],
     ) -> None:
+        """Nothing runs yet.
+
+        Args:
+            loop: of the agent.
+            spec: this node's part of the job.
+            directory: its run directory.
+            changed: called when a rank or the fork server changes.
+            start_daemon: has mpirun's daemon started on another node: node rank, attempt, command line.
+        """
         super().__init__(loop, spec, directory, changed)
-        self._send = send
+        self._start_daemon_on = start_daemon
         self._socket = str(directory.path / "mpi.sock")
         self._listener: socket.socket | None = None
-        self._stand_ins: dict[int, Channel] = {}  # by rank
-        self._daemons: set[str] = set()  # mpirun and its daemon, while they run here
-        self._pids: list[int] = []  # of those of this attempt
-        self._start: Message = {}
-        self._namespace = ""  # PMIx's name for this attempt
+        self._proxies: dict[int, Channel] = {}  # by rank
+        self._programs: set[str] = set()  # "mpirun" and "orted", while they run here
+        self._pids: list[int] = []  # of mpirun and its daemon in this attempt
+        self._attempt: Attempt | None = None
+        self._namespace = ""  # PMIx's name of this attempt
         self._daemon_failure = ""
 
-    def launch(self, ranks: list[Rank], start: Message) -> None:
+    def launch(self, ranks: list[Rank], start: Attempt) -> None:
         """Have mpirun start these ranks and those of the other nodes; `changed` is called as they start and end."""
         self._listen()
-        self._await(ranks)
-        self._start, self._namespace = start, ""
-        self._daemons, self._pids, self._daemon_failure = set(), [], ""
+        self._expect(ranks)
+        self._attempt, self._namespace = start, ""
+        self._programs, self._pids, self._daemon_failure = set(), [], ""
         addresses = [node["address"] for node in start["nodes"]]
         if len(set(addresses)) < len(addresses):
             self._give_up("the nodes of an MPI job must have addresses of their own; give each its --local-addr")
         elif start["node_rank"] == 0:
             self._spawn("mpirun", _mpirun(start))
 
-    def start_daemon(self, message: Message) -> None:
-        """Start mpirun's daemon here, as node 0 asks."""
-        if message["attempt"] == self._start.get("attempt") and not self._stopping:
-            self._spawn("orted", [_shell(), "-c", message["command"]])
+    def start_daemon(self, attempt: int, command: str) -> None:
+        """Start mpirun's daemon here, unless the attempt that it belongs to is over."""
+        if self._attempt is not None and self._attempt["attempt"] == attempt and not self._stopping:
+            self._spawn("orted", [_shell(), "-c", command])
 
-    def stop(self, grace: float, impatient: Callable[[], bool]) -> None:
+    def stop(self, grace: float, hurry: Callable[[], bool]) -> None:
         """End every rank and all it started, and mpirun."""
         if all(rank.status == 0 for rank in self.current.values()):
-            self._loop.run_until(lambda: not self._daemons or impatient(), DAEMON_SECONDS)
-        super().stop(grace, impatient)
+            self._loop.run_until(lambda: not self._programs or hurry(), DAEMON_SECONDS)
+        super().stop(grace, hurry)
         if all(failure.symptom for failure in self.failures()):
             self.server_failure = self.server_failure or self._daemon_failure
-        for rank in list(self._stand_ins):
-            self._drop(self._stand_ins.pop(rank))
+        for rank in list(self._proxies):
+            self._drop(self._proxies.pop(rank))
         self._remove_leftovers()
 
     def close(self) -> None:
@@ -106,7 +118,7 @@ class MpiRanks(Ranks):
             Path(self._socket).unlink(missing_ok=True)
 
     def _spawn(self, name: str, command: list[str]) -> None:
-        self._daemons.add(name)
+        self._programs.add(name)
         env = {
             "PACELINE_MPI_PYTHON": self._spec.python[0],
             "PACELINE_MPI_ENTRY": ENTRY,
@@ -114,28 +126,29 @@ class MpiRanks(Ranks):
             "OMPI_MCA_plm_rsh_agent": _AS_SSH,
             **self._interface("oob_tcp"),
         }
-        self._order({"do": "spawn", "name": name, "command": command, "env": env})
+        self._send({"do": "spawn", "name": name, "command": command, "env": env})
 
     def _interface(self, component: str) -> dict[str, str]:
-        """Keeps a part of Open MPI to the network where the nodes meet, unless the user has said which."""
-        nodes, node_rank = self._start["nodes"], self._start["node_rank"]
+        """Variables that bind a part of Open MPI to the nodes' network, unless the user has chosen one."""
+        assert self._attempt is not None
+        nodes, node_rank = self._attempt["nodes"], self._attempt["node_rank"]
         names = [f"OMPI_MCA_{component}_if_{which}" for which in ("include", "exclude")]
         if len(nodes) == 1 or any(name in {**os.environ, **self._spec.env} for name in names):
             return {}
         try:
             address = socket.gethostbyname(nodes[node_rank]["address"])
-        except OSError:  # the others may know the name all the same
+        except OSError:  # the name may be known on other nodes only
             return {}
         interface = None if is_loopback(address) else interface_of(address, interfaces())
         return {} if interface is None else {names[0]: interface}
 
-    # -- what mpirun asks ----------------------------------------------------------------------------------------------
+    # -- requests of the programs that mpirun starts -------------------------------------------------------------------
 
     def _listen(self) -> None:
         if self._listener is None:
             self._listener = socket.socket(socket.AF_UNIX)
             Path(self._socket).unlink(missing_ok=True)
-            with short(self._socket) as address:
+            with shortened(self._socket) as address:
                 self._listener.bind(address)
             self._listener.listen(1024)
             self._loop.watch(self._listener, self._accept)
@@ -147,11 +160,11 @@ class MpiRanks(Ranks):
 
     def _read(self, channel: Channel) -> None:
         try:
-            for message in channel.receive():
+            for message in cast("list[FromMpirun]", channel.receive()):
                 if message["do"] == "rank":
                     self._start_rank(message, channel)
                 else:
-                    self._pass_on(message)
+                    self._request_daemon(message)
         except ChannelClosed:
             self._drop(channel)
 
@@ -159,55 +172,58 @@ class MpiRanks(Ranks):
         self._loop.forget(channel)
         channel.close()
 
-    def _start_rank(self, message: Message, channel: Channel) -> None:
-        """Start a rank with what its stand-in has brought."""
+    def _start_rank(self, message: RankRequest, channel: Channel) -> None:
+        """Start a rank with the variables that its proxy has sent."""
         rank = next((r for r in self.current.values() if r.placement.rank == message["rank"]), None)
         if rank is None:
-            self._give_up(f"mpirun started rank {message['rank']} on {socket.gethostname()}, where it does not belong")
-        elif not self._stopping and rank.placement.rank not in self._stand_ins:
-            self._stand_ins[rank.placement.rank] = channel
+            self._give_up(f"mpirun started rank {message['rank']} on {socket.gethostname()}, which is not its node")
+        elif not self._stopping and rank.placement.rank not in self._proxies:
+            self._proxies[rank.placement.rank] = channel
             self._namespace = message["env"].get("PMIX_NAMESPACE", "")
             rank.env.update(message["env"], **self._interface("btl_tcp"))
             if self._spec.nproc > devices.cores():
                 rank.env.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-            self._order_start([rank])
+            self._send_start([rank])
 
-    def _pass_on(self, message: Message) -> None:
-        """Have the agent of a machine start mpirun's daemon."""
-        hosts = [node["address"] for node in self._start["nodes"]]
+    def _request_daemon(self, message: DaemonRequest) -> None:
+        """Have mpirun's daemon started on a node."""
+        assert self._attempt is not None
+        hosts = [node["address"] for node in self._attempt["nodes"]]
         if message["host"] in hosts:
-            order = {"attempt": self._start["attempt"], "node_rank": hosts.index(message["host"])}
-            self._send({"do": "daemon", "command": message["command"], **order})
+            self._start_daemon_on(hosts.index(message["host"]), self._attempt["attempt"], message["command"])
 
-    # -- what becomes of it --------------------------------------------------------------------------------------------
+    # -- how ranks and programs end ------------------------------------------------------------------------------------
 
     def _rank_ended(self, rank: Rank, status: int, ended: float) -> None:
         super()._rank_ended(rank, status, ended)
         if rank.failure is not None and not rank.failure.has_traceback and exit_code(status) == LOST_DAEMON:
             rank.failure = dataclasses.replace(rank.failure, symptom=True, message="lost its connection to mpirun")
-        stand_in = self._stand_ins.get(rank.placement.rank)
-        if status == 0 and stand_in is not None:  # of any other end mpirun hears when all ranks have been stopped
+        proxy = self._proxies.get(rank.placement.rank)
+        if status == 0 and proxy is not None:  # the proxy of a failed rank ends when all ranks have been stopped
             with contextlib.suppress(ChannelClosed):
-                stand_in.send({"do": "end"})
+                proxy.send({"do": "end"})
 
-    def _hear_of_daemon(self, message: Message) -> None:
+    def _program_changed(self, message: Spawned | Ended) -> None:
+        assert self._attempt is not None
         if message["event"] == "spawned":
             self._pids.append(message["pid"])
             return
-        self._daemons.discard(message["name"])
-        number, attempt = exit_code(message["status"]), self._start["attempt"]
+        self._programs.discard(message["name"])
+        number, attempt = exit_code(message["status"]), self._attempt["attempt"]
         if self._stopping or number == 0:
             return
         self._daemon_failure = (
-            f"{message['name']} ended with exit status {number}; what it said is in {self._dir.agent_log}"
+            f"{message['name']} ended with exit status {number}; its output is in {self._dir.agent_log}"
         )
         if os.WIFSIGNALED(message["status"]):
             self._give_up(f"{message['name']} was killed by {signal.Signals(number - 128).name}")
-        else:  # probably for what a rank did, say MPI_Abort
-            self._loop.after(CAUSE_WAIT, lambda: self._lose_patience(attempt))
+        else:  # probably because of a rank, say by MPI_Abort
+            self._loop.after(CAUSE_WAIT, lambda: self._check_cause(attempt))
 
-    def _lose_patience(self, attempt: int) -> None:
-        if self.left and not self._stopping and self._start["attempt"] == attempt:
+    def _check_cause(self, attempt: int) -> None:
+        """Blame mpirun if no rank has failed meanwhile."""
+        assert self._attempt is not None
+        if self.left and not self._stopping and self._attempt["attempt"] == attempt:
             self._give_up(self._daemon_failure)
 
     def _give_up(self, why: str) -> None:
@@ -218,7 +234,7 @@ class MpiRanks(Ranks):
         self._changed()
 
     def _remove_leftovers(self) -> None:
-        """Remove the files of daemons and ranks that had no time to do it themselves."""
+        """Remove the files of daemons and ranks that could not do it themselves."""
         host, user = socket.gethostname(), os.getuid()
         sessions = Path(tempfile.gettempdir(), f"ompi.{host}.{user}")
         for pid in self._pids:
@@ -229,14 +245,14 @@ class MpiRanks(Ranks):
                 path.unlink(missing_ok=True)
 
 
-def _mpirun(start: Message) -> list[str]:
-    """The command line that starts all ranks, numbered as the coordinator numbers them."""
+def _mpirun(start: Attempt) -> list[str]:
+    """The command line that starts all ranks, with the coordinator's numbers."""
     nodes = start["nodes"]
     options = {
         "plm": "rsh",
         "plm_rsh_no_tree_spawn": "1",
         "orte_leave_session_attached": "1",  # daemons stay children of the fork server
-        "ras": "^alps,gridengine,lsf,slurm,tm",  # the coordinator has given us our nodes
+        "ras": "^alps,gridengine,lsf,slurm,tm",  # the nodes are those of the attempt
     }
     return [
         "mpirun",
@@ -250,7 +266,7 @@ def _mpirun(start: Message) -> list[str]:
 
 
 def _shell() -> str:
-    """What sshd would run a command with: mpirun writes it for this user's shell."""
+    """This user's shell: mpirun writes the command for it, because sshd would run it so."""
     try:
         return pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
     except KeyError:

@@ -1,4 +1,4 @@
-"""Where the ranks of a node stand, and the variables that tell them."""
+"""The placement of each rank of a node, and the variables by which a rank learns it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from paceline.node.machine import devices, processes
 from paceline.node.spec import NodeSpec
 
 if TYPE_CHECKING:
-    from paceline.node.eventloop.channel import Message
+    from collections.abc import Mapping
+
     from paceline.node.rundir.directory import RunDirectory
 
 
-def place(spec: NodeSpec, start: Message, local_rank: int) -> Placement:
-    """Where a rank of this node stands once the coordinator has said "start"."""
+def place(spec: NodeSpec, start: Mapping[str, Any], local_rank: int) -> Placement:
+    """The placement of a rank of this node in an attempt."""
     slots = [node["slots"] for node in start["nodes"]]
     node_rank = start["node_rank"]
     mine = (spec.devices[local_rank % len(spec.devices)],) if spec.devices else ()
@@ -30,7 +31,7 @@ def place(spec: NodeSpec, start: Message, local_rank: int) -> Placement:
         node_count=len(slots),
         main_address=start["main_address"],
         main_port=start["main_port"],
-        devices=("0",) if mine and spec.framework == "paddle" else mine,  # it numbers the devices that it sees
+        devices=("0",) if mine and spec.framework == "paddle" else mine,  # it numbers the visible devices itself
         attempt=start["attempt"],
         job=start["job"],
         endpoints=tuple(f"{node['address']}:{port}" for node in start["nodes"] for port in node["ports"]),
@@ -40,14 +41,14 @@ def place(spec: NodeSpec, start: Message, local_rank: int) -> Placement:
 def variables(spec: NodeSpec, placement: Placement) -> dict[str, Any]:
     """What a rank finds in its environment, beside what belongs to its run directory."""
     env = {**CONTRACTS[spec.framework].write(placement), **OWN_CONTRACT.write(placement)}
-    if spec.framework in ("jax", "tensorflow", "paddle"):  # beside these a script may use torch, say to load data
+    if spec.framework in ("jax", "tensorflow", "paddle"):  # a script may use torch too, say to load data
         env = {**CONTRACTS["torch"].write(placement), **env}
-    if spec.framework == "mpi":  # mpirun tells nobody where torch.distributed could meet
+    if spec.framework == "mpi":  # mpirun does not provide what torch.distributed needs
         env.update(MASTER_ADDR=placement.main_address, MASTER_PORT=str(placement.main_port))
     if spec.framework == "torch":
         env["ROLE_NAME"] = spec.role
         env["TORCHELASTIC_MAX_RESTARTS"] = str(spec.max_restarts)
-    elif spec.devices and spec.framework in ("paddle", "indexed"):  # these choose no device: they see theirs alone
+    elif spec.devices and spec.framework in ("paddle", "indexed"):  # these choose no device, so only theirs is visible
         env.update(devices.visibility((spec.devices[placement.local_rank % len(spec.devices)],)))
     return env
 
@@ -60,7 +61,8 @@ def shell_of(run: RunDirectory, rank: int) -> tuple[dict[str, str], str]:
     Raises:
         Refused: the job has no such rank here.
     """
-    spec, status = NodeSpec.load(run.spec), run.read_status() or {}
+    spec = NodeSpec.load(run.spec)
+    status: Mapping[str, Any] = run.read_status() or {}
     local = {entry["rank"]: entry["local_rank"] for entry in status.get("ranks", ())} or {
         number: number for number in range(spec.nproc)
     }
@@ -74,7 +76,7 @@ def shell_of(run: RunDirectory, rank: int) -> tuple[dict[str, str], str]:
     return {**env, **mine, **spec.env, **foreseen(spec, local[rank], status)}, spec.working_dir
 
 
-def foreseen(spec: NodeSpec, local_rank: int, status: dict[str, Any]) -> dict[str, Any]:
+def foreseen(spec: NodeSpec, local_rank: int, status: Mapping[str, Any]) -> dict[str, Any]:
     """The variables of a rank: as its job started, or as far as they are known before, for a single node."""
     start = status.get("start")
     if start is None:  # it has not started yet

@@ -33,10 +33,10 @@ _rank_pid = 0
 def run_program(program: Program, error_path: Path) -> None:
     """Run a script or module to its end; like Python itself, leave by SystemExit or by returning.
 
-    An exception that nobody catches is printed by `sys.excepthook` as ever, and recorded in `error_path` first,
-    so that whoever watches knows of it before the peers do.
+    An uncaught exception is recorded in `error_path` first, so that the agent knows of it before the peers do, and then
+    printed by `sys.excepthook` as usual.
     """
-    global _rank_pid  # noqa: PLW0603 - a child that the script forks comes this way too, and is no rank
+    global _rank_pid  # noqa: PLW0603 - a child that the script forks gets here too, and is no rank
     _rank_pid = os.getpid()
     _buffer_by_line()
     sys.argv = [program.target, *program.args]
@@ -65,7 +65,7 @@ def _leave(code: object) -> None:
     """End a process that has torch in it without Python's own finalization; in most others this does nothing.
 
     Finalization takes torch apart while its threads run: a gloo thread that asks for the GIL meanwhile aborts a rank
-    that was through (torch 2.13: `terminate called without an active exception`), and every rank copies the memory
+    that was done (torch 2.13: `terminate called without an active exception`), and every rank copies the memory
     it shared until then. What a script can see of its end happens all the same: threads are waited for, atexit
     functions run, its objects are dropped, files are flushed.
 
@@ -99,7 +99,7 @@ def script_folder(script: str) -> str:
 
 
 def _buffer_by_line() -> None:
-    """Show each line as it comes though stdout is a file, as Python does on a terminal; `-u` is left alone."""
+    """Flush stdout after each line though it is a file, as Python does on a terminal; `-u` is left alone."""
     stream: Any = sys.stdout
     if stream is not None and not stream.write_through:
         stream.reconfigure(line_buffering=True)
@@ -133,7 +133,7 @@ def _run_script(script: str) -> None:
 
 
 def _report(error: BaseException, error_path: Path) -> None:
-    """Print an uncaught exception through `sys.excepthook`, and record where in the log it stands."""
+    """Print an uncaught exception through `sys.excepthook`, and record which part of the log holds it."""
     when = time.monotonic()
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == _report.__code__.co_filename:
@@ -168,7 +168,7 @@ def _record(
     when: float,
     span: tuple[int | None, int | None] = (None, None),
 ) -> None:
-    """Say in a file what ended this rank and when; `span` is where in the log its traceback stands."""
+    """Record what ended this rank and when; `span` is the part of the log that holds the traceback."""
     if os.getpid() != _rank_pid:
         return
     try:

@@ -1,1 +1,1 @@
-"""How the agents of a job find each other, and who coordinates them."""
+"""How the agents of a job find each other, and which of them coordinates the job."""

@@ -1,59 +1,76 @@
-"""Decides for all nodes of a job: when an attempt starts, when it halts, who takes part, how the job ends.
+"""Decides for all nodes of a job: when an attempt starts, when it halts, which nodes take part, how the job ends.
 
-Pure state: messages in, messages out. `meeting` carries them.
+Pure state: messages in, messages out. `links` sends and receives them, `messages` has their types.
 
     node → coordinator   {"do": "join", "id", "node_rank", "nodes": [least, most], "slots", "host", "address", "listen",
                           "job", "main_port", "ports", "version", "standing"}
                          {"do": "prepared"}                          this newcomer could start its ranks at once
                          {"do": "ready"}                             agrees to the attempt, and waits for "go"
-                         {"do": "failed"}                            a rank failed here
-                         {"do": "done"}                              all ranks here ended well
-                         {"do": "preempted", "final"}                the ranks here have saved their state, to go on
-                                                                     later; "final": not in this job
-                         {"do": "stop", "signal"}                    somebody stops the job here
-                         {"do": "daemon", "node_rank", "attempt", "command"}    of mpirun, to be passed on to that node
+                         {"do": "failed"}                            a rank has failed here
+                         {"do": "done"}                              all ranks here have succeeded
+                         {"do": "preempted", "final"}                the ranks here have saved their state and ended, to
+                                                                     go on later; "final": not in this job
+                         {"do": "stop", "signal"}                    this node was asked to stop the job
+                         {"do": "daemon", "node_rank", "attempt", "command"}    mpirun's daemon is to start on that node
                          {"do": "leave"}                             this node is to leave the job, which goes on
                          {"do": "stopped", "failures", "main_port", "ports"}   no rank of this attempt is left here
     of its own node      {"do": "called"}                            the time of a "last call" is over
-                         {"do": "give up", "why"}                    those that are missing do not come
+                         {"do": "give up", "why"}                    the missing nodes do not come
     coordinator → node   {"do": "refuse", "why"}
-                         {"do": "prepare", "nodes"}                  the job runs: get ready to take part
+                         {"do": "prepare", "nodes"}                  the job runs: prepare to take part
                          {"do": "start", "attempt", "node_rank", "nodes": [{"id", "host", "address", "listen", "slots",
                           "ports"}], "main_address", "main_port", "job", "standing"}
                          {"do": "go"}                                all have agreed: start your ranks
-                         {"do": "halt", "signal", "save", "grace"}   stop your ranks; signal 0 if nobody asked for it,
+                         {"do": "halt", "signal", "save", "grace"}   stop your ranks; signal 0 if none asked for it,
                                                                      "save" lets them save their state first
                          {"do": "restart", "attempt", "restarts", "failure", "others", "why", "nodes"}
-                                                                     told before the next "start"
-                         {"do": "wait", "why"}                       too few are left: others must come
-                         {"do": "search", "why", "dead"}             this one may decide nothing any more
+                                                                     sent before the next "start"
+                         {"do": "wait", "why", "failure", "others"}  too few nodes are left: others must join
+                         {"do": "search", "why", "dead"}             this coordinator decides nothing any more
                          {"do": "finish", "state", "exit_code", "failure", "others"}
     to its own node      {"do": "last call"}                         send "called" after a moment
 
-A job whose number of nodes may change is elastic: nodes come and go, and each change makes a new attempt.
+A job whose number of nodes may change is elastic: nodes join and leave, and each change makes a new attempt.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.contract import RESUME_CODE
-from paceline.node.eventloop.channel import Message
 from paceline.node.failure import Failure, culprit, node_failure
 
 from .quorum import Membership, Standing
 
+if TYPE_CHECKING:
+    from paceline.node.rundir.status import NodeEntry, OtherFailure
+
+    from .messages import (
+        FinalState,
+        Finish,
+        Halt,
+        Join,
+        Outcome,
+        Restart,
+        StandingRecord,
+        Start,
+        StartDaemon,
+        ToCoordinator,
+        ToNode,
+    )
+
+    Outbox = list[tuple[int, ToNode]]
+
 GATHERING, AGREEING, RUNNING, HALTING, FINISHED = "gathering", "agreeing", "running", "halting", "finished"
-GONE_GRACE = 1.0  # seconds for the ranks of an attempt that has lost a node, and can do nothing any more
-Outbox = list[tuple[int, Message]]
+GONE_GRACE = 1.0  # seconds between SIGTERM and SIGKILL for the ranks of an attempt that has lost a node
 
 
 @dataclass
 class _Member:
     """What the coordinator knows of one node."""
 
-    joined: Message
+    joined: Join
     node_rank: int = -1
     prepared: bool = True
     takes_part: bool = False  # in the current attempt
@@ -74,11 +91,11 @@ class _Member:
 
 
 class Coordinator:
-    """The state of a job over its nodes. `receive` and `lost` return (peer, message) pairs to be sent.
+    """The state of a job over its nodes. `receive` and `lost` return (peer, message) pairs to send.
 
     Attributes:
         least, most: how many nodes the job may have.
-        expected: how many are on their way at first.
+        expected: how many nodes the first attempt waits for.
     """
 
     def __init__(self, least: int, most: int, max_restarts: int, expected: int | None = None) -> None:
@@ -87,7 +104,7 @@ class Coordinator:
         self.expected = most if expected is None else expected
         self.max_restarts = max_restarts
         self.phase = GATHERING
-        self.attempt = 0  # the next one, or the one that runs
+        self.attempt = 0  # the current one, or the next
         self.restarts = 0  # after failures
         self.stop_signal = 0
         self.preempted = False
@@ -96,66 +113,69 @@ class Coordinator:
         self.standing: Standing | None = None
         self.dead: set[str] = set()
         self.has_started = False
-        self._is_calling = False
+        self._in_last_call = False
         self._gone: list[Failure] = []
         self._changes: list[str] = []  # of the membership, since the attempt began
 
     @property
     def is_elastic(self) -> bool:
-        """Whether nodes may come and go."""
+        """Whether nodes may join and leave."""
         return self.least < self.most
 
     @property
     def missing(self) -> int:
-        """How many nodes have not joined that the job needs."""
+        """How many of the nodes that the job needs have not joined."""
         return max(0, (self.least if self.is_elastic else self.most) - len(self.members))
 
-    def receive(self, peer: int, message: Message) -> Outbox:
-        """Take a message of a node; returns what is to be sent to whom."""
-        what = message["do"]
-        if what == "join":
+    def receive(self, peer: int, message: ToCoordinator) -> Outbox:
+        """Handle a message of a node; returns the messages to send."""
+        if message["do"] == "join":
             return self._join(peer, message)
-        member = self.members.get(peer)
-        if what == "called":
-            return self._called()
-        if what == "give up":
+        if message["do"] == "called":
+            return self._end_last_call()
+        if message["do"] == "give up":
             return self._give_up(message["why"])
+        member = self.members.get(peer)
         if member is None or self.phase == FINISHED:
             return []
-        if what == "prepared":
+        return self._handle(member, message)
+
+    def _handle(self, member: _Member, message: ToCoordinator) -> Outbox:
+        """Handle a message of a member of a job that has not ended."""
+        if message["do"] == "prepared":
             member.prepared = True
-            return self._call()
-        if what == "ready":
+            return self._last_call()
+        if message["do"] == "ready":
             member.ready = True
             return self._agreed()
-        if what == "done":
+        if message["do"] == "done":
             member.done = True
             return self._check_done()
-        if what == "failed":
+        if message["do"] == "failed":
             return self._halt()
-        if what == "preempted":
+        if message["do"] == "preempted":
             self.preempted, self.final = True, self.final or message["final"]
             return self._halt()
-        if what == "stop":
+        if message["do"] == "stop":
             self.stop_signal = message["signal"]
             return self._halt(self.stop_signal) if self.phase != HALTING else []
-        if what == "leave":
+        if message["do"] == "leave":
             return self._leave(member)
-        if what == "stopped" and self.phase == HALTING:
+        if message["do"] == "stopped" and self.phase == HALTING:
             member.stopped = True
             member.failures = [Failure.from_dict(f) for f in message["failures"]]
-            member.joined.update(main_port=message["main_port"], ports=message["ports"])
+            member.joined.update({"main_port": message["main_port"], "ports": message["ports"]})
             return self._decide()
-        return self._pass_on(message) if what == "daemon" else []
+        return self._forward(message) if message["do"] == "daemon" else []
 
-    def _pass_on(self, message: Message) -> Outbox:
-        """What one node wants of another one."""
+    def _forward(self, message: StartDaemon) -> Outbox:
+        """Send another node what one node asks of it."""
         if self.phase != RUNNING:
             return []
         return [(peer, message) for peer, m in self.members.items() if m.node_rank == message["node_rank"]]
 
     def lost(self, peer: int, is_dead: bool = True) -> Outbox:
-        """A node's connection broke: its ranks are gone, or nobody hears of them any more, and the others stop."""
+        """Handle the loss of a node's connection: its ranks are gone or out of reach, so the others stop."""
         member = self.members.pop(peer, None)
         if member is None or self.phase == FINISHED:
             return []
@@ -172,31 +192,33 @@ class Coordinator:
         self._changes.append(why)
         if self.phase != HALTING:
             return self._halt(grace=GONE_GRACE)
-        return self._to_team({"do": "halt", "signal": 0, "save": False, "grace": GONE_GRACE}) + self._decide()
+        halt: Halt = {"do": "halt", "signal": 0, "save": False, "grace": GONE_GRACE}
+        return self._to_participants(halt) + self._decide()
 
     def has_died(self, name: str) -> Outbox:
-        """An agent is known to be dead, of which nothing was heard."""
+        """Handle the death of an agent that is not connected."""
         self.dead.add(name)
         return self._gathered() if self.phase == GATHERING else []
 
-    # -- who takes part ------------------------------------------------------------------------------------------------
+    # -- membership ----------------------------------------------------------------------------------------------------
 
-    def _join(self, peer: int, message: Message) -> Outbox:
+    def _join(self, peer: int, message: Join) -> Outbox:
         outbox: Outbox = []
         for other, member in list(self.members.items()):
-            if member.id == message["id"]:  # it comes back before anybody has noticed that it was away
+            if member.id == message["id"]:  # it reconnects before its loss was noticed
                 outbox += self.lost(other, is_dead=False)
         why = self._refusal(message)
         if why:
             return [*outbox, (peer, {"do": "refuse", "why": why})]
-        self._learn(message["standing"])
+        self._adopt(message["standing"])
         gathering = self.phase == GATHERING
         self.members[peer] = _Member(message, prepared=gathering)
         if gathering:
             return outbox + self._gathered()
         return [*outbox, (peer, {"do": "prepare", "nodes": self._nodes()})]
 
-    def _refusal(self, message: Message) -> str:
+    def _refusal(self, message: Join) -> str:
+        """Why a node may not join, or ""."""
         if self.phase == FINISHED:
             return "the job has ended"
         if len(self.members) >= self.most or (self.phase != GATHERING and not self.is_elastic):
@@ -213,40 +235,40 @@ class Coordinator:
                 return f"node rank {asked} is taken by {other['host']}; give each node its own --node-rank"
         return ""
 
-    def _learn(self, stored: dict[str, Any] | None) -> None:
-        """A node that has lost its coordinator tells how far the job was."""
+    def _adopt(self, stored: StandingRecord | None) -> None:
+        """Adopt the standing of a node that has lost its coordinator, if it is the newest one."""
         if stored is None or self.has_started:
             return
-        told, known = Standing.from_dict(stored), self.standing
-        self.restarts = max(self.restarts, told.restarts)
-        if known is None or (told.attempt, told.agreed) > (known.attempt, known.agreed):
-            self.standing = told
-            self.attempt = told.attempt + 1
+        theirs, ours = Standing.from_dict(stored), self.standing
+        self.restarts = max(self.restarts, theirs.restarts)
+        if ours is None or (theirs.attempt, theirs.agreed) > (ours.attempt, ours.agreed):
+            self.standing = theirs
+            self.attempt = theirs.attempt + 1
 
     def _may_go_on(self) -> bool:
-        """Whether no others can go on without these."""
+        """Whether the members are a quorum: no other nodes can go on without them."""
         present = {member.id for member in self.members.values()}
         return self.standing is None or self.standing.may_go_on(present, self.dead)
 
     def _gathered(self) -> Outbox:
-        """Start when all are there that can come; call for the last ones when there are enough."""
+        """Start if no other nodes can come; begin a last call if there are enough."""
         if len(self.members) < self.least or not self._may_go_on():
             return []
         if self.standing is None:
             is_complete = len(self.members) >= self.expected
         else:
             is_complete = self.standing.members - self.dead <= {member.id for member in self.members.values()}
-        return self._start() if is_complete or len(self.members) == self.most else self._call()
+        return self._start() if is_complete or len(self.members) == self.most else self._last_call()
 
-    def _call(self) -> Outbox:
-        """Give others a moment to come too."""
-        if self._is_calling or self.phase not in (GATHERING, RUNNING):
+    def _last_call(self) -> Outbox:
+        """Give other nodes a moment to join too."""
+        if self._in_last_call or self.phase not in (GATHERING, RUNNING):
             return []
-        self._is_calling = True
+        self._in_last_call = True
         return [(0, {"do": "last call"})]
 
-    def _called(self) -> Outbox:
-        self._is_calling = False
+    def _end_last_call(self) -> Outbox:
+        self._in_last_call = False
         if self.phase == GATHERING and len(self.members) >= self.least and self._may_go_on():
             return self._start()
         if self.phase == RUNNING and (newcomers := self._newcomers()):
@@ -258,14 +280,14 @@ class Coordinator:
         return [member for member in self.members.values() if member.prepared and not member.takes_part]
 
     def _leave(self, member: _Member) -> Outbox:
-        """Let a node go, once all have saved their state, unless too few would stay that know how far the job is."""
+        """Let a node leave, once all have saved their state, unless too few would stay that know the job's state."""
         if not self.is_elastic or member.leaves:
             return []
         if self.phase in (GATHERING, AGREEING):
             member.wants_to_leave = True
             return []
         if not member.takes_part:
-            return self._let_go([member])
+            return self._dismiss([member])
         if len(self._staying()) <= self.least:
             return []
         member.leaves = True
@@ -273,40 +295,43 @@ class Coordinator:
         return self._halt(save=True)
 
     def _staying(self) -> list[_Member]:
-        return [member for member in self._team() if not member.leaves]
+        return [member for member in self._participants() if not member.leaves]
 
     def _keep_enough(self) -> None:
-        """Nobody leaves where too few would stay, now that others are gone."""
+        """Let no node leave if too few would stay, now that others are gone."""
         if len(self._staying()) < self.least:
-            for member in self._team():
+            for member in self._participants():
                 if member.leaves:
                     member.leaves = False
                     self._changes.remove(_leaves(member))
 
-    def _let_go(self, leaving: list[_Member]) -> Outbox:
-        """Those that leave hear that it is over for them; if this node is among them, others must coordinate."""
+    def _dismiss(self, leaving: list[_Member]) -> Outbox:
+        """End the job for nodes that leave; if this one is among them, another one must coordinate the rest."""
         outbox: Outbox = []
         for peer, member in list(self.members.items()):
             if member in leaving:
                 del self.members[peer]
                 self.dead.add(member.id)
-                outbox.append((peer, {"do": "finish", "state": "STOPPED", "exit_code": 0, **_told([])}))
+                outbox.append((peer, _finish("STOPPED", 0, [])))
         if 0 not in self.members:
             outbox += self._disband("the node that coordinated the job has left it")
         return outbox
 
     # -- an attempt ----------------------------------------------------------------------------------------------------
 
-    def _team(self) -> list[_Member]:
+    def _participants(self) -> list[_Member]:
         return [member for member in self.members.values() if member.takes_part]
 
-    def _nodes(self) -> list[Message]:
-        """Those that take part, in the order of their node ranks."""
-        order = sorted(self._team(), key=lambda m: m.node_rank)
-        return [{key: m.joined[key] for key in ("id", "host", "address", "listen", "slots", "ports")} for m in order]
+    def _nodes(self) -> list[NodeEntry]:
+        """The nodes that take part, by node rank."""
+        order = sorted(self._participants(), key=lambda m: m.node_rank)
+        return [
+            {"id": m.joined["id"], "host": m.joined["host"], "address": m.joined["address"],
+             "listen": m.joined["listen"], "slots": m.joined["slots"], "ports": m.joined["ports"]} for m in order
+        ]  # fmt: skip
 
     def _number(self) -> None:
-        """Number those that take part: first as they asked, later those that were there before come first."""
+        """Number the nodes that take part: at first as they asked, later with the former participants first."""
         free = iter(sorted(set(range(self.most)) - {m.joined["node_rank"] for m in self.members.values()}))
         prepared = [member for member in self.members.values() if member.prepared or member.takes_part]
         for _, member in sorted(self.members.items()):
@@ -323,26 +348,27 @@ class Coordinator:
             self.members[peer].node_rank = number
 
     def _start(self) -> Outbox:
-        """Propose the attempt to all that take part; it begins when they have agreed."""
+        """Propose the attempt to all that take part; it starts when all have agreed."""
         self._number()
         self.phase, self.has_started = AGREEING, True
         self._changes.clear()
-        order = sorted(self._team(), key=lambda m: m.node_rank)
+        order = sorted(self._participants(), key=lambda m: m.node_rank)
         for member in order:
             member.ready = member.done = member.stopped = False
             member.failures = []
         proposed = Membership(tuple(m.id for m in order), self.members[0].id)
         before = self.standing.asked if self.standing is not None else ()
-        told = Standing(self.attempt, self.restarts, False, (*before, proposed))
-        self.standing = self.standing or told
-        start: Message = {
+        standing = Standing(self.attempt, self.restarts, False, (*before, proposed))
+        self.standing = self.standing or standing
+        start: Start = {
             "do": "start",
             "attempt": self.attempt,
+            "node_rank": -1,  # each node gets its own
             "nodes": self._nodes(),
             "main_address": order[0].joined["address"],
             "main_port": order[0].joined["main_port"],
             "job": order[0].joined["job"],
-            "standing": told.to_dict(),
+            "standing": standing.to_dict(),
         }
         return [
             (peer, {**start, "node_rank": member.node_rank})
@@ -351,20 +377,20 @@ class Coordinator:
         ]
 
     def _agreed(self) -> Outbox:
-        """Once all have agreed there is no way back to the members before."""
-        if self.phase != AGREEING or not all(member.ready for member in self._team()):
+        """Start the ranks once all have agreed: from now on the former members do not count."""
+        if self.phase != AGREEING or not all(member.ready for member in self._participants()):
             return []
         self.phase = RUNNING
-        ids = tuple(member.id for member in sorted(self._team(), key=lambda m: m.node_rank))
+        ids = tuple(member.id for member in sorted(self._participants(), key=lambda m: m.node_rank))
         self.standing = Standing(self.attempt, self.restarts, True, (Membership(ids, self.members[0].id),))
-        outbox = self._to_team({"do": "go"}) + (self._call() if self._newcomers() else [])
+        outbox = self._to_participants({"do": "go"}) + (self._last_call() if self._newcomers() else [])
         for member in [member for member in self.members.values() if member.wants_to_leave]:
             member.wants_to_leave = False
             outbox += self._leave(member)
         return outbox
 
     def _check_done(self) -> Outbox:
-        if self.phase == RUNNING and all(member.done for member in self._team()):
+        if self.phase == RUNNING and all(member.done for member in self._participants()):
             return self._finish("SUCCEEDED", 0, [])
         return []
 
@@ -374,15 +400,15 @@ class Coordinator:
         if self.phase not in (AGREEING, RUNNING):
             return []
         self.phase = HALTING
-        return self._to_team({"do": "halt", "signal": number, "save": save, "grace": grace})
+        return self._to_participants({"do": "halt", "signal": number, "save": save, "grace": grace})
 
     def _decide(self) -> Outbox:
-        """Once no rank is left anywhere: again, or the end."""
-        team = self._team()
-        if not all(member.stopped for member in team):
+        """Once no rank is left on any node: start another attempt, or end the job."""
+        participants = self._participants()
+        if not all(member.stopped for member in participants):
             return []
-        failures = [failure for member in team for failure in member.failures]
-        if self.is_elastic and self._gone:  # what fails because a node is gone does not count
+        failures = [failure for member in participants for failure in member.failures]
+        if self.is_elastic and self._gone:  # failures that the loss of a node has caused do not count
             failures = [failure for failure in failures if not failure.symptom]
         else:
             failures += self._gone
@@ -400,21 +426,24 @@ class Coordinator:
         self.preempted = self.final = False
         self.attempt += 1
         self.phase = GATHERING
-        outbox = self._let_go([member for member in team if member.leaves])
+        outbox = self._dismiss([member for member in participants if member.leaves])
         if self.phase == FINISHED:
             return outbox
         if not self._may_go_on():
             return outbox + self._disband(why)
         if len(self.members) < self.least:
-            return outbox + self._to_all({"do": "wait", "why": why, **_told(failures)})
+            return outbox + self._to_all({"do": "wait", "why": why, **_outcome(failures)})
         starts = self._start()
-        told = {"attempt": self.attempt, "restarts": self.restarts, "why": why, "nodes": len(self._team())}
-        return outbox + self._to_team({"do": "restart", **told, **_told(failures)}) + starts
+        restart: Restart = {
+            "do": "restart", "attempt": self.attempt, "restarts": self.restarts, "why": why,
+            "nodes": len(self._participants()), **_outcome(failures),
+        }  # fmt: skip
+        return outbox + self._to_participants(restart) + starts
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _disband(self, why: str) -> Outbox:
-        """Decide nothing any more: too few are left, and others may go on elsewhere."""
+        """Decide nothing any more: too few nodes are left, and others may go on elsewhere."""
         self.phase = FINISHED
         return self._to_all({"do": "search", "why": why, "dead": sorted(self.dead)})
 
@@ -424,14 +453,14 @@ class Coordinator:
         own = self.members[0]
         return self._finish("FAILED", 1, [node_failure(max(own.node_rank, 0), own.name, why)])
 
-    def _finish(self, state: str, exit_code: int, failures: list[Failure]) -> Outbox:
+    def _finish(self, state: FinalState, exit_code: int, failures: list[Failure]) -> Outbox:
         self.phase = FINISHED
-        return self._to_all({"do": "finish", "state": state, "exit_code": exit_code, **_told(failures)})
+        return self._to_all(_finish(state, exit_code, failures))
 
-    def _to_all(self, message: Message) -> Outbox:
+    def _to_all(self, message: ToNode) -> Outbox:
         return [(peer, message) for peer in self.members]
 
-    def _to_team(self, message: Message) -> Outbox:
+    def _to_participants(self, message: ToNode) -> Outbox:
         return [(peer, message) for peer, member in self.members.items() if member.takes_part]
 
 
@@ -443,10 +472,16 @@ def _range(least: int, most: int) -> str:
     return f"{least}" if least == most else f"{least}:{most}"
 
 
-def _told(failures: list[Failure]) -> dict[str, Any]:
-    """The culprit in full, the others by rank and what they said."""
+def _finish(state: FinalState, exit_code: int, failures: list[Failure]) -> Finish:
+    return {"do": "finish", "state": state, "exit_code": exit_code, **_outcome(failures)}
+
+
+def _outcome(failures: list[Failure]) -> Outcome:
+    """The first failure in full, the others by rank and message."""
     if not failures:
         return {"failure": None, "others": []}
     first = culprit(failures)
-    others = [{"rank": f.rank, "node": f.node, "message": f.message} for f in failures if f is not first]
-    return {"failure": first.to_dict(), "others": sorted(others, key=lambda o: (o["rank"] is None, o["rank"]))}
+    others: list[OtherFailure] = [
+        {"rank": f.rank, "node": f.node, "message": f.message} for f in failures if f is not first
+    ]
+    return {"failure": first.to_dict(), "others": sorted(others, key=lambda o: (o["rank"] is None, o["rank"] or 0))}

@@ -1,4 +1,4 @@
-"""How an agent and a peer prove to each other that they know the job's token."""
+"""How two agents prove to each other that they know the job's token, before they exchange anything else."""
 
 from __future__ import annotations
 
@@ -7,49 +7,52 @@ import select
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from paceline.contract import handshake
 from paceline.node.eventloop.channel import MAX_LINE, Channel, ChannelClosed, Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Literal
 
     from paceline.node.eventloop.loop import Loop
+    from paceline.node.rundir.status import NodeEntry
+
+    from .messages import AgentStatus
 
 
-MAX_STRANGERS = 64
+# Limits for peers that are not authenticated yet.
+MAX_PENDING = 64
+PENDING_SECONDS = 10.0
+PENDING_BYTES = 4096
 
 
-STRANGER_SECONDS = 10.0
+def prove(token: bytes, side: str, initiators: object, acceptors: object) -> str:
+    """The proof of `side` ("initiator" or "acceptor") after both have sent their challenges."""
+    challenges = (str(each).encode(errors="replace") for each in (initiators, acceptors))
+    return handshake.prove(token, side, *challenges).hex()
 
 
-STRANGER_BYTES = 4096
+def is_proof(given: object, token: bytes, side: str, initiators: object, acceptors: object) -> bool:
+    """Whether `given` proves that `side` knows the token."""
+    expected = prove(token, side, initiators, acceptors).encode()
+    return hmac.compare_digest(str(given).encode(errors="replace"), expected)
 
 
-def prove(token: bytes, side: str, guests: object, hosts: object) -> str:
-    """The proof of `side` ("host" or "guest") after both have sent their challenges."""
-    return handshake.prove(token, side, *(str(each).encode(errors="replace") for each in (guests, hosts))).hex()
-
-
-def is_proof(said: object, token: bytes, side: str, guests: object, hosts: object) -> bool:
-    """Whether whoever said this knows the token."""
-    return hmac.compare_digest(str(said).encode(errors="replace"), prove(token, side, guests, hosts).encode())
-
-
-class Door:
-    """Where the other agents of the job knock: lets those in who know its token."""
+class Listener:
+    """Accepts connections of other agents of the job: those that know its token."""
 
     def __init__(
-        self, loop: Loop, token: bytes, status: Callable[[], Message], admit: Callable[[Channel], None]
+        self, loop: Loop, token: bytes, status: Callable[[], AgentStatus], admit: Callable[[Channel], None]
     ) -> None:
-        """Nobody can knock before `open`.
+        """Nothing listens before `open`.
 
         Args:
             loop: of this agent.
             token: of the job.
-            status: what visitors are told; those that want to join come in where it says "leads".
-            admit: takes the connection of one that comes in.
+            status: what an authenticated peer receives; one that wants to join is admitted if this has "leads".
+            admit: receives the connection of a peer that joins.
         """
         self.port = 0
         self._loop = loop
@@ -57,10 +60,10 @@ class Door:
         self._status = status
         self._admit = admit
         self._listener: socket.socket | None = None
-        self._strangers: dict[Channel, tuple[str, str | None, float]] = {}  # our challenge, theirs, when it came
+        self._pending: dict[Channel, tuple[str, str | None, float]] = {}  # our challenge, theirs, since when
 
     def open(self, port: int, address: str = "") -> None:
-        """Let other agents in at this port, or at any for 0; at this address alone, if one is given.
+        """Listen on this port, or on any for 0; at this address alone, if one is given.
 
         Raises:
             OSError: the port cannot be listened on.
@@ -71,8 +74,8 @@ class Door:
         self._loop.watch(self._listener, self._accept)
 
     def close(self) -> None:
-        """Let nobody in any more."""
-        for channel in list(self._strangers):
+        """Stop listening, and drop the peers that are not authenticated."""
+        for channel in list(self._pending):
             self._drop(channel)
         if self._listener is not None:
             self._loop.forget(self._listener)
@@ -84,27 +87,27 @@ class Door:
         try:
             sock, _ = self._listener.accept()
         except OSError:
-            return  # it left before it was let in
+            return  # the peer has closed the connection already
         now = time.monotonic()
-        for channel, (_, _, since) in list(self._strangers.items()):
-            if now - since > STRANGER_SECONDS or len(self._strangers) >= MAX_STRANGERS:
+        for channel, (_, _, since) in list(self._pending.items()):
+            if now - since > PENDING_SECONDS or len(self._pending) >= MAX_PENDING:
                 self._drop(channel)
-        channel = Channel(sock, limit=STRANGER_BYTES)
-        self._strangers[channel] = (handshake.nonce().hex(), None, now)
+        channel = Channel(sock, limit=PENDING_BYTES)
+        self._pending[channel] = (handshake.nonce().hex(), None, now)
         self._loop.watch(channel, lambda: self._read(channel))
 
     def _read(self, channel: Channel) -> None:
-        ours, theirs, since = self._strangers[channel]
+        ours, theirs, since = self._pending[channel]
         try:
             messages = channel.receive()
             if not messages:
                 return
             if theirs is None:
                 theirs = str(messages[0].get("challenge"))
-                self._strangers[channel] = (ours, theirs, since)
-                channel.send({"challenge": ours, "proof": prove(self._token, "host", theirs, ours)})
+                self._pending[channel] = (ours, theirs, since)
+                channel.send({"challenge": ours, "proof": prove(self._token, "acceptor", theirs, ours)})
                 return
-            if not is_proof(messages[0].get("proof"), self._token, "guest", theirs, ours):
+            if not is_proof(messages[0].get("proof"), self._token, "initiator", theirs, ours):
                 raise ChannelClosed("wrong token")
             status = self._status()
             channel.send(status)
@@ -114,66 +117,66 @@ class Door:
         if not (messages[0].get("joins") and status["leads"]):
             self._drop(channel)
             return
-        del self._strangers[channel]
+        del self._pending[channel]
         self._loop.forget(channel)
         channel.limit = MAX_LINE
         self._admit(channel)
 
     def _drop(self, channel: Channel) -> None:
-        self._strangers.pop(channel, None)
+        self._pending.pop(channel, None)
         self._loop.forget(channel)
         channel.close()
 
 
 class Survey:
-    """Asks several agents at once who coordinates their job.
+    """Asks several agents at the same time which one coordinates their job.
 
     Attributes:
-        answers: what they say, by a name that the caller chose; "refused" where there is none any more, and None where
-            nobody answers.
+        answers: by agent id: what it answers, "refused" if its port refuses connections, None if there is no answer.
     """
 
-    def __init__(self, loop: Loop, places: Sequence[tuple[str, str, int]], token: bytes, timeout: float) -> None:
-        """Ask those at these (name, address, port)."""
-        self.answers: dict[str, Any] = {}
+    def __init__(self, loop: Loop, agents: Sequence[NodeEntry], token: bytes, timeout: float) -> None:
+        """Ask these agents."""
+        self.answers: dict[str, AgentStatus | Literal["refused"] | None] = {}
         self._loop = loop
-        self._left = len(places)
+        self._left = len(agents)
         self._lock = threading.Lock()
         self._read, self._write = socket.socketpair()
         loop.watch(self._read, lambda: loop.forget(self._read))
-        for name, address, port in places:
-            threading.Thread(target=self._ask, args=(name, address, port, token, timeout), daemon=True).start()
+        for agent in agents:
+            where = (agent["id"], agent["address"], agent["listen"])
+            threading.Thread(target=self._ask, args=(*where, token, timeout), daemon=True).start()
 
     @property
     def is_over(self) -> bool:
-        """Whether all have answered, or did not in time."""
+        """Whether every agent has answered, or its time is over."""
         return not self._left
 
     def close(self) -> None:
-        """Listen no more."""
+        """Ignore later answers."""
         self._loop.forget(self._read)
 
-    def _ask(self, name: str, address: str, port: int, token: bytes, timeout: float) -> None:
-        answer: Any = None
+    def _ask(self, agent: str, address: str, port: int, token: bytes, timeout: float) -> None:
+        answer: AgentStatus | Literal["refused"] | None = None
         try:
-            channel, answer = knock(address, port, token, timeout, joins=False)
+            channel, answer = connect(address, port, token, timeout, joins=False)
             channel.close()
         except ConnectionRefusedError:
             answer = "refused"
         except OSError:
             pass
         with self._lock:
-            self.answers[name] = answer
+            self.answers[agent] = answer
             self._left -= 1
             if not self._left:
                 self._write.close()
 
 
-def knock(address: str, port: int, token: bytes, timeout: float, *, joins: bool) -> tuple[Channel, Message]:
-    """Connect to an agent; returns the connection, and what it says of itself.
+def connect(address: str, port: int, token: bytes, timeout: float, *, joins: bool) -> tuple[Channel, AgentStatus]:
+    """Connect to an agent; returns the connection, and the agent's status.
 
     Raises:
-        OSError: nobody answers there.
+        OSError: no agent answers there.
         PermissionError: it does not know the token.
     """
     deadline = time.monotonic() + timeout
@@ -184,10 +187,10 @@ def knock(address: str, port: int, token: bytes, timeout: float, *, joins: bool)
         channel.send({"challenge": mine})
         answer = _first(channel, deadline)
         theirs = answer.get("challenge")
-        if not is_proof(answer.get("proof"), token, "host", mine, theirs):
+        if not is_proof(answer.get("proof"), token, "acceptor", mine, theirs):
             raise PermissionError(f"{address}:{port} does not know this job's token")
-        channel.send({"proof": prove(token, "guest", mine, theirs), "joins": joins})
-        status = _first(channel, deadline)
+        channel.send({"proof": prove(token, "initiator", mine, theirs), "joins": joins})
+        status = cast("AgentStatus", _first(channel, deadline))
     except BaseException:
         sock.close()
         raise
@@ -195,7 +198,7 @@ def knock(address: str, port: int, token: bytes, timeout: float, *, joins: bool)
 
 
 def _first(channel: Channel, deadline: float) -> Message:
-    """The next message, waited for."""
+    """Wait for the next message."""
     while True:
         messages = channel.receive()
         if messages:

@@ -1,22 +1,22 @@
-"""How the agents of a job talk: one hosts the coordinator, the others are its guests.
+"""The connections between the agents of a job: one agent leads and has the coordinator, the others follow.
 
 A connection starts with a challenge in both directions: each side proves that it knows the job's token by an HMAC of
-both sides' random numbers (`contract/handshake.py`), so that nobody else can join, and nobody else can pose as the
-host. The host proves first: a visitor sends nothing that depends on the token to an address that has not proved itself.
-A visitor says with its proof whether it wants to join, or only to ask who coordinates.
+both sides' random numbers (`contract/handshake.py`), so that no other process can join or pose as the
+leader. The side that accepts proves first: the other one sends nothing that depends on the token to an address that has
+not proved itself. Its proof comes with whether it wants to join, or only asks which agent coordinates the job.
 
-Both sides say something every second; whoever has said nothing for long is taken for gone.
+Both sides send a message every second; a side that sends nothing for long counts as lost.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from paceline.node.eventloop.channel import Channel, ChannelClosed, Message
 
-from .handshake import knock
+from .handshake import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     from paceline.node.eventloop.loop import Loop
 
     from .coordinator import Coordinator, Outbox
+    from .messages import AgentStatus, ToCoordinator, ToNode
 
 BEAT_SECONDS = 1.0
 BEAT: Message = {"do": "beat"}
-PART: Message = {"do": "part"}  # I live, and this connection is over
+PART: Message = {"do": "part"}  # the sender is alive, and ends this connection
 
 
 class _Pulse:
-    """Whether this process itself has been awake: one that was stopped for a while has heard nobody meanwhile."""
+    """Whether this process has been running: one that was stopped for a while has received nothing meanwhile."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
@@ -41,64 +42,62 @@ class _Pulse:
         return now - self._last < 3 * BEAT_SECONDS
 
     def beat(self, now: float) -> None:
-        """Another one."""
+        """Record a beat."""
         self._last = now
 
 
-class Host:
-    """Runs the coordinator in this agent, which is its peer 0."""
+class Leader:
+    """Runs the coordinator in this agent, which is its peer 0, and connects the followers to it."""
 
-    def __init__(
-        self, loop: Loop, coordinator: Coordinator, deliver: Callable[[Message], None], silence: float
-    ) -> None:
-        """Take it up.
+    def __init__(self, loop: Loop, coordinator: Coordinator, deliver: Callable[[ToNode], None], silence: float) -> None:
+        """No follower is connected yet.
 
         Args:
             loop: of this agent.
-            coordinator: decides.
-            deliver: takes what it says to this agent.
-            silence: seconds without a word after which a guest is gone.
+            coordinator: of the job.
+            deliver: receives its messages to this agent.
+            silence: seconds without a message after which a follower is lost.
         """
         self.coordinator = coordinator
         self._loop = loop
         self._deliver = deliver
         self._silence = silence
         self._peers: dict[int, Channel] = {}
-        self._heard: dict[int, float] = {}
+        self._last_seen: dict[int, float] = {}
         self._parted: list[Channel] = []
         self._next_peer = 1
-        self._pulse: _Pulse | None = None  # nobody to talk to, nothing to say
+        self._pulse: _Pulse | None = None  # None while there is no follower
 
     def admit(self, channel: Channel) -> None:
-        """Take in a guest."""
+        """Connect an authenticated follower."""
         peer = self._next_peer
         self._next_peer += 1
         self._peers[peer] = channel
-        self._heard[peer] = time.monotonic()
+        self._last_seen[peer] = time.monotonic()
         self._loop.watch(channel, lambda: self._read(peer))
         if self._pulse is None:
             self._pulse = _Pulse()
             self._beat(self._pulse)
 
-    def heard_of_death(self, name: str) -> None:
-        """An agent is known to be dead."""
+    def agent_died(self, name: str) -> None:
+        """Let the coordinator know that an agent is dead."""
         self._post(self.coordinator.has_died(name))
 
-    def send(self, message: Message) -> None:
-        """A message of this agent to the coordinator."""
+    def send(self, message: ToCoordinator) -> None:
+        """Send a message of this agent to the coordinator."""
         self._post(self.coordinator.receive(0, message))
 
     def flush(self, timeout: float) -> None:
-        """Wait until the other agents have been told everything, `timeout` seconds at most."""
+        """Wait until all messages to followers have been sent, at most `timeout` seconds."""
         self._loop.run_until(lambda: not any(channel.wants_write for channel in self._peers.values()), timeout)
 
     def part(self) -> None:
-        """Coordinate no more; the guests know that this agent lives."""
+        """Stop coordinating; the followers learn that this agent is alive."""
         for peer in list(self._peers):
             self._part(peer)
 
     def close(self) -> None:
-        """Drop everybody."""
+        """Close all connections."""
         for channel in [*self._peers.values(), *self._parted]:
             self._loop.forget(channel)
             channel.close()
@@ -113,11 +112,11 @@ class Host:
     def _beat(self, pulse: _Pulse) -> None:
         now = time.monotonic()
         for peer, channel in list(self._peers.items()):
-            if pulse.is_steady(now) and now - self._heard[peer] > self._silence:
+            if pulse.is_steady(now) and now - self._last_seen[peer] > self._silence:
                 self._part(peer)
                 self._post(self.coordinator.lost(peer, is_dead=False))
             elif not channel.wants_write:
-                with contextlib.suppress(ChannelClosed):  # reading from it tells
+                with contextlib.suppress(ChannelClosed):  # the next `receive` raises it too
                     channel.send(BEAT)
         pulse.beat(now)
         if self._peers:
@@ -127,13 +126,13 @@ class Host:
 
     def _read(self, peer: int) -> None:
         channel = self._peers[peer]
-        self._heard[peer] = time.monotonic()
+        self._last_seen[peer] = time.monotonic()
         try:
             for message in channel.receive():
                 if message == PART:
-                    raise ChannelClosed("it has parted")
+                    raise ChannelClosed("the other side ended the connection")
                 if message != BEAT:
-                    self._post(self.coordinator.receive(peer, message))
+                    self._post(self.coordinator.receive(peer, cast("ToCoordinator", message)))
         except ChannelClosed as error:
             if self._peers.pop(peer, None) is not None:
                 self._loop.forget(channel)
@@ -145,23 +144,23 @@ class Host:
             if peer == 0:
                 self._deliver(message)
             elif peer in self._peers:
-                with contextlib.suppress(ChannelClosed):  # reading from it tells, and the coordinator hears `lost`
+                with contextlib.suppress(ChannelClosed):  # the next `receive` raises it too, and `lost` follows
                     self._peers[peer].send(message)
 
 
-class Guest:
+class Follower:
     """Connects this agent to the coordinator on another node."""
 
     def __init__(
-        self, loop: Loop, deliver: Callable[[Message], None], lost: Callable[[bool], None], silence: float
+        self, loop: Loop, deliver: Callable[[ToNode], None], lost: Callable[[bool], None], silence: float
     ) -> None:
-        """Connect later.
+        """Nothing is connected before `connect`.
 
         Args:
             loop: of this agent.
-            deliver: takes what the coordinator says.
-            lost: called when the host is gone, with whether it is known to be dead.
-            silence: seconds without a word after which it is gone.
+            deliver: receives the messages of the coordinator.
+            lost: called when the leader is lost, with whether it is known to be dead.
+            silence: seconds without a message after which it is lost.
         """
         self._loop = loop
         self._deliver = deliver
@@ -170,35 +169,35 @@ class Guest:
         self._channel: Channel | None = None
         self._parted: list[Channel] = []
         self._pulse = _Pulse()
-        self.heard = 0.0  # when the host last said something
+        self.last_seen = 0.0  # when the leader last sent something
         self.local_address = ""
 
-    def connect(self, address: str, port: int, token: bytes, timeout: float) -> Message:
-        """One try to join; returns what the host says of itself, and this is connected if that has "leads".
+    def connect(self, address: str, port: int, token: bytes, timeout: float) -> AgentStatus:
+        """Try once to join; returns the agent's status: this is connected if that has "leads".
 
         Raises:
-            OSError: nobody answers there.
+            OSError: no agent answers there.
             PermissionError: it does not know the token.
         """
-        channel, status = knock(address, port, token, timeout, joins=True)
+        channel, status = connect(address, port, token, timeout, joins=True)
         if not status["leads"]:
             channel.close()
             return status
         self.local_address = channel.socket.getsockname()[0]
         self._channel = channel
-        self.heard = time.monotonic()
+        self.last_seen = time.monotonic()
         self._loop.watch(channel, self._read)
         self._beat()
         return status
 
-    def send(self, message: Message) -> None:
-        """A message of this agent to the coordinator; if the host is gone, `lost` is called from the loop."""
+    def send(self, message: ToCoordinator) -> None:
+        """Send a message of this agent to the coordinator; if the leader is gone, the loop calls `lost`."""
         if self._channel is not None:
             with contextlib.suppress(ChannelClosed):
                 self._channel.send(message)
 
     def part(self) -> None:
-        """Leave, and let the host know that this agent lives."""
+        """Disconnect; the leader learns that this agent is alive."""
         if self._channel is not None:
             self._loop.forget(self._channel)
             self._channel.part(PART)
@@ -206,7 +205,7 @@ class Guest:
             self._channel = None
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         for channel in [*self._parted, *([] if self._channel is None else [self._channel])]:
             self._loop.forget(channel)
             channel.close()
@@ -217,27 +216,28 @@ class Guest:
         if self._channel is None:
             return
         now = time.monotonic()
-        if self._pulse.is_steady(now) and now - self.heard > self._silence:
+        if self._pulse.is_steady(now) and now - self.last_seen > self._silence:
             self.part()
             self._lost(False)
             return
         if not self._channel.wants_write:
-            self.send(BEAT)
+            with contextlib.suppress(ChannelClosed):  # the next `receive` raises it too
+                self._channel.send(BEAT)
         self._pulse.beat(now)
         self._loop.after(BEAT_SECONDS, self._beat)
 
     def _read(self) -> None:
         channel = self._channel
         assert channel is not None
-        before, self.heard = self.heard, time.monotonic()
+        before, self.last_seen = self.last_seen, time.monotonic()
         try:
             for message in channel.receive():
                 if message == PART:
-                    raise ChannelClosed("it has parted")
+                    raise ChannelClosed("the other side ended the connection")
                 if message != BEAT:
-                    self._deliver(message)
+                    self._deliver(cast("ToNode", message))
         except ChannelClosed as error:
             if self._channel is channel:
-                self.heard = before
+                self.last_seen = before
                 self.close()
                 self._lost(error.is_dead)

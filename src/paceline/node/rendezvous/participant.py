@@ -1,4 +1,4 @@
-"""This node among the others of its job: who coordinates them, and how another one is found when that one is gone."""
+"""This node among the others of its job: it leads, and so coordinates them, or follows the node that does."""
 
 from __future__ import annotations
 
@@ -8,36 +8,38 @@ import socket
 import time
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline._version import __version__
 from paceline.contract import TOKEN, handshake
-from paceline.node.eventloop.channel import ChannelClosed, Message
+from paceline.node.eventloop.channel import ChannelClosed
 from paceline.node.machine.network import is_loopback
 
 from .coordinator import GATHERING, Coordinator
-from .handshake import Door, Survey
-from .links import Guest, Host
+from .handshake import Listener
+from .links import Follower, Leader
 from .quorum import Standing
+from .search import CONNECT_PAUSE, CONNECT_SECONDS, Search
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.node.eventloop.channel import Channel
     from paceline.node.eventloop.loop import Loop
+    from paceline.node.rundir.status import NodeEntry
     from paceline.node.spec import NodeSpec
 
-CONNECT_PAUSE = 0.3  # seconds between two tries to reach the coordinator
-CONNECT_SECONDS = 2.0  # for one try
-STOP_SECONDS = 5.0  # in which a node that hears nobody any more has surely stopped its ranks
+    from .messages import AgentStatus, Offer, Start, ToCoordinator, ToNode
+
+STOP_SECONDS = 5.0  # in which a node that receives nothing any more has certainly stopped its ranks
 
 
-class Team:
-    """How this node takes part in its job: as the one that coordinates, or as a guest of that one.
+class Participant:
+    """How this node takes part in its job: as the leader, which has the coordinator, or as a follower.
 
     Attributes:
         id: identifies this agent.
-        standing: what it knows of the generations of the job.
+        standing: what this node knows of the generations of the job.
     """
 
     def __init__(
@@ -45,19 +47,19 @@ class Team:
         loop: Loop,
         spec: NodeSpec,
         *,
-        offer: Callable[[], Message],
-        deliver: Callable[[Message], None],
+        offer: Callable[[], Offer],
+        deliver: Callable[[ToNode], None],
         fail: Callable[[str, int], None],
         is_over: Callable[[], bool],
     ) -> None:
-        """Meet nobody yet.
+        """No other node knows of this one yet.
 
         Args:
             loop: of this agent.
             spec: this node's part of the job.
-            offer: the ports that this node has for the next attempt.
-            deliver: takes what the coordinator says.
-            fail: ends the job here: why, and with which exit code.
+            offer: reserves the ports of this node for the next attempt.
+            deliver: receives the messages of the coordinator.
+            fail: ends the job here, for a reason and with an exit code.
             is_over: whether it has ended here.
         """
         self.id = uuid.uuid4().hex[:12]
@@ -65,74 +67,73 @@ class Team:
         self._loop = loop
         self._spec = spec
         self._offer = offer
-        self._deliver_further = deliver
+        self._deliver_to_agent = deliver
         self._fail = fail
         self._is_over = is_over
         secret = os.environ.get(TOKEN, "").encode()
         self._token = secret or (spec.run_id or "none").encode()
-        # One node shares its secret with nobody else; several have none in common unless they were given one.
+        # One node can make a secret of its own; several share one only if they were given it.
         self._rank_secret = secret or (secrets.token_bytes(32) if spec.nodes == 1 else b"")
         self._address = spec.local_address or spec.main_address or "127.0.0.1"
-        # Where all nodes are on this machine, nobody else can connect.
+        # If all nodes are on this machine, nobody else can connect.
         self._interface = self._address if is_loopback(self._address) else ""
-        self._door = Door(loop, self._token, self._status, self._admit)
-        self._meeting: Host | Guest | None = None
-        self._parted: list[Host | Guest] = []
-        self._nodes: list[Message] = []  # of the last attempt
-        self._leader: tuple[str, int] | None = None  # where the coordinator is
+        self._listener = Listener(loop, self._token, self._status, self._admit)
+        self._link: Leader | Follower | None = None
+        self._parted: list[Leader | Follower] = []
+        self._nodes: list[NodeEntry] = []  # of the last attempt
+        self._leader: tuple[str, int] | None = None  # address of the coordinator
         self._leader_id = ""
         self._dead: set[str] = set()
-        self._others_stop_by: float | None = None  # while searching
-        self._proof_until = 0.0  # so long a port that is refused proves that its agent died in the last attempt
+        self._others_stop_by: float | None = None  # during a search: when lost nodes have stopped their ranks
 
     @property
     def has_met(self) -> bool:
-        """Whether anybody knows of this node."""
-        return self._meeting is not None
+        """Whether another node, or the coordinator here, knows of this node."""
+        return self._link is not None
 
     @property
-    def place(self) -> list[Any] | None:
+    def coordinator_address(self) -> list[str | int] | None:
         """Address and port of the coordinator."""
         return None if self._leader is None else list(self._leader)
 
     @property
-    def door(self) -> list[Any] | None:
-        """Address and port of this agent, which knows who coordinates."""
-        return [self._address, self._door.port] if self._door.port else None
+    def address(self) -> list[str | int] | None:
+        """Address and port at which this agent listens for the others; None if it does not listen."""
+        return [self._address, self._listener.port] if self._listener.port else None
 
-    def rank_key(self, start: Message) -> str | None:
-        """The key of the ranks of an attempt; None where the nodes have no secret in common."""
+    def rank_key(self, start: Start) -> str | None:
+        """The key of the ranks of an attempt; None if the nodes share no secret."""
         if not self._rank_secret:
             return None
         return handshake.derive_key(self._rank_secret, "ranks", str(start["job"]), str(start["attempt"])).hex()
 
     @property
     def missing(self) -> str:
-        """Who has not come, as far as this node knows."""
+        """The nodes that have not joined, as far as this node knows: their names, or their number."""
         spec = self._spec
-        if not isinstance(self._meeting, Host):
+        if not isinstance(self._link, Leader):
             return "some"
-        members = self._meeting.coordinator.members.values()
+        members = self._link.coordinator.members.values()
         there = {member.joined["node_rank"] for member in members}
         names = [name for rank, name in enumerate(spec.hosts) if rank not in there]
-        return ", ".join(names) or str(self._meeting.coordinator.missing)
+        return ", ".join(names) or str(self._link.coordinator.missing)
 
-    # -- meeting the others --------------------------------------------------------------------------------------------
+    # -- the first coordinator -----------------------------------------------------------------------------------------
 
     def meet(self, join_by: float) -> None:
-        """Join the coordinator: here if this is node 0, else over the network, tried until `join_by`."""
+        """Join the coordinator: here if this is node 0, else over the network, with tries until `join_by`."""
         spec = self._spec
-        if spec.nodes > 1 and not self._open():
+        if spec.nodes > 1 and not self._listen():
             return
         if self._is_first():
-            self._lead()
+            self.lead()
         elif not self._is_over():
             assert spec.main_address is not None
             assert spec.main_port is not None
             self._follow_first((spec.main_address, spec.main_port), join_by)
 
-    def _open(self) -> bool:
-        """Listen for others; returns whether that works where it must."""
+    def _listen(self) -> bool:
+        """Listen for other agents if that is needed; returns False, and fails, if it is needed and impossible."""
         spec = self._spec
         assert spec.main_port is not None
         is_ours = is_here(spec.main_address or "")
@@ -140,78 +141,89 @@ class Team:
         if not is_first and spec.least == spec.nodes:
             return True
         try:
-            self._door.open(spec.main_port if is_first or not is_ours else 0, self._interface)
+            self._listener.open(spec.main_port if is_first or not is_ours else 0, self._interface)
         except OSError as error:
             if spec.node_rank == 0:
                 self._fail(f"cannot listen on port {spec.main_port}: {error.strerror}; choose another --master-port", 2)
                 return False
             if spec.least < spec.nodes:
-                self._door.open(0, self._interface)
+                self._listener.open(0, self._interface)
         return True
 
     def _is_first(self) -> bool:
-        """Whether this node coordinates at first: node 0, or whoever listens first at the main address."""
+        """Whether this node is the first coordinator: node 0, or the first that listens at the main address."""
         spec = self._spec
         if spec.nodes == 1:
             return True
         if spec.joins:
             return False
         is_there = spec.node_rank is None and is_here(spec.main_address or "")
-        return self._door.port == spec.main_port and (spec.node_rank == 0 or is_there)
+        return self._listener.port == spec.main_port and (spec.node_rank == 0 or is_there)
 
-    def _lead(self) -> None:
+    def lead(self) -> None:
         """Coordinate from now on."""
         spec = self._spec
         coordinator = Coordinator(spec.least, spec.nodes, spec.max_restarts, spec.expected)
         coordinator.dead |= self._dead
-        self._meeting = host = Host(self._loop, coordinator, lambda message: self._deliver(host, message), spec.silence)
-        self._leader, self._leader_id = (self._address, self._door.port), self.id
+        self._link = leader = Leader(
+            self._loop, coordinator, lambda message: self._deliver(leader, message), spec.silence
+        )
+        self._leader, self._leader_id = (self._address, self._listener.port), self.id
         self._join()
 
-    def _follow_first(self, place: tuple[str, int], join_by: float) -> None:
-        """Become the guest of whoever coordinates there, or where that one says."""
-        first = place
+    def _follow_first(self, first: tuple[str, int], join_by: float) -> None:
+        """Follow the agent at this address, or the one that it names as the leader."""
+        address = first
         while not self._is_over():
             left = join_by - time.monotonic()
             try:
-                status = self._follow(place, max(0.1, min(CONNECT_SECONDS, left)))
-                if self._meeting is not None:
+                status = self._try_to_follow(address, max(0.1, min(CONNECT_SECONDS, left)))
+                if self._link is not None:
                     return
                 if status["leader"] is not None:
-                    place = (status["leader"][0], status["leader"][1])
+                    address = (str(status["leader"][0]), int(status["leader"][1]))
                 why = "another node coordinates the job"
             except PermissionError as error:
                 self._fail(f"{error}; start all nodes with the same --rdzv-id and PACELINE_TOKEN", 2)
                 return
             except (OSError, ChannelClosed) as error:
-                why, place = str(error), first
+                why, address = str(error), first
             if left <= 0:
                 spec = self._spec
                 first_name = "".join(f" ({name})" for name in spec.hosts[:1])
                 who = "the job" if spec.joins else f"node 0{first_name}"
                 do = "see what it does" if spec.hosts else "is `paceline run` started there, and the port open?"
-                at = f"{place[0]}:{place[1]}"
+                at = f"{address[0]}:{address[1]}"
                 self._fail(f"cannot reach {who} at {at} within {spec.join_timeout:g} s ({why}); {do}", 1)
                 return
             self._loop.run_until(self._is_over, CONNECT_PAUSE)
 
-    def _follow(self, place: tuple[str, int], timeout: float) -> Message:
-        """One try to become a guest of an agent; returns what it says of itself.
+    def follow(self, address: tuple[str, int], timeout: float) -> bool:
+        """Try once to follow an agent; returns whether it leads, and this node follows it now.
 
         Raises:
             OSError: it does not answer.
             PermissionError: it does not know the token.
         """
-        guest = Guest(
+        return self._try_to_follow(address, timeout)["leads"]
+
+    def _try_to_follow(self, address: tuple[str, int], timeout: float) -> AgentStatus:
+        """Try once to follow an agent; returns its status.
+
+        Raises:
+            OSError: it does not answer.
+            PermissionError: it does not know the token.
+        """
+        follower = Follower(
             self._loop,
-            lambda message: self._deliver(guest, message),
-            lambda is_dead: self._host_is_gone(guest, is_dead),
+            lambda message: self._deliver(follower, message),
+            lambda is_dead: self._lose_leader(follower, is_dead),
             self._spec.silence,
         )
-        status = guest.connect(place[0], place[1], self._token, timeout)
+        status = follower.connect(address[0], address[1], self._token, timeout)
         if status["leads"]:
-            self._meeting, self._leader, self._leader_id = guest, place, str(status["id"])
-            self._address = self._spec.local_address or guest.local_address
+            self._link, self._leader, self._leader_id = follower, address, status["id"]
+            self._address = self._spec.local_address or follower.local_address
             self._join()
         return status
 
@@ -219,162 +231,122 @@ class Team:
         spec = self._spec
         self.send(
             {"do": "join", "id": self.id, "node_rank": spec.node_rank, "nodes": [spec.least, spec.nodes],
-             "slots": spec.nproc, "host": socket.gethostname(), "address": self._address, "listen": self._door.port,
+             "slots": spec.nproc, "host": socket.gethostname(), "address": self._address, "listen": self._listener.port,
              "job": spec.run_id or spec.job, "version": __version__,
-             "standing": self.standing and self.standing.to_dict(), **self._offer()}
+             "standing": None if self.standing is None else self.standing.to_dict(), **self._offer()}
         )  # fmt: skip
 
-    def _status(self) -> Message:
-        """What this agent tells others of itself."""
-        meeting = self._meeting
-        leads = isinstance(meeting, Host)
-        has_started = isinstance(meeting, Host) and meeting.coordinator.has_started
-        return {"id": self.id, "leads": leads, "has_started": has_started, "leader": self.place}
+    def _status(self) -> AgentStatus:
+        has_started = isinstance(self._link, Leader) and self._link.coordinator.has_started
+        return {
+            "id": self.id, "leads": self.leads, "has_started": has_started, "leader": self.coordinator_address,
+        }  # fmt: skip
 
     def _admit(self, channel: Channel) -> None:
-        assert isinstance(self._meeting, Host)
-        self._meeting.admit(channel)
+        assert isinstance(self._link, Leader)
+        self._link.admit(channel)
 
-    def _deliver(self, meeting: Host | Guest, message: Message) -> None:
-        """Take what the coordinator says, unless it is a former one."""
-        if meeting is not self._meeting:
+    def _deliver(self, link: Leader | Follower, message: ToNode) -> None:
+        """Handle a message of the coordinator, unless it is a former one."""
+        if link is not self._link:
             return
-        what = message["do"]
-        if what == "last call":
-            self._loop.after(self._last_call(), lambda: self._call_is_over(meeting))
+        if message["do"] == "last call":
+            self._loop.after(self._last_call(), lambda: self._end_last_call(link))
             return
-        if what in ("start", "prepare"):
+        if message["do"] == "start" or message["do"] == "prepare":
             self._nodes = message["nodes"]
-        if what == "start":
+        if message["do"] == "start":
             self.standing = Standing.from_dict(message["standing"])
-        elif what == "go":
+        elif message["do"] == "go":
             assert self.standing is not None
             self.standing = replace(self.standing, agreed=True, asked=self.standing.asked[-1:])
-        self._deliver_further(message)
+        self._deliver_to_agent(message)
 
     def _last_call(self) -> float:
-        """Seconds to wait for others; those that hear nobody any more must have stopped before it goes on without."""
+        """Seconds to wait for other nodes: lost nodes must have stopped their ranks before the job goes on."""
         if self._others_stop_by is None:
             return self._spec.last_call
         return max(self._spec.last_call, self._others_stop_by - time.monotonic())
 
-    def _call_is_over(self, meeting: Host | Guest) -> None:
-        if meeting is self._meeting:
+    def _end_last_call(self, link: Leader | Follower) -> None:
+        if link is self._link:
             self.send({"do": "called"})
 
-    def send(self, message: Message) -> None:
-        """A message of this node to the coordinator."""
-        if self._meeting is not None:
-            self._meeting.send(message)
+    def send(self, message: ToCoordinator) -> None:
+        """Send a message of this node to the coordinator."""
+        if self._link is not None:
+            self._link.send(message)
 
     def close(self, seconds: float) -> None:
-        """Leave; what the others are to hear gets so many seconds."""
-        if isinstance(self._meeting, Host):
-            self._meeting.flush(seconds)
-        for meeting in [*self._parted, *([] if self._meeting is None else [self._meeting])]:
-            meeting.close()
-        self._door.close()
+        """Leave the job; messages that are still to be sent get so many seconds."""
+        if isinstance(self._link, Leader):
+            self._link.flush(seconds)
+        for link in [*self._parted, *([] if self._link is None else [self._link])]:
+            link.close()
+        self._listener.close()
 
-    # -- when the coordinator is gone ----------------------------------------------------------------------------------
+    # -- another coordinator -------------------------------------------------------------------------------------------
 
-    def _host_is_gone(self, guest: Guest, is_dead: bool) -> None:
-        if guest is not self._meeting:
+    def _lose_leader(self, follower: Follower, is_dead: bool) -> None:
+        if follower is not self._link:
             return
         if self._spec.least == self._spec.nodes or not self._nodes:
             why = "is gone" if is_dead else f"did not answer for {self._spec.silence:g} s"
             names = [node["host"] for node in self._nodes if node["id"] == self._leader_id] or self._spec.hosts[:1]
             name = "".join(f" ({name})" for name in names)
-            self._deliver_further({"do": "alone", "why": f"node 0{name}, which coordinates the job, {why}"})
+            self._deliver_to_agent({"do": "alone", "why": f"node 0{name}, which coordinates the job, {why}"})
             return
         why = "the node that coordinated the job is gone" if is_dead else "the node that coordinates the job is silent"
         dead = [self._leader_id] if is_dead else []
-        self._deliver_further({"do": "search", "why": why, "dead": dead, "heard": guest.heard})
+        self._deliver_to_agent({"do": "search", "why": why, "dead": dead, "last_seen": follower.last_seen})
 
-    def search(self, dead: Sequence[str], heard: float | None, search_by: float) -> None:
-        """Find the agent that coordinates the job now, or become it; all ranks here have been stopped.
+    def search(self, dead: Sequence[str], last_seen: float | None, search_by: float) -> None:
+        """Find the agent that coordinates the job now, or coordinate it here; all ranks here have been stopped.
 
-        Comes back when the job goes on, or has ended here. An agent that refuses to be asked is dead. But only soon
-        after all was well does that mean that it was in the last attempt to the end: later it may have gone on with
-        others, and ended with them.
+        Returns when the job goes on, or has ended here.
 
         Args:
-            dead: agents that are known to be dead.
-            heard: when the last coordinator said something last, if it is one of them.
+            dead: ids of agents that are known to be dead.
+            last_seen: when the last coordinator sent something last, if it is one of them.
             search_by: when to give up.
         """
         self._dead.update(dead)
-        self._part()
-        since = time.monotonic() if heard is None else heard
-        self._proof_until = heard + self._spec.silence - CONNECT_SECONDS if dead and heard is not None else 0.0
+        self.part()
+        since = time.monotonic() if last_seen is None else last_seen
         self._others_stop_by = since + self._spec.silence + STOP_SECONDS
-        while not self._is_over():
-            leader, place = self._next_leader()
-            if self._has_led_on():
-                break
-            if leader == self.id:
-                if self._meeting is None:
-                    self._lead()
-            elif place is not None:
-                self._part()
-                try:
-                    self._follow(place, CONNECT_SECONDS)
-                    if self._meeting is not None:
-                        break
-                except (OSError, ChannelClosed):
-                    pass
-            if self._has_led_on():
-                break
-            if time.monotonic() > search_by:
-                self._fail(
-                    f"this node has lost the others, and too few were found within {self._spec.join_timeout:g} s to go "
-                    "on without them: they may go on elsewhere",
-                    1,
-                )
-            self._loop.run_until(lambda: self._is_over() or self._has_led_on(), CONNECT_PAUSE)
+        is_recent = dead and last_seen is not None
+        proof_until = since + self._spec.silence - CONNECT_SECONDS if is_recent else 0.0
+        search = Search(self._loop, self, self._nodes, self._token, proof_until)
+        if not search.run(search_by, self._is_over):
+            self._fail(
+                f"this node has lost the others, and too few were found within {self._spec.join_timeout:g} s to go "
+                "on without them: they may go on elsewhere",
+                1,
+            )
         self._others_stop_by = None
 
-    def _has_led_on(self) -> bool:
-        """Whether the coordinator here has decided something."""
-        return isinstance(self._meeting, Host) and self._meeting.coordinator.phase != GATHERING
+    @property
+    def leads(self) -> bool:
+        """Whether the coordinator runs here."""
+        return isinstance(self._link, Leader)
 
-    def _next_leader(self) -> tuple[str, tuple[str, int] | None]:
-        """Who coordinates now, or should: the first that lives, in the order of the last attempt; and its place."""
-        others = [node for node in self._nodes if node["id"] != self.id]
-        survey = Survey(
-            self._loop, [(n["id"], n["address"], n["listen"]) for n in others], self._token, CONNECT_SECONDS
-        )
-        if others:
-            self._loop.run_until(lambda: survey.is_over or self._is_over())
-        survey.close()
-        living = {}
-        for name, answer in survey.answers.items():
-            if answer == "refused":
-                if time.monotonic() > self._proof_until:
-                    continue
-                self._dead.add(name)
-                if isinstance(self._meeting, Host):
-                    self._meeting.heard_of_death(name)
-            elif answer is not None and answer["id"] == name:
-                living[name] = answer
-        places = [(n["address"], n["listen"]) for n in self._nodes if n["id"] in living or n["id"] == self.id]
-        for answer in living.values():
-            if answer["leader"] is not None:
-                address, port = answer["leader"]
-                if answer["has_started"] or (address, port) not in places:
-                    return answer["id"], (address, port)
-        for node in self._nodes:
-            if node["id"] == self.id:
-                return self.id, None
-            if node["id"] in living:
-                return node["id"], (node["address"], node["listen"])
-        return "", None
+    @property
+    def has_led_on(self) -> bool:
+        """Whether the coordinator here has made a decision."""
+        return isinstance(self._link, Leader) and self._link.coordinator.phase != GATHERING
 
-    def _part(self) -> None:
-        """Leave whoever coordinates, or stop to do so; they know that this agent lives."""
-        if self._meeting is not None:
-            self._meeting.part()
-            self._parted.append(self._meeting)
-            self._meeting = None
+    def agent_died(self, name: str) -> None:
+        """Record that an agent is dead, and let the coordinator know if it is here."""
+        self._dead.add(name)
+        if isinstance(self._link, Leader):
+            self._link.agent_died(name)
+
+    def part(self) -> None:
+        """Leave the coordinator, or stop to coordinate; the other side learns that this agent is alive."""
+        if self._link is not None:
+            self._link.part()
+            self._parted.append(self._link)
+            self._link = None
             self._leader = None
 
 

@@ -1,13 +1,13 @@
-"""The folder in which a node keeps what is true about its part of a job.
+"""The folder in which a node keeps its part of a job.
 
 ```
 job.json                       what the user asked for, as the client stored it
-spec.json                      what the agent was told
-lock                           held by whoever works on the job: the client that submits it, then its agent
-.paceline-run                  says that paceline made the folder: without it, nothing here removes the folder
-status.json                    state now, replaced atomically
-events.jsonl                   what happened, one JSON object a line
-spare                          room for the last words on a full disk
+spec.json                      what the agent gets to do
+lock                           held by the process that works on the job: the client that submits it, then its agent
+.paceline-run                  marks a folder that paceline made; a folder without it is never removed
+status.json                    the current state, replaced atomically
+events.jsonl                   what happened, one JSON object per line
+spare                          space for the last status and event on a full disk
 agent.log                      what the agent and the fork server themselves print
 logs/<attempt>/rank-<r>.log    what rank r wrote (and rank-<r>.err.log where stderr is kept apart)
 logs/<attempt>/times           which of these files had which size when
@@ -23,12 +23,14 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.node.files import read_json, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from .status import Status
 
 MARKER = ".paceline-run"
 _MARK = b"A run directory, made by paceline. `paceline delete` removes it only while this file is here.\n"
@@ -67,8 +69,8 @@ class RunDirectory:
         self.log(attempt, 0).parent.mkdir(parents=True, exist_ok=True)
         self.error(attempt, 0).parent.mkdir(parents=True, exist_ok=True)
 
-    def write_status(self, status: dict[str, Any]) -> None:
-        """Replace status.json in one step: a reader sees the old or the new one, whole. A full disk ends no job."""
+    def write_status(self, status: Status) -> None:
+        """Replace status.json in one step: a reader sees all of the old or of the new one. A full disk is no error."""
         try:
             write_json(self.status, status)
         except OSError:
@@ -76,12 +78,12 @@ class RunDirectory:
                 self.spare.unlink()
                 write_json(self.status, status)
 
-    def read_status(self) -> dict[str, Any] | None:
-        """The last status, or None before the agent wrote one."""
-        return read_json(self.status)
+    def read_status(self) -> Status | None:
+        """The last status, or None before the agent has written one."""
+        return cast("Status | None", read_json(self.status))
 
     def append_event(self, event: str, **details: Any) -> None:
-        """Add a line to events.jsonl, whole even if another process appends at once. A full disk ends no job."""
+        """Append a line to events.jsonl, in one piece even if other processes append. A full disk is no error."""
         line = json.dumps({"time": time.time(), "event": event, **details}) + "\n"
         fd = os.open(self.events, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
@@ -95,7 +97,7 @@ class RunDirectory:
             os.close(fd)
 
     def mark(self) -> None:
-        """Say that paceline made this folder.
+        """Mark this folder as made by paceline.
 
         Raises:
             OSError: it cannot be written.
@@ -110,11 +112,11 @@ class RunDirectory:
         except OSError:
             return False
 
-    # -- whether somebody works on it ----------------------------------------------------------------------------------
+    # -- the lock ------------------------------------------------------------------------------------------------------
 
     @property
     def is_held(self) -> bool:
-        """Whether a client or an agent works on the job: the kernel frees the lock of one that was killed."""
+        """Whether a client or an agent works on the job; the kernel frees the lock of a killed one."""
         try:
             fd = os.open(self.lock, os.O_RDONLY | os.O_NONBLOCK)  # which a FIFO needs: anybody may have put it there
         except OSError:
@@ -173,7 +175,7 @@ class RunDirectory:
             os.close(fd)
 
     def wait_until_free(self) -> None:
-        """Come back when nobody works on the job any more."""
+        """Return when no client and no agent works on the job any more."""
         try:
             fd = os.open(self.lock, os.O_RDONLY | os.O_NONBLOCK)
         except OSError:

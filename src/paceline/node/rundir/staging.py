@@ -1,4 +1,4 @@
-"""Run directories that are being made, taken up again, or were left unfinished."""
+"""Run directories that are being made, are opened again, or were left unfinished."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SPARE = 64 * 1024  # bytes
 
 # What a run directory is called while it is made, and while it is removed.
 _HIDDEN = re.compile(r"\.[A-Za-z0-9][A-Za-z0-9._-]*\.(\d+|deleted)\.\d+")
-_ABANDONED = 60.0  # seconds after which a folder that nobody holds is not about to be held
+_ABANDONED = 60.0  # seconds after which a folder without a held lock has been left by a killed client
 
 
 class Staging:
-    """A run directory that is being made: nobody sees it as a job until `settle`, and a failure leaves nothing.
+    """A run directory that is being made. It is no job before `settle`, and is removed on failure.
 
     Attributes:
         directory: the folder to fill, with mode 0700.
@@ -64,7 +64,7 @@ class Staging:
         self.directory.spare.write_bytes(bytes(SPARE))
 
     def _take_back(self) -> None:
-        import shutil  # whoever only reads records does without
+        import shutil  # not needed by those that only read records
 
         if self.lock >= 0:
             os.close(self.lock)
@@ -77,11 +77,11 @@ class Staging:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it has become a job."""
+        """Whether it is a job now."""
         return self.directory.path == self._path
 
     def settle(self) -> RunDirectory:
-        """Give the folder its name; of two that do so at the same instant one succeeds.
+        """Give the folder its name. If two processes do so at the same time, one succeeds.
 
         Raises:
             FileExistsError: the name is taken.
@@ -102,7 +102,7 @@ class Staging:
 
 
 class Reopened:
-    """A run directory to which its job comes back.
+    """The run directory of a job that starts again.
 
     Attributes:
         directory: the folder.
@@ -113,7 +113,7 @@ class Reopened:
         """Take its lock.
 
         Raises:
-            BlockingIOError: somebody works on the job.
+            BlockingIOError: a client or an agent works on the job.
         """
         self.directory = RunDirectory(path)
         self.lock = os.open(self.directory.lock, os.O_RDWR)
@@ -131,10 +131,10 @@ class Reopened:
 
 
 def sweep(jobs: Path) -> list[os.DirEntry[str]]:
-    """The entries of paceline's folder of run directories; what killed clients left behind goes.
+    """The entries of paceline's folder of run directories; what killed clients left there is removed.
 
     Raises:
-        OSError: the folder cannot be read; one that is not there is empty.
+        OSError: the folder cannot be read; a missing one is empty.
     """
     try:
         entries = list(os.scandir(jobs))
@@ -145,13 +145,13 @@ def sweep(jobs: Path) -> list[os.DirEntry[str]]:
         if entry.name.startswith("."):
             if _HIDDEN.fullmatch(entry.name) and _is_abandoned(Path(entry.path)):
                 _remove_leftover(entry)
-        elif os.path.exists(entry.path) or _is_abandoned(Path(entry.path)):  # else a job is just being made there
+        elif os.path.exists(entry.path) or _is_abandoned(Path(entry.path)):  # else a job is being made there
             living.append(entry)
     return living
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Whether something was left by a client that was killed while it made or removed a job."""
+    """Whether a client was killed while it made or removed this job."""
     try:
         age = time.time() - path.lstat().st_mtime
     except OSError:

@@ -16,7 +16,7 @@ from paceline.node.errors import Refused
 from paceline.node.files import write_json
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.rundir.staging import drop_note, note_of, remove_folder
-from paceline.node.signals import HEARD
+from paceline.node.signals import HANDLED
 
 from . import records
 
@@ -53,7 +53,7 @@ def start_agent(
     """
     directory, end = staging.directory, -1 if lifeline is None else lifeline.fileno()
     command = [*python, ENTRY, "agent", str(directory.path), str(staging.lock), str(end)]
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)  # it inherits this, until it can listen to them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # it inherits this, until it can handle them
     try:
         with open(directory.agent_log, "ab") as log:
             return subprocess.Popen(

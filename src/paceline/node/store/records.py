@@ -16,7 +16,7 @@ import signal
 import socket
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.node import tensorboard
 from paceline.node.files import load_json, read_json, read_regular
@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.node.devicequeue.policy import Entry
+    from paceline.node.rundir.status import AgentRecord, RankRecord, Status
+
+    class KnownStatus(Status, total=False):
+        """A status with what a reader concludes: why a job ended whose agent could not record it."""
+
+        problem: str
+
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 FINAL = ("SUCCEEDED", "FAILED", "STOPPED")
@@ -95,15 +102,15 @@ def record(path: Path, line: Callable[[], list[Entry]]) -> dict[str, Any] | None
 def _record(path: Path, line: Callable[[], list[Entry]]) -> dict[str, Any]:
     run = RunDirectory(path)
     held = run.is_held  # asked first: an agent writes its last status before it lets go
-    job, status = load_json(run.job), load_json(run.status) or {}
+    job, status = load_json(run.job), cast("KnownStatus", load_json(run.status) or {})
     node = load_json(run.spec)
     if node is None or job is None:
         return _damaged(path, f"its folder lacks {'spec.json' if node is None else 'job.json'}; see {path}")
-    spec, agent = job["spec"], status.get("agent") or {}
+    spec, agent = job["spec"], status.get("agent")
     if status.get("state") not in FINAL and not held and not _lives(agent):
-        status = {**status, **_end_of(run, job, agent)}
+        status.update(_end_of(run, job, agent))
     state = str(status.get("state", "PENDING"))
-    host = agent.get("host", socket.gethostname())
+    host = agent["host"] if agent else socket.gethostname()
     is_final = state in FINAL
     return {
         "name": path.name,
@@ -179,7 +186,7 @@ def _damaged(path: Path, why: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _error(status: dict[str, Any]) -> str | None:
+def _error(status: Status) -> str | None:
     failure = status.get("failure")
     if failure is None:
         return None
@@ -187,11 +194,12 @@ def _error(status: dict[str, Any]) -> str | None:
     return message if failure.get("rank") is None else f"rank {failure['rank']}: {message}"
 
 
-def _waiting(name: str, status: dict[str, Any], line: Callable[[], list[Entry]]) -> str | None:
+def _waiting(name: str, status: Status, line: Callable[[], list[Entry]]) -> str | None:
     """What a job waits for, in one line."""
-    if not status.get("waiting"):
+    waiting = status.get("waiting")
+    if not waiting:
         return None
-    problem = status["waiting"]["problem"]
+    problem = waiting["problem"]
     if status["state"] == "RESTARTING":
         return str(problem)
     if problem:
@@ -201,26 +209,26 @@ def _waiting(name: str, status: dict[str, Any], line: Callable[[], list[Entry]])
     return explain(line(), name)
 
 
-def _lives(agent: dict[str, Any]) -> bool:
+def _lives(agent: AgentRecord | None) -> bool:
     """Whether an agent is there although nobody holds its lock, which somebody may have removed."""
     return (
-        bool(agent)
+        agent is not None
         and agent["boot"] == processes.boot_id()
         and agent["host"] == socket.gethostname()
         and processes.start_time(agent["pid"]) == agent["start_time"]
     )
 
 
-def _end_of(run: RunDirectory, job: dict[str, Any], agent: dict[str, Any]) -> dict[str, Any]:
+def _end_of(run: RunDirectory, job: dict[str, Any], agent: AgentRecord | None) -> KnownStatus:
     """What became of a job that nobody works on although its status is not a last one."""
     for event in reversed(events(run)):
         if event.get("event") == "finished":  # on a full disk the status could not be written
             keys = ("state", "exit_code", "failure", "others")
-            return {**{key: event.get(key) for key in keys}, "finished": event["time"]}
+            return cast("KnownStatus", {**{key: event.get(key) for key in keys}, "finished": event["time"]})
     name = job["spec"]["name"]
     has_checkpoints = any(run.path.glob("checkpoints*"))
     again = f"paceline resubmit {name} {'goes on from its last checkpoint' if has_checkpoints else 'starts it again'}"
-    if agent.get("host", socket.gethostname()) != socket.gethostname():
+    if agent and agent["host"] != socket.gethostname():
         return {"state": "LOST", "problem": f"it runs on {agent['host']}, which can be asked there alone"}
     if not agent:
         why = "it was never started: whoever submitted it was ended"
@@ -257,7 +265,7 @@ def events(run: RunDirectory) -> list[dict[str, Any]]:
     return found
 
 
-def _instance(rank: dict[str, Any], host: str, state: str) -> dict[str, Any]:
+def _instance(rank: RankRecord, host: str, state: str) -> dict[str, Any]:
     over = state in FINAL and rank["state"] in ("STARTING", "RUNNING")  # they died with the agent
     return {
         "name": str(rank["name"]),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from paceline.node.machine.meter import Gpu
+    from paceline.node.machine.gpus import Gpu
 
 
 class Gauge:
@@ -76,8 +76,7 @@ class Gauge:
 
     def _agent(self, name: str) -> tuple[int, int | None] | None:
         try:
-            status = RunDirectory(self._jobs / name).read_status() or {}
-            agent = status.get("agent") or {}
+            agent = (RunDirectory(self._jobs / name).read_status() or {})["agent"]
             return int(agent["pid"]), agent["start_time"]
         except (OSError, json.JSONDecodeError, KeyError, TypeError, ValueError):
             return None

@@ -1,0 +1,144 @@
+"""The search for the agent that coordinates an elastic job, after the last one was lost."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.node.eventloop.channel import ChannelClosed
+
+from .handshake import Survey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Protocol
+
+    from paceline.node.eventloop.loop import Loop
+    from paceline.node.rundir.status import NodeEntry
+
+    from .messages import AgentStatus
+
+    Address = tuple[str, int]
+
+    class Searcher(Protocol):
+        """What the search asks of the agent that searches."""
+
+        id: str
+
+        @property
+        def has_met(self) -> bool:
+            """Whether it follows a coordinator or has it."""
+
+        @property
+        def has_led_on(self) -> bool:
+            """Whether the coordinator here has made a decision."""
+
+        def lead(self) -> None:
+            """Coordinate from now on."""
+
+        def follow(self, address: Address, timeout: float) -> bool:
+            """Try once to follow an agent; returns whether that has worked."""
+
+        def part(self) -> None:
+            """Leave the coordinator, or stop to coordinate."""
+
+        def agent_died(self, name: str) -> None:
+            """Record that an agent is dead."""
+
+
+CONNECT_PAUSE = 0.3  # seconds between two tries to reach the coordinator
+CONNECT_SECONDS = 2.0  # for one try
+
+
+class _Candidate(NamedTuple):
+    """An agent that coordinates the job, or should; without an address it is the one that searches."""
+
+    id: str
+    address: Address | None
+
+
+class Search:
+    """Finds the coordinator of the job, or makes this agent the coordinator.
+
+    The first living agent in the order of the last attempt should lead, unless another one does already. An agent whose
+    port refuses connections is dead. Until `proof_until` this proves that it died in the last attempt; later it may
+    have gone on with other nodes, and ended with them.
+    """
+
+    def __init__(
+        self, loop: Loop, searcher: Searcher, nodes: Sequence[NodeEntry], token: bytes, proof_until: float
+    ) -> None:
+        """Nothing is asked before `run`.
+
+        Args:
+            loop: of this agent.
+            searcher: this agent.
+            nodes: those of the last attempt, by node rank.
+            token: of the job.
+            proof_until: until when a refused connection proves a death, by the monotonic clock.
+        """
+        self._loop = loop
+        self._searcher = searcher
+        self._nodes = nodes
+        self._token = token
+        self._proof_until = proof_until
+
+    def run(self, search_by: float, is_over: Callable[[], bool]) -> bool:
+        """Search until the job goes on, or `is_over()`; returns False if that takes longer than `search_by`."""
+        searcher = self._searcher
+        while not is_over():
+            leader = self._next_leader(is_over)
+            if searcher.has_led_on:
+                break
+            if leader is not None and leader.address is None:
+                if not searcher.has_met:
+                    searcher.lead()
+            elif leader is not None and self._follow(leader):
+                break
+            if searcher.has_led_on:
+                break
+            if time.monotonic() > search_by:
+                return False
+            self._loop.run_until(lambda: is_over() or searcher.has_led_on, CONNECT_PAUSE)
+        return True
+
+    def _follow(self, leader: _Candidate) -> bool:
+        assert leader.address is not None
+        self._searcher.part()
+        try:
+            return self._searcher.follow(leader.address, CONNECT_SECONDS)
+        except (OSError, ChannelClosed):
+            return False
+
+    def _next_leader(self, is_over: Callable[[], bool]) -> _Candidate | None:
+        """The agent that coordinates now, or else should."""
+        living = self._living(is_over)
+        own = self._searcher.id
+        addresses = [(n["address"], n["listen"]) for n in self._nodes if n["id"] in living or n["id"] == own]
+        for answer in living.values():
+            if answer["leader"] is not None:
+                address, port = str(answer["leader"][0]), int(answer["leader"][1])
+                if answer["has_started"] or (address, port) not in addresses:
+                    return _Candidate(answer["id"], (address, port))
+        for node in self._nodes:
+            if node["id"] == own:
+                return _Candidate(own, None)
+            if node["id"] in living:
+                return _Candidate(node["id"], (node["address"], node["listen"]))
+        return None
+
+    def _living(self, is_over: Callable[[], bool]) -> dict[str, AgentStatus]:
+        """Ask all other agents of the last attempt; returns the answers, by agent id."""
+        others = [node for node in self._nodes if node["id"] != self._searcher.id]
+        survey = Survey(self._loop, others, self._token, CONNECT_SECONDS)
+        if others:
+            self._loop.run_until(lambda: survey.is_over or is_over())
+        survey.close()
+        living: dict[str, AgentStatus] = {}
+        for name, answer in survey.answers.items():
+            if answer == "refused":
+                if time.monotonic() <= self._proof_until:
+                    self._searcher.agent_died(name)
+            elif answer is not None and answer["id"] == name:
+                living[name] = answer
+        return living

@@ -1,0 +1,138 @@
+"""What status.json holds. Types alone: nothing imports this when a program runs."""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+State = Literal["PENDING", "STARTING", "RUNNING", "RESTARTING", "SUCCEEDED", "FAILED", "STOPPED", "LOST"]
+
+
+class FailureRecord(TypedDict):
+    """The fields of `failure.Failure`."""
+
+    rank: int | None
+    node: int
+    host: str
+    pid: int
+    exit_code: int
+    signal: str
+    oom: bool
+    message: str
+    traceback: str
+    has_traceback: bool
+    log: str
+    symptom: bool
+    ended: float
+    age: float
+
+
+class OtherFailure(TypedDict):
+    """A failure that is not the first one: where it was, and its message."""
+
+    rank: int | None
+    node: int
+    message: str
+
+
+class GuardRecord(TypedDict):
+    """Identifies the process above the agent."""
+
+    pid: int
+    start_time: int | None
+
+
+class AgentRecord(TypedDict):
+    """Identifies the agent's process: its pid and start time, on which machine, and since which boot of it."""
+
+    pid: int
+    start_time: int | None
+    host: str
+    boot: str
+    guard: GuardRecord
+
+
+class RankRecord(TypedDict):
+    """A rank of the current attempt on this node."""
+
+    name: str
+    rank: int
+    local_rank: int
+    node: int
+    state: str
+    pid: int
+    exit_code: int | None
+    log: str
+
+
+class Waiting(TypedDict, total=False):
+    """What a job waits for: `need` and `ahead` in the queue for devices; `problem` is why it cannot go on."""
+
+    need: int | tuple[str, ...]
+    ahead: int
+    problem: str
+
+
+class _NodeAddress(TypedDict):
+    address: str
+    slots: int
+    ports: list[int]
+
+
+class NodeEntry(_NodeAddress, total=False):
+    """A node of an attempt. `id`, `host` and the port `listen` are missing before the node has joined."""
+
+    id: str
+    host: str
+    listen: int
+
+
+class Attempt(TypedDict):
+    """What a node needs to know of an attempt to place its ranks."""
+
+    attempt: int
+    node_rank: int
+    nodes: list[NodeEntry]
+    main_address: str
+    main_port: int
+    job: str
+
+
+class Status(TypedDict, total=False):
+    """The whole of status.json, or changes of it.
+
+    Attributes:
+        state: never LOST: this state is concluded by readers that cannot reach the agent's machine.
+        nodes: how many nodes the job has, or expects.
+        attempt: the number of the current attempt, from 0 on.
+        restarts: how many restarts after failures there were.
+        created, started, finished: seconds since the epoch.
+        failure: the first failure, of a job that failed.
+        others: the other failures.
+        start: the current attempt; None before the first one.
+        coordinator: address and port of the coordinator.
+        address: address and port at which this agent listens for the other agents.
+    """
+
+    job: str
+    job_id: str
+    state: State
+    framework: str
+    agent: AgentRecord
+    nodes: int
+    node_rank: int | None
+    world_size: int | None
+    attempt: int
+    restarts: int
+    max_restarts: int
+    exit_code: int | None
+    created: float
+    started: float | None
+    finished: float | None
+    ranks: list[RankRecord]
+    failure: FailureRecord | None
+    others: list[OtherFailure]
+    devices: list[str]
+    waiting: Waiting | None
+    start: Attempt | None
+    coordinator: list[str | int] | None
+    address: list[str | int] | None
