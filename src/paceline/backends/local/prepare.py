@@ -35,7 +35,7 @@ def complete(spec: JobSpec, code: Path | None = None) -> JobSpec:
     if spec.code is None or spec.working_dir != ".":
         spec = spec.model_copy(update={"working_dir": str(working_dir(spec))})
     with refusals():
-        return type(spec).model_validate(fitting.complete(spec.model_dump(), here(), code))
+        return type(spec).model_validate(fitting.complete(spec.for_node(), here(), code))
 
 
 def here() -> fitting.Here:
@@ -80,7 +80,7 @@ def place(
         sources: its volumes.
     """
     variables = [(source.variable, source.path) for source in sources]
-    return node_part.place(spec.model_dump(), here(), split_streams=split_streams, folder=folder, variables=variables)
+    return node_part.place(spec.for_node(), here(), split_streams=split_streams, folder=folder, variables=variables)
 
 
 def python_command() -> tuple[str, ...]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.backends.base import Prepared
 from paceline.backends.submission import NameTaken, bring, check_secrets, in_copy, named, named_as_copy
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder
@@ -17,12 +19,12 @@ from paceline.node.store.lifecycle import take_checkpoints
 from paceline.node.store.records import is_job
 
 from . import prepare
-from .start import folder_of, staged, start
+from .start import folder_of, staged
+from .start import start as start_agent_of
 
 if TYPE_CHECKING:
     import socket
     import subprocess
-    from collections.abc import Callable
 
     from paceline.backends.base import Progress
     from paceline.backends.volumes import Source
@@ -40,42 +42,81 @@ class Launched:
     agent: subprocess.Popen[bytes]
 
 
-def launch(
-    spec: JobSpec,
+@dataclass(frozen=True)
+class _Prepared(Prepared):
+    """A job for this machine, and what was asked for."""
+
+    asked: JobSpec | None = None
+
+    def text(self) -> str:
+        """The complete job, and the variables of its ranks."""
+        return Prepared(self.spec, prepare.describe_ranks(prepare.place(self.spec))).text()
+
+
+def prepared(spec: JobSpec, detached: bool) -> Prepared:
+    """What would become of a job here; see `Backend.prepare`.
+
+    Raises:
+        UserError: it cannot run here, or its name is taken.
+    """
+    asked = spec = named(spec).model_copy(update={"detached": detached})
+    if not NAME.fullmatch(spec.name):
+        raise UserError(f"{spec.name!r} is no name for a job; take letters, digits, '.', '_' and '-'")
+    if spec.resume_from is not None and not is_job(jobs_folder() / spec.resume_from):
+        raise UserError(f"no job {spec.resume_from!r} to resume from; see paceline list -A")
+    if not spec.name.endswith("-") and os.path.lexists(taken := jobs_folder() / spec.name):
+        raise NameTaken(spec.name, taken)
+    check_secrets(spec)
+    _sources(spec)
+    snapshot = spec.code is not None and spec.code.mode == "snapshot" and spec.resume_from is None
+    spec = in_copy(spec) if spec.code is not None else spec
+    spec = prepare.complete(spec, Path.cwd() / (spec.code.source or ".") if snapshot and spec.code else None)
+    return _Prepared(spec, node_ranks=int(spec.ranks), is_part=spec.nodes != 1, asked=asked)
+
+
+def start(
+    prepared: Prepared,
     progress: Progress,
     *,
     lifeline: socket.socket | None = None,
-    split_streams: Callable[[JobSpec], tuple[int, ...]] = lambda _: (),
+    split_streams: tuple[int, ...] = (),
 ) -> Launched:
-    """Start a job.
+    """Start a job; a name that ends in `-` takes the next free number.
 
     Args:
-        spec: what the user asked for.
-        progress: hears how far it is.
+        prepared: the job.
+        progress: is called with how far it is.
         lifeline: the job ends when the other end closes; None for one that outlives its client.
-        split_streams: the local ranks of the completed job whose stderr is kept apart.
+        split_streams: the local ranks whose stderr is kept apart.
 
     Raises:
         NameTaken: another job has the name.
         UserError: the job cannot run here.
     """
-    spec = named(spec).model_copy(update={"detached": lifeline is None})
-    if not NAME.fullmatch(spec.name):
-        raise UserError(f"{spec.name!r} is no name for a job; take letters, digits, '.', '_' and '-'")
-    if spec.resume_from is not None and not is_job(jobs_folder() / spec.resume_from):
-        raise UserError(f"no job {spec.resume_from!r} to resume from; see paceline list -A")
+    assert isinstance(prepared, _Prepared) and prepared.asked is not None
+    spec = prepared.asked
+    if not spec.name.endswith("-"):
+        return _launch(spec, progress, lifeline, split_streams)
+    for number in itertools.count(2 if spec.resume_from else 1):
+        name = f"{spec.name}{number}"
+        if not os.path.lexists(jobs_folder() / name):
+            try:
+                return _launch(spec.model_copy(update={"name": name}), progress, lifeline, split_streams)
+            except NameTaken:  # by another one, just now
+                continue
+    raise AssertionError  # there is always another number
+
+
+def _launch(
+    spec: JobSpec, progress: Progress, lifeline: socket.socket | None, split_streams: tuple[int, ...]
+) -> Launched:
     taken = jobs_folder() / spec.name
     if os.path.lexists(taken):
         raise NameTaken(spec.name, taken)
-    check_secrets(spec)
     sources = _sources(spec)
     asked = spec
     if spec.code is None:  # a job that cannot run leaves nothing, not even a folder
         spec = prepare.complete(spec)
-        split = split_streams(spec)
-    for flag, value in (("--image", spec.image), ("--queue", spec.queue)):
-        if value is not None:
-            progress.say(f"{flag} {value} does nothing on this machine, which has no {flag[2:]}s")
     record: dict[str, Any] = {"data": [asdict(source) for source in sources]}
     with contextlib.ExitStack() as stack:
         staging = stack.enter_context(staged(spec))
@@ -87,13 +128,12 @@ def launch(
             record["code"] = {**bring(spec, made, progress), "path": str(folder)}
             with named_as_copy(made, record["code"]):
                 spec = prepare.complete(spec, made)
-            split = split_streams(spec)
-        node = prepare.place(spec, split, folder=folder, sources=sources)
+        node = prepare.place(spec, split_streams, folder=folder, sources=sources)
         if spec.resume_from is not None:
             take_checkpoints(jobs_folder() / spec.resume_from, staging.directory.path)
         # What was asked for, not what was found out: another time that may be something else.
         stored = asked.model_copy(update={"working_dir": spec.working_dir, "devices": spec.devices})
-        directory, agent = start(staging, stored, node, record, lifeline)
+        directory, agent = start_agent_of(staging, stored, node, record, lifeline)
     return Launched(spec, node, directory, agent)
 
 

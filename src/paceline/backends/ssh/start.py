@@ -36,37 +36,28 @@ if TYPE_CHECKING:
 class RemoteStart:
     """A job that is to start on hosts of a target."""
 
-    def __init__(self, spec: JobSpec, hosts: Hosts, jobs: RemoteJobs, shown: Shown | None = None) -> None:
+    def __init__(self, spec: JobSpec, hosts: Hosts, jobs: RemoteJobs, detached: bool) -> None:
         """Start nothing yet.
 
         Args:
             spec: what the user asked for.
             hosts: of the target.
             jobs: that are there.
-            shown: what of its output somebody watches; None for a job that goes on by itself.
+            detached: whether it goes on by itself.
 
         Raises:
             UserError: it is nothing for hosts.
         """
-        self._hosts, self._jobs, self._shown = hosts, jobs, shown
-        self._spec = self._asked(spec)
+        self._hosts, self._jobs = hosts, jobs
+        self.spec = self._asked(spec, detached)
 
-    def _asked(self, spec: JobSpec) -> JobSpec:
+    def _asked(self, spec: JobSpec, detached: bool) -> JobSpec:
         """What the user asked for, as a host understands it.
 
         Raises:
             UserError: it is nothing for hosts.
         """
         target, there = self._hosts.name, len(self._hosts.all)
-        for flag, value in (
-            ("--log-dir", spec.log_dir),
-            ("--image", spec.image),
-            ("--queue", spec.queue),
-            ("--master-addr", spec.main_address),
-            ("--node-rank", spec.node_rank),
-        ):
-            if value is not None:
-                raise UserError(f"{flag} means nothing on {target}, whose hosts are reached by ssh; leave it out")
         least, _ = spec.node_range
         if least > there:
             raise UserError(f"--nnodes {least}, but {target} has {there} hosts; ask for fewer")
@@ -74,15 +65,13 @@ class RemoteStart:
         if not folder.startswith("~") and (spec.code is None or folder != "."):
             folder = os.path.normpath(Path.cwd() / folder)
         spec = in_copy(spec) if spec.code is not None else spec
-        return named(spec).model_copy(
-            update={"detached": self._shown is None, "backend": target, "working_dir": folder}
-        )
+        return named(spec).model_copy(update={"detached": detached, "backend": target, "working_dir": folder})
 
     def plan(self) -> dict[str, Any]:
-        """See `Backend.plan`."""
-        spec = self._spec
+        """The complete job, and the variables of its ranks."""
+        spec = self.spec
         hosts = self._hosts.all[: spec.node_range[1]]
-        job = {**spec.model_dump(mode="json"), "nodes": 1}
+        job = {**spec.for_node(), "nodes": 1}
 
         def ask(start: dict[str, Any] | None) -> list[Answer]:
             starts = {host: start and {**start, "node_rank": number} for number, host in enumerate(hosts)}
@@ -92,20 +81,26 @@ class RemoteStart:
             return list(answers.values())
 
         nodes = [answer["node"] for answer in ask(None)]
-        main = {"main_address": nodes[0]["address"], "main_port": spec.main_port or 0}
+        main = {"main_address": nodes[0]["address"], "main_port": spec.rendezvous.main_port or 0}
         answers = ask({**main, "nodes": nodes, "attempt": 0, "job": spec.name})
         return {
-            "job": {**answers[0]["job"], "nodes": spec.nodes, "ranks": spec.ranks},
+            "job": type(spec)
+            .model_validate({**answers[0]["job"], "nodes": spec.nodes, "ranks": spec.ranks})
+            .model_dump(mode="json"),
             "ranks": [rank for answer in answers for rank in answer["ranks"]],
         }
 
-    def start(self, progress: Progress) -> Parts:
+    def start(self, progress: Progress, shown: Shown | None = None) -> Parts:
         """The job with all its parts there; without further words they go again.
+
+        Args:
+            progress: is called with how far it is.
+            shown: what of its output somebody watches; None for a job that goes on by itself.
 
         Raises:
             UserError: it cannot run there, or its name is taken.
         """
-        spec = self._spec
+        spec = self.spec
         check_secrets(spec)
         data = self._sources()
         looks, chosen = self._preflight(data, progress)
@@ -124,8 +119,8 @@ class RemoteStart:
                         "data": data,
                         "code": record,
                         "bytes": _size(archive),
-                        "shown": self._shown and dataclasses.asdict(self._shown),
-                        "terminal": terminal_size() if self._shown else {},
+                        "shown": shown and dataclasses.asdict(shown),
+                        "terminal": terminal_size() if shown else {},
                     }
                     progress(f"starting {name}", 0, None)
                     found = _start(order, chosen, looks[chosen[0]], archive)
@@ -140,7 +135,7 @@ class RemoteStart:
 
     def _sources(self) -> list[dict[str, Any]]:
         """Where the job's volumes are on the hosts, by the settings."""
-        data = self._spec.data
+        data = self.spec.data
         if not data:
             return []
         from paceline.backends.volumes import check
@@ -155,10 +150,10 @@ class RemoteStart:
         Raises:
             UserError: too few of them can take it.
         """
-        job = self._spec.model_dump(mode="json")
+        job = self.spec.for_node()
         with Preflight(self._hosts.all, lambda host: {"slots": host.slots, "job": job, "data": data}) as preflight:
             self._hosts.note(preflight.failed)
-            chosen = preflight.choose(*self._spec.node_range, lambda fit: self._preferred(fit, progress), progress.say)
+            chosen = preflight.choose(*self.spec.node_range, lambda fit: self._preferred(fit, progress), progress.say)
             return dict(preflight.answers), chosen
 
     def _preferred(self, looks: Mapping[Host, Answer], progress: Progress) -> list[Host]:
@@ -167,11 +162,11 @@ class RemoteStart:
         Raises:
             UserError: it goes on with another one's checkpoints, and hosts with these cannot take it.
         """
-        if self._spec.resume_from is not None:
-            return self._resuming(self._spec.resume_from, looks, progress)
+        if self.spec.resume_from is not None:
+            return self._resuming(self.spec.resume_from, looks, progress)
         if self._hosts.is_exact:
             return list(looks)
-        devices = self._spec.devices
+        devices = self.spec.devices
         need = devices if isinstance(devices, int) else len(devices or "1")
         return sorted(looks, key=lambda host: looks[host]["free"] < need)
 
@@ -186,9 +181,9 @@ class RemoteStart:
         old = self._jobs.hosts_of(name)
         hosts = [host for host in old if host in looks]
         gone = ", ".join(host.name for host in old if host not in looks)
-        if hosts and self._spec.code is None:
+        if hosts and self.spec.code is None:
             hosts += [host for host in looks if host not in hosts]
-        if len(hosts) < self._spec.node_range[0]:
+        if len(hosts) < self.spec.node_range[0]:
             raise UserError(f"{gone} has the checkpoints of {name} and cannot take the job now; try later")
         if gone:
             progress.say(f"{gone} took part in {name} and cannot go on; its checkpoints are not looked at")
@@ -211,11 +206,11 @@ def _start(order: dict[str, Any], hosts: list[Host], main: Answer, archive: Path
         "token": secrets.token_hex(16) if spec.node_range[1] > 1 else None,
         "secrets": {name: os.environ[name] for name in spec.secrets},
     }
-    meeting = {"main_address": main["address"], "main_port": spec.main_port or main["port"]}
+    meeting = {"main_address": main["address"], "main_port": spec.rendezvous.main_port or main["port"]}
 
     def request(host: Host) -> Request:
         here = {**meeting, "node_rank": hosts.index(host)} if spec.node_range[1] > 1 else {}
-        return {**common, "job": {**spec.model_dump(mode="json"), **here}, "slots": host.slots}
+        return {**common, "job": {**spec.for_node(), **here}, "slots": host.slots}
 
     parts = Parts(spec.name, hosts, request, _sender(archive) if archive.exists() else None)
     try:
