@@ -10,19 +10,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.backends.base import LogLines, LogQuery
+from paceline.backends.base import LogLines, LogQuery, Prepared
 from paceline.backends.registry import HERE, load
 from paceline.job.errors import UserError
 from paceline.job.job import Instance, Job, Node, Volume
-from paceline.job.spec import Code, JobSpec, Mount
+from paceline.job.spec import Code, JobSpec, Mount, Rendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
-    "Code", "Instance", "Job", "JobSpec", "LogLines", "LogQuery", "Mount", "Node", "UserError", "Volume",
-    "delete", "get", "list_jobs", "logs", "stop", "submit", "wait",
+    "Code", "Instance", "Job", "JobSpec", "LogLines", "LogQuery", "Mount", "Node", "Prepared", "Rendezvous",
+    "UserError", "Volume", "delete", "get", "list_jobs", "logs", "prepare", "stop", "submit", "wait",
 ]  # fmt: skip
+
+
+def prepare(spec: JobSpec) -> Prepared:
+    """Find out what `submit` would do; starts nothing.
+
+    Raises:
+        UserError: the job cannot run, or its name is taken.
+    """
+    return load(spec.backend).prepare(spec)
 
 
 def submit(spec: JobSpec) -> Job:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from paceline.job.errors import UserError, nearest
@@ -29,29 +30,31 @@ def flags() -> dict[str, tuple[Flag, ...]]:
 
 
 def load(
-    name: str = HERE,
+    name: str | None = None,
     options: Mapping[str, Any] | None = None,
     *,
     kind: str | None = None,
     given_by: Mapping[str, str] | None = None,
-    where: str | None = None,
+    where: str = "",
 ) -> Backend:
     """The backend of this name: this machine, a target of the settings, or one that the options alone describe.
 
     Args:
-        name: of it.
+        name: of it; None for this machine.
         options: go over what the settings say.
         kind: of backend, where the options alone describe it; the settings are not asked then.
         given_by: option → the flag that set it, for messages.
-        where: the flags that lead there, with a space before them.
+        where: the flags that lead there, without --on.
 
     Raises:
         UserError: there is none, or its options make no sense.
     """
-    if kind is None and name == HERE:
-        return _configured(HERE, HERE, options or {}, given_by or {}, where or "")
+    name = name or HERE
+    options, given_by, where = options or {}, given_by or {}, f" {where}" if where else ""
     if kind is not None:
-        return _configured(kind, name, options or {}, given_by or {}, where or "")
+        return _configured(kind, name, options, given_by, where)
+    if name == HERE:
+        return _configured(HERE, HERE, options, given_by, "")
     from paceline.job.settings import load as settings  # takes long to import
 
     targets = settings().targets
@@ -59,9 +62,8 @@ def load(
     if target is None:
         hint = nearest(name, [HERE, *targets]) if targets else "define it as [targets.NAME] in paceline.toml"
         raise UserError(f"no target {name!r}; {hint}")
-    return _configured(
-        target.backend, name, {**target.options, **(options or {})}, given_by or {}, where or f" --on {name}"
-    )
+    where = f" --on {shlex.quote(name)}{where}"
+    return _configured(target.backend, name, {**target.options, **options}, given_by, where)
 
 
 def _configured(kind: str, name: str, options: Mapping[str, Any], given_by: Mapping[str, str], where: str) -> Backend:
@@ -71,14 +73,14 @@ def _configured(kind: str, name: str, options: Mapping[str, Any], given_by: Mapp
         UserError: they make no sense.
     """
     backend = _kind(kind)
+    own = {flag.names[0] for flag in flags().get(kind, ())}
+    for flag in given_by.values():
+        if flag not in own:
+            raise UserError(_not_its_own(flag, kind, name))
 
     def named(option: str) -> str:
         return given_by.get(option.partition(".")[0]) or f"targets.{name}.{option}"
 
-    own = {flag.names[0] for flag in flags().get(kind, ())}
-    for flag in given_by.values():
-        if flag not in own:
-            raise UserError(f"{flag} means nothing to {name}, whose backend is {kind}; leave it out")
     if backend.Options is None:
         for option in options:
             raise UserError(f"{named(option)}: this backend has no options; leave it out")
@@ -92,6 +94,15 @@ def _configured(kind: str, name: str, options: Mapping[str, Any], given_by: Mapp
     except ValidationError as error:
         raise validation_error(error, backend.Options, lambda place: named(".".join(map(str, place)))) from None
     return backend(name, model, where)
+
+
+def _not_its_own(flag: str, kind: str, name: str) -> str:
+    """What is wrong with a flag of another kind of backend."""
+    if name != HERE:
+        return f"{flag} means nothing to {name}, whose backend is {kind}; leave it out"
+    beside = next(those for those in flags().values() if any(flag in one.names for one in those))
+    hosts = [one.names[0] for one in beside if one.names_hosts is not None]
+    return f"{flag} is for hosts; name some with {', '.join(hosts)}{' or ' if hosts else ''}--on"
 
 
 def _kind(kind: str) -> type[Backend]:

@@ -53,9 +53,10 @@ def known(names: Sequence[str]) -> list[Job]:
         if name not in found:
             others = [job.name for job in all_jobs().jobs]
             close = difflib.get_close_matches(name, others[:1000], n=1, cutoff=0.5)
-            hint = "there is none yet; start one with paceline submit"
+            where = backend().where
+            hint = f"there is none yet; start one with paceline submit{where}"
             if others:
-                hint = f"did you mean {close[0]}?" if close else "see paceline list -A"
+                hint = f"did you mean {close[0]}?" if close else f"see paceline list{where} -A"
             raise UserError(f"no job {name!r}; {hint}")
     return [found[name] for name in names]
 

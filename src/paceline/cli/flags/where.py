@@ -10,7 +10,6 @@ import click
 
 from paceline.backends import registry
 from paceline.backends.base import Backend
-from paceline.backends.registry import HERE, load
 from paceline.job.errors import UserError
 
 from .options import Option
@@ -194,23 +193,17 @@ def place(given: dict[str, Any], target: str | None = None) -> Backend:
     Raises:
         UserError: there is no such place.
     """
-    options, flags = options_of(given), _given_flags(given)
-    given_by = {flag.option: flag.names[0] for _, flag in flags}
+    options = options_of(given)
+    given_by = {flag.option: flag.names[0] for _, flag in _given_flags(given)}
     hosts = taking_part(given) if "nnodes" in given else [(name, slots or 0) for name, slots in named(given)]
-    if hosts:
-        kind, texts = kind_of_hosts(given), [f"{name}:{slots}" for name, slots in hosts]
-        script = given.get("host_discovery_script")
-        found = {"host_discovery_script": script, "exact": True, "hosts": texts}
-        again = given if script is None else {**given, _listing(kind).parameter: ",".join(texts)}
-        return load(kind, {**options, **found}, kind=kind, given_by=given_by, where=f" {words(again)}")
-    target = given.get("on") or target or HERE
-    if target == HERE and options:
-        naming = [flag.names[0] for kind, flag in _flags() if kind == flags[0][0] and flag.names_hosts is not None]
-        one_of = f"{', '.join(naming)} or --on" if naming else "--on"
-        raise UserError(f"{flags[0][1].names[0]} is for hosts; name some with {one_of}")
-    return load(
-        target, options, given_by=given_by, where=f" {words({**given, 'on': target})}" if target != HERE else ""
-    )
+    if not hosts:
+        return registry.load(given.get("on") or target, options, given_by=given_by, where=words(given))
+    kind, texts = kind_of_hosts(given), [f"{name}:{slots}" for name, slots in hosts]
+    script = given.get("host_discovery_script")
+    if script is not None:  # later there may be others
+        given = {**given, _listing(kind).parameter: ",".join(texts)}
+    options.update(hosts=texts, exact=True, host_discovery_script=script)
+    return registry.load(kind, options, kind=kind, given_by=given_by, where=words(given))
 
 
 def _listing(kind: str) -> Flag:
@@ -219,10 +212,8 @@ def _listing(kind: str) -> Flag:
 
 
 def words(given: dict[str, Any]) -> str:
-    """The flags that say where, as one may type them again."""
-    on = ["--on", given["on"]] if given.get("on") else []
-    others = [word for _, flag in _given_flags(given) for word in (flag.names[0], str(given[flag.parameter]))]
-    return " ".join(map(shlex.quote, [*on, *others]))
+    """The flags that say where, as one may type them again; without --on."""
+    return shlex.join(word for _, flag in _given_flags(given) for word in (flag.names[0], str(given[flag.parameter])))
 
 
 def backend() -> Backend:

@@ -114,7 +114,9 @@ def delete(names: tuple[str, ...], force: bool) -> int:
     names = tuple(job.name for job in jobs)
     going = [job.name for job in jobs if not job.is_over]
     if going and not force:
-        raise UserError(f"job {going[0]} has not ended; stop it first with paceline stop {going[0]}, or add --force")
+        raise UserError(
+            f"job {going[0]} has not ended; stop it first with paceline stop{here.where} {going[0]}, or add --force"
+        )
     if names and force:  # those that have ended too: they may live on on a host that hangs
         here.stop(names, now=True)
     if names:

@@ -69,7 +69,10 @@ def list_(every: bool, state: tuple[str, ...], since: str | None, label: tuple[s
     ]
     show(shown, _LIST, output, Job.to_dict)
     if recent and output in ("table", "wide") and found.hidden:
-        click.echo(f"paceline: {found.hidden} that ended long ago are not shown; see paceline list -A", err=True)
+        click.echo(
+            f"paceline: {found.hidden} that ended long ago are not shown; see paceline list{backend().where} -A",
+            err=True,
+        )
     return 0
 
 

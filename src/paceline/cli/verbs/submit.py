@@ -110,12 +110,13 @@ submit = SectionedCommand(
 @click.option("--name", metavar="NAME", help="Name of the new job.  [default: the old one's with the next free number]")
 def resubmit(job: str, name: str | None) -> int:
     """Run JOB again as it was submitted; it goes on from the checkpoints that JOB has left."""
+    here = backend()
     (old,) = known([job])
     if not old.is_over and old.state != "LOST":
-        raise UserError(f"job {job} is {old.state}; wait for it, or stop it first: paceline stop {job}")
-    spec = backend().spec(job)
+        raise UserError(f"job {job} is {old.state}; wait for it, or stop it first: paceline stop{here.where} {job}")
+    spec = here.spec(job)
     stem = old.name
     if spec.resume_from:  # it was numbered here itself
         stem = re.sub(r"-\d+$", "", stem)
     new = name or f"{stem[:55]}-"
-    return detached(spec.model_copy(update={"name": new, "resume_from": job}), backend())
+    return detached(spec.model_copy(update={"name": new, "resume_from": job}), here)
