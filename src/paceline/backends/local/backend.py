@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 import os
@@ -11,7 +10,6 @@ import sys
 import threading
 import time
 from dataclasses import fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends.base import Backend, Shell
@@ -54,14 +52,10 @@ class Local(Backend):
 
     def plan(self, spec: JobSpec) -> dict[str, Any]:
         """What `submit` would do: the complete job, and the variables of its ranks. Starts nothing."""
-        from paceline.backends.submission import named
-
         from . import prepare
 
-        spec = named(spec).model_copy(update={"detached": True})
-        snapshot = spec.code is not None and spec.code.mode == "snapshot"
-        spec = prepare.complete(spec, Path.cwd() if snapshot else None)
-        return {"job": spec.model_dump(mode="json"), "ranks": prepare.describe_ranks(prepare.place(spec))}
+        plan = prepare.plan(spec, detached=True)
+        return {"job": plan.job, "ranks": plan.ranks()}
 
     def submit(self, spec: JobSpec, progress: Progress) -> Job:
         """Start a job that goes on by itself.
@@ -69,24 +63,11 @@ class Local(Backend):
         Raises:
             UserError: it cannot run here, or its name is taken.
         """
-        from paceline.backends.submission import NameTaken
+        from . import prepare
+        from .start import start
 
-        if not spec.name.endswith("-"):
-            return self._launch(spec, progress)
-        first = 2 if spec.resume_from else 1
-        for number in itertools.count(first):
-            name = f"{spec.name}{number}"
-            if not os.path.lexists(self._jobs / name):
-                try:
-                    return self._launch(spec.model_copy(update={"name": name}), progress)
-                except NameTaken:  # by another one, just now
-                    continue
-        raise AssertionError("unreachable")
-
-    def _launch(self, spec: JobSpec, progress: Progress) -> Job:
-        from .submit import launch
-
-        (job,) = self.describe([launch(spec, progress).spec.name])
+        made = start(spec, prepare.plan(spec, detached=True), progress)
+        (job,) = self.describe([made.node.job])
         return job
 
     # -- look ----------------------------------------------------------------------------------------------------------
@@ -241,12 +222,10 @@ class Local(Backend):
 
     def _remove(self, name: str) -> None:
         """Take a job's folder away in one step, and then apart."""
-        from paceline.job.code.bring import discard
+        from .prepare import home
 
-        path = self._jobs / name
-        code = (read_json(RunDirectory(path).job) or {}).get("code")
         with refusals():
-            lifecycle.remove(path, (lambda: None) if code is None else (lambda: discard(Path(code["path"]))))
+            home().remove(RunDirectory(self._jobs / name))
 
     def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
         """How to run a command where a rank runs, and as it does."""

@@ -7,15 +7,16 @@ import socket
 from typing import TYPE_CHECKING
 
 from paceline.backends.foreground import how_it_ended
+from paceline.job.spec import JobSpec
 from paceline.node.logs.live import Output, Update, is_disk_full, updates
 
-from .submit import launch
+from . import prepare
+from .start import start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from paceline.backends.base import Progress
-    from paceline.job.spec import JobSpec
 
 
 class LocalRun:
@@ -34,8 +35,10 @@ class LocalRun:
         """
         self._lifeline, theirs = socket.socketpair()
         with theirs:
-            started = launch(spec, progress, lifeline=theirs, split_streams=split_streams)
-        self._directory, self._process = started.directory, started.agent
+            plan = prepare.plan(spec, detached=False)
+            split = split_streams(JobSpec.model_validate({**plan.job, "name": spec.name}))
+            started = start(spec, plan, progress, lifeline=theirs, split=split)
+        self._directory, self._process = started.run, started.agent
         self.name, self.max_restarts = started.node.job, started.node.max_restarts
         ranks = f"{started.node.nproc} rank{'' if started.node.nproc == 1 else 's'}"
         self.first_line = f"{ranks} here, logs in {self._directory.path}"

@@ -70,7 +70,7 @@ class Ssh(Backend):
         """What `submit` would do: the complete job, and the variables of its ranks. Starts nothing."""
         from .start import RemoteStart
 
-        return RemoteStart(spec, self._hosts, self._jobs).plan()
+        return RemoteStart(spec, self._hosts, self._jobs, detached=True).plan()
 
     def submit(self, spec: JobSpec, progress: Progress) -> Job:
         """Start a job that goes on by itself.
@@ -80,7 +80,7 @@ class Ssh(Backend):
         """
         from .start import RemoteStart
 
-        with RemoteStart(spec, self._hosts, self._jobs).start(progress) as parts:
+        with RemoteStart(spec, self._hosts, self._jobs, detached=True).start(progress) as parts:
             parts.keep()
         return self._jobs.add([(host, parts.records[host]) for host in parts.hosts])
 
@@ -93,7 +93,7 @@ class Ssh(Backend):
         from .foreground import RemoteRun
         from .start import RemoteStart
 
-        parts = RemoteStart(spec, self._hosts, self._jobs, shown).start(progress)
+        parts = RemoteStart(spec, self._hosts, self._jobs, detached=False).start(progress, shown)
         least, most = spec.node_range
         return RemoteRun(parts, spec.max_restarts, self.where, shown, self._hosts.wanted if least < most else None)
 
