@@ -31,12 +31,13 @@ def submit(spec: JobSpec) -> Job:
     Raises:
         UserError: it cannot run, or its name is taken.
     """
-    return load(spec.backend).submit(spec, _Silence())
+    there = load(spec.backend)
+    return there.start(there.prepare(spec), _Silence())
 
 
 def list_jobs(on: str = HERE) -> list[Job]:
     """All jobs of this machine, or of a target of the settings, the newest first."""
-    return load(on).describe()
+    return load(on).describe().jobs
 
 
 def get(name: str, on: str = HERE) -> Job:
@@ -45,7 +46,7 @@ def get(name: str, on: str = HERE) -> Job:
     Raises:
         UserError: there is none of this name.
     """
-    found = load(on).describe([name])
+    found = load(on).describe([name]).jobs
     if not found:
         raise UserError(f"no job {name!r}")
     return found[0]

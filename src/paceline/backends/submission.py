@@ -16,7 +16,7 @@ from paceline.node.ranks.placement import CHOSEN
 from .refusals import refusals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from .base import Progress
 
@@ -100,6 +100,12 @@ def _current_folder() -> Path:
         return Path.cwd()
     except FileNotFoundError:
         raise UserError("the folder that you are in was deleted; change to one that exists") from None
+
+
+def as_planned(kind: type[JobSpec], job: Mapping[str, Any]) -> JobSpec:
+    """A job as a node has completed it, whose name and framework may be known only when it starts."""
+    open_ = {"name": job["name"], "framework": job["framework"]}
+    return kind.model_validate({**job, "name": "", "framework": None}).model_copy(update=open_)
 
 
 # -- code --------------------------------------------------------------------------------------------------------------

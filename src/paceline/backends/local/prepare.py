@@ -1,15 +1,17 @@
-"""What a job will be on this machine; nothing of it is made here."""
+"""What a job will be on this machine; starts nothing."""
 
 from __future__ import annotations
 
 import contextlib
 import subprocess
 import sys
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from paceline.backends.base import Prepared
 from paceline.backends.foreground import terminal_size
 from paceline.backends.refusals import refusals
-from paceline.backends.submission import checked, shown_name, source_of
+from paceline.backends.submission import as_planned, checked, shown_name, source_of
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder
 from paceline.node.planning import fitting
@@ -41,7 +43,24 @@ def _slots() -> int:
     return load().local.devices or 0
 
 
-def plan(spec: JobSpec, *, detached: bool) -> make.Plan:
+@dataclass(frozen=True)
+class LocalPrepared(Prepared):
+    """A job for this machine.
+
+    Attributes:
+        asked: what its user asked for.
+        plan: what it will be, under the name that is shown before it has one.
+    """
+
+    asked: JobSpec = field(kw_only=True)
+    plan: make.Plan = field(kw_only=True)
+
+    def text(self) -> str:
+        """The complete job, and the variables of its ranks."""
+        return Prepared(self.spec, self.plan.ranks()).text()
+
+
+def prepared(spec: JobSpec, *, detached: bool) -> LocalPrepared:
     """What a job will be; nothing is written or fetched.
 
     Args:
@@ -56,21 +75,21 @@ def plan(spec: JobSpec, *, detached: bool) -> make.Plan:
     if spec.resume_from is not None and not is_job(place.jobs / spec.resume_from):
         raise UserError(f"no job {spec.resume_from!r} to resume from; see paceline list -A")
     order = make.Order(
-        {**spec.model_dump(mode="json"), "name": shown_name(spec)},
+        {**spec.for_node(), "name": shown_name(spec)},
         data=_sources(spec),
         source=source_of(spec),
         terminal={} if detached else terminal_size(),
     )
     with writing(spec), refusals():
-        return make.plan(place, here(), order)
+        plan = make.plan(place, here(), order)
+    complete = as_planned(type(spec), plan.shown())
+    return LocalPrepared(complete, (), int(complete.ranks), spec.nodes != 1, asked=spec, plan=plan)
 
 
 def _sources(spec: JobSpec) -> list[dict[str, Any]]:
     """Where its volumes are."""
     if not spec.data:
         return []
-    from dataclasses import asdict
-
     from paceline.backends.volumes import resolve
     from paceline.job.settings import load
 

@@ -1,46 +1,38 @@
-"""Starts a job on this machine that has been planned."""
+"""Starts a prepared job on this machine."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends.refusals import refusals
 from paceline.backends.submission import NameTaken, fetched, start_named
 from paceline.node.store import make
 
-from .prepare import writing
+from .prepare import LocalPrepared, writing
 
 if TYPE_CHECKING:
     import socket
+    from pathlib import Path
 
-    from paceline.backends.base import Progress
-    from paceline.job.spec import JobSpec
+    from paceline.backends.base import Prepared, Progress
 
 
 def start(
-    spec: JobSpec,
-    plan: make.Plan,
-    progress: Progress,
-    *,
-    lifeline: socket.socket | None = None,
-    split: tuple[int, ...] = (),
+    prepared: Prepared, progress: Progress, *, lifeline: socket.socket | None = None, split: tuple[int, ...] = ()
 ) -> make.Made:
     """Start a job.
 
     Args:
-        spec: what the user asked for.
-        plan: what it will be, see `prepare.plan`.
-        progress: hears how far it is.
+        prepared: see `prepare.prepared`.
+        progress: is called with how far it is.
         lifeline: the job ends when the other end closes; None for one that outlives its client.
         split: the local ranks whose stderr is kept apart.
 
     Raises:
         UserError: the job cannot run here, or its name is taken.
     """
-    for flag, value in (("--image", spec.image), ("--queue", spec.queue)):
-        if value is not None:
-            progress.say(f"{flag} {value} does nothing on this machine, which has no {flag[2:]}s")
+    assert isinstance(prepared, LocalPrepared)
+    spec, plan = prepared.asked, prepared.plan
 
     def bring(place: Path) -> dict[str, Any]:
         return fetched(spec, place, progress)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends.foreground import terminal_size
-from paceline.backends.submission import NameTaken, checked, fetched, shown_name, start_named
+from paceline.backends.submission import NameTaken, as_planned, checked, fetched, shown_name, start_named
 from paceline.job.errors import UserError
 from paceline.node.ranks.placement import CHOSEN, PORT
 
@@ -70,15 +70,6 @@ class RemoteStart:
             UserError: it is nothing for hosts.
         """
         target, there = self._hosts.name, len(self._hosts.all)
-        for flag, value in (
-            ("--log-dir", spec.log_dir),
-            ("--image", spec.image),
-            ("--queue", spec.queue),
-            ("--master-addr", spec.main_address),
-            ("--node-rank", spec.node_rank),
-        ):
-            if value is not None:
-                raise UserError(f"{flag} means nothing on {target}, whose hosts are reached by ssh; leave it out")
         least, _ = spec.node_range
         if least > there:
             raise UserError(f"--nnodes {least}, but {target} has {there} hosts; ask for fewer")
@@ -108,15 +99,17 @@ class RemoteStart:
             return list(self._hosts.answers(hosts, request).values())
 
         nodes = [answer["node"] for answer in ask(None)]
-        port = PORT if spec.node_range[1] > 1 else spec.main_port or PORT  # where nodes meet, the ranks do not
+        port = spec.rendezvous.main_port
+        if spec.node_range[1] > 1 or port is None:  # where nodes meet, the ranks do not
+            port = PORT
         main = {"main_address": nodes[0]["address"], "main_port": port, "attempt": 0}
         if spec.node_range[1] == 1:
-            main["main_address"] = nodes[0]["address"] = spec.local_address or "127.0.0.1"
-        answers = ask({**main, "nodes": nodes, "job": spec.run_id or common["job"]["name"]})
-        asked = spec.model_dump(mode="json")
+            main["main_address"] = nodes[0]["address"] = "127.0.0.1"
+        answers = ask({**main, "nodes": nodes, "job": spec.rendezvous.run_id or common["job"]["name"]})
+        asked = spec.for_node()
         same = {name: asked[name] for name in ("nodes", "ranks", "node_rank", "main_address", "main_port")}
         return {
-            "job": {**answers[0]["job"], **same},
+            "job": as_planned(type(spec), {**answers[0]["job"], **same}).model_dump(mode="json"),
             "ranks": [rank for answer in answers for rank in answer["ranks"]],
         }
 
@@ -189,7 +182,7 @@ class RemoteStart:
     def _common(self, name: str) -> dict[str, Any]:
         """What all hosts are asked to make; what only a job that starts has is left empty."""
         return {
-            "job": {**self.spec.model_dump(mode="json"), "name": name},
+            "job": {**self.spec.for_node(), "name": name},
             "data": self._data,
             "code": None,
             "bytes": 0,
@@ -204,7 +197,7 @@ class RemoteStart:
         """What one host is asked."""
         job = common["job"]
         if self.spec.node_range[1] > 1:
-            port = self.spec.main_port or self._main["port"]
+            port = self.spec.rendezvous.main_port or self._main["port"]
             number = self._chosen.index(host)
             job = {**job, "main_address": self._main["address"], "main_port": port, "node_rank": number}
         return {**common, "job": job, "slots": host.slots}
@@ -226,7 +219,7 @@ class RemoteStart:
         Raises:
             UserError: too few of them can take it.
         """
-        job = self.spec.model_dump(mode="json")
+        job = self.spec.for_node()
         with Preflight(
             self._hosts.all, lambda host: {"slots": host.slots, "job": job, "data": self._data}
         ) as preflight:

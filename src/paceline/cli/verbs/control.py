@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paceline.cli.flags.names import known, outcome
+from paceline.cli.flags.names import all_jobs, known, outcome, warn
 from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.progress import Progress
 from paceline.job.errors import UserError
@@ -64,14 +64,14 @@ def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
     """Stop JOBs: cleanly, so that a script that uses the library saves a checkpoint."""
     names, here = tuple(dict.fromkeys(names)), backend()
     jobs = known(names)
-    untold = {job.name: here.silent(job.name) if job.state == "LOST" else [] for job in jobs}
-    _refuse_lost([job for job in jobs if not untold[job.name]])
-    here.stop(names, now)
+    # A LOST job that some hosts tell of can be stopped there.
+    _refuse_lost([job for job in jobs if job.state == "LOST" and not here.describe([job.name]).warnings])
+    untold = here.stop(names, now)
     if not no_wait:
         _wait(names, _PATIENCE + (0 if now else max(job.grace for job in jobs)))
     code = 0
     for before, after in zip(jobs, known(names), strict=True):
-        but = f"; not told everywhere: {', '.join(untold[before.name])}" if untold[before.name] else ""
+        but = f"; not told everywhere: {untold[before.name]}" if before.name in untold else ""
         left = {rank.node: None for rank in after.instances if rank.state in ("STARTING", "RUNNING")}
         if before.is_over and not left:
             _say(f"job {before.name} had ended already ({before.state.lower()})")
@@ -120,7 +120,8 @@ def delete(names: tuple[str, ...], force: bool) -> int:
     if names:
         _wait(names)
     for name in names:
-        here.delete([name])
+        for line in here.delete([name]):
+            warn(line)
         _say(f"job {name} deleted")
     return 0
 
@@ -138,7 +139,7 @@ def prune(since: str | None, state: tuple[str, ...], dry_run: bool) -> int:
     states = {one.upper() for one in state}
     old = [
         job
-        for job in here.describe()
+        for job in all_jobs().jobs
         if job.is_over
         and (not states or job.state in states)
         and (job.has_expired(now) or _ended_before(job, now, age))
@@ -147,7 +148,8 @@ def prune(since: str | None, state: tuple[str, ...], dry_run: bool) -> int:
         ended = _ago(job.finished or job.created, now)
         click.echo(f"{job.name}  {job.state}  ended {ended} ago")
         if not dry_run:
-            here.delete([job.name])
+            for line in here.delete([job.name]):
+                warn(line)
     what = "would be deleted" if dry_run else "deleted"
     click.echo(f"paceline: {len(old)} job{'' if len(old) == 1 else 's'} {what}", err=True)
     return 0

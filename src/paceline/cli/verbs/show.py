@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.flags.names import known
+from paceline.cli.flags.names import all_jobs, known
 from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.tables import STATE_COLOURS, Column, output_option, show, show_data
 from paceline.job.errors import UserError, nearest
@@ -58,19 +58,18 @@ def list_(every: bool, state: tuple[str, ...], since: str | None, label: tuple[s
         raise UserError(f"--state {one}: no such state; {nearest(one, STATES)}")
     age = _seconds("--since", since)
     wanted = dict(pair.partition("=")[::2] for pair in label)
-    here = backend()
     recent = not (every or states or age)
-    jobs = here.describe(since=now - _RECENT if recent else None)
+    found = all_jobs(now - _RECENT if recent else None)
     shown = [
         job
-        for job in jobs
+        for job in found.jobs
         if (not states or job.state in states)
         and (age is None or job.created >= now - age)
         and wanted.items() <= job.labels.items()
     ]
     show(shown, _LIST, output, Job.to_dict)
-    if recent and output in ("table", "wide") and (older := here.count() - len(jobs)) > 0:
-        click.echo(f"paceline: {older} that ended long ago are not shown; see paceline list -A", err=True)
+    if recent and output in ("table", "wide") and found.hidden:
+        click.echo(f"paceline: {found.hidden} that ended long ago are not shown; see paceline list -A", err=True)
     return 0
 
 
@@ -95,6 +94,8 @@ _LIST: list[Column[Job]] = [
     Column("EXIT", lambda job: _text(job.exit_code), wide=True),
     Column("DEVICES", lambda job: ",".join(job.devices) or None, wide=True),
     Column("LABELS", lambda job: ",".join(f"{k}={v}" for k, v in job.labels.items()) or None, wide=True),
+    Column("ID", lambda job: job.external_id or None, wide=True),
+    Column("URL", lambda job: job.url or None, wide=True),
     Column("REASON", lambda job: job.error or job.waiting, wide=True),
 ]
 
@@ -107,8 +108,8 @@ _LIST: list[Column[Job]] = [
 def get(name: str, output: str) -> int:
     """Show everything that is known of JOB."""
     (job,) = known([name])
-    for why in backend().silent(name):
-        _say(f"{why}; what is there is not shown")
+    for line in backend().describe([name]).warnings:
+        _say(line)
     if output in ("json", "yaml"):
         show_data(job.to_dict(), output)
         return 0
@@ -127,6 +128,8 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
     state = job.state if job.exit_code is None else f"{job.state} (exit code {job.exit_code})"
     facts: list[tuple[str, Any]] = [
         ("name", job.name),
+        ("external id", job.external_id),
+        ("url", job.url),
         ("state", state),
         ("error", job.error),
         ("waiting", job.waiting),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import signal
 from typing import TYPE_CHECKING, Any
@@ -67,16 +66,16 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def dry_run(spec: JobSpec, there: Backend) -> int:
-    """Print the job, complete, and the variables of its ranks; start nothing."""
-    click.echo(json.dumps(there.plan(spec), indent=2))
+def dry_run(spec: JobSpec, there: Backend, *, detached: bool = True) -> int:
+    """Print what would be started; start nothing."""
+    click.echo(there.prepare(spec, detached=detached).text())
     return 0
 
 
 def detached(spec: JobSpec, there: Backend) -> int:
     """Start the job, and say what to type next."""
     with ended_by_signals(), Progress() as progress:
-        job = there.submit(spec, progress)
+        job = there.start(there.prepare(spec), progress)
     it = f"{there.where} {job.name}".lstrip()
     with contextlib.suppress(OSError):  # the job runs, whether anybody hears of it or not
         click.echo(job.name)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from paceline.contract import CONTRACTS
 from paceline.node.devicequeue import ticket
 from paceline.node.errors import Refused
 from paceline.node.machine import volumes
 from paceline.node.machine.network import own_address
 from paceline.node.machine.ports import Reservation
 from paceline.node.planning import fitting
-from paceline.node.ranks import placement
 from paceline.node.store import make, records
 
 from .preflight import all_facts, converse, job_facts
@@ -31,11 +29,9 @@ def plan(home: Home, request: Request) -> Answer:
         Refused: it cannot run here, or its name is taken.
     """
     plan = make.plan(home, make.this_machine(home, request["slots"]), order_of(request))
-    node = plan.node
-    ports = [placement.PORT] * (node.nproc if "endpoints" in CONTRACTS[node.framework].carries else 0)
     return {
-        "job": plan.job,
-        "node": {"address": own_address(), "slots": node.nproc, "ports": ports},
+        "job": plan.shown(),
+        "node": {"address": own_address(), "slots": plan.node.nproc},
         "ranks": plan.ranks(request["start"]),
     }
 

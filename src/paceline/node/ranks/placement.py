@@ -12,7 +12,7 @@ from paceline.node.machine import devices, processes
 from paceline.node.spec import NodeSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from paceline.node.eventloop.channel import Message
     from paceline.node.rundir.directory import RunDirectory
@@ -84,7 +84,7 @@ def shell_of(run: RunDirectory, rank: int) -> tuple[dict[str, str], str]:
     env = processes.environment((status.get("agent") or {}).get("pid", 0)) if run.is_held else {}
     start = status.get("start")
     if start is None:  # it has not started yet
-        start = _starts(spec, 0)[0]
+        start = _with_ports(spec, _starts(spec, 0)[0], 0)
     mine.update(spec.env)
     return {**os.environ, **env, **mine, **variables(spec, place(spec, start, local[rank]))}, spec.working_dir
 
@@ -95,19 +95,25 @@ def foreseen(spec: NodeSpec, run: RunDirectory, start: Mapping[str, Any] | None 
     Args:
         spec: this node's part of a job that has not started.
         run: where its run directory will be.
-        start: how the nodes will stand, with `PORT` for a port that is chosen at the start; None for what the spec
-            says of that.
+        start: how the nodes will stand, without the ports of ranks, with `PORT` as the main port if that is chosen
+            at the start; None for what the spec says of all this.
     """
     spec = _granted(spec)
     tables = []
     for each in _starts(spec, PORT) if start is None else (start,):
-        tables.append([environment(spec, place(spec, each, rank), run) for rank in range(spec.nproc)])
+        at = _with_ports(spec, each, PORT)
+        tables.append([environment(spec, place(spec, at, rank), run) for rank in range(spec.nproc)])
+    return [{**spec.env, **common(ranks)} for ranks in zip(*tables)]
+
+
+def common(tables: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The variables that a rank has in any case, `CHOSEN` for a value that is not the same in all of them."""
     first, *others = tables
-    for number, rank in enumerate(first):
-        for name, value in rank.items():
-            is_certain = all(table[number].get(name) == value for table in others)
-            rank[name] = value.replace(str(PORT), CHOSEN) if is_certain else CHOSEN
-    return [{**spec.env, **rank} for rank in first]
+    return {
+        name: value.replace(str(PORT), CHOSEN) if all(table[name] == value for table in others) else CHOSEN
+        for name, value in first.items()
+        if all(name in table for table in others)
+    }
 
 
 def _granted(spec: NodeSpec) -> NodeSpec:
@@ -126,12 +132,11 @@ def _granted(spec: NodeSpec) -> NodeSpec:
 def _starts(spec: NodeSpec, unknown: int) -> list[Message]:
     """How the nodes may stand as the job starts: what is the same in all of these is certain, `unknown` ports aside."""
     address = spec.local_address or spec.main_address or "127.0.0.1"
-    ports = [unknown] * (spec.nproc if "endpoints" in CONTRACTS[spec.framework].carries else 0)
-    mine = {"address": address, "slots": spec.nproc, "ports": ports}
-    common = {"attempt": 0, "main_port": unknown}
+    mine = {"address": address, "slots": spec.nproc}
+    same = {"attempt": 0, "main_port": unknown}
     if spec.nodes == 1:
         port = spec.main_port or unknown
-        return [{**common, "nodes": [mine], "node_rank": 0, "main_address": address, "main_port": port,
+        return [{**same, "nodes": [mine], "node_rank": 0, "main_address": address, "main_port": port,
                  "job": spec.run_id or spec.job}]  # fmt: skip
     starts: list[Message] = []
     # How many ranks the others have is known only when they come.
@@ -139,10 +144,17 @@ def _starts(spec: NodeSpec, unknown: int) -> list[Message]:
         last = nodes - 1
         node_rank = min(spec.node_rank, last) if spec.node_rank is not None else 0 if not starts else last
         is_first = spec.node_rank == 0
-        other = {"address": CHOSEN, "slots": slots, "ports": [unknown] * (slots if ports else 0)}
+        other = {"address": CHOSEN, "slots": slots}
         starts.append({
-            **common, "nodes": [mine if number == node_rank else other for number in range(nodes)],
+            **same, "nodes": [mine if number == node_rank else other for number in range(nodes)],
             "node_rank": node_rank, "main_address": address if is_first else spec.main_address,
             "job": spec.run_id or (spec.job if is_first else CHOSEN),
         })  # fmt: skip
     return starts
+
+
+def _with_ports(spec: NodeSpec, start: Mapping[str, Any], port: int) -> Message:
+    """The start with a port for each rank, if the framework needs these."""
+    needs = "endpoints" in CONTRACTS[spec.framework].carries
+    nodes = [{**node, "ports": [port] * (node["slots"] if needs else 0)} for node in start["nodes"]]
+    return {**start, "nodes": nodes}

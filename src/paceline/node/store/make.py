@@ -106,6 +106,7 @@ class Plan:
         job: the job, completed as far as that can be done without its code.
         node: this node's part of it, likewise.
         path: its run directory.
+        is_open: what its script imports, and so perhaps its framework, is known only when its code is here.
     """
 
     home: Home
@@ -115,6 +116,7 @@ class Plan:
     job: Job
     node: NodeSpec
     path: Path
+    is_open: bool
 
     def named(self, name: str, split: Split) -> Plan:
         """The same for a job of another name.
@@ -129,7 +131,11 @@ class Plan:
         order = replace(self.order, job={**self.order.job, "name": name}, split=split)
         asked = {**self.asked, "name": name}
         _check_name(self.home, asked, order.job_id)
-        return _plan(self.home, self.here, order, asked, {**self.job, "name": name})
+        return _plan(self.home, self.here, order, asked, {**self.job, "name": name}, is_open=self.is_open)
+
+    def shown(self) -> dict[str, Any]:
+        """The job, completed as far as that is known."""
+        return {**self.job, "framework": placement.CHOSEN} if self.is_open else self.job
 
     def ranks(self, start: Mapping[str, Any] | None = None) -> list[dict[str, str]]:
         """All variables that each rank will have beside those of this process.
@@ -139,8 +145,11 @@ class Plan:
         """
         unknown = {} if self.order.job_id else {"PACELINE_JOB_ID": placement.CHOSEN}
         env = {**_agent_variables(self.home, self.order), **dict.fromkeys(self.job["secrets"], SECRET)}
-        found = placement.foreseen(self.node, RunDirectory(self.path), start)
-        return [{name: unknown.get(name, value) for name, value in {**env, **rank}.items()} for rank in found]
+        tables = []
+        for framework in fitting.PACKAGES if self.is_open else (self.node.framework,):
+            node = replace(self.node, framework=framework)
+            tables.append(placement.foreseen(node, RunDirectory(self.path), start))
+        return [{**env, **placement.common(ranks), **unknown} for ranks in zip(*tables)]
 
 
 class Made(NamedTuple):
@@ -168,13 +177,14 @@ def plan(home: Home, here: fitting.Here, order: Order) -> Plan:
     source = order.source if has_code else None
     if has_code and asked["resume_from"] is not None:
         source = Path(home.code_of(asked["resume_from"])["path"])
-    return _plan(home, here, order, asked, fitting.complete(asked, here, source))
+    is_open = has_code and source is None and asked["framework"] is None and asked["command"] is None
+    return _plan(home, here, order, asked, fitting.complete(asked, here, source), is_open=is_open)
 
 
-def _plan(home: Home, here: fitting.Here, order: Order, asked: Job, job: Job) -> Plan:
+def _plan(home: Home, here: fitting.Here, order: Order, asked: Job, job: Job, *, is_open: bool) -> Plan:
     path = home.folder_of(asked)
     folder = None if asked["code"] is None else _places(asked, path, path)[1]
-    return Plan(home, here, order, asked, job, _place(home, here, order, job, folder), path)
+    return Plan(home, here, order, asked, job, _place(home, here, order, job, folder), path, is_open)
 
 
 def _check_name(home: Home, job: Job, job_id: str | None) -> None:
