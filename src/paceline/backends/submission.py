@@ -40,8 +40,8 @@ def checked(spec: JobSpec, *, detached: bool) -> JobSpec:
     Raises:
         UserError: it cannot run anywhere, as far as this machine knows.
     """
-    if spec.name and not NAME.fullmatch(spec.name):
-        raise UserError(f"{spec.name!r} is no name for a job; take letters, digits, '.', '_' and '-'")
+    if spec.name:
+        _check_name(f"{spec.name}1" if spec.name.endswith("-") else spec.name)
     for name in spec.secrets:
         if name not in os.environ:
             raise UserError(f"secret {name} is not set in your environment; export it, then submit again")
@@ -154,9 +154,20 @@ def start_named(spec: JobSpec, start: Callable[[str], Started]) -> Started:
     if not spec.name.endswith("-"):
         return start(spec.name or new_name(_stem(spec)))
     for number in itertools.count(2 if spec.resume_from else 1):
+        _check_name(name := f"{spec.name}{number}")
         with contextlib.suppress(NameTaken):
-            return start(f"{spec.name}{number}")
+            return start(name)
     raise AssertionError  # there is always another number
+
+
+def _check_name(name: str) -> None:
+    """Whether a job may be called so.
+
+    Raises:
+        UserError: it may not.
+    """
+    if not NAME.fullmatch(name):
+        raise UserError(f"{name!r} is no name for a job; take up to 63 letters, digits, '.', '_' and '-'")
 
 
 def _stem(spec: JobSpec) -> str:

@@ -14,13 +14,13 @@ import shutil
 import sys
 import tarfile
 import time
+import uuid
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.node import ENTRY
 from paceline.node.errors import Refused
-from paceline.node.machine.network import gloo_interface, own_address
 from paceline.node.planning import fitting, node_part
 from paceline.node.ranks import placement
 from paceline.node.rundir.directory import RunDirectory, read_json
@@ -119,7 +119,7 @@ class Plan:
     is_open: bool
 
     def named(self, name: str, split: Split) -> Plan:
-        """The same for a job of another name.
+        """The same for a job of another name, and with an identifier of its own.
 
         Args:
             name: of the job.
@@ -128,10 +128,16 @@ class Plan:
         Raises:
             Refused: see `plan`.
         """
+        asked, job = {**self.asked, "name": name}, {**self.job, "name": name}
+        _check_name(self.home, asked, self.order.job_id)
+        path, job_id = self.home.folder_of(asked), self.order.job_id or uuid.uuid4().hex
+        node = replace(
+            self.node, job=name, job_id=job_id, split_streams=split(job),
+            working_dir=str(_folder(asked, path) or self.node.working_dir),
+            env={**self.node.env, "PACELINE_JOB_ID": job_id},
+        )  # fmt: skip
         order = replace(self.order, job={**self.order.job, "name": name}, split=split)
-        asked = {**self.asked, "name": name}
-        _check_name(self.home, asked, order.job_id)
-        return _plan(self.home, self.here, order, asked, {**self.job, "name": name}, is_open=self.is_open)
+        return replace(self, order=order, asked=asked, job=job, node=node, path=path)
 
     def shown(self) -> dict[str, Any]:
         """The job, completed as far as that is known."""
@@ -178,13 +184,8 @@ def plan(home: Home, here: fitting.Here, order: Order) -> Plan:
     if has_code and asked["resume_from"] is not None:
         source = Path(home.code_of(asked["resume_from"])["path"])
     is_open = has_code and source is None and asked["framework"] is None and asked["command"] is None
-    return _plan(home, here, order, asked, fitting.complete(asked, here, source), is_open=is_open)
-
-
-def _plan(home: Home, here: fitting.Here, order: Order, asked: Job, job: Job, *, is_open: bool) -> Plan:
-    path = home.folder_of(asked)
-    folder = None if asked["code"] is None else _places(asked, path, path)[1]
-    return Plan(home, here, order, asked, job, _place(home, here, order, job, folder), path, is_open)
+    job, path = fitting.complete(asked, here, source), home.folder_of(asked)
+    return Plan(home, here, order, asked, job, _place(home, here, order, job, _folder(asked, path)), path, is_open)
 
 
 def _check_name(home: Home, job: Job, job_id: str | None) -> None:
@@ -372,6 +373,11 @@ def _places(job: Mapping[str, Any], hidden: Path, path: Path) -> tuple[Path, Pat
     return place, place
 
 
+def _folder(job: Mapping[str, Any], path: Path) -> Path | None:
+    """Where the ranks of a job start that has code of its own."""
+    return None if job["code"] is None else _places(job, path, path)[1]
+
+
 def _complete(job: Job, here: fitting.Here, made: Path, code: Mapping[str, Any]) -> Job:
     """See `fitting.complete`; a folder that is hidden, and will be gone, is told as the copy of what it is."""
     try:
@@ -396,6 +402,8 @@ def _variables(node: NodeSpec) -> dict[str, str]:
     PYTHONPATH lets every Python of the job find paceline, after all that the user names. On many machines the host name
     resolves to a loopback address, and gloo on several nodes would listen there.
     """
+    from paceline.node.machine.network import gloo_interface, own_address  # a client on this machine does without
+
     given = node.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     variables = {"PYTHONPATH": os.pathsep.join([given, ENTRY] if given else [ENTRY])}
     if node.nodes > 1:
