@@ -9,7 +9,6 @@ import os
 import threading
 import time
 from dataclasses import fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.backends.base import Backend, Listing, Shell
@@ -62,10 +61,10 @@ class Local(Backend):
         Raises:
             UserError: it cannot run here, or its name is taken.
         """
-        from .submit import prepared
+        from .prepare import prepared
 
         self.refuse_unsupported(spec)
-        return prepared(spec, detached)
+        return prepared(spec, detached=detached)
 
     def start(self, prepared: Prepared, progress: Progress) -> Job:
         """Start a job that goes on by itself.
@@ -73,9 +72,9 @@ class Local(Backend):
         Raises:
             UserError: it cannot run here, or its name is taken.
         """
-        from .submit import start
+        from .start import start
 
-        (job,) = self.describe([start(prepared, progress).spec.name]).jobs
+        (job,) = self.describe([start(prepared, progress).node.job]).jobs
         return job
 
     def run(self, prepared: Prepared, progress: Progress, shown: Shown) -> LocalRun:
@@ -246,12 +245,10 @@ class Local(Backend):
 
     def _remove(self, name: str) -> None:
         """Take a job's folder away in one step, and then apart."""
-        from paceline.job.code.bring import discard
+        from .prepare import home
 
-        path = self._jobs / name
-        code = (read_json(RunDirectory(path).job) or {}).get("code")
         with refusals():
-            lifecycle.remove(path, (lambda: None) if code is None else (lambda: discard(Path(code["path"]))))
+            home().remove(RunDirectory(self._jobs / name))
 
     def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
         """How to run a command where a rank runs, and as it does."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from paceline.backends.foreground import how_it_ended
 from paceline.node.logs.live import Output, Update, is_disk_full, updates
 
-from .submit import start
+from .start import start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,8 +34,8 @@ class LocalRun:
         """
         self._lifeline, theirs = socket.socketpair()
         with theirs:
-            started = start(prepared, progress, lifeline=theirs, split_streams=shown.split)
-        self._directory, self._process = started.directory, started.agent
+            started = start(prepared, progress, lifeline=theirs, split=shown.split)
+        self._directory, self._process = started.run, started.agent
         self.name, self.max_restarts = started.node.job, started.node.max_restarts
         ranks = f"{started.node.nproc} rank{'' if started.node.nproc == 1 else 's'}"
         self.first_line = f"{ranks} here, logs in {self._directory.path}"

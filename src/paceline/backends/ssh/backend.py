@@ -80,13 +80,10 @@ class Ssh(Backend):
         Raises:
             UserError: it cannot run there.
         """
-        from paceline.backends.submission import check_secrets
-
         from .start import RemoteStart
 
         self.refuse_unsupported(spec)
-        parts = RemoteStart(spec, self._hosts, self._jobs, detached)
-        check_secrets(spec)
+        parts = RemoteStart(spec, self._hosts, self._jobs, detached=detached)
         slots = max(host.slots for host in self._hosts.all)
         ranks = parts.spec.ranks
         if ranks == "slots" and slots and self._ssh.host_discovery_script is None:

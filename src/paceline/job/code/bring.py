@@ -15,7 +15,7 @@ from paceline.job.spec import Code
 
 from . import git, git_source, rsync, snapshot
 from .markers import building_name, marker_of, write_gitignore
-from .transfer import printable
+from .transfer import printable, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,6 +62,27 @@ def check(code: Code) -> None:
         rsync.check(code.source)
 
 
+def check_source(code: Code, folder: Path) -> None:
+    """Refuse what can be refused without bringing anything; connects to no other machine.
+
+    Args:
+        code: what to bring.
+        folder: what relative paths are relative to.
+
+    Raises:
+        UserError: see `check`; or what is on this machine is not there, or what brings it is not installed.
+    """
+    check(code)
+    if code.mode == "git":
+        require("git")
+        git_source.resolve(code.source or "", folder)
+    elif code.mode == "rsync":
+        require("rsync")
+        rsync.find(code.source or "", folder)
+    else:
+        snapshot.existing_folder(code.source or ".", folder)
+
+
 def fetch(
     code: Code, folder: Path, destination: Path, progress: Progress, warn: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
@@ -92,21 +113,6 @@ def fetch(
     return {"mode": code.mode, **fetched}
 
 
-def copy(old: Path, destination: Path, progress: Progress) -> None:
-    """Bring the code of another job as that one has left it, with what it wrote there.
-
-    Raises:
-        UserError: it cannot be brought; nothing is left at `destination`.
-    """
-    with _building(destination) as building:
-        progress(f"copying {old.name}", 0, None)
-        try:
-            shutil.copytree(old, building, symlinks=True, dirs_exist_ok=True)
-        except shutil.Error as error:
-            source, _, why = error.args[0][0]
-            raise UserError(f"cannot copy {printable(source)}: {printable(why)}; submit the job anew") from None
-
-
 @contextlib.contextmanager
 def _building(destination: Path) -> Iterator[Path]:
     """A folder that becomes `destination` at the end of the block; nothing is left if that fails."""
@@ -124,13 +130,6 @@ def _building(destination: Path) -> Iterator[Path]:
                 "see to it that there is space and you may write there, or choose another working dir"
             ) from None
         undo.pop_all()
-
-
-def discard(destination: Path) -> None:
-    """Remove what `fetch` brought, and what tells that it did."""
-    shutil.rmtree(destination, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        marker_of(destination).unlink()
 
 
 def _begin(destination: Path, undo: contextlib.ExitStack) -> Path:
@@ -151,8 +150,9 @@ def _begin(destination: Path, undo: contextlib.ExitStack) -> Path:
             if time.time() - left.stat().st_mtime > _ABANDONED:
                 shutil.rmtree(left, ignore_errors=True)
     marker = marker_of(destination)
-    marker.touch()
-    undo.callback(marker.unlink, missing_ok=True)
+    if not os.path.lexists(marker):  # else whoever has it brought sees to that
+        marker.touch()
+        undo.callback(marker.unlink, missing_ok=True)
     building = parent / building_name(destination.name, secrets.token_hex(4))
     undo.callback(shutil.rmtree, building, ignore_errors=True)
     building.mkdir(mode=0o700)

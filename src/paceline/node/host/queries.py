@@ -82,9 +82,8 @@ def usage(home: Home, request: Request) -> Answer:
 
 def _gauge(home: Home, request: Request) -> Gauge:
     from paceline.node.machine.meter import gpus_of_nvidia_smi
+    from paceline.node.store.make import this_machine
     from paceline.node.store.usage import Gauge
-
-    from .plan import this_machine
 
     devices, slots = this_machine(home, request["slots"]).devices
     return Gauge(home.root, home.jobs, devices, gpus_of_nvidia_smi, slots=slots)

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.contract import CONTRACTS, ERROR_FILE, RESUME_CODE
+from paceline.contract import CONTRACTS, RESUME_CODE
 from paceline.node import ENTRY
 from paceline.node.eventloop.channel import Channel, ChannelClosed, Message
 from paceline.node.failure import Failure, OomWatch, exit_code, rank_failure
@@ -136,10 +136,7 @@ class Ranks:
         for path in (out, err):
             path.touch(0o600)
         error = files.error(placement.attempt, placement.rank)
-        env = {**placing.variables(spec, placement), "PACELINE_RUN_DIR": str(files.path), ERROR_FILE: str(error)}
-        if spec.framework == "torch":
-            env["TORCHELASTIC_ERROR_FILE"] = str(error.with_suffix(".torch.json"))
-        return Rank(placement, env, out, err, error)
+        return Rank(placement, placing.environment(spec, placement, files), out, err, error)
 
     def start_server(self) -> None:
         """Start the fork server; it imports the framework while the agent goes on."""

@@ -19,6 +19,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+# What a folder for the code of jobs gets, so that git does not look into it; snapshots leave such a folder out.
+GITIGNORE = b"# The code of jobs; made by paceline.\n*\n"
+
+
+def check_free(place: Path, job_id: str) -> None:
+    """Whether a job's code may go there; changes nothing.
+
+    Raises:
+        Refused: something else is there.
+    """
+    marks = _marks(place)
+    found = next((path for path in (place, marks) if os.path.lexists(path)), None)
+    if found is not None and not (marks / job_id).is_dir():
+        raise Refused(_taken(found))
+
 
 def claim(place: Path, job_id: str) -> None:
     """Say that this machine's part of a job needs its code there, until `discard`.
@@ -38,8 +53,36 @@ def claim(place: Path, job_id: str) -> None:
         else:
             return
     if not _mark(marks / job_id):  # no other machine of this job has claimed it
-        found = place if os.path.lexists(place) else marks
-        raise Refused(f"{found} is there already; remove it, or choose another --name or --working-dir")
+        raise Refused(_taken(place if os.path.lexists(place) else marks))
+
+
+@contextlib.contextmanager
+def claimed(place: Path, job_id: str) -> Iterator[None]:
+    """Claim it for good; what was made for it goes again if the block fails.
+
+    Raises:
+        Refused: see `claim`.
+    """
+    folder = place.parent
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        for path in reversed(missing):
+            path.mkdir(exist_ok=True)
+        claim(place, job_id)
+        try:
+            if missing:  # it is ours alone: git need not look into it
+                (folder / ".gitignore").write_bytes(GITIGNORE)
+            yield
+        except BaseException:
+            discard(place)
+            raise
+    except BaseException:
+        with contextlib.suppress(OSError):  # another job has come to use the folder meanwhile
+            if missing and os.listdir(folder) == [".gitignore"]:
+                (folder / ".gitignore").unlink()
+            for path in missing:
+                path.rmdir()
+        raise
 
 
 @contextlib.contextmanager
@@ -62,13 +105,20 @@ def discard(place: Path) -> None:
     """Remove the code, unless another machine needs it; what is in a job's own folder goes with that."""
     marks = _marks(place)
     try:
-        for job_id in os.listdir(marks):
-            (marks / job_id / socket.gethostname()).unlink()
-            (marks / job_id).rmdir()
-        marks.rmdir()
+        if not marks.is_dir():  # the empty file of a client that needs no marks, or none
+            marks.unlink()
+        else:
+            for job_id in os.listdir(marks):
+                (marks / job_id / socket.gethostname()).unlink()
+                (marks / job_id).rmdir()
+            marks.rmdir()
     except OSError:  # there are other marks, or none: this one was not the last
         return
     shutil.rmtree(place, ignore_errors=True)
+
+
+def _taken(found: Path) -> str:
+    return f"{found} is there already; remove it, or choose another --name or --working-dir"
 
 
 def _marks(place: Path) -> Path:
