@@ -66,3 +66,15 @@ def test_public_errors_are_found_by_their_public_names() -> None:
     assert set(paceline.__all__) <= set(dir(paceline))
     with pytest.raises(AttributeError, match="no attribute 'PeerLoss'"):
         paceline.PeerLoss  # noqa: B018 - looking it up is the test
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["list", "--help"], ["submit", "--help"]])
+def test_verbs_load_no_backend_that_they_do_not_use(arguments: list[str], tmp_path: Path) -> None:
+    code = f"import os, sys; os.environ['PACELINE_HOME'] = {str(tmp_path)!r}; sys.argv[1:] = {arguments!r}\n"
+    code += "import atexit, json\n"
+    code += "atexit.register(lambda: print(json.dumps(list(sys.modules))))\n"
+    code += "from paceline.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+    for heavy in ("pydantic", "yaml", "paceline.backends.ssh.backend", "importlib.metadata"):
+        assert heavy not in loaded, heavy

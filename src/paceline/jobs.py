@@ -10,19 +10,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.backends.base import LogLines, LogQuery
+from paceline.backends.base import LogLines, LogQuery, Prepared
 from paceline.backends.registry import HERE, load
 from paceline.job.errors import UserError
 from paceline.job.job import Instance, Job, Node, Volume
-from paceline.job.spec import Code, JobSpec, Mount
+from paceline.job.spec import Code, JobSpec, Mount, Rendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
-    "Code", "Instance", "Job", "JobSpec", "LogLines", "LogQuery", "Mount", "Node", "UserError", "Volume",
-    "delete", "get", "list_jobs", "logs", "stop", "submit", "wait",
+    "Code", "Instance", "Job", "JobSpec", "LogLines", "LogQuery", "Mount", "Node", "Prepared", "Rendezvous",
+    "UserError", "Volume", "delete", "get", "list_jobs", "logs", "prepare", "stop", "submit", "wait",
 ]  # fmt: skip
+
+
+def prepare(spec: JobSpec) -> Prepared:
+    """Find out what `submit` would do; starts nothing.
+
+    Raises:
+        UserError: the job cannot run, or its name is taken.
+    """
+    return load(spec.backend).prepare(spec)
 
 
 def submit(spec: JobSpec) -> Job:
@@ -31,12 +40,13 @@ def submit(spec: JobSpec) -> Job:
     Raises:
         UserError: it cannot run, or its name is taken.
     """
-    return load(spec.backend).submit(spec, _Silence())
+    there = load(spec.backend)
+    return there.start(there.prepare(spec), _Silence())
 
 
 def list_jobs(on: str = HERE) -> list[Job]:
     """All jobs of this machine, or of a target of the settings, the newest first."""
-    return load(on).describe()
+    return load(on).describe().jobs
 
 
 def get(name: str, on: str = HERE) -> Job:
@@ -45,7 +55,7 @@ def get(name: str, on: str = HERE) -> Job:
     Raises:
         UserError: there is none of this name.
     """
-    found = load(on).describe([name])
+    found = load(on).describe([name]).jobs
     if not found:
         raise UserError(f"no job {name!r}")
     return found[0]

@@ -274,3 +274,16 @@ def test_a_job_that_is_written_down_is_read_back(job_file: Any, spec: JobSpec) -
 def test_json_is_read_too(job_file: Any) -> None:
     spec = JobSpec(script="\N{GRINNING FACE}/\u2028.py", args=("1", "null"), options={"a": [1, 0.5, None, True, "1"]})
     assert read(job_file(json.dumps(spec.model_dump(mode="json"), indent=2))) == spec
+
+
+def test_the_fields_of_rendezvous_may_stand_among_the_jobs(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("script: a.py\nmain_port: 29600\nrun_id: 7\n")
+    spec = read(path, {"rendezvous": {"main_port": 29700}})
+    assert (spec.rendezvous.main_port, spec.rendezvous.run_id, spec.for_node()["main_port"]) == (29700, "7", 29700)
+    path.write_text("script: a.py\nnodes: 2\nmain_port: 0\n")
+    with pytest.raises(UserError, match=r"job.yaml:3: main_port 0: "):
+        read(path)
+    path.write_text("script: a.py\nrendezvous:\n  main_port: 0\n")
+    with pytest.raises(UserError, match=r"job.yaml:3: rendezvous.main_port 0: "):
+        read(path)

@@ -77,7 +77,7 @@ def test_logs_follow_until_the_job_is_stopped_and_deleted(client: Client) -> Non
     unknown = client("get", "--on", "lab", name)
     assert (unknown.returncode, unknown.stderr) == (
         2,
-        "paceline: no job 'long'; there is none yet; start one with paceline submit\n",
+        "paceline: no job 'long'; there is none yet; start one with paceline submit --on lab\n",
     )
 
 
@@ -384,7 +384,7 @@ def test_slots_make_jobs_go_to_a_free_host_and_then_wait(client: Client) -> None
         ({"hosts": ["nowhere"]}, [], "cannot reach nowhere: "),
         ({"hosts": ["h1"], "python": "/no/python3"}, [], "no Python on h1 ("),
         ({"root": "/proc/nothing"}, [], "h1, h2, h3: cannot write to /proc/nothing: "),
-        ({"hosts": ["h1", "h1"]}, [], "targets.lab.hosts names h1 twice"),
+        ({"hosts": ["h1", "h1"]}, [], "targets.lab.hosts: h1 is named twice"),
         ({"hosts": ["-oProxyCommand=id"]}, [], "targets.lab.hosts: '-oProxyCommand=id' is no host"),
         ({"hots": ["h1"]}, [], "did you mean hosts?"),
         ({}, ["--framework", "jax"], "h1, h2, h3: jax is not installed for /"),

@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
 __all__ = ["STREAM_BITS", "Event", "Foreground", "Output", "Shown", "Update", "how_it_ended"]
 
 

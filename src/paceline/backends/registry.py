@@ -1,8 +1,10 @@
-"""Finds the backend of a name: one of paceline's own, or of the entry-point group `paceline.backends`."""
+"""Finds backends: paceline's own kinds, and those of the entry-point group `paceline.backends`."""
 
 from __future__ import annotations
 
+import functools
 import importlib
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from paceline.job.errors import UserError, nearest
@@ -12,25 +14,47 @@ from .base import Backend
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from .base import Flag
 
 BACKENDS = {"local": "paceline.backends.local.backend:Local", "ssh": "paceline.backends.ssh.backend:Ssh"}
-
+# The flags of a kind are in a module of their own, since every verb has them, and few need the backend.
+_FLAGS = {"ssh": "paceline.backends.ssh.flags:FLAGS"}
 
 HERE = "local"
 
 
-def load(name: str = HERE, options: Mapping[str, Any] | None = None) -> Backend:
-    """The place of this name: this machine, or a target of the settings.
+@functools.lru_cache(maxsize=1)
+def flags() -> dict[str, tuple[Flag, ...]]:
+    """Kind → the flags that set options of such a backend."""
+    return {kind: _loaded(place) for kind, place in _FLAGS.items()}
+
+
+def load(
+    name: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    kind: str | None = None,
+    given_by: Mapping[str, str] | None = None,
+    where: str = "",
+) -> Backend:
+    """The backend of this name: this machine, a target of the settings, or one that the options alone describe.
 
     Args:
-        name: of the place.
-        options: of the target, which go over what the settings say.
+        name: of it; None for this machine.
+        options: go over what the settings say.
+        kind: of backend, where the options alone describe it; the settings are not asked then.
+        given_by: option → the flag that set it, for messages.
+        where: the flags that lead there, without --on.
 
     Raises:
-        UserError: there is none, or its settings make no sense.
+        UserError: there is none, or its options make no sense.
     """
+    name = name or HERE
+    options, given_by, where = options or {}, given_by or {}, f" {where}" if where else ""
+    if kind is not None:
+        return _configured(kind, name, options, given_by, where)
     if name == HERE:
-        return _kind(HERE).configured(HERE, {})
+        return _configured(HERE, HERE, options, given_by, "")
     from paceline.job.settings import load as settings  # takes long to import
 
     targets = settings().targets
@@ -38,23 +62,73 @@ def load(name: str = HERE, options: Mapping[str, Any] | None = None) -> Backend:
     if target is None:
         hint = nearest(name, [HERE, *targets]) if targets else "define it as [targets.NAME] in paceline.toml"
         raise UserError(f"no target {name!r}; {hint}")
-    return _kind(target.backend).configured(name, {**target.options, **(options or {})})
+    where = f" --on {shlex.quote(name)}{where}"
+    return _configured(target.backend, name, {**target.options, **options}, given_by, where)
 
 
-def _kind(name: str) -> type[Backend]:
-    """A kind of backend: one of paceline's own, or of the entry-point group `paceline.backends`.
+def _configured(kind: str, name: str, options: Mapping[str, Any], given_by: Mapping[str, str], where: str) -> Backend:
+    """A backend with its options.
 
     Raises:
-        UserError: there is none of this name.
+        UserError: they make no sense.
     """
-    place = BACKENDS.get(name)
-    if place is None:
-        from importlib.metadata import entry_points  # takes longer than all else here
+    backend = _kind(kind)
+    own = {flag.names[0] for flag in flags().get(kind, ())}
+    for flag in given_by.values():
+        if flag not in own:
+            raise UserError(_not_its_own(flag, kind, name))
 
-        found = {point.name: point.value for point in entry_points(group="paceline.backends")}
-        if name not in found:
-            raise UserError(f"no backend {name!r}; {nearest(name, [*BACKENDS, *found])}")
-        place = found[name]
-    module, _, attribute = place.partition(":")
-    backend: type[Backend] = getattr(importlib.import_module(module), attribute)
+    def named(option: str) -> str:
+        return given_by.get(option.partition(".")[0]) or f"targets.{name}.{option}"
+
+    if backend.Options is None:
+        for option in options:
+            raise UserError(f"{named(option)}: this backend has no options; leave it out")
+        return backend(name, None, where)
+    from pydantic import ValidationError
+
+    from paceline.job.validation import validation_error
+
+    try:
+        model = backend.Options.model_validate(dict(options))
+    except ValidationError as error:
+        raise validation_error(error, backend.Options, lambda place: named(".".join(map(str, place)))) from None
+    return backend(name, model, where)
+
+
+def _not_its_own(flag: str, kind: str, name: str) -> str:
+    """What is wrong with a flag of another kind of backend."""
+    if name != HERE:
+        return f"{flag} means nothing to {name}, whose backend is {kind}; leave it out"
+    beside = next(those for those in flags().values() if any(flag in one.names for one in those))
+    hosts = [one.names[0] for one in beside if one.names_hosts is not None]
+    return f"{flag} is for hosts; name some with {', '.join(hosts)}{' or ' if hosts else ''}--on"
+
+
+def _kind(kind: str) -> type[Backend]:
+    """A kind of backend.
+
+    Raises:
+        UserError: there is none of this name, or it cannot be loaded.
+    """
+    place = BACKENDS.get(kind)
+    if place is not None:
+        own: type[Backend] = _loaded(place)
+        return own
+    from importlib.metadata import entry_points  # takes longer than all else here
+
+    found = {point.name: point.value for point in entry_points(group="paceline.backends")}
+    if kind not in found:
+        raise UserError(f"no backend {kind!r}; {nearest(kind, [*BACKENDS, *found])}")
+    try:
+        backend = _loaded(found[kind])
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"backend {kind!r} cannot be loaded from {found[kind]}: {error}; install it again") from None
+    if not (isinstance(backend, type) and issubclass(backend, Backend)):
+        raise UserError(f"backend {kind!r}: {found[kind]} is no paceline.backends.base.Backend; install it again")
     return backend
+
+
+def _loaded(place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)

@@ -1,54 +1,79 @@
-"""What every backend does before it starts a job: its name, its secrets, its code."""
+"""What every backend does on the client before it starts a job: its name, its secrets, its volumes, its code."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.job.errors import UserError
-from paceline.job.paths import jobs_folder
-from paceline.job.spec import JobSpec, new_name
-from paceline.node.files import read_json
+from paceline.job.spec import NAME, JobSpec, new_name
 from paceline.node.planning.script import program_kind
-from paceline.node.rundir.directory import RunDirectory
+from paceline.node.ranks.placement import CHOSEN
 
 from .refusals import refusals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.job.spec import JobSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from .base import Progress
+
+Started = TypeVar("Started")
 
 
 class NameTaken(UserError):
     """A job of this name exists."""
 
-    def __init__(self, name: str, path: Path) -> None:
-        if path.is_symlink() or RunDirectory(path).is_ours:
-            super().__init__(f"a job named {name} has its files in {path}; choose another --name, or delete that job")
-        else:
-            super().__init__(f"{path} is there already, and no job's; choose another --name, or move it away")
+
+# -- what is refused before anything is started ------------------------------------------------------------------------
 
 
-def in_copy(spec: JobSpec) -> JobSpec:
+def checked(spec: JobSpec, *, detached: bool) -> JobSpec:
+    """The job as it is stored; changes nothing, and fetches nothing.
+
+    Args:
+        spec: what the user asked for.
+        detached: it goes on by itself, watched by nobody.
+
+    Raises:
+        UserError: it cannot run anywhere, as far as this machine knows.
+    """
+    if spec.name:
+        _check_name(f"{spec.name}1" if spec.name.endswith("-") else spec.name)
+    for name in spec.secrets:
+        if name not in os.environ:
+            raise UserError(f"secret {name} is not set in your environment; export it, then submit again")
+    spec = spec.model_copy(update={"detached": detached})
+    if spec.code is None:
+        return spec
+    from paceline.job.code.bring import check_source
+
+    if spec.resume_from is None:
+        check_source(spec.code, _current_folder())
+    return _in_copy(spec)
+
+
+def source_of(spec: JobSpec) -> Path | None:
+    """The folder here that the job's code will be a copy of, if it is one."""
+    if spec.code is None or spec.code.mode == "git":
+        return None
+    source = _current_folder() / os.path.expanduser(spec.code.source or ".")
+    return source if source.is_dir() else None  # else it is on another machine
+
+
+def _in_copy(spec: JobSpec) -> JobSpec:
     """The job with its script named as in the copy of the code, not as in what is copied.
 
     Raises:
         UserError: it is not in what is copied, as far as can be seen before that is done.
     """
-    code, spec = spec.code, _relative(spec)
-    if code is not None and code.mode == "snapshot" and spec.resume_from is None and spec.script is not None:
-        source = Path.cwd() / os.path.expanduser(code.source or ".")
-        if source.is_dir():
-            with refusals():
-                program_kind(spec.script, source)
+    assert spec.code is not None
+    spec, source = _relative(spec), source_of(spec)
+    if source is not None and spec.resume_from is None and spec.script is not None:
+        with refusals():
+            program_kind(spec.script, source)
     return spec
 
 
@@ -56,7 +81,7 @@ def _relative(spec: JobSpec) -> JobSpec:
     assert spec.code is not None
     if spec.script is None or not os.path.isabs(spec.script):
         return spec
-    source = Path.cwd() / (spec.code.source or ".")
+    source = _current_folder() / (spec.code.source or ".")
     try:
         return spec.model_copy(update={"script": str(Path(spec.script).resolve().relative_to(source.resolve()))})
     except (ValueError, OSError):
@@ -65,58 +90,85 @@ def _relative(spec: JobSpec) -> JobSpec:
         ) from None
 
 
-def bring(spec: JobSpec, destination: Path, progress: Progress) -> dict[str, Any]:
-    """Copy the code of a job; one that goes on with another job's gets it as that one has left it."""
-    assert spec.code is not None
-    from paceline.job.code.bring import copy, fetch
+def _current_folder() -> Path:
+    """This process's folder.
 
-    if spec.resume_from is None:
-        return fetch(spec.code, Path.cwd(), destination, progress, progress.say)
-    old = (read_json(RunDirectory(jobs_folder() / spec.resume_from).job) or {}).get("code")
-    if old is None or not Path(old["path"]).is_dir():
-        raise UserError(f"the code of job {spec.resume_from} is gone; submit the job anew")
-    copy(Path(old["path"]), destination, progress)
-    return {**old}
+    Raises:
+        UserError: it is gone.
+    """
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise UserError("the folder that you are in was deleted; change to one that exists") from None
+
+
+def as_planned(kind: type[JobSpec], job: Mapping[str, Any]) -> JobSpec:
+    """A job as a node has completed it, whose name and framework may be known only when it starts."""
+    open_ = {"name": job["name"], "framework": job["framework"]}
+    return kind.model_validate({**job, "name": "", "framework": None}).model_copy(update=open_)
+
+
+# -- code --------------------------------------------------------------------------------------------------------------
 
 
 def fetched(spec: JobSpec, destination: Path, progress: Progress) -> dict[str, Any]:
-    """Bring the code of a job here, to be sent to other machines; returns what is known of it.
+    """Bring the code of a job to a folder that is not there yet; returns what is known of it.
 
     Raises:
         UserError: it cannot be brought, or lacks the job's script.
     """
-    found = bring(spec, destination, progress)
+    assert spec.code is not None
+    from paceline.job.code.bring import fetch
+
+    found = fetch(spec.code, _current_folder(), destination, progress, progress.say)
     if spec.script is not None:
-        with named_as_copy(destination, found), refusals():
-            program_kind(spec.script, destination)
+        try:
+            with refusals():
+                program_kind(spec.script, destination)
+        except UserError as error:
+            raise UserError(str(error).replace(str(destination), f"the copy of {found['source']}")) from None
     return found
 
 
-@contextlib.contextmanager
-def named_as_copy(made: Path, code: Mapping[str, Any]) -> Iterator[None]:
-    """A folder that is hidden, and will be gone, is told as the copy of what it is.
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def shown_name(spec: JobSpec) -> str:
+    """The job's name, as far as it is known before the job starts."""
+    if not spec.name:
+        return new_name(_stem(spec))[:-5] + CHOSEN
+    return f"{spec.name}{CHOSEN}" if spec.name.endswith("-") else spec.name
+
+
+def start_named(spec: JobSpec, start: Callable[[str], Started]) -> Started:
+    """Start a job under its name: one that ends in '-' is completed by the next free number, an empty one is made up.
+
+    Args:
+        spec: the job.
+        start: starts it under a name, or raises `NameTaken`.
 
     Raises:
-        UserError: the same as in the block.
+        UserError: it cannot be started.
+        NameTaken: another job has the name that the user gave it.
     """
-    try:
-        yield
-    except UserError as error:
-        raise UserError(str(error).replace(str(made), f"the copy of {code['source']}")) from None
+    if not spec.name.endswith("-"):
+        return start(spec.name or new_name(_stem(spec)))
+    for number in itertools.count(2 if spec.resume_from else 1):
+        _check_name(name := f"{spec.name}{number}")
+        with contextlib.suppress(NameTaken):
+            return start(name)
+    raise AssertionError  # there is always another number
 
 
-def check_secrets(spec: JobSpec) -> None:
-    """Whether a job can be given its secrets.
+def _check_name(name: str) -> None:
+    """Whether a job may be called so.
 
     Raises:
-        UserError: one is not there.
+        UserError: it may not.
     """
-    missing = [name for name in spec.secrets if name not in os.environ]
-    if missing:
-        raise UserError(f"secret {missing[0]} is not set in your environment; export it, then submit again")
+    if not NAME.fullmatch(name):
+        raise UserError(f"{name!r} is no name for a job; take up to 63 letters, digits, '.', '_' and '-'")
 
 
-def named(spec: JobSpec) -> JobSpec:
-    """The job with a name, made up where it has none."""
-    stem = spec.target.rpartition(".")[2] if spec.kind == "module" else Path(spec.target).stem
-    return spec if spec.name else spec.model_copy(update={"name": new_name(stem)})
+def _stem(spec: JobSpec) -> str:
+    return spec.target.rpartition(".")[2] if spec.kind == "module" else Path(spec.target).stem

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 STATES = ("PENDING", "STARTING", "RUNNING", "RESTARTING", "SUCCEEDED", "FAILED", "STOPPED", "LOST")
+ELSEWHERE = ("external_id", "url")  # fields of a job that no record of a node has
 FINAL = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 _TIMES = ("created", "started", "finished", "kept_since")
 
@@ -70,6 +71,8 @@ class Job:
         data: volumes and where they are.
         tensorboard: address of its TensorBoard.
         progress: epoch, step and time left, as the library tells them.
+        external_id: what the system calls it that its backend hands jobs to, such as the number of a Slurm job.
+        url: of a page there that shows it.
     """
 
     name: str
@@ -103,6 +106,8 @@ class Job:
     data: tuple[Mapping[str, Any], ...] = ()
     tensorboard: str | None = None
     progress: Mapping[str, Any] | None = None
+    external_id: str = ""
+    url: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -119,7 +124,7 @@ class Job:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Job:
-        """From what a node says of it (`node/store/records.py`), which has all keys."""
+        """From what a node says of it (`node/store/records.py`), which has all keys but `ELSEWHERE`."""
         job = object.__new__(cls)  # several times as fast as calling it, and there may be thousands
         vars(job).update(record, instances=tuple(map(Instance.from_record, record["instances"])))
         return job

@@ -85,7 +85,10 @@ def read(
     def where(place: Place) -> str:
         if _is_given(place, given):
             return name_given(place)
-        return f"{path}:{_find(root, place)[0].start_mark.line + 1}: {dotted(place)}" if place else str(path)
+        if not place:
+            return str(path)
+        place = _in_file(place, data)
+        return f"{path}:{_find(root, place)[0].start_mark.line + 1}: {dotted(place)}"
 
     while True:
         try:
@@ -204,6 +207,7 @@ def _mend(data: dict[str, Any], root: yaml.Node, given: Mapping[str, Any], error
         if not place or _is_given(place, given):
             continue
         parent: Any = data
+        place = _in_file(place, data)
         for part in place[:-1]:
             parent = parent[part]
         if len(place) == 1 and entry["input"] is None and entry["type"] != "missing" and place[0] in data:
@@ -223,6 +227,11 @@ def _is_given(place: Place, given: Mapping[str, Any]) -> bool:
         return False
     value = given[str(place[0])]
     return len(place) == 1 or not isinstance(value, dict) or place[0] == "code" or place[1] in value
+
+
+def _in_file(place: Place, data: Mapping[str, Any]) -> Place:
+    """A place as the file has it: the fields of `rendezvous` may stand among the job's."""
+    return place[1:] if place[0] == "rendezvous" and len(place) > 1 and place[1] in data else place
 
 
 def _find(root: yaml.Node, place: Place) -> tuple[yaml.Node, yaml.Node]:

@@ -130,6 +130,18 @@ class Mount(_Model):
         return "PACELINE_DATA_" + re.sub(r"[^A-Za-z0-9]", "_", self.volume).upper()
 
 
+class Rendezvous(_Model):
+    """Where the nodes of a job meet that is started by hand on each of them; the port is also a single node's."""
+
+    node_rank: int | None = Field(None, ge=0, description="this node's number; None lets the coordinator choose")
+    main_address: str | None = Field(None, description="where the nodes meet; None on a single node")
+    main_port: int | None = Field(
+        None, ge=1, le=65535, description="where the nodes meet; on a single node, MASTER_PORT of its ranks"
+    )
+    run_id: str | None = Field(None, description="what the nodes of this job have in common, and other jobs do not")
+    local_address: str | None = Field(None, description="name of this node among the others; None finds out")
+
+
 class JobSpec(_Model):
     """A job as its user asks for it; a backend makes it concrete.
 
@@ -193,17 +205,26 @@ class JobSpec(_Model):
     grace: float = Field(30.0, ge=0, allow_inf_nan=False, description="seconds between SIGTERM and SIGKILL")
     pass_index: bool = Field(False, description="append --process_index I --process_num N to the arguments")
     role: str = "default"
-    run_id: str | None = Field(None, description="what the nodes of this job have in common, and other jobs do not")
-    node_rank: int | None = Field(None, ge=0, description="this node's number; None lets the coordinator choose")
-    main_address: str | None = Field(None, description="where the nodes meet; None on a single node")
-    main_port: int | None = Field(None, ge=1, le=65535)
-    local_address: str | None = None
+    rendezvous: Rendezvous = Field(
+        default_factory=lambda: Rendezvous.model_validate({}),
+        description="of nodes that are started by hand, one by one",
+    )
     join_timeout: float = Field(600.0, gt=0, allow_inf_nan=False, description="seconds to wait for the other nodes")
     last_call: float = Field(3.0, ge=0, allow_inf_nan=False, description="seconds to wait for more nodes than MIN")
     silence: float = Field(
         10.0, gt=2, allow_inf_nan=False, description="seconds without a word after which a node is taken for gone"
     )
     detached: bool = Field(False, description="outlive the terminal")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rendezvous(cls, value: Any) -> Any:
+        """Jobs that were stored before `rendezvous` was a field have its fields among the job's."""
+        flat = [key for key in Rendezvous.model_fields if key in value] if isinstance(value, dict) else []
+        if not flat or not isinstance(value.get("rendezvous") or {}, dict):
+            return value
+        rest = {key: given for key, given in value.items() if key not in flat}
+        return {**rest, "rendezvous": {**{key: value[key] for key in flat}, **(value.get("rendezvous") or {})}}
 
     @field_validator("nodes")
     @classmethod
@@ -242,6 +263,11 @@ class JobSpec(_Model):
     def target(self) -> str:
         """The script, module or program that each rank runs."""
         return self.script or self.module or self.command or ""
+
+    def for_node(self) -> dict[str, Any]:
+        """The job as a node reads it: what JSON can hold, with the fields of `rendezvous` among its own."""
+        job = self.model_dump(mode="json")
+        return {**job, **job.pop("rendezvous")}
 
     @property
     def node_range(self) -> tuple[int, int]:

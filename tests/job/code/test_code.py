@@ -19,11 +19,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.job.code.bring import check, discard, fetch, parse
+from paceline.job.code.bring import check, fetch, parse
 from paceline.job.code.ignore import Ignore
 from paceline.job.code.snapshot import Listing
 from paceline.job.errors import UserError
 from paceline.job.spec import Code
+from paceline.node.store.code_folder import discard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

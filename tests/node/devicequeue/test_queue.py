@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from dataclasses import replace
 from itertools import chain, combinations
 from pathlib import Path
@@ -21,13 +22,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.conftest import GENEROUS, eventually
 
 from paceline.backends.local import prepare
-from paceline.backends.local.start import staged, start
 from paceline.job.spec import JobSpec
 from paceline.node.devicequeue.policy import Entry, explain, impossible, turn
 from paceline.node.devicequeue.ticket import POLL_SECONDS, Ticket, Watch, overview
 from paceline.node.machine.processes import descendants
+from paceline.node.planning import node_part
 from paceline.node.rundir.directory import RunDirectory
+from paceline.node.rundir.staging import Staging
 from paceline.node.spec import NodeSpec, Request
+from paceline.node.store import lifecycle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -365,12 +368,16 @@ class Machine:
         slots, priority = fields.pop("slots", False), fields.pop("priority", 0)
         spec = JobSpec(name=job, framework="torch", working_dir=str(self.folder), detached=True, **fields)
         request = Request(str(self.queue), need, of, share, priority, slots)
-        return spec, replace(prepare.place(spec), devices=None, request=request)
+        node = node_part.place(spec.for_node(), prepare.here())
+        return spec, replace(node, devices=None, request=request)
 
     def start(self, job: str, need: int | tuple[str, ...] = 1, *args: Any, **more: Any) -> Started:
         spec, node = self.spec(job, need, *args, **more)
-        with staged(spec) as staging:
-            self.runs[job] = Started(*start(staging, spec, node, {}, None))
+        with Staging(self.home / "jobs" / job) as staging:
+            record = {"spec": spec.model_dump(mode="json"), "created": time.time()}
+            lifecycle.write_down(staging.directory, record, node)
+            run = staging.settle()
+            self.runs[job] = Started(run, lifecycle.start_agent(staging, node.python, os.environ))
         return self.runs[job]
 
     def queued(self, job: str, *args: Any, **more: Any) -> Started:

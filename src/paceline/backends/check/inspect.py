@@ -17,6 +17,8 @@ from paceline.node.machine import gpus, hardware, network, software
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from .findings import Finding
+
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -47,6 +49,14 @@ class Inspection:
     limits: hardware.Limits
     shadows: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """What a machine has, and what would go wrong there."""
+
+    seen: Inspection
+    findings: list[Finding]
 
 
 # Those whose value may be shown; a proxy's may hold a password.

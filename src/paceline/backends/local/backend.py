@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 import os
-import sys
 import threading
 import time
 from dataclasses import fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from paceline.backends.base import Backend, Shell
+from paceline.backends.base import Backend, Listing, Shell
 from paceline.backends.refusals import refusals
 from paceline.job.errors import UserError
-from paceline.job.job import FINAL, Job
+from paceline.job.job import ELSEWHERE, FINAL, Job
 from paceline.job.paths import jobs_folder, make_private
 from paceline.node import tensorboard
 from paceline.node.files import read_json
@@ -26,91 +23,89 @@ from paceline.node.rundir.directory import RunDirectory
 from paceline.node.store import lifecycle, records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from paceline.backends.base import LogLines, LogQuery, Progress
+    from paceline.backends.base import LogLines, LogQuery, Prepared, Progress
+    from paceline.backends.check.inspect import Inspected
+    from paceline.backends.foreground import Shown
     from paceline.job.job import Node, Usage, Volume
     from paceline.job.spec import JobSpec
     from paceline.node.store.usage import Gauge
 
+    from .foreground import LocalRun
+
 _TICK = 0.2  # seconds between two looks at the clock while nothing happens
 
 
-_KEYS = len(fields(Job))  # of a record
-
-
-def _warn(text: str) -> None:
-    print(f"paceline: {text}", file=sys.stderr)
+_KEYS = len(fields(Job)) - len(ELSEWHERE)  # of a record
 
 
 class Local(Backend):
     """Jobs of this user on this machine."""
 
-    def __init__(self) -> None:
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "image": "this machine runs no containers for jobs",
+        "queue": "this machine has no queues of that kind",
+    }
+
+    def __init__(self, name: str, options: None = None, where: str = "") -> None:
+        """Look at nothing yet."""
+        super().__init__(name, options, where)
         self._jobs = jobs_folder()
         self._measures: Gauge | None = None
-        self._count: int | None = None
 
-    # -- submit --------------------------------------------------------------------------------------------------------
+    # -- start ---------------------------------------------------------------------------------------------------------
 
-    def plan(self, spec: JobSpec) -> dict[str, Any]:
-        """What `submit` would do: the complete job, and the variables of its ranks. Starts nothing."""
-        from paceline.backends.submission import named
+    def prepare(self, spec: JobSpec, *, detached: bool = True) -> Prepared:
+        """Find out what would become of a job here.
 
-        from . import prepare
+        Raises:
+            UserError: it cannot run here, or its name is taken.
+        """
+        from .prepare import prepared
 
-        spec = named(spec).model_copy(update={"detached": True})
-        snapshot = spec.code is not None and spec.code.mode == "snapshot"
-        spec = prepare.complete(spec, Path.cwd() if snapshot else None)
-        return {"job": spec.model_dump(mode="json"), "ranks": prepare.describe_ranks(prepare.place(spec))}
+        self.refuse_unsupported(spec)
+        return prepared(spec, detached=detached)
 
-    def submit(self, spec: JobSpec, progress: Progress) -> Job:
+    def start(self, prepared: Prepared, progress: Progress) -> Job:
         """Start a job that goes on by itself.
 
         Raises:
             UserError: it cannot run here, or its name is taken.
         """
-        from paceline.backends.submission import NameTaken
+        from .start import start
 
-        if not spec.name.endswith("-"):
-            return self._launch(spec, progress)
-        first = 2 if spec.resume_from else 1
-        for number in itertools.count(first):
-            name = f"{spec.name}{number}"
-            if not os.path.lexists(self._jobs / name):
-                try:
-                    return self._launch(spec.model_copy(update={"name": name}), progress)
-                except NameTaken:  # by another one, just now
-                    continue
-        raise AssertionError("unreachable")
+        return Job.from_record(start(prepared, progress).record)
 
-    def _launch(self, spec: JobSpec, progress: Progress) -> Job:
-        from .submit import launch
+    def run(self, prepared: Prepared, progress: Progress, shown: Shown) -> LocalRun:
+        """Start a job that ends with this process, which watches it.
 
-        return Job.from_record(launch(spec, progress).record)
+        Raises:
+            UserError: it cannot run here, or its name is taken.
+        """
+        from .foreground import LocalRun
+
+        return LocalRun(prepared, progress, shown)
 
     # -- look ----------------------------------------------------------------------------------------------------------
 
-    def count(self) -> int:
-        """How many jobs there are."""
-        if self._count is None:
-            self._all(math.inf)
-        return self._count or 0
-
-    def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> list[Job]:
-        """These jobs, or all, the newest first; those that are unknown are left out."""
+    def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
+        """These jobs, or all; those that are unknown are left out."""
         if names is not None:
             line = records.line_of(self._jobs.parent)
             runs = [run for name in names if (run := records.find(self._jobs, name)) is not None]
             found = (records.record(run.path, line) for run in runs)
-            return [Job.from_record(record) for record in found if record is not None]
-        jobs = map(Job.from_record, self._all(since or 0.0))
-        return sorted(jobs, key=lambda job: job.created, reverse=True)
+            return Listing([Job.from_record(record) for record in found if record is not None])
+        warnings: list[str] = []
+        all_records, count = self._all(since or 0.0, warnings.append)
+        jobs = sorted(map(Job.from_record, all_records), key=lambda job: job.created, reverse=True)
+        return Listing(jobs, count - len(jobs), tuple(warnings))
 
-    def _all(self, since: float) -> list[dict[str, Any]]:
-        """The records of all jobs but those that ended before `since`; jobs whose time to live is over go.
+    def _all(self, since: float, warn: Callable[[str], None]) -> tuple[list[dict[str, Any]], int]:
+        """The records of all jobs but those that ended before `since`, and how many jobs there are.
 
-        Those of jobs that have ended come from the index, as far as it knows them, the others from their folders.
+        Jobs whose time to live is over go. Records of jobs that have ended come from the index, as far as it knows
+        them, the others from their folders.
         """
         from paceline.job.index import Index
 
@@ -120,10 +115,9 @@ class Local(Backend):
         except OSError as error:
             raise UserError(f"cannot read {self._jobs}: {error.strerror}; is PACELINE_HOME right, and yours?") from None
         if not present:
-            self._count = 0
-            return []
+            return [], 0
         make_private(self._jobs.parent)
-        index = Index(self._jobs.parent / "jobs.db", _warn)
+        index = Index(self._jobs.parent / "jobs.db", warn)
         known = index.names()
         changed = dict(present.items() - known.items())
         try:
@@ -134,7 +128,7 @@ class Local(Backend):
         except (ValueError, TypeError) as error:
             index.discard(error)
             index.close()
-            return self._all(since)
+            return self._all(since, warn)
         line = records.line_of(self._jobs.parent)
         read = {name: record for name in changed if (record := records.record(self._jobs / name, line)) is not None}
         ended = {name: record for name, record in read.items() if record["state"] in FINAL}
@@ -146,9 +140,9 @@ class Local(Backend):
             with contextlib.suppress(UserError):  # what cannot be removed now can be later
                 self._remove(name)
         index.close()
-        self._count = len(present) - len(changed) + len(read) - len(expired)
+        count = len(present) - len(changed) + len(read) - len(expired)
         new = (record for record in read.values() if record["state"] not in FINAL or record["finished"] >= since)
-        return [record for record in (*old, *new) if record["name"] not in expired]
+        return [record for record in (*old, *new) if record["name"] not in expired], count
 
     def spec(self, name: str) -> JobSpec:
         """What a job's user asked for."""
@@ -170,13 +164,21 @@ class Local(Backend):
 
         return read_logs(self._run(name).path, query)
 
-    def nodes(self) -> list[Node]:
+    def check(self, progress: Progress) -> Inspected:
+        """What this machine has, and what would go wrong."""
+        from paceline.backends.check.findings import findings
+        from paceline.backends.check.inspect import Inspected, inspect_local
+
+        seen = inspect_local()
+        return Inspected(seen, findings(seen, os.environ))
+
+    def nodes(self, warn: Callable[[str], None]) -> list[Node]:
         """This machine."""
         from paceline.job.job import Node
 
         return [Node(**self._gauge.machine())]
 
-    def usage(self, names: Sequence[str]) -> dict[str, Usage]:
+    def usage(self, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
         """What these jobs use now, over a moment or since the last call; those that do not run are left out."""
         from paceline.job.job import Usage
 
@@ -220,34 +222,34 @@ class Local(Backend):
                 tick(ended)
         return True
 
-    def stop(self, names: Sequence[str], now: bool = False) -> None:
+    def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:
         """Ask jobs to stop: cleanly, with their grace, or at once. Jobs that have ended are left as they are."""
         with refusals():
             for name in dict.fromkeys(names):
                 lifecycle.stop(self._run(name), now)
+        return {}
 
-    def delete(self, names: Sequence[str]) -> None:
+    def delete(self, names: Sequence[str]) -> list[str]:
         """Remove jobs that have ended, with all that was written for them; one that is gone already is no error.
 
         Raises:
             UserError: one has not ended, or cannot be removed.
         """
-        for job in self.describe(names):
+        for job in self.describe(names).jobs:
             if job.state == "LOST":
                 raise UserError(f"job {job.name} belongs to another machine: {job.error}; delete it there")
             if not job.is_over:
                 raise UserError(f"job {job.name} has not ended; stop it first: paceline stop {job.name}")
         for name in names:
             self._remove(name)
+        return []
 
     def _remove(self, name: str) -> None:
         """Take a job's folder away in one step, and then apart."""
-        from paceline.job.code.bring import discard
+        from .prepare import home
 
-        path = self._jobs / name
-        code = (read_json(RunDirectory(path).job) or {}).get("code")
         with refusals():
-            lifecycle.remove(path, (lambda: None) if code is None else (lambda: discard(Path(code["path"]))))
+            home().remove(RunDirectory(self._jobs / name))
 
     def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
         """How to run a command where a rank runs, and as it does."""
@@ -255,7 +257,7 @@ class Local(Backend):
             env, folder = placement.shell_of(self._run(name), rank)
         return Shell(tuple(command) or (os.environ.get("SHELL", "/bin/sh"),), env, folder)
 
-    def open_tensorboard(self, name: str, logdir: str | None = None) -> str:
+    def open_tensorboard(self, name: str, logdir: str | None, warn: Callable[[str], None]) -> str:
         """The address of a job's TensorBoard, which is started if there is none; it shows `logdir`, or its default."""
         from .prepare import python_command
 

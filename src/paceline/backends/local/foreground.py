@@ -10,33 +10,33 @@ from paceline.backends.foreground import how_it_ended
 from paceline.node.logs.live import Output, Update, is_disk_full, updates
 from paceline.node.store.records import agent_pid
 
-from .submit import launch
+from .start import start
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from paceline.backends.base import Progress
-    from paceline.job.spec import JobSpec
+    from paceline.backends.base import Prepared, Progress
+    from paceline.backends.foreground import Shown
 
 
 class LocalRun:
     """A job on this machine that ends with whoever started it."""
 
-    def __init__(self, spec: JobSpec, progress: Progress, split_streams: Callable[[JobSpec], tuple[int, ...]]) -> None:
+    def __init__(self, prepared: Prepared, progress: Progress, shown: Shown) -> None:
         """Start it.
 
         Args:
-            spec: what the user asked for.
-            progress: hears how far it is.
-            split_streams: the local ranks of the completed job whose stderr is kept apart.
+            prepared: the job.
+            progress: is called with how far it is.
+            shown: what of its output is shown.
 
         Raises:
             UserError: the job cannot run here.
         """
         self._lifeline, theirs = socket.socketpair()
         with theirs:
-            started = launch(spec, progress, lifeline=theirs, split_streams=split_streams)
-        self._directory, self._process = started.directory, started.agent
+            started = start(prepared, progress, lifeline=theirs, split=shown.split)
+        self._directory, self._process = started.run, started.agent
         self.name, self.max_restarts = started.node.job, started.node.max_restarts
         ranks = f"{started.node.nproc} rank{'' if started.node.nproc == 1 else 's'}"
         self.first_line = f"{ranks} here, logs in {self._directory.path}"

@@ -1,41 +1,34 @@
-"""Makes a job concrete for this machine: what its script and the machine say, and its part on this node."""
+"""What a job will be on this machine; starts nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from paceline.backends.base import Prepared
+from paceline.backends.foreground import terminal_size
 from paceline.backends.refusals import refusals
+from paceline.backends.submission import as_planned, checked, shown_name, source_of
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder
-from paceline.node.planning import fitting, node_part
-from paceline.node.ranks import placement
+from paceline.node.planning import fitting
+from paceline.node.store import make
+from paceline.node.store.home import Home
+from paceline.node.store.records import is_job
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
-    from paceline.backends.volumes import Source
     from paceline.job.spec import JobSpec
-    from paceline.node.spec import NodeSpec
 
 
-def complete(spec: JobSpec, code: Path | None = None) -> JobSpec:
-    """Fill in what the script itself and this machine say, and refuse what cannot work; starts nothing.
-
-    Args:
-        spec: what the user asked for.
-        code: where the job's own copy of its code is; None where it has none, or none yet: then what depends on it
-            stays open.
-
-    Raises:
-        UserError: the job cannot run here.
-    """
-    if spec.code is None or spec.working_dir != ".":
-        spec = spec.model_copy(update={"working_dir": str(working_dir(spec))})
-    with refusals():
-        return type(spec).model_validate(fitting.complete(spec.model_dump(), here(), code))
+def home() -> Home:
+    """Where this user's jobs on this machine are."""
+    jobs = jobs_folder()
+    return Home(jobs.parent, jobs)
 
 
 def here() -> fitting.Here:
@@ -50,37 +43,73 @@ def _slots() -> int:
     return load().local.devices or 0
 
 
-def working_dir(spec: JobSpec) -> Path:
-    """Where the ranks start, as a whole path.
+@dataclass(frozen=True)
+class LocalPrepared(Prepared):
+    """A job for this machine.
 
-    Raises:
-        UserError: the current folder is gone.
+    Attributes:
+        asked: what its user asked for.
+        plan: what it will be, under the name that is shown before it has one.
     """
-    try:
-        return Path.cwd() / Path(spec.working_dir).expanduser()
-    except FileNotFoundError:
-        raise UserError("the folder that you are in was deleted; change to one that exists") from None
-    except RuntimeError:
-        raise UserError(f"--working-dir {spec.working_dir}: no such user; write the whole path") from None
+
+    asked: JobSpec = field(kw_only=True)
+    plan: make.Plan = field(kw_only=True)
+
+    def text(self) -> str:
+        """The complete job, and the variables of its ranks."""
+        return Prepared(self.spec, self.plan.ranks()).text()
 
 
-def place(
-    spec: JobSpec,
-    split_streams: tuple[int, ...] = (),
-    *,
-    folder: Path | None = None,
-    sources: Sequence[Source] = (),
-) -> NodeSpec:
-    """This node's part of a completed job.
+def prepared(spec: JobSpec, *, detached: bool) -> LocalPrepared:
+    """What a job will be; nothing is written or fetched.
 
     Args:
-        spec: the completed job.
-        split_streams: the local ranks whose stderr is kept apart.
-        folder: where the ranks start, unless it is the job's working dir.
-        sources: its volumes.
+        spec: what the user asked for.
+        detached: it goes on by itself, watched by nobody.
+
+    Raises:
+        UserError: it cannot run here, or its name is taken.
     """
-    variables = [(source.variable, source.path) for source in sources]
-    return node_part.place(spec.model_dump(), here(), split_streams=split_streams, folder=folder, variables=variables)
+    spec = checked(spec, detached=detached)
+    place = home()
+    if spec.resume_from is not None and not is_job(place.jobs / spec.resume_from):
+        raise UserError(f"no job {spec.resume_from!r} to resume from; see paceline list -A")
+    order = make.Order(
+        {**spec.for_node(), "name": shown_name(spec)},
+        data=_sources(spec),
+        source=source_of(spec),
+        terminal={} if detached else terminal_size(),
+    )
+    with writing(spec), refusals():
+        plan = make.plan(place, here(), order)
+    complete = as_planned(type(spec), plan.shown())
+    return LocalPrepared(complete, (), int(complete.ranks), spec.nodes != 1, asked=spec, plan=plan)
+
+
+def _sources(spec: JobSpec) -> list[dict[str, Any]]:
+    """Where its volumes are."""
+    if not spec.data:
+        return []
+    from paceline.backends.volumes import resolve
+    from paceline.job.settings import load
+
+    return [asdict(source) for source in resolve(spec.data, load())]
+
+
+@contextlib.contextmanager
+def writing(spec: JobSpec) -> Iterator[None]:
+    """A run directory that cannot be written is the user's to mend.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    path, flag = (spec.log_dir, "--log-dir") if spec.log_dir else (jobs_folder(), "PACELINE_HOME")
+    try:
+        yield
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(f"cannot write to {path}: it is no folder; choose another {flag}") from None
+    except OSError as error:
+        raise UserError(f"cannot write to {path}: {error.strerror}; make room, or choose another {flag}") from None
 
 
 def python_command() -> tuple[str, ...]:
@@ -89,8 +118,3 @@ def python_command() -> tuple[str, ...]:
     if sys.stdout is not None and getattr(sys.stdout, "write_through", False):
         options.append("-u")
     return (sys.executable, *options)
-
-
-def describe_ranks(spec: NodeSpec) -> list[dict[str, Any]]:
-    """The variables that each rank of a single-node job would get, for --dry-run; ports are chosen at the start."""
-    return [placement.foreseen(spec, rank, {}) for rank in range(spec.nproc)]

@@ -1,116 +1,73 @@
-"""Gives a job its run directory and starts its agent."""
+"""Starts a prepared job on this machine."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.backends.foreground import terminal_size
-from paceline.backends.submission import NameTaken
-from paceline.job.errors import UserError
+from paceline.backends.refusals import refusals
+from paceline.backends.submission import NameTaken, fetched, start_named
 from paceline.job.paths import jobs_folder, make_private
-from paceline.node.rundir.directory import RunDirectory
-from paceline.node.rundir.staging import Staging
-from paceline.node.store.lifecycle import start_agent, write_down
+from paceline.node.store import make
+
+from .prepare import LocalPrepared, writing
 
 if TYPE_CHECKING:
     import socket
-    import subprocess
-    from collections.abc import Iterator
+    from pathlib import Path
 
+    from paceline.backends.base import Prepared, Progress
     from paceline.job.spec import JobSpec
-    from paceline.node.spec import NodeSpec
-
-NOT_FOR_JOBS = ("GIT_SYNC_USERNAME", "GIT_SYNC_PASSWORD")  # they fetch the code, and end there
-
-
-def folder_of(spec: JobSpec) -> Path:
-    """Where the job's run directory goes."""
-    return Path(spec.log_dir).absolute() / spec.name if spec.log_dir else jobs_folder() / spec.name
-
-
-def _jobs_if_elsewhere(spec: JobSpec) -> Path | None:
-    """The folder of jobs, for one whose run directory is not in it."""
-    return jobs_folder() if spec.log_dir else None
-
-
-@contextlib.contextmanager
-def staged(spec: JobSpec) -> Iterator[Staging]:
-    """A run directory for a job, which becomes one by `start`; a failure before leaves nothing.
-
-    Raises:
-        UserError: it cannot be made.
-    """
-    path = folder_of(spec)
-    make_private(jobs_folder().parent)
-    try:
-        staging = Staging(path, _jobs_if_elsewhere(spec))
-    except (FileExistsError, NotADirectoryError):
-        raise UserError(f"cannot write to {path.parent}: it is no folder; choose another {_where(spec)}") from None
-    except OSError as error:
-        raise UserError(
-            f"cannot write to {path.parent}: {error.strerror}; choose another folder with {_where(spec)}"
-        ) from None
-    with staging:
-        try:
-            yield staging
-        except OSError as error:
-            raise UserError(
-                f"cannot write to {path.parent}: {error.strerror}; make room, or choose another {_where(spec)}"
-            ) from None
-
-
-def _where(spec: JobSpec) -> str:
-    return "--log-dir" if spec.log_dir else "PACELINE_HOME"
 
 
 def start(
-    staging: Staging, spec: JobSpec, node: NodeSpec, record: dict[str, Any], lifeline: socket.socket | None
-) -> tuple[RunDirectory, subprocess.Popen[bytes]]:
-    """Write down what the job is, give it its name, and start its agent.
+    prepared: Prepared, progress: Progress, *, lifeline: socket.socket | None = None, split: tuple[int, ...] = ()
+) -> make.Made:
+    """Start a job.
 
     Args:
-        staging: the job's folder, being made.
-        spec: what the user asked for.
-        node: this node's part of it.
-        record: what is known of the job beside the two, for `job.json`.
-        lifeline: the job ends when the other end of this closes; None for one that outlives the client.
+        prepared: see `prepare.prepared`.
+        progress: is called with how far it is.
+        lifeline: the job ends when the other end closes; None for one that outlives its client.
+        split: the local ranks whose stderr is kept apart.
 
     Raises:
-        NameTaken: another job has the name.
+        UserError: the job cannot run here, or its name is taken.
     """
-    directory = staging.directory
-    write_down(directory, {**record, "spec": spec.model_dump(mode="json"), "created": time.time()}, node)
-    with _registered(spec):
+    assert isinstance(prepared, LocalPrepared)
+    spec, plan = prepared.asked, prepared.plan
+    make_private(jobs_folder().parent)
+    _warn_of_no_token(spec, progress)
+
+    def bring(place: Path) -> dict[str, Any]:
+        return fetched(spec, place, progress)
+
+    def start_as(name: str) -> make.Made:
         try:
-            directory = staging.settle()
-        except FileExistsError as error:
-            raise NameTaken(spec.name, Path(error.filename)) from None
-    env = {name: value for name, value in os.environ.items() if name not in NOT_FOR_JOBS}
-    if lifeline is not None:
-        env = {**terminal_size(), **env}
-    return directory, start_agent(staging, node.python, env, lifeline)
+            named = plan.named(name, lambda _: split)
+            if spec.code is not None and spec.resume_from is not None:
+                progress(f"copying {spec.resume_from}", 0, None)
+            return make.make(named, bring, lifeline)
+        except make.Taken as taken:
+            raise NameTaken(str(taken)) from None
+
+    with writing(spec), refusals():
+        return start_named(spec, start_as)
 
 
-@contextlib.contextmanager
-def _registered(spec: JobSpec) -> Iterator[None]:
-    """A run directory elsewhere is known by a link among the others, where names are unique."""
-    jobs = _jobs_if_elsewhere(spec)
-    link = None if jobs is None else jobs / spec.name
-    if link is not None:
-        try:
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(folder_of(spec))
-        except FileExistsError:
-            raise NameTaken(spec.name, link) from None
-        except OSError:  # no home that can be written to: the job runs, and only `list` does not know it
-            link = None
-    try:
-        yield
-    except BaseException:
-        if link is not None:
-            link.unlink(missing_ok=True)
-        raise
+def _warn_of_no_token(spec: JobSpec, progress: Progress) -> None:
+    """Say on the machine where others join that anyone may, if that is so."""
+    meeting = spec.rendezvous
+    address = meeting.main_address
+    if address is None or "PACELINE_TOKEN" in os.environ:
+        return
+    from paceline.node.machine.network import is_loopback
+    from paceline.node.rendezvous.participant import is_here
+
+    is_first = meeting.node_rank == 0 or (meeting.node_rank is None and is_here(address))
+    if is_first and not is_loopback(meeting.local_address or address):
+        who = "anyone who can connect" if meeting.run_id is None else "anyone who knows --rdzv-id and can connect"
+        progress.say(
+            f"{who} to {address}:{meeting.main_port} may join this job; "
+            "set PACELINE_TOKEN to a secret on all its machines"
+        )

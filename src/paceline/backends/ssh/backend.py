@@ -8,97 +8,115 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import json
 import math
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from paceline.backends.base import Backend, Shell
+from paceline.backends.base import MOST_RANKS, Backend, Prepared, Shell
 from paceline.job.errors import UserError
 from paceline.job.job import Node, Usage, Volume
 
+from . import target
 from .jobs import RemoteJobs
 from .streams import Streams
-from .target import Hosts, hosts_of
+from .target import Hosts, Options, left_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from paceline.backends.base import LogLines, LogQuery, Progress
+    from paceline.backends.base import Listing, LogLines, LogQuery, Progress
+    from paceline.backends.check.survey import Survey
     from paceline.backends.foreground import Shown
     from paceline.job.job import Job
     from paceline.job.spec import JobSpec
 
-    from .connection import Host, Request
+    from .connection import Request
     from .foreground import RemoteRun
+    from .start import RemoteStart
 
 _CLOSING = 5.0  # seconds from the end of a job on one host to its end on the others, at most, unless one hangs
 
 
+@dataclass(frozen=True)
+class _Prepared(Prepared):
+    """A job for hosts, with all that its start needs."""
+
+    parts: RemoteStart | None = None
+
+    def text(self) -> str:
+        """The complete job, as its hosts say, and the variables of its ranks."""
+        assert self.parts is not None
+        return json.dumps(self.parts.plan(), indent=2)
+
+
 class Ssh(Backend):
-    """Jobs of this user on machines that ssh reaches.
+    """Jobs of this user on machines that ssh reaches."""
 
-    Attributes:
-        name: of the target.
-        where: the flags that lead here.
-    """
+    Options: ClassVar = Options
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "log_dir": "the logs stay on the hosts",
+        "image": "hosts that ssh reaches run no containers",
+        "queue": "hosts that ssh reaches have no queues of that kind",
+        "rendezvous.main_address": "hosts that ssh reaches meet by themselves",
+        "rendezvous.node_rank": "hosts that ssh reaches are numbered by themselves",
+        "rendezvous.local_address": "hosts that ssh reaches find out their own names",
+    }
 
-    def __init__(self, hosts: Hosts, where: str) -> None:
-        """Connect to nothing yet.
-
-        Args:
-            hosts: of the target.
-            where: the flags that lead here.
-        """
-        self.name, self.where = hosts.name, where
-        self._hosts, self._jobs = hosts, RemoteJobs(hosts)
-
-    @classmethod
-    def configured(cls, name: str, options: Mapping[str, Any]) -> Ssh:
-        """The backend of a target of the settings."""
-        return cls(Hosts(name, hosts_of(lambda key: f"targets.{name}.{key}", options)), f" --on {name}")
-
-    @property
-    def hosts(self) -> list[Host]:
-        """The target's hosts."""
-        return list(self._hosts.all)
+    def __init__(self, name: str, options: target.Options, where: str = "") -> None:
+        """Connect to nothing yet."""
+        super().__init__(name, options, where)
+        self._ssh, self._hosts = options, Hosts(name, options)
+        self._jobs = RemoteJobs(self._hosts)
 
     # -- submit --------------------------------------------------------------------------------------------------------
 
-    def plan(self, spec: JobSpec) -> dict[str, Any]:
-        """What `submit` would do: the complete job, and the variables of its ranks. Starts nothing."""
+    def prepare(self, spec: JobSpec, *, detached: bool = True) -> Prepared:
+        """Find out what would become of a job on the hosts.
+
+        Raises:
+            UserError: it cannot run there.
+        """
         from .start import RemoteStart
 
-        return RemoteStart(spec, self._hosts, self._jobs).plan()
+        self.refuse_unsupported(spec)
+        parts = RemoteStart(spec, self._hosts, self._jobs, detached=detached)
+        slots = max(host.slots for host in self._hosts.all)
+        ranks = parts.spec.ranks
+        if ranks == "slots" and slots and self._ssh.host_discovery_script is None:
+            ranks = slots
+        return _Prepared(parts.spec, node_ranks=ranks if isinstance(ranks, int) else MOST_RANKS, parts=parts)
 
-    def submit(self, spec: JobSpec, progress: Progress) -> Job:
+    def start(self, prepared: Prepared, progress: Progress) -> Job:
         """Start a job that goes on by itself.
 
         Raises:
             UserError: it cannot run there, or its name is taken.
         """
-        from .start import RemoteStart
-
-        with RemoteStart(spec, self._hosts, self._jobs).start(progress) as parts:
+        assert isinstance(prepared, _Prepared) and prepared.parts is not None
+        with prepared.parts.start(progress) as parts:
             parts.keep()
         return self._jobs.add([(host, parts.records[host]) for host in parts.hosts])
 
-    def run(self, spec: JobSpec, progress: Progress, shown: Shown) -> RemoteRun:
+    def run(self, prepared: Prepared, progress: Progress, shown: Shown) -> RemoteRun:
         """Start a job that ends with this process, which watches it.
 
         Raises:
-            UserError: see `submit`.
+            UserError: see `start`.
         """
         from .foreground import RemoteRun
-        from .start import RemoteStart
 
-        parts = RemoteStart(spec, self._hosts, self._jobs, shown).start(progress)
-        least, most = spec.node_range
-        return RemoteRun(parts, spec.max_restarts, self.where, shown, self._hosts.wanted if least < most else None)
+        assert isinstance(prepared, _Prepared) and prepared.parts is not None
+        parts = prepared.parts.start(progress, shown)
+        least, most = prepared.spec.node_range
+        wanted = self._hosts.wanted if least < most else None
+        return RemoteRun(parts, prepared.spec.max_restarts, self.where, shown, wanted)
 
-    def add(self, name: str, hosts: Sequence[str]) -> list[str]:
-        """Have hosts take part in a job that runs: these, or those of the target that do not yet, up to its MAX.
+    def scaleout(self, name: str, more: Sequence[str] | int | None) -> list[str]:
+        """Have more hosts take part in a job: these, so many, or those of the target that do not yet, up to its MAX.
 
         Raises:
             UserError: one cannot; then none does.
@@ -107,12 +125,15 @@ class Ssh(Backend):
         from .parts import Parts
 
         living = self._jobs.living_hosts_of(name)
-        chosen = self._hosts.named(hosts) if hosts else [host for host in self._hosts.all if host not in living]
+        others = [host for host in self._hosts.all if host not in living]
+        chosen = others if more is None else others[:more] if isinstance(more, int) else self._hosts.named(more)
         if there := [host.name for host in chosen if host in living]:
             raise UserError(f"{there[0]} takes part in job {name} already; leave it out")
+        if isinstance(more, int) and len(chosen) < more:
+            raise UserError(f"{self.name} has {len(chosen)} other hosts for job {name}; ask for fewer")
         invited = invitation(living, name)
         room = invited["most"] - len(living)
-        if hosts and len(chosen) > room:
+        if more is not None and len(chosen) > room:
             raise UserError(f"job {name} takes {room} more of {invited['most']} nodes; name no more")
         chosen = chosen[:room]
         if not chosen:
@@ -123,25 +144,29 @@ class Ssh(Backend):
             parts.keep()
         return [host.name for host in chosen]
 
-    def leave(self, name: str, hosts: Sequence[str]) -> None:
-        """Have hosts leave a job, which goes on without them.
+    def scalein(self, name: str, fewer: Sequence[str] | int) -> list[str]:
+        """Have these hosts, or the last ones, leave a job, which goes on without them.
 
         Raises:
             UserError: one takes no part in it, or too few would be left.
         """
-        living, chosen = self._jobs.living_hosts_of(name), self._hosts.named(hosts)
+        living = self._jobs.living_hosts_of(name)
+        chosen = living[max(0, len(living) - fewer) :] if isinstance(fewer, int) else self._hosts.named(fewer)
         if others := [host.name for host in chosen if host not in living]:
             raise UserError(f"{others[0]} takes no part in job {name}; leave it out")
         left = len(living) - len(chosen)
         self._hosts.answers(chosen, lambda _: {"do": "leave", "name": name, "left": left})
+        return [host.name for host in chosen]
+
+    def check(self, progress: Progress) -> Survey:
+        """What the hosts have, how they reach each other, and what would go wrong there."""
+        from .survey import survey
+
+        return survey(self._hosts.all, progress)
 
     # -- look ----------------------------------------------------------------------------------------------------------
 
-    def count(self) -> int:
-        """How many jobs there are, of those hosts that answer."""
-        return self._jobs.count()
-
-    def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> list[Job]:
+    def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
         """These jobs, or all, the newest first; those that are unknown are left out.
 
         A job on a host that does not answer is LOST, if it was submitted from here.
@@ -151,17 +176,13 @@ class Ssh(Backend):
         """
         return self._jobs.describe(names, since)
 
-    def silent(self, name: str) -> list[str]:
-        """Why hosts that have a part of a job told nothing of it when it was described, while others did."""
-        return self._jobs.silent(name)
-
     def spec(self, name: str) -> JobSpec:
         """What a job's user asked for."""
         from paceline.job.spec import JobSpec
 
         stored = self._jobs.hosts_of(name)[0].ask({"do": "spec", "name": name})["spec"]
         if stored["nodes"] != 1:
-            stored.update(node_rank=None, main_address=None, main_port=None)
+            stored.update(node_rank=None, main_address=None, main_port=None)  # as they met, which no user asked for
         return JobSpec.model_validate(stored)
 
     def events(self, name: str) -> list[dict[str, Any]]:
@@ -174,19 +195,21 @@ class Ssh(Backend):
         ]
         return list(heapq.merge(*happened, key=lambda event: event["time"]))
 
-    def nodes(self) -> list[Node]:
+    def nodes(self, warn: Callable[[str], None]) -> list[Node]:
         """The hosts that answer."""
         answers, failed = self._hosts.ask(self._hosts.all, lambda host: {"do": "nodes", "slots": host.slots})
         if not answers:
             raise next(iter(failed.values()))
-        self._hosts.warn(failed)
+        for line in left_out(failed):
+            warn(line)
         return [Node(**{**answer["node"], "name": host.name}) for host, answer in answers.items()]
 
-    def usage(self, names: Sequence[str]) -> dict[str, Usage]:
+    def usage(self, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
         """What these jobs use now, on the hosts that answer; those that do not run are left out."""
         request = {"do": "usage", "names": list(names)}
         answers, failed = self._hosts.ask(self._hosts.all, lambda host: {**request, "slots": host.slots})
-        self._hosts.warn(failed)
+        for line in left_out(failed):
+            warn(line)
         found: dict[str, Usage] = {}
         for answer in answers.values():
             for name, use in answer["usage"].items():
@@ -241,7 +264,7 @@ class Ssh(Backend):
                     if until == deadline:
                         return False
                     look = math.inf
-                    over = {job.name for job in self.describe(names) if job.is_over}
+                    over = {job.name for job in self.describe(names).jobs if job.is_over}
                     left = {(host, name) for host, name in left if name not in over}
                     if not left:
                         return True
@@ -255,12 +278,14 @@ class Ssh(Backend):
                     look = time.monotonic() + _CLOSING
                 tick(len(set(names) - {name for _, name in left}))
 
-    def stop(self, names: Sequence[str], now: bool = False) -> None:
-        """Ask jobs to stop: cleanly, with their grace, or at once. Jobs that have ended are left as they are."""
+    def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:
+        """Ask jobs to stop, on the hosts that answer; returns why others did not."""
+        untold = {name: ", ".join(why) for name in names if (why := self._jobs.silent(name))}
         self._act({"do": "stop", "names": list(names), "now": now})
+        return untold
 
-    def delete(self, names: Sequence[str]) -> None:
-        """Remove jobs that have ended, with all that was written for them.
+    def delete(self, names: Sequence[str]) -> list[str]:
+        """Remove jobs that have ended, with all that was written for them; returns what is left on silent hosts.
 
         Raises:
             UserError: one has not ended everywhere; then nothing is removed.
@@ -271,13 +296,12 @@ class Ssh(Backend):
                 raise UserError(f"job {name} has not ended on {unended}; end it there with {at_once}")
         if names:
             self._act({"do": "delete", "names": list(names)})
+        left = []
         for name in names:
-            if left := self._jobs.sent_to(name, self._hosts.silent):
-                print(
-                    f"paceline: {', '.join(left)} does not answer; what it has of job {name} is left there",
-                    file=sys.stderr,
-                )
+            if hosts := self._jobs.sent_to(name, self._hosts.silent):
+                left.append(f"{', '.join(hosts)} does not answer; what it has of job {name} is left there")
             self._jobs.forget(name)
+        return left
 
     def forget(self, name: str) -> list[str]:
         """Remove what can be reached of a LOST job, and know it no more; returns where something is left."""
@@ -302,15 +326,12 @@ class Ssh(Backend):
         request = {"name": name, "rank": rank, "command": list(command)}
         return Shell(tuple(host.shell_command(request, sys.stdin.isatty())), dict(os.environ), os.getcwd())
 
-    def open_tensorboard(self, name: str, logdir: str | None = None) -> str:
+    def open_tensorboard(self, name: str, logdir: str | None, warn: Callable[[str], None]) -> str:
         """The address of a job's TensorBoard on its host, which is started if there is none."""
         host = self._jobs.hosts_of(name)[0]
         url = str(host.ask({"do": "open_tensorboard", "name": name, "logdir": logdir})["url"])
         port = url.rstrip("/").rpartition(":")[2]
-        print(
-            f"paceline: it is on {host.name}; reach it with: ssh -L {port}:127.0.0.1:{port} {host.name}",
-            file=sys.stderr,
-        )
+        warn(f"it is on {host.name}; reach it with: ssh -L {port}:127.0.0.1:{port} {host.name}")
         return url
 
     def close_tensorboard(self, name: str) -> bool:

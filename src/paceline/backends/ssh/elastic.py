@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
 _PERIOD = 1.0  # seconds between two looks at which hosts there are, as horovodrun's
 _AGAIN = 5.0  # seconds until a host that could not come in is tried again
-_SCRIPT_SECONDS = 10.0
 
 
 def invitation(hosts: Iterable[Host], name: str) -> Answer:
@@ -76,29 +74,6 @@ def code_of(invited: Answer) -> Body | None:
         stdin.write(data)
 
     return send if data else None
-
-
-def discovered(script: str) -> list[str]:
-    """The hosts that a script prints, a line each, as HOST or HOST:SLOTS.
-
-    Raises:
-        UserError: it cannot be run, or fails.
-    """
-    try:
-        done = subprocess.run(
-            [script], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
-            timeout=_SCRIPT_SECONDS,
-        )  # fmt: skip
-    except OSError as error:
-        raise UserError(f"--host-discovery-script {script}: {error.strerror}; name a program") from None
-    except subprocess.TimeoutExpired:
-        raise UserError(
-            f"--host-discovery-script {script} took more than {_SCRIPT_SECONDS:g} s; make it quicker"
-        ) from None
-    if done.returncode:
-        said = "".join(f": {line}" for line in done.stderr.strip().splitlines()[-1:])
-        raise UserError(f"--host-discovery-script {script}: exit code {done.returncode}{said}")
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
 
 class Recruiter:

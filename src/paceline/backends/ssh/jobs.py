@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from paceline.backends.base import Listing
 from paceline.job.errors import UserError
 from paceline.job.job import FINAL, Job
 from paceline.job.paths import jobs_folder
 
 from .submitted import Sent
+from .target import left_out
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -47,15 +49,8 @@ class RemoteJobs:
         self._hosts = hosts
         self._sent = Sent(jobs_folder().parent / "targets" / hosts.name)
         self._seen: dict[str, _Seen] = {}
-        self._count: int | None = None
 
-    def count(self) -> int:
-        """How many jobs there are, of those hosts that answer."""
-        if self._count is None:
-            self.describe()
-        return self._count or 0
-
-    def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> list[Job]:
+    def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
         """See `Backend.describe`. A job on a host that does not answer is LOST, if it was submitted from here.
 
         Raises:
@@ -67,8 +62,6 @@ class RemoteJobs:
         for host, answer in answers.items():
             for record in answer["jobs"]:
                 parts.setdefault((record["name"], record["job_id"]), []).append((host, record))
-        if names is None:
-            self._count = len({name for answer in answers.values() for name in answer["names"]})
         reasons = {host.name: str(error) for host, error in failed.items()}
         jobs = {}
         for (name, _), found in parts.items():
@@ -85,10 +78,13 @@ class RemoteJobs:
             raise UserError(f"no job {unknown[0]} on the hosts that answer, and {next(iter(reasons.values()))}")
         if failed and not answers and not jobs:
             raise next(iter(failed.values()))
-        if names is None:
-            self._hosts.warn(failed)
-            return sorted(jobs.values(), key=lambda job: job.created, reverse=True)
-        return [jobs[name] for name in dict.fromkeys(names) if name in jobs]
+        if names is not None:
+            found_jobs = [jobs[name] for name in dict.fromkeys(names) if name in jobs]
+            silent = dict.fromkeys(why for job in found_jobs for why in self._seen[job.name].silent)
+            return Listing(found_jobs, 0, tuple(f"{why}; what is there is not shown" for why in silent))
+        there = {name for answer in answers.values() for name in answer["names"]}
+        newest_first = sorted(jobs.values(), key=lambda job: job.created, reverse=True)
+        return Listing(newest_first, len(there - jobs.keys()), left_out(failed))
 
     def add(self, parts: list[Part]) -> Job:
         """Note a job that was submitted, by what its hosts say of their parts."""
@@ -113,7 +109,7 @@ class RemoteJobs:
         Raises:
             UserError: there is no such job.
         """
-        if name not in self._seen and not self.describe([name]):
+        if name not in self._seen and not self.describe([name]).jobs:
             raise UserError(f"no job {name} on {self._hosts.name}")
         return self._seen[name].hosts
 
@@ -132,7 +128,7 @@ class RemoteJobs:
         Raises:
             UserError: there is no such job, or it has ended.
         """
-        found = self.describe([name])
+        found = self.describe([name]).jobs
         if not found or found[0].is_over or not self._seen[name].living:
             raise UserError(f"job {name} has ended" if found else f"no job {name} on {self._hosts.name}")
         return self._seen[name].living

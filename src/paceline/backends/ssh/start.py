@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import secrets
 import shutil
@@ -14,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends.foreground import terminal_size
-from paceline.backends.submission import check_secrets, fetched, in_copy, named
+from paceline.backends.submission import NameTaken, as_planned, checked, fetched, shown_name, start_named
 from paceline.job.errors import UserError
+from paceline.node.ranks.placement import CHOSEN, PORT
 
 from .parts import Parts
 from .preflight import Preflight
@@ -34,113 +34,177 @@ if TYPE_CHECKING:
 
 
 class RemoteStart:
-    """A job that is to start on hosts of a target."""
+    """A job that is to start on hosts of a target, once all that can be wrong with it has been looked for.
 
-    def __init__(self, spec: JobSpec, hosts: Hosts, jobs: RemoteJobs, shown: Shown | None = None) -> None:
-        """Start nothing yet.
+    Attributes:
+        spec: the job.
+        notes: what its user should know.
+    """
+
+    def __init__(self, spec: JobSpec, hosts: Hosts, jobs: RemoteJobs, *, detached: bool) -> None:
+        """Ask the hosts; start nothing.
 
         Args:
             spec: what the user asked for.
             hosts: of the target.
             jobs: that are there.
-            shown: what of its output somebody watches; None for a job that goes on by itself.
+            detached: it goes on by itself, watched by nobody.
 
         Raises:
-            UserError: it is nothing for hosts.
+            UserError: it cannot run there, or its name is taken.
         """
-        self._hosts, self._jobs, self._shown = hosts, jobs, shown
-        self._spec = self._asked(spec)
+        self._hosts, self._jobs = hosts, jobs
+        self.notes: list[str] = []
+        self.spec = self._asked(spec, detached)
+        self._terminal = {} if detached else terminal_size()
+        self._data = self._sources()
+        looks = self._preflight()
+        self._taken = {name: host for host, look in looks.items() for name in look["names"]}
+        self._check_name(self.spec.name)
+        self._main = looks[self._chosen[0]]
 
-    def _asked(self, spec: JobSpec) -> JobSpec:
+    def _asked(self, spec: JobSpec, detached: bool) -> JobSpec:
         """What the user asked for, as a host understands it.
 
         Raises:
             UserError: it is nothing for hosts.
         """
         target, there = self._hosts.name, len(self._hosts.all)
-        for flag, value in (
-            ("--log-dir", spec.log_dir),
-            ("--image", spec.image),
-            ("--queue", spec.queue),
-            ("--master-addr", spec.main_address),
-            ("--node-rank", spec.node_rank),
-        ):
-            if value is not None:
-                raise UserError(f"{flag} means nothing on {target}, whose hosts are reached by ssh; leave it out")
         least, _ = spec.node_range
         if least > there:
             raise UserError(f"--nnodes {least}, but {target} has {there} hosts; ask for fewer")
         folder = spec.working_dir
         if not folder.startswith("~") and (spec.code is None or folder != "."):
             folder = os.path.normpath(Path.cwd() / folder)
-        spec = in_copy(spec) if spec.code is not None else spec
-        return named(spec).model_copy(
-            update={"detached": self._shown is None, "backend": target, "working_dir": folder}
-        )
+        return checked(spec, detached=detached).model_copy(update={"backend": target, "working_dir": folder})
 
     def plan(self) -> dict[str, Any]:
-        """See `Backend.plan`."""
-        spec = self._spec
-        hosts = self._hosts.all[: spec.node_range[1]]
-        job = {**spec.model_dump(mode="json"), "nodes": 1}
+        """The complete job, and the variables of its ranks, as the hosts will have them.
+
+        Raises:
+            UserError: a host cannot take the job.
+        """
+        spec, hosts = self.spec, self._chosen
+        common = {
+            **self._common(shown_name(spec)),
+            "do": "plan",
+            "job_id": None,
+            "token": None if spec.node_range[1] == 1 else CHOSEN,
+        }
 
         def ask(start: dict[str, Any] | None) -> list[Answer]:
-            starts = {host: start and {**start, "node_rank": number} for number, host in enumerate(hosts)}
-            answers = self._hosts.answers(
-                hosts, lambda host: {"do": "plan", "job": job, "slots": host.slots, "start": starts[host]}
-            )
-            return list(answers.values())
+            def request(host: Host) -> Request:
+                return {**self._request(common, host), "start": start and {**start, "node_rank": hosts.index(host)}}
+
+            return list(self._hosts.answers(hosts, request).values())
 
         nodes = [answer["node"] for answer in ask(None)]
-        main = {"main_address": nodes[0]["address"], "main_port": spec.main_port or 0}
-        answers = ask({**main, "nodes": nodes, "attempt": 0, "job": spec.name})
+        port = spec.rendezvous.main_port
+        if spec.node_range[1] > 1 or port is None:  # where nodes meet, the ranks do not
+            port = PORT
+        main = {"main_address": nodes[0]["address"], "main_port": port, "attempt": 0}
+        if spec.node_range[1] == 1:
+            main["main_address"] = nodes[0]["address"] = "127.0.0.1"
+        answers = ask({**main, "nodes": nodes, "job": spec.rendezvous.run_id or common["job"]["name"]})
+        asked = spec.for_node()
+        same = {name: asked[name] for name in ("nodes", "ranks", "node_rank", "main_address", "main_port")}
         return {
-            "job": {**answers[0]["job"], "nodes": spec.nodes, "ranks": spec.ranks},
+            "job": as_planned(type(spec), {**answers[0]["job"], **same}).model_dump(mode="json"),
             "ranks": [rank for answer in answers for rank in answer["ranks"]],
         }
 
-    def start(self, progress: Progress) -> Parts:
+    def start(self, progress: Progress, shown: Shown | None = None) -> Parts:
         """The job with all its parts there; without further words they go again.
+
+        Args:
+            progress: is called with how far it is.
+            shown: what of its output somebody watches; None for a job that goes on by itself.
 
         Raises:
             UserError: it cannot run there, or its name is taken.
         """
-        spec = self._spec
-        check_secrets(spec)
-        data = self._sources()
-        looks, chosen = self._preflight(data, progress)
-        taken = {name: host for host, look in looks.items() for name in look["names"]}
+        spec = self.spec
+        for line in self.notes:
+            progress.say(line)
         with tempfile.TemporaryDirectory() as folder:
             code, archive, record = Path(folder, "code"), Path(folder, "code.tar"), None
             if spec.code is not None and spec.resume_from is None:
                 record = fetched(spec, code, progress)
                 with tarfile.open(archive, "w") as tar:
                     tar.add(code, arcname=".")
-            for number in itertools.count(2 if spec.resume_from else 1):
-                name = f"{spec.name}{number}" if spec.name.endswith("-") else spec.name
-                if name not in taken:
-                    order = {
-                        "job": spec.model_copy(update={"name": name}),
-                        "data": data,
-                        "code": record,
-                        "bytes": _size(archive),
-                        "shown": self._shown and dataclasses.asdict(self._shown),
-                        "terminal": terminal_size() if self._shown else {},
-                    }
-                    progress(f"starting {name}", 0, None)
-                    found = _start(order, chosen, looks[chosen[0]], archive)
-                    if isinstance(found, Parts):
-                        return found
-                    taken[name] = found
-                if name == spec.name:
-                    raise UserError(
-                        f"a job named {name} is on {taken[name].name}; choose another --name, or delete that job"
-                    )
-        raise AssertionError  # there is always another number
+
+            def start_as(name: str) -> Parts:
+                self._check_name(name)
+                progress(f"starting {name}", 0, None)
+                common = {
+                    **self._common(name),
+                    "do": "start",
+                    "code": record,
+                    "bytes": _size(archive),
+                    "shown": shown and dataclasses.asdict(shown),
+                    "job_id": uuid.uuid4().hex,
+                    "token": secrets.token_hex(16) if spec.node_range[1] > 1 else None,
+                    "secrets": {name: os.environ[name] for name in spec.secrets},
+                }
+                return self._start(name, common, archive)
+
+            return start_named(spec, start_as)
+
+    def _check_name(self, name: str) -> None:
+        """Whether a job can have a name.
+
+        Raises:
+            NameTaken: a host has a job of the name.
+        """
+        if name in self._taken:
+            where = self._taken[name].name
+            raise NameTaken(f"a job named {name} is on {where}; choose another --name, or delete that job")
+
+    def _start(self, name: str, common: Request, archive: Path) -> Parts:
+        """Start a job's agents, which meet at what the first host said.
+
+        Raises:
+            NameTaken: a host has a job of the name; nothing is left of the others.
+            UserError: one cannot be started; nothing is left of the others.
+        """
+        sender = _sender(archive) if archive.exists() else None
+        parts = Parts(name, self._chosen, lambda host: self._request(common, host), sender)
+        try:
+            taken = parts.start()
+            if taken is not None:
+                self._taken[name] = taken
+                self._check_name(name)
+        except BaseException:
+            parts.streams.close()
+            raise
+        return parts
+
+    def _common(self, name: str) -> dict[str, Any]:
+        """What all hosts are asked to make; what only a job that starts has is left empty."""
+        return {
+            "job": {**self.spec.for_node(), "name": name},
+            "data": self._data,
+            "code": None,
+            "bytes": 0,
+            "shown": None,
+            "terminal": self._terminal,
+            "joins": False,
+            "hosts": [host.name for host in self._chosen],
+            "secrets": {},
+        }
+
+    def _request(self, common: Request, host: Host) -> Request:
+        """What one host is asked."""
+        job = common["job"]
+        if self.spec.node_range[1] > 1:
+            port = self.spec.rendezvous.main_port or self._main["port"]
+            number = self._chosen.index(host)
+            job = {**job, "main_address": self._main["address"], "main_port": port, "node_rank": number}
+        return {**common, "job": job, "slots": host.slots}
 
     def _sources(self) -> list[dict[str, Any]]:
         """Where the job's volumes are on the hosts, by the settings."""
-        data = self._spec.data
+        data = self.spec.data
         if not data:
             return []
         from paceline.backends.volumes import check
@@ -149,33 +213,35 @@ class RemoteStart:
         paths = check(data, load())
         return [{"volume": m.volume, "path": paths[m.volume], "wanted": m.path, "variable": m.variable} for m in data]
 
-    def _preflight(self, data: list[dict[str, Any]], progress: Progress) -> tuple[dict[Host, Answer], list[Host]]:
-        """What the hosts say that answer, and those that the job goes to.
+    def _preflight(self) -> dict[Host, Answer]:
+        """What the hosts say that answer; those that the job goes to are chosen.
 
         Raises:
             UserError: too few of them can take it.
         """
-        job = self._spec.model_dump(mode="json")
-        with Preflight(self._hosts.all, lambda host: {"slots": host.slots, "job": job, "data": data}) as preflight:
+        job = self.spec.for_node()
+        with Preflight(
+            self._hosts.all, lambda host: {"slots": host.slots, "job": job, "data": self._data}
+        ) as preflight:
             self._hosts.note(preflight.failed)
-            chosen = preflight.choose(*self._spec.node_range, lambda fit: self._preferred(fit, progress), progress.say)
-            return dict(preflight.answers), chosen
+            self._chosen = preflight.choose(*self.spec.node_range, self._preferred, self.notes.append)
+            return dict(preflight.answers)
 
-    def _preferred(self, looks: Mapping[Host, Answer], progress: Progress) -> list[Host]:
+    def _preferred(self, looks: Mapping[Host, Answer]) -> list[Host]:
         """The hosts for the job, the best first: those with enough free devices, then as the settings have them.
 
         Raises:
             UserError: it goes on with another one's checkpoints, and hosts with these cannot take it.
         """
-        if self._spec.resume_from is not None:
-            return self._resuming(self._spec.resume_from, looks, progress)
+        if self.spec.resume_from is not None:
+            return self._resuming(self.spec.resume_from, looks)
         if self._hosts.is_exact:
             return list(looks)
-        devices = self._spec.devices
+        devices = self.spec.devices
         need = devices if isinstance(devices, int) else len(devices or "1")
         return sorted(looks, key=lambda host: looks[host]["free"] < need)
 
-    def _resuming(self, name: str, looks: Mapping[Host, Answer], progress: Progress) -> list[Host]:
+    def _resuming(self, name: str, looks: Mapping[Host, Answer]) -> list[Host]:
         """The hosts for a job that goes on with another one's checkpoints: each that took part has copies.
 
         Others get them from these, but not the code, if the job has code of its own.
@@ -186,46 +252,13 @@ class RemoteStart:
         old = self._jobs.hosts_of(name)
         hosts = [host for host in old if host in looks]
         gone = ", ".join(host.name for host in old if host not in looks)
-        if hosts and self._spec.code is None:
+        if hosts and self.spec.code is None:
             hosts += [host for host in looks if host not in hosts]
-        if len(hosts) < self._spec.node_range[0]:
+        if len(hosts) < self.spec.node_range[0]:
             raise UserError(f"{gone} has the checkpoints of {name} and cannot take the job now; try later")
         if gone:
-            progress.say(f"{gone} took part in {name} and cannot go on; its checkpoints are not looked at")
+            self.notes.append(f"{gone} took part in {name} and cannot go on; its checkpoints are not looked at")
         return hosts
-
-
-def _start(order: dict[str, Any], hosts: list[Host], main: Answer, archive: Path) -> Parts | Host:
-    """Start a job's agents, which meet at what the first host told; or return a host that has a job of the name.
-
-    Raises:
-        UserError: one cannot be started; nothing is left of the others.
-    """
-    spec: JobSpec = order["job"]
-    common = {
-        **order,
-        "do": "start",
-        "joins": False,
-        "job_id": uuid.uuid4().hex,
-        "hosts": [host.name for host in hosts],
-        "token": secrets.token_hex(16) if spec.node_range[1] > 1 else None,
-        "secrets": {name: os.environ[name] for name in spec.secrets},
-    }
-    meeting = {"main_address": main["address"], "main_port": spec.main_port or main["port"]}
-
-    def request(host: Host) -> Request:
-        here = {**meeting, "node_rank": hosts.index(host)} if spec.node_range[1] > 1 else {}
-        return {**common, "job": {**spec.model_dump(mode="json"), **here}, "slots": host.slots}
-
-    parts = Parts(spec.name, hosts, request, _sender(archive) if archive.exists() else None)
-    try:
-        taken = parts.start()
-    except BaseException:
-        parts.streams.close()
-        raise
-    if taken is not None:
-        parts.streams.close()
-    return taken or parts
 
 
 def _size(file: Path) -> int:

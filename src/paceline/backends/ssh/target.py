@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from paceline.backends.hosts import printed_by
 from paceline.job.errors import UserError, nearest
-from paceline.job.text import printable
-from paceline.job.validation import validation_error
 
 from .connection import Host, Silent, ask_all
 
@@ -26,46 +24,56 @@ _SILENCE = 10.0  # seconds in which a host that does not answer is not asked aga
 
 
 class Options(BaseModel):
-    """What a target's settings say, beside its backend."""
+    """What a target's settings say, beside its backend, or the flags."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-    hosts: list[str] = Field(min_length=1)
-    port: int | None = Field(None, ge=1, le=65535)
-    identity_file: str | None = None
-    python: str = "python3"
-    root: str = "~/.local/state/paceline"
+    hosts: list[str] = Field(min_length=1, description="names that ssh knows, each with the ranks on it: HOST[:SLOTS]")
+    port: int | None = Field(None, ge=1, le=65535, description="of their sshd")
+    identity_file: str | None = Field(None, description="the private key")
+    python: str = Field("python3", description="the interpreter there")
+    root: str = Field("~/.local/state/paceline", description="the folder with the jobs there")
+    exact: bool = Field(
+        False, description="a job's nodes are the first of the hosts in this order, and not those that suit best"
+    )
+    host_discovery_script: str | None = Field(None, description="prints the hosts that a watched job is to have")
+
+    @field_validator("hosts")
+    @classmethod
+    def _valid_hosts(cls, hosts: list[str]) -> list[str]:
+        _parsed(hosts)
+        return hosts
+
+    @field_validator("identity_file")
+    @classmethod
+    def _is_there(cls, file: str | None) -> str | None:
+        if file is not None and not os.path.exists(os.path.expanduser(file)):
+            raise ValueError(f"no file {file!r}; name the private key that the hosts accept")
+        return file
 
 
-def hosts_of(where: Callable[[str], str], given: Mapping[str, Any]) -> list[Host]:
-    """The hosts that the settings of a target, or the flags, name.
-
-    Args:
-        where: what names an option such as `port` or `hosts.0`, for the reader of an error.
-        given: see `Options`.
+def _parsed(hosts: Sequence[str]) -> dict[str, int]:
+    """Host → slots, 0 where that is not said.
 
     Raises:
-        UserError: they make no sense.
+        ValueError: they make no sense.
     """
-    try:
-        options = Options.model_validate(dict(given))
-    except ValidationError as error:
-        raise validation_error(error, Options, lambda place: where(".".join(map(str, place)))) from None
-    key = options.identity_file
-    if key is not None and not os.path.exists(os.path.expanduser(key)):
-        raise UserError(f"{where('identity_file')}: no file {key}; name the private key that the hosts accept")
-    hosts: dict[str, Host] = {}
-    for text in options.hosts:
+    parsed: dict[str, int] = {}
+    for text in hosts:
         found = _HOST.fullmatch(text)
         if found is None:
-            raise UserError(
-                printable(f"{where('hosts')}: {text!r} is no host; write for example node1, or user@node2:4")
-            )
+            raise ValueError(f"{text!r} is no host; write for example node1, or user@node2:4")
         name = found["name"].strip("[]")
-        slots = int(found["slots"] or 0)
-        if name in hosts:
-            raise UserError(f"{where('hosts')} names {name} twice; leave one out")
-        hosts[name] = Host(name, slots, options.port, key, options.python, options.root)
-    return list(hosts.values())
+        if name in parsed:
+            raise ValueError(f"{name} is named twice; leave one out")
+        parsed[name] = int(found["slots"] or 0)
+    return parsed
+
+
+def _hosts(options: Options, hosts: Sequence[str]) -> list[Host]:
+    return [
+        Host(name, slots, options.port, options.identity_file, options.python, options.root)
+        for name, slots in _parsed(hosts).items()
+    ]
 
 
 class Hosts:
@@ -77,24 +85,16 @@ class Hosts:
         is_exact: a job's nodes are the first of the hosts in this order, and not those that suit best.
     """
 
-    def __init__(
-        self, name: str, hosts: list[Host], *, is_exact: bool = False, script: Callable[[], list[str]] | None = None
-    ) -> None:
+    def __init__(self, name: str, options: Options) -> None:
         """Connect to nothing yet.
 
         Args:
             name: of the target.
-            hosts: its hosts.
-            is_exact: see the attribute.
-            script: gives the hosts that there are now, as the settings have them.
+            options: of it.
         """
-        self.name, self.all, self.is_exact, self._script = name, hosts, is_exact, script
-        first = hosts[0]
-        self._options = {
-            "port": first.port, "identity_file": first.identity_file, "python": first.python, "root": first.root
-        }  # fmt: skip
+        self.name, self._options = name, options
+        self.all, self.is_exact = _hosts(options, options.hosts), options.exact
         self._silent: dict[Host, tuple[UserError, float]] = {}  # why, and since when
-        self._told: set[Host] = set()
 
     def named(self, names: Sequence[str]) -> list[Host]:
         """The hosts of these names.
@@ -110,9 +110,10 @@ class Hosts:
 
     def wanted(self) -> list[Host]:
         """The hosts that a job which somebody watches is to have."""
-        if self._script is None:
+        script = self._options.host_discovery_script
+        if script is None:
             return self.all
-        found = hosts_of(lambda _: "--host-discovery-script", {**self._options, "hosts": self._script()})
+        found = _hosts(self._options, [f"{name}:{slots or 1}" for name, slots in printed_by(script)])
         known = {host.name: host for host in self.all}
         self.all += [host for host in found if host.name not in known]
         return [known.get(host.name, host) for host in found]
@@ -156,9 +157,7 @@ class Hosts:
         """The names of those that were silent."""
         return {host.name for host in self._silent}
 
-    def warn(self, failed: Mapping[Host, UserError]) -> None:
-        """Tell once of hosts that did not answer."""
-        for host, error in failed.items():
-            if host not in self._told:
-                self._told.add(host)
-                print(f"paceline: {error}; what is there is not shown", file=sys.stderr)
+
+def left_out(failed: Mapping[Host, UserError]) -> tuple[str, ...]:
+    """That hosts did not answer, a line each."""
+    return tuple(f"{error}; what is there is not shown" for error in failed.values())

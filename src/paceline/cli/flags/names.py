@@ -7,6 +7,8 @@ import re
 import time
 from typing import TYPE_CHECKING
 
+import click
+
 from paceline.job.errors import UserError
 from paceline.job.quantities import show_duration
 from paceline.job.text import printable
@@ -16,9 +18,28 @@ from .where import backend
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline.backends.base import Listing
     from paceline.job.job import Job
 
 _INSTANCE = re.compile(r"(?:(?P<job>.+)-)?(?P<role>master|worker)-(?P<number>\d{1,9})")
+
+
+_warned: set[str] = set()
+
+
+def warn(line: str) -> None:
+    """Say on stderr, once, what a backend warns of."""
+    if line not in _warned:
+        _warned.add(line)
+        click.echo(f"paceline: {printable(line)}", err=True)
+
+
+def all_jobs(since: float | None = None) -> Listing:
+    """All jobs, or those that have not ended before a time; says which hosts they lack."""
+    found = backend().describe(since=since)
+    for line in found.warnings:
+        warn(line)
+    return found
 
 
 def known(names: Sequence[str]) -> list[Job]:
@@ -27,15 +48,15 @@ def known(names: Sequence[str]) -> list[Job]:
     Raises:
         UserError: there is no such job.
     """
-    here = backend()
-    found = {job.name: job for job in here.describe(names)}
+    found = {job.name: job for job in backend().describe(names).jobs}
     for name in names:
         if name not in found:
-            others = [job.name for job in here.describe()]
+            others = [job.name for job in all_jobs().jobs]
             close = difflib.get_close_matches(name, others[:1000], n=1, cutoff=0.5)
-            hint = "there is none yet; start one with paceline submit"
+            where = backend().where
+            hint = f"there is none yet; start one with paceline submit{where}"
             if others:
-                hint = f"did you mean {close[0]}?" if close else "see paceline list -A"
+                hint = f"did you mean {close[0]}?" if close else f"see paceline list{where} -A"
             raise UserError(f"no job {name!r}; {hint}")
     return [found[name] for name in names]
 

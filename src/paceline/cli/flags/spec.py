@@ -7,40 +7,24 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import ValidationError
 
+from paceline.backends.base import MOST_RANKS
 from paceline.job.errors import UserError
+from paceline.job.flags import flag_of
 from paceline.job.spec import JobSpec
 from paceline.job.validation import validation_error
 
 from .options import BOTH, ERR, OUT, parse_address, parse_numbers, parse_pairs, parse_streams
-from .where import HOSTS, nnodes, taking_part
+from .where import kind_of_hosts, nnodes, taking_part
 
 if TYPE_CHECKING:
     import click
 
+    from paceline.backends.base import Prepared
     from paceline.backends.foreground import Shown
     from paceline.job.spec import Code
-    from paceline.job.validation import Place
 
 JOB_FILES = (".yaml", ".yml", ".json")
-MOST_RANKS = 4096
 Counted = Literal["auto", "gpu", "cpu", "slots"]
-# The flags that are not called as the field that they set.
-_NAMES = {
-    "nodes": "--nnodes",
-    "ranks": "-n",
-    "secrets": "--secret",
-    "labels": "--label",
-    "options": "--option",
-    "backend": "--on",
-    "tensorboard_dir": "--logdir",
-    "run_id": "--rdzv-id",
-    "main_address": "--master-addr",
-    "main_port": "--master-port",
-    "local_address": "--local-addr",
-    "join_timeout": "--start-timeout",
-    "last_call": "--rdzv-conf last_call_timeout",
-    "silence": "--rdzv-conf keep_alive_interval times keep_alive_max_attempt",
-}
 
 
 def job_spec(given: dict[str, Any]) -> JobSpec:
@@ -52,7 +36,7 @@ def job_spec(given: dict[str, Any]) -> JobSpec:
     try:
         return JobSpec.model_validate(fields(given))
     except ValidationError as error:
-        raise validation_error(error, JobSpec, flag) from None
+        raise validation_error(error, JobSpec, flag_of) from None
 
 
 def spec_of(given: dict[str, Any], verb: click.Command) -> tuple[JobSpec, dict[str, Any]]:
@@ -71,22 +55,12 @@ def spec_of(given: dict[str, Any], verb: click.Command) -> tuple[JobSpec, dict[s
         if behind["script"] != path or behind["args"]:
             raise UserError(f"{path} says the script's arguments itself; only flags may stand behind it")
         given = {name: behind[name] or value for name, value in given.items()}
-    spec = read(path, fields({**given, "script": None, "args": ()}), flag)
+    spec = read(path, fields({**given, "script": None, "args": ()}), flag_of)
     if spec.script and spec.code is None and not os.path.exists(os.path.join(spec.working_dir, spec.script)):
         folder = os.path.dirname(path)
         if os.path.exists(os.path.join(folder, spec.script)):
             raise UserError(f"no script {spec.script} here, but beside {path}; go there, or add --working-dir {folder}")
     return spec, given
-
-
-def flag(place: Place) -> str:
-    """The flag that sets a field of a job."""
-    if not place:
-        return "the job"
-    name = str(place[0])
-    if name == "code":
-        return "--sync-source" if place[1:] == ("source",) else "--sync-mode"
-    return _NAMES.get(name, f"--{name.replace('_', '-')}")
 
 
 def fields(given: dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +107,7 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
         "queue": given["queue"],
         "labels": parse_pairs("--label", given["label"]) or None,
         "options": parse_pairs("--option", given["option"]) or None,
-        "backend": HOSTS if hosts else given["on"],
+        "backend": kind_of_hosts(given) if hosts else given["on"],
         "grace": given["grace"],
         "pass_index": given["pass_index"] or None,
         "role": given["role"],
@@ -207,11 +181,12 @@ def _meeting(given: dict[str, Any], nodes: int, on_hosts: bool) -> dict[str, Any
             raise UserError("--rdzv-endpoint and --master-addr name the same thing; give one of them")
         address, endpoint_port = parse_address("--rdzv-endpoint", given["rdzv_endpoint"])
         port = port or endpoint_port or 29400
-    meeting.update(_times(given["rdzv_conf"] or ""))
-    if given["start_timeout"] is not None:
-        meeting["join_timeout"] = given["start_timeout"]
     meeting.update(main_address=address if nodes > 1 else None, main_port=port)
-    return {**meeting, "node_rank": given["node_rank"] if nodes > 1 else None}
+    meeting["node_rank"] = given["node_rank"] if nodes > 1 else None
+    times = _times(given["rdzv_conf"] or "")
+    if given["start_timeout"] is not None:
+        times["join_timeout"] = given["start_timeout"]
+    return {**times, "rendezvous": {key: value for key, value in meeting.items() if value is not None} or None}
 
 
 def _times(conf: str) -> dict[str, float]:
@@ -258,26 +233,17 @@ def _devices(given: dict[str, Any]) -> int | tuple[str, ...] | None:
     return devices
 
 
-def shown_here(given: dict[str, Any], ranks: int) -> Shown:
-    """What goes to the screen of so many ranks on this machine."""
+def shown(given: dict[str, Any], prepared: Prepared) -> Shown:
+    """What of a job's output goes to the screen: the first rank of what is started here, and those that --tee names."""
     from paceline.backends.foreground import Shown
 
-    shown = _shown_streams(given, ranks)
-    return Shown(shown, shown, split_streams(shown), sum(1 for streams in shown.values() if streams) > 1)
-
-
-def shown_there(given: dict[str, Any], spec: JobSpec) -> Shown:
-    """What goes to the screen of a job on hosts."""
-    from paceline.backends.foreground import Shown
-
-    slots = [count for _, count in taking_part(given)] if given["host_discovery_script"] is None else []
-    ranks = spec.ranks if isinstance(spec.ranks, int) else max(slots) if spec.ranks == "slots" and slots else MOST_RANKS
     first, others = (
-        {rank: streams for rank, streams in _shown_streams(given, ranks, is_first).items() if streams}
-        for is_first in (True, False)
+        {rank: streams for rank, streams in _shown_streams(given, prepared.node_ranks, is_first).items() if streams}
+        for is_first in (True, prepared.is_part)
     )
     split = tuple(sorted({*split_streams(first), *split_streams(others)}))
-    return Shown(first, others, split, len(first) + (len(others) if spec.nodes != 1 else 0) > 1)
+    several = len(first) + (len(others) if prepared.spec.nodes != 1 and not prepared.is_part else 0) > 1
+    return Shown(first, others, split, several)
 
 
 def _shown_streams(given: dict[str, Any], ranks: int, is_first: bool = True) -> dict[int, int]:

@@ -3,45 +3,29 @@
 from __future__ import annotations
 
 import functools
-import os
-import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from paceline.backends import registry
 from paceline.backends.base import Backend
-from paceline.backends.registry import HERE, load
 from paceline.job.errors import UserError
-from paceline.job.text import printable
 
 from .options import Option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline.backends.ssh.backend import Ssh
+    from paceline.backends.base import Flag
+    from paceline.backends.hosts import NamedHost
 
-HOSTS = "ssh"  # the backend of a job whose hosts the flags name
 MOST_HOSTS = 1024  # of a job that takes what there is
 _META = "paceline.where"  # key of click's meta, which is one for a command line
-_LINE = re.compile(
-    r"(?P<name>[^\s:\[\]-][^\s:\[\]]*|\[[0-9A-Fa-f:.]+\])"
-    r"(?::(?P<colon>\d{1,4}))?(?:\s+slots=(?P<slots>\d{1,4}))?(?:\s+max[_-]slots=\d+)?"
-)
-_FLAGS = {
-    "on": "--on",
-    "hosts": "-H",
-    "hostfile": "--hostfile",
-    "ssh_port": "--ssh-port",
-    "ssh_identity_file": "--ssh-identity-file",
-    "ssh_python": "--ssh-python",
-    "ssh_root": "--ssh-root",
-}
 
 
 def where_options() -> list[click.Parameter]:
-    """The flags for verbs that look at jobs; `backend` heeds them."""
+    """The flags for verbs that look at jobs; `backend` reads them."""
     return [*_options(_remember, False)]
 
 
@@ -59,94 +43,69 @@ def _options(callback: Callable[..., Any] | None, is_exposed: bool) -> list[Opti
     def option(*names: str, **kwargs: Any) -> Option:
         return Option(names, section="Where", callback=callback, expose_value=is_exposed, **kwargs)
 
-    short = is_exposed  # other verbs have other meanings for these letters
+    def of(flag: Flag) -> Option:
+        letter = [flag.letter] if flag.letter and is_exposed else []  # other verbs have other meanings for letters
+        kind = {} if flag.number is None else {"type": click.IntRange(*flag.number)}
+        return option(*letter, *flag.names, metavar=flag.metavar, help=flag.help, **kind)
+
     return [
         option(
             "--on",
             metavar="TARGET",
             help="Hosts that the settings name as [targets.TARGET].  [default: this machine]",
         ),
-        option("-H", "--hosts", metavar="HOST[:SLOTS],…", help="Hosts that ssh reaches, and the ranks on each."),
-        option("--hostfile", metavar="FILE", help="The same from a file, with lines such as: node1 slots=2"),
-        option(
-            *(["-p"] if short else []),
-            "--ssh-port",
-            type=click.IntRange(1, 65535),
-            metavar="PORT",
-            help="Of their sshd.",
-        ),
-        option(*(["-i"] if short else []), "--ssh-identity-file", metavar="FILE", help="The key to use."),
-        option("--ssh-python", metavar="PYTHON", help="The interpreter there.  [default: python3]"),
-        option("--ssh-root", metavar="DIR", help="The folder with the jobs there.  [default: ~/.local/state/paceline]"),
+        *(of(flag) for _, flag in _flags()),
     ]
 
 
-def named(given: dict[str, Any]) -> list[tuple[str, int | None]]:
-    """The hosts that -H or --hostfile name, with their slots.
+def _flags() -> list[tuple[str, Flag]]:
+    """The flags of all kinds of backends, each with its kind."""
+    return [(kind, flag) for kind, those in registry.flags().items() for flag in those]
+
+
+def _given_flags(given: dict[str, Any]) -> list[tuple[str, Flag]]:
+    return [(kind, flag) for kind, flag in _flags() if given.get(flag.parameter) is not None]
+
+
+def _naming_hosts(given: dict[str, Any]) -> list[tuple[str, Flag]]:
+    return [(kind, flag) for kind, flag in _given_flags(given) if flag.names_hosts is not None]
+
+
+def kind_of_hosts(given: dict[str, Any]) -> str:
+    """The kind of backend of the hosts that the flags name, or a script; it is the name of their target, too."""
+    kinds = [kind for kind, _ in _naming_hosts(given)]
+    return kinds[0] if kinds else next(kind for kind, flag in _flags() if flag.names_hosts is not None)
+
+
+def named(given: dict[str, Any]) -> list[NamedHost]:
+    """The hosts that a flag names, with their slots.
 
     Raises:
         UserError: they cannot be read.
     """
-    text, file, script = given.get("hosts"), given.get("hostfile"), given.get("host_discovery_script")
+    script, naming = given.get("host_discovery_script"), _naming_hosts(given)
+    places = [*(flag.names[0] for _, flag in naming), *(["--on"] if given.get("on") else [])]
     if script is not None:
-        if text or file or given.get("on"):
-            raise UserError("--host-discovery-script says where; leave -H, --hostfile and --on out")
+        if places:
+            others = ", ".join(flag.names[0] for _, flag in _flags() if flag.names_hosts is not None)
+            raise UserError(f"--host-discovery-script says where; leave {others} and --on out")
         return _first_found(script)
-    if text is None and file is None:
+    if not naming:
         return []
-    for other in (flag for key, flag in _FLAGS.items() if key in ("on", "hosts", "hostfile") and given.get(key)):
-        if other not in ("-H", "--hostfile") or (text is not None and file is not None):
-            raise UserError(
-                f"{'-H' if text is not None else '--hostfile'} and {_other(given)} both say where; give one"
-            )
-    if text is not None:
-        lines = [(part.strip(), f"-H {text!r}") for part in text.split(",")]
-    else:
-        try:
-            with open(os.path.expanduser(str(file))) as opened:
-                read = [line.partition("#")[0].strip() for line in opened]
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"--hostfile {file}: {getattr(error, 'strerror', None) or 'it is no text'}") from None
-        lines = [(line, f"--hostfile {file}:{number}") for number, line in enumerate(read, 1) if line]
-        if not lines:
-            raise UserError(f"--hostfile {file} names no host; write a line such as: node1 slots=2")
-    return _hosts(lines)
+    if len(places) > 1:
+        raise UserError(f"{places[0]} and {places[1]} both say where; give one")
+    from paceline.backends import hosts
+
+    flag = naming[0][1]
+    read = hosts.in_list if flag.names_hosts == "list" else hosts.in_file
+    return read(flag.names[0], given[flag.parameter])
 
 
-def _found(script: str) -> list[tuple[str, int | None]]:
-    """The hosts that a script prints.
+@functools.lru_cache(maxsize=1)
+def _first_found(script: str) -> list[NamedHost]:
+    from paceline.backends.hosts import printed_by
 
-    Raises:
-        UserError: it fails, or prints none.
-    """
-    from paceline.backends.ssh.elastic import discovered
-
-    lines = discovered(script)
-    if not lines:
-        raise UserError(f"--host-discovery-script {script} names no host; print a line such as: node1:2")
-    return _hosts([(line, f"--host-discovery-script {script}") for line in lines])
-
-
-_first_found = functools.lru_cache(maxsize=1)(_found)
-
-
-def _hosts(lines: list[tuple[str, str]]) -> list[tuple[str, int | None]]:
-    hosts: list[tuple[str, int | None]] = []
-    for line, where in lines:
-        found = _LINE.fullmatch(line)
-        if found is None or (found["colon"] and found["slots"]):
-            raise UserError(printable(f"{where}: {line!r} is no host; write for example node1:2"))
-        slots = found["colon"] or found["slots"]
-        if slots is not None and int(slots) < 1:
-            raise UserError(printable(f"{where}: {line!r} has no slot; leave the host out, or give it one"))
-        if any(name == found["name"] for name, _ in hosts):
-            raise UserError(printable(f"{where}: {found['name']} is named twice; leave one out"))
-        hosts.append((found["name"], None if slots is None else int(slots)))
-    return hosts
-
-
-def _other(given: dict[str, Any]) -> str:
-    return "--on" if given.get("on") else "--hostfile"
+    return printed_by(script)
 
 
 def taking_part(given: dict[str, Any]) -> list[tuple[str, int]]:
@@ -181,9 +140,8 @@ def taking_part(given: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def options_of(given: dict[str, Any]) -> dict[str, Any]:
-    """What the flags say of hosts, beside which they are."""
-    keys = (key for key in _FLAGS if key.startswith("ssh_") and given.get(key) is not None)
-    return {key.removeprefix("ssh_"): given[key] for key in keys}
+    """The options of a backend that flags set, but for which hosts it has."""
+    return {flag.option: given[flag.parameter] for _, flag in _given_flags(given) if flag.names_hosts is None}
 
 
 def nnodes(given: dict[str, Any], hosts: list[tuple[str, int]]) -> str | None:
@@ -236,39 +194,26 @@ def place(given: dict[str, Any], target: str | None = None) -> Backend:
         UserError: there is no such place.
     """
     options = options_of(given)
+    given_by = {flag.option: flag.names[0] for _, flag in _given_flags(given)}
     hosts = taking_part(given) if "nnodes" in given else [(name, slots or 0) for name, slots in named(given)]
-    if hosts:
-        return _on(hosts, options, given)
-    target = given.get("on") or target or HERE
-    if target == HERE and options:
-        raise UserError(f"{_FLAGS[f'ssh_{next(iter(options))}']} is for hosts; name some with -H, --hostfile or --on")
-    return load(target, options)
-
-
-def _on(hosts: list[tuple[str, int]], options: dict[str, Any], given: dict[str, Any]) -> Ssh:
-    from paceline.backends.ssh.backend import Ssh
-    from paceline.backends.ssh.target import Hosts, hosts_of
-
-    def name(key: str) -> str:
-        key = key.partition(".")[0]
-        return _FLAGS[key if key in _FLAGS else f"ssh_{key}"]
-
-    names = ",".join(f"{host}:{slots}" for host, slots in hosts)
-    found = hosts_of(name, {**options, "hosts": names.split(",")})
+    if not hosts:
+        return registry.load(given.get("on") or target, options, given_by=given_by, where=words(given))
+    kind, texts = kind_of_hosts(given), [f"{name}:{slots}" for name, slots in hosts]
     script = given.get("host_discovery_script")
-    if script is None:
-        return Ssh(Hosts(HOSTS, found, is_exact=True), f" {flags(given)}")
-
-    def now() -> list[str]:
-        return [f"{host}:{slots or 1}" for host, slots in _found(script)]
-
-    return Ssh(Hosts(HOSTS, found, is_exact=True, script=now), f" {flags({**given, 'hosts': names})}")
+    if script is not None:  # later there may be others
+        given = {**given, _listing(kind).parameter: ",".join(texts)}
+    options.update(hosts=texts, exact=True, host_discovery_script=script)
+    return registry.load(kind, options, kind=kind, given_by=given_by, where=words(given))
 
 
-def flags(given: dict[str, Any]) -> str:
-    """The flags that say where, as one may type them again."""
-    words = (word for key, flag in _FLAGS.items() if given.get(key) is not None for word in (flag, str(given[key])))
-    return " ".join(map(shlex.quote, words))
+def _listing(kind: str) -> Flag:
+    """The flag of a kind of backend that takes a list of hosts."""
+    return next(flag for other, flag in _flags() if other == kind and flag.names_hosts == "list")
+
+
+def words(given: dict[str, Any]) -> str:
+    """The flags that say where, as one may type them again; without --on."""
+    return shlex.join(word for _, flag in _given_flags(given) for word in (flag.names[0], str(given[flag.parameter])))
 
 
 def backend() -> Backend:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
-from paceline.backends.local.backend import Local
+from paceline.backends.base import Checks, able
 from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.where import backend, where_options
+from paceline.cli.terminal.progress import Progress
 from paceline.cli.terminal.tables import bold
-from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
     from paceline.backends.check.findings import Finding
@@ -28,20 +27,15 @@ def _check(output: str) -> int:
     Starts no job and imports no framework. The exit code is 1 when there is an error, that is, when no run here can
     work, or not on every host; warnings leave it at 0.
     """
-    there = backend()
-    if not isinstance(there, Local):
-        from paceline.backends.ssh.backend import Ssh
+    with Progress() as progress:
+        report = able(backend(), Checks).check(progress)
+    from paceline.backends.check.inspect import Inspected
 
-        from .check_hosts import check_hosts
+    if not isinstance(report, Inspected):
+        from .check_hosts import show_survey
 
-        if not isinstance(there, Ssh):
-            raise UserError(f"{there.where.strip()}: only hosts that ssh reaches can be checked; leave it out")
-        return check_hosts(there.hosts, output)
-    from paceline.backends.check.findings import findings
-    from paceline.backends.check.inspect import inspect_local
-
-    seen = inspect_local()
-    found = findings(seen, os.environ)
+        return show_survey(report, output)
+    seen, found = report.seen, report.findings
     if output == "json":
         click.echo(
             json.dumps(

@@ -8,24 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.terminal.progress import Progress
 from paceline.cli.terminal.tables import Column, bold, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline.backends.ssh.connection import Host
-    from paceline.backends.ssh.survey import HostReport, Link, Survey
+    from paceline.backends.check.survey import HostReport, Link, Survey
 
 _COLOURS = {"error": "red", "warning": "yellow"}
 
 
-def check_hosts(hosts: Sequence[Host], output: str) -> int:
-    """Tell it; the exit code is 1 where something keeps a job from running on one of them."""
-    from paceline.backends.ssh.survey import survey
-
-    with Progress() as progress:
-        seen = survey(hosts, progress)
+def show_survey(seen: Survey, output: str) -> int:
+    """Print it; the exit code is 1 where something keeps a job from running on one of the hosts."""
     if output == "json":
         click.echo(json.dumps(asdict(seen), indent=2))
     else:
@@ -100,7 +94,7 @@ def _clock(host: HostReport) -> str | None:
 
 
 def _print_links(seen: Survey) -> None:
-    from paceline.backends.ssh.survey import MOST_FOR_PAIRS
+    from paceline.backends.check.survey import MOST_FOR_PAIRS
 
     measured = [link for link in seen.links if link.latency is not None]
     if len(seen.hosts) > MOST_FOR_PAIRS:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
 import click
 
-from paceline.cli.flags.names import known, outcome
+from paceline.cli.flags.names import all_jobs, known, outcome, warn
 from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.progress import Progress
 from paceline.job.errors import UserError
 from paceline.job.job import Job
 
-from .show import _KEPT, _PATIENCE, _ago, _delete_if_same, _say, _say_what_was_suspended, _seconds
+from .show import _KEPT, _PATIENCE, _ago, _say, _seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_CLOCKS = 5.0  # seconds by which a host's clock may be behind
 
 
 @click.command(params=where_options())
@@ -61,17 +64,17 @@ def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
     """Stop JOBs: cleanly, so that a script that uses the library saves a checkpoint."""
     names, here = tuple(dict.fromkeys(names)), backend()
     jobs = known(names)
-    untold = {job.name: here.silent(job.name) if job.state == "LOST" else [] for job in jobs}
-    _refuse_lost([job for job in jobs if not untold[job.name]])
+    # A LOST job that some hosts tell of can be stopped there.
+    _refuse_lost([job for job in jobs if job.state == "LOST" and not here.describe([job.name]).warnings])
     began = time.time()
-    here.stop(names, now)
+    untold = here.stop(names, now)
     if not no_wait:
         _wait(names, _PATIENCE + (0 if now else max(job.grace for job in jobs)))
     code = 0
     for before, after in zip(jobs, known(names), strict=True):
         if not before.is_over:
             _say_what_was_suspended(before.name, began)
-        but = f"; not told everywhere: {', '.join(untold[before.name])}" if untold[before.name] else ""
+        but = f"; not told everywhere: {untold[before.name]}" if before.name in untold else ""
         left = {rank.node: None for rank in after.instances if rank.state in ("STARTING", "RUNNING")}
         if before.is_over and not left:
             _say(f"job {before.name} had ended already ({before.state.lower()})")
@@ -114,13 +117,16 @@ def delete(names: tuple[str, ...], force: bool) -> int:
     names = tuple(job.name for job in jobs)
     going = [job.name for job in jobs if not job.is_over]
     if going and not force:
-        raise UserError(f"job {going[0]} has not ended; stop it first with paceline stop {going[0]}, or add --force")
+        raise UserError(
+            f"job {going[0]} has not ended; stop it first with paceline stop{here.where} {going[0]}, or add --force"
+        )
     if names and force:  # those that have ended too: they may live on on a host that hangs
         here.stop(names, now=True)
     if names:
         _wait(names)
     for name in names:
-        here.delete([name])
+        for line in here.delete([name]):
+            warn(line)
         _say(f"job {name} deleted")
     return 0
 
@@ -133,12 +139,12 @@ def delete(names: tuple[str, ...], force: bool) -> int:
 @click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
 def prune(since: str | None, state: tuple[str, ...], dry_run: bool) -> int:
     """Delete jobs that ended long ago, and those whose time to live is over."""
-    now, here = time.time(), backend()
+    now = time.time()
     age = _seconds("--since", since)
     states = {one.upper() for one in state}
     old = [
         job
-        for job in here.describe()
+        for job in all_jobs().jobs
         if job.is_over
         and (not states or job.state in states)
         and (job.has_expired(now) or _ended_before(job, now, age))
@@ -165,3 +171,35 @@ def _ended_before(job: Job, now: float, age: float | None) -> bool:
     if age is None and job.ttl is not None:
         return False
     return now - (job.finished or job.created) >= (_KEPT if age is None else age)
+
+
+def _delete_if_same(job: Job) -> bool:
+    """Delete a job that was seen before; returns False if it is gone, or another one has its name by now.
+
+    Raises:
+        UserError: it cannot be deleted.
+    """
+    here = backend()
+
+    def is_there() -> bool:
+        return any(found.created == job.created and found.is_over for found in here.describe([job.name]).jobs)
+
+    try:
+        if not is_there():
+            return False
+        for line in here.delete([job.name]):
+            warn(line)
+    except UserError:
+        if not is_there():
+            return False
+        raise
+    return True
+
+
+def _say_what_was_suspended(name: str, since: float) -> None:
+    """Name the processes of a job that were continued to end it."""
+    with contextlib.suppress(UserError):  # a host does not answer, or the job was deleted
+        for event in backend().events(name):
+            if event["event"] == "continued" and event["time"] >= since - _CLOCKS:
+                on = f" on {event['host']}" if "host" in event else ""
+                _say(f"job {name}: its {event['what']} (pid {event['pid']}){on} was suspended; continued to end it")

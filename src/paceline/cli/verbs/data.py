@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from paceline.backends.base import Volumes, able
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.tables import Column, output_option, show
@@ -40,7 +41,7 @@ def _list(output: str) -> None:
         Column("SIZE", lambda volume: size(volume.size), wide=True),
         Column("FREE", lambda volume: size(volume.free), wide=True),
     ]
-    volumes = backend().volumes()
+    volumes = able(backend(), Volumes).volumes()
     show(volumes, columns, output, asdict)
     if not volumes:
         from paceline.job.settings import PROJECT_FILE, user_file

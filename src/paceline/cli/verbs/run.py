@@ -6,16 +6,14 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-from paceline.backends.registry import HERE
 from paceline.cli.flags.job import HOROVODRUN, NODES, OUTPUT, PROGRAM_ARGUMENTS, SPEC, TORCHRUN
 from paceline.cli.flags.options import SectionedCommand
-from paceline.cli.flags.where import job_options, options_of, place
+from paceline.cli.flags.where import job_options, place
 from paceline.cli.terminal.progress import Progress
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
     from paceline.backends.foreground import Foreground, Shown
-    from paceline.job.spec import JobSpec
 
 
 def _run(**given: Any) -> int:
@@ -23,33 +21,23 @@ def _run(**given: Any) -> int:
 
     A torchrun command line works with torchrun replaced by `paceline run`; every flag may be written with - or _.
     """
-    from paceline.cli.flags.spec import shown_here, shown_there, spec_of
+    from paceline.cli.flags.spec import shown, spec_of
 
     from .submit import detached, dry_run, ended_by_signals, refuse_script
 
     spec, given = spec_of(given, run)
-    if given["dry_run"]:
-        return dry_run(spec, place(given, spec.backend))
+    there = place(given, spec.backend)
     if given["detach"]:
         refuse_script(given)
-        return detached(spec, place(given, spec.backend))
-    if spec.backend != HERE or options_of(given):
-        there, shown = place(given, spec.backend), shown_there(given, spec)
-        with ended_by_signals(), Progress() as progress:
-            job = there.run(spec, progress, shown)
-        return _follow(job, shown)
-
-    from paceline.backends.local.foreground import LocalRun
-
-    found: list[Shown] = []
-
-    def split(complete: JobSpec) -> tuple[int, ...]:
-        found.append(shown_here(given, int(complete.ranks)))
-        return found[-1].split
-
+    if given["dry_run"]:
+        return dry_run(spec, there, detached=given["detach"])
+    if given["detach"]:
+        return detached(spec, there)
     with ended_by_signals(), Progress() as progress:
-        here = LocalRun(spec, progress, split)
-    return _follow(here, found[-1])
+        prepared = there.prepare(spec, detached=False)
+        watched = shown(given, prepared)
+        job = there.run(prepared, progress, watched)
+    return _follow(job, watched)
 
 
 def _follow(job: Foreground, shown: Shown) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import asdict
 from typing import Any
 
 import click
 
-from paceline.cli.flags.names import known
+from paceline.cli.flags.names import all_jobs, known
 from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.tables import STATE_COLOURS, Column, output_option, show, show_data
 from paceline.job.errors import UserError, nearest
@@ -18,7 +17,6 @@ from paceline.job.quantities import duration, show_duration, show_time
 from paceline.job.text import printable
 
 _KEPT = _RECENT = 7 * 86400.0  # seconds for which a job that has ended is shown by `list`, and kept by `prune`
-_CLOCKS = 5.0  # seconds by which a host's clock may be behind
 _PATIENCE = 15.0  # seconds beyond its grace in which a job that is being stopped ends
 
 
@@ -54,19 +52,21 @@ def list_(every: bool, state: tuple[str, ...], since: str | None, label: tuple[s
         raise UserError(f"--state {one}: no such state; {nearest(one, STATES)}")
     age = _seconds("--since", since)
     wanted = dict(pair.partition("=")[::2] for pair in label)
-    here = backend()
     recent = not (every or states or age)
-    jobs = here.describe(since=now - _RECENT if recent else None)
+    found = all_jobs(now - _RECENT if recent else None)
     shown = [
         job
-        for job in jobs
+        for job in found.jobs
         if (not states or job.state in states)
         and (age is None or job.created >= now - age)
         and wanted.items() <= job.labels.items()
     ]
     show(shown, _LIST, output, Job.to_dict)
-    if recent and output in ("table", "wide") and (older := here.count() - len(jobs)) > 0:
-        click.echo(f"paceline: {older} that ended long ago are not shown; see paceline list -A", err=True)
+    if recent and output in ("table", "wide") and found.hidden:
+        click.echo(
+            f"paceline: {found.hidden} that ended long ago are not shown; see paceline list{backend().where} -A",
+            err=True,
+        )
     return 0
 
 
@@ -91,6 +91,8 @@ _LIST: list[Column[Job]] = [
     Column("EXIT", lambda job: _text(job.exit_code), wide=True),
     Column("DEVICES", lambda job: ",".join(job.devices) or None, wide=True),
     Column("LABELS", lambda job: ",".join(f"{k}={v}" for k, v in job.labels.items()) or None, wide=True),
+    Column("ID", lambda job: job.external_id or None, wide=True),
+    Column("URL", lambda job: job.url or None, wide=True),
     Column("REASON", lambda job: job.error or job.waiting, wide=True),
 ]
 
@@ -103,8 +105,8 @@ _LIST: list[Column[Job]] = [
 def get(name: str, output: str) -> int:
     """Show everything that is known of JOB."""
     (job,) = known([name])
-    for why in backend().silent(name):
-        _say(f"{why}; what is there is not shown")
+    for line in backend().describe([name]).warnings:
+        _say(line)
     if output in ("json", "yaml"):
         show_data(job.to_dict(), output)
         return 0
@@ -123,6 +125,8 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
     state = job.state if job.exit_code is None else f"{job.state} (exit code {job.exit_code})"
     facts: list[tuple[str, Any]] = [
         ("name", job.name),
+        ("external id", job.external_id),
+        ("url", job.url),
         ("state", state),
         ("error", job.error),
         ("waiting", job.waiting),
@@ -187,39 +191,8 @@ _INSTANCES: list[Column[Instance]] = [
 # -- wait, stop, delete ------------------------------------------------------------------------------------------------
 
 
-def _say_what_was_suspended(name: str, since: float) -> None:
-    """Name the processes of a job that were continued to end it."""
-    with contextlib.suppress(UserError):  # a host does not answer, or the job was deleted
-        for event in backend().events(name):
-            if event["event"] == "continued" and event["time"] >= since - _CLOCKS:
-                on = f" on {event['host']}" if "host" in event else ""
-                _say(f"job {name}: its {event['what']} (pid {event['pid']}){on} was suspended; continued to end it")
-
-
 def _say(text: str) -> None:
     click.echo(f"paceline: {printable(text)}", err=True)
-
-
-def _delete_if_same(job: Job) -> bool:
-    """Delete a job that was seen before; returns False if it is gone, or another one has its name by now.
-
-    Raises:
-        UserError: it cannot be deleted.
-    """
-    here = backend()
-
-    def is_there() -> bool:
-        return any(found.created == job.created and found.is_over for found in here.describe([job.name]))
-
-    try:
-        if not is_there():
-            return False
-        here.delete([job.name])
-    except UserError:
-        if not is_there():
-            return False
-        raise
-    return True
 
 
 # -- events, attach ----------------------------------------------------------------------------------------------------

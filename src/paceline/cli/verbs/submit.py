@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import signal
 from typing import TYPE_CHECKING, Any
@@ -67,16 +66,16 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def dry_run(spec: JobSpec, there: Backend) -> int:
-    """Print the job, complete, and the variables of its ranks; start nothing."""
-    click.echo(json.dumps(there.plan(spec), indent=2))
+def dry_run(spec: JobSpec, there: Backend, *, detached: bool = True) -> int:
+    """Print what would be started; start nothing."""
+    click.echo(there.prepare(spec, detached=detached).text())
     return 0
 
 
 def detached(spec: JobSpec, there: Backend) -> int:
     """Start the job, and say what to type next."""
     with ended_by_signals(), Progress() as progress:
-        job = there.submit(spec, progress)
+        job = there.start(there.prepare(spec), progress)
     it = f"{there.where} {job.name}".lstrip()
     with contextlib.suppress(OSError):  # the job runs, whether anybody hears of it or not
         click.echo(job.name)
@@ -111,12 +110,13 @@ submit = SectionedCommand(
 @click.option("--name", metavar="NAME", help="Name of the new job.  [default: the old one's with the next free number]")
 def resubmit(job: str, name: str | None) -> int:
     """Run JOB again as it was submitted; it goes on from the checkpoints that JOB has left."""
+    here = backend()
     (old,) = known([job])
     if not old.is_over and old.state != "LOST":
-        raise UserError(f"job {job} is {old.state}; wait for it, or stop it first: paceline stop {job}")
-    spec = backend().spec(job)
+        raise UserError(f"job {job} is {old.state}; wait for it, or stop it first: paceline stop{here.where} {job}")
+    spec = here.spec(job)
     stem = old.name
     if spec.resume_from:  # it was numbered here itself
         stem = re.sub(r"-\d+$", "", stem)
     new = name or f"{stem[:55]}-"
-    return detached(spec.model_copy(update={"name": new, "resume_from": job}), backend())
+    return detached(spec.model_copy(update={"name": new, "resume_from": job}), here)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from paceline.cli.flags.names import known
+from paceline.backends.base import TensorBoards, able
+from paceline.cli.flags.names import known, warn
 from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.where import backend, where_options
 
@@ -19,9 +20,10 @@ def _tensorboard(job: str, logdir: str | None, stop: bool) -> None:
     if stop and logdir is not None:
         raise UserError("--stop and --logdir contradict each other; give one of them")
     known([job])
+    here = able(backend(), TensorBoards)
     if not stop:
-        click.echo(backend().open_tensorboard(job, logdir))
-    elif backend().close_tensorboard(job):
+        click.echo(here.open_tensorboard(job, logdir, warn))
+    elif here.close_tensorboard(job):
         click.echo(f"the TensorBoard of {job} has ended")
     else:
         click.echo(f"{job} has no TensorBoard")

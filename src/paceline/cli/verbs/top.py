@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from paceline.cli.flags.names import known
+from paceline.backends.base import Metered, able
+from paceline.cli.flags.names import all_jobs, known, warn
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.live import watch, watch_option
@@ -36,11 +37,11 @@ def _job(jobs: tuple[str, ...], watch: bool, output: str) -> None:
 
     Without JOB these are all that have not ended. With -w it goes on until the named ones have.
     """
-    here = backend()
+    here = able(backend(), Metered)
 
     def look() -> bool:
-        shown = known(jobs) if jobs else [job for job in here.describe() if not job.is_over]
-        usage = here.usage([job.name for job in shown if not job.is_over])
+        shown = known(jobs) if jobs else [job for job in all_jobs().jobs if not job.is_over]
+        usage = here.usage([job.name for job in shown if not job.is_over], warn)
         show([_Row(job, usage.get(job.name)) for job in shown], _job_columns(), output, _job_to_dict)
         return not jobs or not all(job.is_over for job in shown)
 
@@ -49,10 +50,10 @@ def _job(jobs: tuple[str, ...], watch: bool, output: str) -> None:
 
 def _node(watch: bool, output: str) -> None:
     """Show what machines have and what is in use: devices and whose they are, cores, memory, disk."""
-    here = backend()
+    here = able(backend(), Metered)
 
     def look() -> bool:
-        show(here.nodes(), _node_columns(), output, asdict)
+        show(here.nodes(warn), _node_columns(), output, asdict)
         return True
 
     _once_or_live(look, watch, "paceline top node")

@@ -18,7 +18,7 @@ from paceline.job.spec import Code
 
 from . import git, git_source, rsync, snapshot
 from .markers import building_name, marker_of, write_gitignore
-from .transfer import printable
+from .transfer import printable, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,6 +68,27 @@ def check(code: Code) -> None:
         rsync.check(code.source)
 
 
+def check_source(code: Code, folder: Path) -> None:
+    """Refuse what can be refused without bringing anything; connects to no other machine.
+
+    Args:
+        code: what to bring.
+        folder: what relative paths are relative to.
+
+    Raises:
+        UserError: see `check`; or what is on this machine is not there, or what brings it is not installed.
+    """
+    check(code)
+    if code.mode == "git":
+        require("git")
+        git_source.resolve(code.source or "", folder)
+    elif code.mode == "rsync":
+        require("rsync")
+        rsync.find(code.source or "", folder)
+    else:
+        snapshot.existing_folder(code.source or ".", folder)
+
+
 def fetch(
     code: Code, folder: Path, destination: Path, progress: Progress, warn: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
@@ -98,21 +119,6 @@ def fetch(
     return {"mode": code.mode, **fetched}
 
 
-def copy(old: Path, destination: Path, progress: Progress) -> None:
-    """Bring the code of another job as that one has left it, with what it wrote there.
-
-    Raises:
-        UserError: it cannot be brought; nothing is left at `destination`.
-    """
-    with _building(destination) as building:
-        progress(f"copying {old.name}", 0, None)
-        try:
-            shutil.copytree(old, building, symlinks=True, dirs_exist_ok=True)
-        except shutil.Error as error:
-            source, _, why = error.args[0][0]
-            raise UserError(f"cannot copy {printable(source)}: {printable(why)}; submit the job anew") from None
-
-
 @contextlib.contextmanager
 def _building(destination: Path) -> Iterator[Path]:
     """A folder that becomes `destination` at the end of the block; nothing is left if that fails."""
@@ -123,7 +129,8 @@ def _building(destination: Path) -> Iterator[Path]:
         try:
             building, marker = _begin(destination, undo)
             yield building
-            _write_mark(marker, building)  # a folder keeps its inode when it is renamed
+            if marker is not None:
+                _write_mark(marker, building)  # a folder keeps its inode when it is renamed
             if os.path.lexists(destination):  # a rename would replace it, were it an empty folder
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
             os.rename(building, destination)
@@ -134,31 +141,14 @@ def _building(destination: Path) -> Iterator[Path]:
             ) from None
         undo.pop_all()
     _remove_hidden(building.parent)
-    os.close(marker)
+    if marker is not None:
+        os.close(marker)
 
 
-def discard(destination: Path) -> None:
-    """Remove what `fetch` brought, and what tells that it did; what somebody else has put there stays."""
-    marker = marker_of(destination)
-    try:
-        fd = os.open(marker, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return
-    with contextlib.suppress(OSError), open(fd, "rb") as file:
-        mark = file.read(_MOST)
-        if not _is_mark(mark) or not _lock(fd):  # another client is just bringing code there
-            return
-        if os.path.lexists(destination):
-            if mark != _mark_of(os.lstat(destination)):
-                return
-            shutil.rmtree(destination, ignore_errors=True)
-        marker.unlink()
-
-
-def _begin(destination: Path, undo: contextlib.ExitStack) -> tuple[Path, int]:
+def _begin(destination: Path, undo: contextlib.ExitStack) -> tuple[Path, int | None]:
     """An empty folder beside the destination to build it in, and a descriptor of the destination's locked marker.
 
-    `undo` takes everything back that was made for it.
+    The latter is None where a job has claimed the destination already. `undo` takes everything back that was made.
 
     Raises:
         OSError: it cannot be made.
@@ -175,7 +165,7 @@ def _begin(destination: Path, undo: contextlib.ExitStack) -> tuple[Path, int]:
     for left in parent.glob(".*.paceline.????????"):
         if _is_abandoned(left):  # by a client that was killed
             _remove_hidden(left)
-    marker = _claim(destination, undo)
+    marker = None if marker_of(destination).is_dir() else _claim(destination, undo)
     hidden = parent / building_name(destination.name, secrets.token_hex(4))
     undo.callback(_remove_hidden, hidden)
     hidden.mkdir(mode=0o700)

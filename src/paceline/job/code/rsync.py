@@ -44,6 +44,17 @@ def check(source: str) -> None:
         raise UserError(f"--sync-source {source!r} names no proper user, host and folder; write USER@HOST:FOLDER")
 
 
+def find(source: str, folder: Path) -> Path | None:
+    """The folder on this machine that is to be copied, None for one on another machine.
+
+    Raises:
+        UserError: it is not there, or is no folder.
+    """
+    if ":" in source.partition("/")[0] and not os.path.exists(folder / source):
+        return None
+    return existing_folder(source, folder)
+
+
 def fetch(
     source: str, folder: Path, destination: Path, progress: Progress, warn: Callable[[str], None]
 ) -> dict[str, Any]:
@@ -54,11 +65,11 @@ def fetch(
         OSError: it cannot be written.
     """
     require("rsync")
-    if ":" in source.partition("/")[0] and not os.path.exists(folder / source):
+    root = find(source, folder)
+    if root is None:
         origin = source.rstrip("/") + ("" if source.endswith(":") else "/")
         _copy_remote(origin, destination, progress)
     else:
-        root = existing_folder(source, folder)
         origin = str(root)
         listing = Listing(root, progress)
         listing.add_everything("")

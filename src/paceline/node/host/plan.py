@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paceline.contract import CONTRACTS
 from paceline.node.devicequeue import ticket
 from paceline.node.errors import Refused
 from paceline.node.machine import volumes
 from paceline.node.machine.network import own_address
 from paceline.node.machine.ports import Reservation
-from paceline.node.planning import fitting, node_part
-from paceline.node.ranks import placement
-from paceline.node.store import records
+from paceline.node.planning import fitting
+from paceline.node.store import make, records
 
 from .preflight import all_facts, converse, job_facts
+from .start import order_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,22 +22,18 @@ if TYPE_CHECKING:
     from paceline.node.store.home import Answer, Home, Request
 
 
-def this_machine(home: Home, slots: int) -> fitting.Here:
-    """What a job is fitted to: this machine, with so many slots if it has no accelerators."""
-    declare = 'declare N slots with hosts = ["HOST:N"] in the target\'s settings'
-    choose_python = "name another Python with --ssh-python, or python = in the target's settings"
-    return fitting.Here(home.root, (sys.executable,), lambda: slots, declare, choose_python)
-
-
 def plan(home: Home, request: Request) -> Answer:
-    """What `start` would do: the complete job, this machine's place among the others, and its ranks' variables."""
-    job, here = dict(request["job"]), this_machine(home, request["slots"])
-    job["working_dir"] = os.path.expanduser(job["working_dir"])
-    job = fitting.complete(job, here, None)
-    node = replace(node_part.place(job, here), nodes=1, least=1)
-    ports = [0] * (node.nproc if "endpoints" in CONTRACTS[node.framework].carries else 0)
-    ranks = [placement.foreseen(node, rank, {"start": request["start"]}) for rank in range(node.nproc)]
-    return {"job": job, "node": {"address": own_address(), "slots": node.nproc, "ports": ports}, "ranks": ranks}
+    """What `start` would do: the complete job, this machine's place among the others, and its ranks' variables.
+
+    Raises:
+        Refused: it cannot run here, or its name is taken.
+    """
+    plan = make.plan(home, make.this_machine(home, request["slots"]), order_of(request))
+    return {
+        "job": plan.shown(),
+        "node": {"address": own_address(), "slots": plan.node.nproc},
+        "ranks": plan.ranks(request["start"]),
+    }
 
 
 def preflight(home: Home, request: Request) -> Iterator[Answer]:
@@ -62,7 +55,7 @@ def preflight(home: Home, request: Request) -> Iterator[Answer]:
 
 def _look(home: Home, request: Request) -> Answer:
     """What decides where a job goes: names that are taken, devices that are free, and where nodes could meet."""
-    devices, _ = this_machine(home, request["slots"]).devices
+    devices, _ = make.this_machine(home, request["slots"]).devices
     try:
         held = {device for entry in ticket.overview(ticket.folder_of(home.root)) for device in entry.devices}
     except OSError:
@@ -89,5 +82,9 @@ def _framework(home: Home, request: Request) -> str | None:
         job["working_dir"] = os.path.expanduser(job["working_dir"])
     for source in request["data"]:
         volumes.find(source)
-    job = fitting.complete(job, this_machine(home, request["slots"]), None)
+    try:
+        make.check_writable(home.jobs)
+    except OSError as error:
+        raise Refused(f"{error.filename}: {error.strerror}; choose another root in the target's settings") from None
+    job = fitting.complete(job, make.this_machine(home, request["slots"]), None)
     return None if job["command"] is not None else fitting.PACKAGES.get(job["framework"])

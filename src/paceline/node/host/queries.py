@@ -85,9 +85,8 @@ def usage(home: Home, request: Request) -> Answer:
 
 def _gauge(home: Home, request: Request) -> Gauge:
     from paceline.node.machine.gpus import in_use
+    from paceline.node.store.make import this_machine
     from paceline.node.store.usage import Gauge
-
-    from .plan import this_machine
 
     devices, slots = this_machine(home, request["slots"]).devices
     return Gauge(home.root, home.jobs, devices, in_use, slots=slots)

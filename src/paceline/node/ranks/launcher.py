@@ -12,14 +12,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from paceline.contract import CONTRACTS, ERROR_FILE, RANK_KEY, RESUME_CODE, TOKEN
+from paceline.contract import CONTRACTS, RANK_KEY, RESUME_CODE, TOKEN
 from paceline.node import ENTRY
 from paceline.node.eventloop.channel import Channel, ChannelClosed
 from paceline.node.failure import Failure, OomWatch, exit_code, rank_failure
 from paceline.node.machine import processes
 from paceline.node.rundir.directory import read_error
 
-from .placement import place, variables
+from .placement import environment, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,11 +159,9 @@ class Ranks:
         for path in (out, err):
             path.touch(0o600)
         error = files.error(placement.attempt, placement.rank)
-        env = {**variables(spec, placement), "PACELINE_RUN_DIR": str(files.path), ERROR_FILE: str(error)}
+        env = environment(spec, placement, files)
         if key is not None:
             env[RANK_KEY] = key
-        if spec.framework == "torch":
-            env["TORCHELASTIC_ERROR_FILE"] = str(error.with_suffix(".torch.json"))
         return Rank(placement, env, out, err, error)
 
     def _start_server(self) -> None:

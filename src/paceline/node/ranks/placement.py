@@ -1,4 +1,4 @@
-"""The placement of each rank of a node, and the variables by which a rank learns it."""
+"""Where the ranks of a node stand, and the variables that tell them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
-from paceline.contract import CONTRACTS, OWN_CONTRACT, RANK_KEY, TOKEN, Placement
+from paceline.contract import CONTRACTS, ERROR_FILE, OWN_CONTRACT, RANK_KEY, TOKEN, Placement
 from paceline.node.errors import Refused
 from paceline.node.machine import devices, processes
 from paceline.node.spec import NodeSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from paceline.node.eventloop.channel import Message
     from paceline.node.rundir.directory import RunDirectory
+
+CHOSEN = "<chosen at start>"  # what is shown before a job starts of what is known only then
+PORT = 70_000_000_000  # stands for a port that is chosen at the start, and is none itself
 
 
 def place(spec: NodeSpec, start: Mapping[str, Any], local_rank: int) -> Placement:
@@ -31,7 +35,7 @@ def place(spec: NodeSpec, start: Mapping[str, Any], local_rank: int) -> Placemen
         node_count=len(slots),
         main_address=start["main_address"],
         main_port=start["main_port"],
-        devices=("0",) if mine and spec.framework == "paddle" else mine,  # it numbers the visible devices itself
+        devices=("0",) if mine and spec.framework == "paddle" else mine,  # it numbers the devices that it sees
         attempt=start["attempt"],
         job=start["job"],
         endpoints=tuple(f"{node['address']}:{port}" for node in start["nodes"] for port in node["ports"]),
@@ -41,15 +45,24 @@ def place(spec: NodeSpec, start: Mapping[str, Any], local_rank: int) -> Placemen
 def variables(spec: NodeSpec, placement: Placement) -> dict[str, Any]:
     """What a rank finds in its environment, beside what belongs to its run directory."""
     env = {**CONTRACTS[spec.framework].write(placement), **OWN_CONTRACT.write(placement)}
-    if spec.framework in ("jax", "tensorflow", "paddle"):  # a script may use torch too, say to load data
+    if spec.framework in ("jax", "tensorflow", "paddle"):  # beside these a script may use torch, say to load data
         env = {**CONTRACTS["torch"].write(placement), **env}
-    if spec.framework == "mpi":  # mpirun does not provide what torch.distributed needs
+    if spec.framework == "mpi":  # mpirun tells nobody where torch.distributed could meet
         env.update(MASTER_ADDR=placement.main_address, MASTER_PORT=str(placement.main_port))
     if spec.framework == "torch":
         env["ROLE_NAME"] = spec.role
         env["TORCHELASTIC_MAX_RESTARTS"] = str(spec.max_restarts)
-    elif spec.devices and spec.framework in ("paddle", "indexed"):  # these choose no device, so only theirs is visible
+    elif spec.devices and spec.framework in ("paddle", "indexed"):  # these choose no device: they see theirs alone
         env.update(devices.visibility((spec.devices[placement.local_rank % len(spec.devices)],)))
+    return env
+
+
+def environment(spec: NodeSpec, placement: Placement, run: RunDirectory) -> dict[str, Any]:
+    """All that a rank finds in its environment beside what its agent has: see `variables`, and its run directory."""
+    error = run.error(placement.attempt, placement.rank)
+    env = {**variables(spec, placement), "PACELINE_RUN_DIR": str(run.path), ERROR_FILE: str(error)}
+    if spec.framework == "torch":
+        env["TORCHELASTIC_ERROR_FILE"] = str(error.with_suffix(".torch.json"))
     return env
 
 
@@ -72,19 +85,80 @@ def shell_of(run: RunDirectory, rank: int) -> tuple[dict[str, str], str]:
         spec = dataclasses.replace(spec, devices=tuple(status["devices"]))
     mine = {name: os.environ[name] for name in ("TERM", "COLUMNS", "LINES") if name in os.environ}
     env = processes.environment((status.get("agent") or {}).get("pid", 0)) if run.is_held else {}
-    env = {name: value for name, value in {**os.environ, **env}.items() if name not in (TOKEN, RANK_KEY)}
-    return {**env, **mine, **spec.env, **foreseen(spec, local[rank], status)}, spec.working_dir
-
-
-def foreseen(spec: NodeSpec, local_rank: int, status: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables of a rank: as its job started, or as far as they are known before, for a single node."""
     start = status.get("start")
     if start is None:  # it has not started yet
-        port = spec.main_port or 0
-        endpoints = spec.nproc if "endpoints" in CONTRACTS[spec.framework].carries else 0
-        node = {"address": "127.0.0.1", "slots": spec.nproc, "ports": [port] * endpoints}
-        start = {
-            "nodes": [node], "node_rank": 0, "main_address": "127.0.0.1", "main_port": port, "attempt": 0,
-            "job": spec.job,
-        }  # fmt: skip
-    return variables(spec, place(spec, start, local_rank))
+        start = _with_ports(spec, _starts(spec, 0)[0], 0)
+    mine.update(spec.env)
+    env = {name: value for name, value in {**os.environ, **env}.items() if name not in (TOKEN, RANK_KEY)}
+    return {**env, **mine, **variables(spec, place(spec, start, local[rank]))}, spec.working_dir
+
+
+def foreseen(spec: NodeSpec, run: RunDirectory, start: Mapping[str, Any] | None = None) -> list[dict[str, str]]:
+    """What each rank will have in its environment beside what its agent has; `CHOSEN` for what is chosen at the start.
+
+    Args:
+        spec: this node's part of a job that has not started.
+        run: where its run directory will be.
+        start: how the nodes will stand, without the ports of ranks, with `PORT` as the main port if that is chosen
+            at the start; None for what the spec says of all this.
+    """
+    spec = _granted(spec)
+    tables = []
+    for each in _starts(spec, PORT) if start is None else (start,):
+        at = _with_ports(spec, each, PORT)
+        tables.append([environment(spec, place(spec, at, rank), run) for rank in range(spec.nproc)])
+    return [{**spec.env, **common(ranks)} for ranks in zip(*tables)]
+
+
+def common(tables: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The variables that a rank has in any case, `CHOSEN` for a value that is not the same in all of them."""
+    first, *others = tables
+    return {
+        name: value.replace(str(PORT), CHOSEN) if all(table[name] == value for table in others) else CHOSEN
+        for name, value in first.items()
+        if all(name in table for table in others)
+    }
+
+
+def _granted(spec: NodeSpec) -> NodeSpec:
+    """The spec as its agent will have it once the queue has granted its devices."""
+    request = spec.request
+    if request is None or request.slots:
+        return spec
+    granted: tuple[str, ...] = (CHOSEN,)
+    if not isinstance(request.need, int):
+        granted = request.need
+    elif request.need == len(request.of) and not request.share:
+        granted = request.of
+    return dataclasses.replace(spec, devices=granted, env={**spec.env, **devices.visibility(granted)})
+
+
+def _starts(spec: NodeSpec, unknown: int) -> list[Message]:
+    """How the nodes may stand as the job starts: what is the same in all of these is certain, `unknown` ports aside."""
+    address = spec.local_address or spec.main_address or "127.0.0.1"
+    mine = {"address": address, "slots": spec.nproc}
+    same = {"attempt": 0, "main_port": unknown}
+    if spec.nodes == 1:
+        port = spec.main_port or unknown
+        return [{**same, "nodes": [mine], "node_rank": 0, "main_address": address, "main_port": port,
+                 "job": spec.run_id or spec.job}]  # fmt: skip
+    starts: list[Message] = []
+    # How many ranks the others have is known only when they come.
+    for nodes, slots in ((spec.least, spec.nproc), (spec.nodes, spec.nproc + 1)):
+        last = nodes - 1
+        node_rank = min(spec.node_rank, last) if spec.node_rank is not None else 0 if not starts else last
+        is_first = spec.node_rank == 0
+        other = {"address": CHOSEN, "slots": slots}
+        starts.append({
+            **same, "nodes": [mine if number == node_rank else other for number in range(nodes)],
+            "node_rank": node_rank, "main_address": address if is_first else spec.main_address,
+            "job": spec.run_id or (spec.job if is_first else CHOSEN),
+        })  # fmt: skip
+    return starts
+
+
+def _with_ports(spec: NodeSpec, start: Mapping[str, Any], port: int) -> Message:
+    """The start with a port for each rank, if the framework needs these."""
+    needs = "endpoints" in CONTRACTS[spec.framework].carries
+    nodes = [{**node, "ports": [port] * (node["slots"] if needs else 0)} for node in start["nodes"]]
+    return {**start, "nodes": nodes}

@@ -21,8 +21,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-
+# What a folder for the code of jobs gets, so that git does not look into it; snapshots leave such a folder out.
+GITIGNORE = b"# The code of jobs; made by paceline.\n*\n"
 _MADE = "made"  # beside the folders of jobs, whose names are identifiers
+
+
+def check_free(place: Path, job_id: str) -> None:
+    """Whether a job's code may go there; changes nothing.
+
+    Raises:
+        Refused: something else is there.
+    """
+    marks = _marks(place)
+    found = next((path for path in (place, marks) if os.path.lexists(path)), None)
+    if found is not None and not (marks / job_id).is_dir():
+        raise Refused(_taken(found))
 
 
 def claim(place: Path, job_id: str) -> None:
@@ -43,8 +56,37 @@ def claim(place: Path, job_id: str) -> None:
         else:
             return
     if not _mark(marks / job_id):  # no other machine of this job has claimed it
-        found = place if os.path.lexists(place) else marks
-        raise Refused(f"{found} is there already; remove it, or choose another --name or --working-dir")
+        raise Refused(_taken(place if os.path.lexists(place) else marks))
+
+
+@contextlib.contextmanager
+def claimed(place: Path, job_id: str) -> Iterator[None]:
+    """Claim it for good; what was made for it goes again if the block fails.
+
+    Raises:
+        Refused: see `claim`.
+    """
+    folder = place.parent
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        for path in reversed(missing):
+            path.mkdir(exist_ok=True)
+        claim(place, job_id)
+        try:
+            if missing:  # it is ours alone: git need not look into it
+                with contextlib.suppress(FileExistsError), (folder / ".gitignore").open("xb") as file:
+                    file.write(GITIGNORE)
+            yield
+        except BaseException:
+            discard(place, job_id)
+            raise
+    except BaseException:
+        with contextlib.suppress(OSError):  # another job has come to use the folder meanwhile
+            if missing and os.listdir(folder) == [".gitignore"]:
+                (folder / ".gitignore").unlink()
+            for path in missing:
+                path.rmdir()
+        raise
 
 
 @contextlib.contextmanager
@@ -54,7 +96,6 @@ def building(place: Path) -> Iterator[Path]:
     new.mkdir(mode=0o700, parents=True)
     try:
         yield new
-        inode = new.lstat().st_ino  # which stays the same when it is renamed
         try:
             if os.path.lexists(place):  # a rename would replace it, were it an empty folder
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(place))
@@ -62,11 +103,16 @@ def building(place: Path) -> Iterator[Path]:
         except OSError:
             if not place.is_dir():
                 raise
-        else:
-            with contextlib.suppress(FileNotFoundError):  # a place in the job's own folder, which nobody claims
-                (_marks(place) / _MADE).write_text(str(inode))
     finally:
         shutil.rmtree(new, ignore_errors=True)
+
+
+def record_made(place: Path) -> None:
+    """Note that what is at `place` was made for a job that has claimed it, so that `discard` may remove it."""
+    made = _marks(place) / _MADE
+    with contextlib.suppress(OSError):
+        if not made.exists():
+            made.write_text(str(place.lstat().st_ino))
 
 
 def discard(place: Path, job_id: str) -> None:
@@ -89,6 +135,10 @@ def discard(place: Path, job_id: str) -> None:
             shutil.rmtree(place, ignore_errors=True)
     with contextlib.suppress(OSError):
         marks.rmdir()
+
+
+def _taken(found: Path) -> str:
+    return f"{found} is there already; remove it, or choose another --name or --working-dir"
 
 
 def _marks(place: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The folder of this machine with its jobs, as clients elsewhere find it."""
+"""The folder of this machine with its jobs, whether its client is here or elsewhere."""
 
 from __future__ import annotations
 
@@ -26,11 +26,35 @@ class Home:
     Attributes:
         root: the folder.
         jobs: of this machine.
+        is_remote: its clients are on other machines, and paceline comes with what they ask.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, jobs: Path | None = None) -> None:
+        """Nothing need be there yet.
+
+        Args:
+            root: the folder.
+            jobs: of this machine, for a client that is here; None for clients elsewhere.
+        """
         self.root = root
-        self.jobs = root / "hosts" / socket.gethostname() / "jobs"
+        self.is_remote = jobs is None
+        self.jobs = jobs or root / "hosts" / socket.gethostname() / "jobs"
+
+    def folder_of(self, job: Request) -> Path:
+        """Where the run directory of a job is, or will be."""
+        folder = Path(job["log_dir"]).absolute() if job["log_dir"] else self.jobs
+        return folder / str(job["name"])
+
+    def code_of(self, name: str) -> Answer:
+        """What is known of the code of a job, its `path` included.
+
+        Raises:
+            Refused: it is gone.
+        """
+        code: Answer | None = (read_json(self.jobs / name / "job.json") or {}).get("code")
+        if code is None or not Path(code["path"]).is_dir():
+            raise Refused(f"the code of job {name} is gone; submit the job anew")
+        return code
 
     def runs(self, names: Sequence[str]) -> list[RunDirectory]:
         """Those of these jobs that are here."""

@@ -1,0 +1,92 @@
+"""Hosts that a user names, with the ranks on each: in a list, in a file, or by a script that prints them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from typing import NamedTuple
+
+from paceline.job.errors import UserError
+from paceline.job.text import printable
+
+_LINE = re.compile(
+    r"(?P<name>[^\s:\[\]-][^\s:\[\]]*|\[[0-9A-Fa-f:.]+\])"
+    r"(?::(?P<colon>\d{1,4}))?(?:\s+slots=(?P<slots>\d{1,4}))?(?:\s+max[_-]slots=\d+)?"
+)
+_SCRIPT_SECONDS = 10.0
+
+
+class NamedHost(NamedTuple):
+    """A host, and how many ranks it has room for, None where that was not said."""
+
+    name: str
+    slots: int | None
+
+
+def in_list(flag: str, text: str) -> list[NamedHost]:
+    """Those of `HOST[:SLOTS],…`.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    return _hosts([(part.strip(), f"{flag} {text!r}") for part in text.split(",")])
+
+
+def in_file(flag: str, file: str) -> list[NamedHost]:
+    """Those of a file with a host a line, `HOST:SLOTS` or `HOST slots=N`.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        with open(os.path.expanduser(file)) as opened:
+            read = [line.partition("#")[0].strip() for line in opened]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{flag} {file}: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+    lines = [(line, f"{flag} {file}:{number}") for number, line in enumerate(read, 1) if line]
+    if not lines:
+        raise UserError(f"{flag} {file} names no host; write a line such as: node1 slots=2")
+    return _hosts(lines)
+
+
+def printed_by(script: str) -> list[NamedHost]:
+    """Those that a script prints, a line each, as `HOST` or `HOST:SLOTS`.
+
+    Raises:
+        UserError: it cannot be run, fails, or prints none.
+    """
+    try:
+        done = subprocess.run(
+            [script], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
+            timeout=_SCRIPT_SECONDS,
+        )  # fmt: skip
+    except OSError as error:
+        raise UserError(f"--host-discovery-script {script}: {error.strerror}; name a program") from None
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"--host-discovery-script {script} took more than {_SCRIPT_SECONDS:g} s; make it quicker"
+        ) from None
+    if done.returncode:
+        said = "".join(f": {line}" for line in done.stderr.strip().splitlines()[-1:])
+        raise UserError(f"--host-discovery-script {script}: exit code {done.returncode}{said}")
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    if not lines:
+        raise UserError(f"--host-discovery-script {script} names no host; print a line such as: node1:2")
+    return _hosts([(line, f"--host-discovery-script {script}") for line in lines])
+
+
+def _hosts(lines: list[tuple[str, str]]) -> list[NamedHost]:
+    """The hosts of lines, each with where it stands."""
+    hosts: list[NamedHost] = []
+    for line, where in lines:
+        found = _LINE.fullmatch(line)
+        if found is None or (found["colon"] and found["slots"]):
+            raise UserError(printable(f"{where}: {line!r} is no host; write for example node1:2"))
+        slots = found["colon"] or found["slots"]
+        if slots is not None and int(slots) < 1:
+            raise UserError(printable(f"{where}: {line!r} has no slot; leave the host out, or give it one"))
+        if any(host.name == found["name"] for host in hosts):
+            raise UserError(printable(f"{where}: {found['name']} is named twice; leave one out"))
+        hosts.append(NamedHost(found["name"], None if slots is None else int(slots)))
+    return hosts

@@ -1,0 +1,26 @@
+"""The flags of the ssh backend; what they set is in `target.Options`."""
+
+from __future__ import annotations
+
+from paceline.backends.base import Flag
+
+FLAGS = (
+    Flag(
+        "hosts",
+        ("-H", "--hosts"),
+        "HOST[:SLOTS],…",
+        "Hosts that ssh reaches, and the ranks on each.",
+        names_hosts="list",
+    ),
+    Flag(
+        "hosts",
+        ("--hostfile",),
+        "FILE",
+        "The same from a file, with lines such as: node1 slots=2",
+        names_hosts="file",
+    ),
+    Flag("port", ("--ssh-port",), "PORT", "Of their sshd.", letter="-p", number=(1, 65535)),
+    Flag("identity_file", ("--ssh-identity-file",), "FILE", "The key to use.", letter="-i"),
+    Flag("python", ("--ssh-python",), "PYTHON", "The interpreter there.  [default: python3]"),
+    Flag("root", ("--ssh-root",), "DIR", "The folder with the jobs there.  [default: ~/.local/state/paceline]"),
+)

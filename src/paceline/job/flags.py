@@ -1,0 +1,33 @@
+"""Which flag of the command line sets a field of a job, so that messages can name it."""
+
+from __future__ import annotations
+
+# The flags that are not called as the field that they set.
+_NAMES = {
+    "nodes": "--nnodes",
+    "ranks": "-n",
+    "secrets": "--secret",
+    "labels": "--label",
+    "options": "--option",
+    "backend": "--on",
+    "tensorboard_dir": "--logdir",
+    "run_id": "--rdzv-id",
+    "main_address": "--master-addr",
+    "main_port": "--master-port",
+    "local_address": "--local-addr",
+    "join_timeout": "--start-timeout",
+    "last_call": "--rdzv-conf last_call_timeout",
+    "silence": "--rdzv-conf keep_alive_interval times keep_alive_max_attempt",
+}
+
+
+def flag_of(place: tuple[str | int, ...]) -> str:
+    """The flag that sets a field of a job; of a field that has fields, the path to one of these."""
+    if not place:
+        return "the job"
+    name = str(place[0])
+    if name == "code":
+        return "--sync-source" if place[1:] == ("source",) else "--sync-mode"
+    if name == "rendezvous" and len(place) > 1:
+        name = str(place[1])
+    return _NAMES.get(name, f"--{name.replace('_', '-')}")

@@ -1,0 +1,496 @@
+"""Makes a job on the machine that this process runs on, and starts its agent: the only way a job comes to be.
+
+A client on this machine calls it directly, one elsewhere over a connection (`node/host/start.py`). `plan` finds out
+what the job will be and refuses what cannot work; it writes nothing. `make` brings the code, writes the run directory
+and starts the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import sys
+import tarfile
+import time
+import uuid
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from paceline.node import ENTRY
+from paceline.node.errors import Refused
+from paceline.node.files import read_json
+from paceline.node.planning import fitting, node_part
+from paceline.node.ranks import placement
+from paceline.node.rundir.directory import RunDirectory
+from paceline.node.rundir.staging import SPARE, Reopened, Staging
+from paceline.node.spec import NodeSpec
+
+from . import code_folder, lifecycle, records
+
+if TYPE_CHECKING:
+    import socket
+    import subprocess
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Protocol
+
+    from .home import Home
+
+    Job = dict[str, Any]
+    # Puts a job's code at a path where nothing is yet, all of it or nothing; returns what is known of it.
+    Code = Callable[[Path], dict[str, Any]]
+    Split = Callable[[Job], "tuple[int, ...]"]
+
+    class Readable(Protocol):
+        """Bytes that come in order."""
+
+        def read(self, size: int, /) -> bytes:
+            """The next bytes, at most so many; b"" at the end."""
+
+
+NOT_FOR_JOBS = ("GIT_SYNC_USERNAME", "GIT_SYNC_PASSWORD")  # they fetch the code, and end there
+SECRET = "<secret>"  # what is shown instead of a secret
+
+
+class Taken(Refused):
+    """A job of this name exists, or something else where its files would be.
+
+    Attributes:
+        path: what is there.
+    """
+
+    def __init__(self, name: str, path: Path) -> None:
+        if path.is_symlink() or RunDirectory(path).is_ours:
+            super().__init__(f"a job named {name} has its files in {path}; choose another --name, or delete that job")
+        else:
+            super().__init__(f"{path} is there already, and no job's; choose another --name, or move it away")
+        self.path = path
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a client asks this machine to make: its part of a job.
+
+    Attributes:
+        job: what was asked for, as a `JobSpec` is in JSON.
+        data: the job's volumes: volume, path, wanted, visible, variable.
+        job_id: what its nodes have in common; None makes one up.
+        hosts: what people call the nodes, by node rank, where that is known.
+        joins: the job runs elsewhere already.
+        split: the local ranks of the completed job whose stderr is kept apart.
+        source: the folder that the code will be a copy of, where that is known and here: what a plan reads.
+        terminal: variables that tell of the terminal that shows the ranks.
+        secrets: variables that are never shown.
+        token: what the nodes prove to each other that they belong together.
+    """
+
+    job: Job
+    data: Sequence[Mapping[str, Any]] = ()
+    job_id: str | None = None
+    hosts: tuple[str, ...] = ()
+    joins: bool = False
+    split: Split = lambda _: ()
+    source: Path | None = None
+    terminal: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    token: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A machine's part of a job before anything of it is made.
+
+    Attributes:
+        home: where it will be kept.
+        here: the machine.
+        order: what was asked for.
+        asked: the job that was asked for, with a whole path as its working dir, unless its own code is that.
+        job: the job, completed as far as that can be done without its code.
+        node: this node's part of it, likewise.
+        path: its run directory.
+        is_open: what its script imports, and so perhaps its framework, is known only when its code is here.
+    """
+
+    home: Home
+    here: fitting.Here
+    order: Order
+    asked: Job
+    job: Job
+    node: NodeSpec
+    path: Path
+    is_open: bool
+
+    def named(self, name: str, split: Split) -> Plan:
+        """The same for a job of another name, and with an identifier of its own.
+
+        Args:
+            name: of the job.
+            split: see `Order`.
+
+        Raises:
+            Refused: see `plan`.
+        """
+        asked, job = {**self.asked, "name": name}, {**self.job, "name": name}
+        _check_name(self.home, asked, self.order.job_id)
+        path, job_id = self.home.folder_of(asked), self.order.job_id or uuid.uuid4().hex
+        node = replace(
+            self.node, job=name, job_id=job_id, split_streams=split(job),
+            working_dir=str(_folder(asked, path) or self.node.working_dir),
+            env={**self.node.env, "PACELINE_JOB_ID": job_id},
+        )  # fmt: skip
+        order = replace(self.order, job={**self.order.job, "name": name}, split=split)
+        return replace(self, order=order, asked=asked, job=job, node=node, path=path)
+
+    def shown(self) -> dict[str, Any]:
+        """The job, completed as far as that is known."""
+        return {**self.job, "framework": placement.CHOSEN} if self.is_open else self.job
+
+    def ranks(self, start: Mapping[str, Any] | None = None) -> list[dict[str, str]]:
+        """All variables that each rank will have beside those of this process.
+
+        Args:
+            start: how the nodes will stand, as the coordinator says it; None for what this machine knows of that.
+        """
+        unknown = {} if self.order.job_id else {"PACELINE_JOB_ID": placement.CHOSEN}
+        env = {**_agent_variables(self.home, self.order), **dict.fromkeys(self.job["secrets"], SECRET)}
+        tables = []
+        for framework in fitting.PACKAGES if self.is_open else (self.node.framework,):
+            node = replace(self.node, framework=framework)
+            tables.append(placement.foreseen(node, RunDirectory(self.path), start))
+        return [{**env, **placement.common(ranks), **unknown} for ranks in zip(*tables)]
+
+
+class Made(NamedTuple):
+    """A job that has just been started.
+
+    Attributes:
+        run: its folder.
+        node: its part here.
+        agent: the process that runs it.
+        begin: where its new events begin.
+        record: what was true of it while its lock was still held; empty for one that is watched. A short job may be
+            removed as soon as it has ended.
+    """
+
+    run: RunDirectory
+    node: NodeSpec
+    agent: subprocess.Popen[bytes]
+    begin: int
+    record: dict[str, Any]
+
+
+def plan(home: Home, here: fitting.Here, order: Order) -> Plan:
+    """What a job will be on this machine; writes nothing.
+
+    Raises:
+        Refused: it cannot run here.
+        Taken: its name is taken.
+        OSError: its run directory cannot be made.
+    """
+    asked = dict(order.job)
+    has_code = asked["code"] is not None
+    if not has_code or asked["working_dir"] != ".":
+        asked["working_dir"] = _whole(asked["working_dir"])
+    _check_name(home, asked, order.job_id)  # before what takes longer
+    source = order.source if has_code else None
+    if has_code and asked["resume_from"] is not None:
+        source = Path(home.code_of(asked["resume_from"])["path"])
+    is_open = has_code and source is None and asked["framework"] is None and asked["command"] is None
+    job, path = fitting.complete(asked, here, source), home.folder_of(asked)
+    _check_checkpoint_dir(home, order, job)
+    return Plan(home, here, order, asked, job, _place(home, here, order, job, _folder(asked, path)), path, is_open)
+
+
+def _check_checkpoint_dir(home: Home, order: Order, job: Job) -> None:
+    """See that no other job saves into this one's folder for checkpoints.
+
+    One in the job's own copy of its code is new. A node that comes into a job may find that job there, and so may one
+    of several that are started by hand.
+
+    Raises:
+        Refused: another one does.
+    """
+    is_new = job["code"] is not None and not os.path.isabs(job["checkpoint_dir"] or "")
+    if not is_new and not order.joins and (home.is_remote or fitting.node_range(job)[1] == 1):
+        fitting.check_checkpoint_dir(job)
+
+
+def _check_name(home: Home, job: Job, job_id: str | None) -> None:
+    """Whether a job can have its name: no other job has it, and its files can be made.
+
+    Raises:
+        Refused: its code cannot be where the name leads.
+        Taken: another job has it.
+        OSError: the run directory cannot be made.
+    """
+    path = home.folder_of(job)
+    for taken in (home.jobs / job["name"], path):
+        if os.path.lexists(taken):
+            raise Taken(job["name"], taken)
+    check_writable(path.parent)
+    if job["code"] is not None and job["working_dir"] != ".":
+        code_folder.check_free(_places(job, path, path)[1], job_id or "")
+
+
+def make(plan: Plan, code: Code | None = None, lifeline: socket.socket | None = None) -> Made:
+    """Make a job, and start its agent; a failure leaves nothing.
+
+    Args:
+        plan: see `plan`.
+        code: brings the job's code; None for a job that has none, or that of the job that it resumes.
+        lifeline: the job ends when the other end of this closes; None for one that outlives its client.
+
+    Raises:
+        Refused: it cannot run here.
+        Taken: its name was taken meanwhile.
+        OSError: it cannot be written.
+    """
+    home, asked, node = plan.home, plan.asked, plan.node
+    with contextlib.ExitStack() as stack:
+        if asked["resume_from"] is not None:
+            try:
+                stack.enter_context(RunDirectory(home.jobs / asked["resume_from"]).kept())
+            except FileNotFoundError:
+                raise Refused(f"job {asked['resume_from']} was just deleted; submit the job anew") from None
+        staging = stack.enter_context(Staging(plan.path, home.jobs if plan.path.parent != home.jobs else None))
+        hidden, job = staging.directory.path, plan.job
+        record: dict[str, Any] = {"data": [dict(source) for source in plan.order.data]}
+        with contextlib.ExitStack() as undo:
+            if asked["code"] is not None:
+                made, folder = _places(asked, hidden, plan.path)
+                if made == folder:
+                    undo.enter_context(code_folder.claimed(folder, node.job_id))
+                if asked["resume_from"] is not None:
+                    code = copy_of(home.code_of(asked["resume_from"]))
+                assert code is not None
+                record["code"] = {**code(made), "path": str(folder)}
+                if made == folder:
+                    code_folder.record_made(folder)
+                job = _complete(asked, plan.here, made, record["code"])
+                node = _place(home, plan.here, replace(plan.order, job_id=node.job_id), job, folder)
+            if asked["resume_from"] is not None:
+                lifecycle.take_checkpoints(home.jobs / asked["resume_from"], hidden)
+            # What was asked for, not what was found out: another time that may be something else.
+            spec = {**asked, "devices": job["devices"]}
+            lifecycle.write_down(staging.directory, {**record, "spec": spec, "created": time.time()}, node)
+            undo.enter_context(_registered(home, plan.path))
+            try:
+                staging.settle()
+            except FileExistsError:
+                raise Taken(asked["name"], plan.path) from None
+        return _start(home, plan.order, staging, node, lifeline)
+
+
+def is_back(home: Home, order: Order) -> bool:
+    """Whether this machine's part of a job that goes on elsewhere was here before."""
+    found = read_json(home.folder_of(order.job) / "spec.json") or {}
+    return order.joins and found.get("job_id") == order.job_id
+
+
+def take_up(home: Home, order: Order, lifeline: socket.socket | None = None) -> Made:
+    """Start the agent of a part that was here before, with what it has left; see `is_back`.
+
+    Raises:
+        Refused: it runs.
+    """
+    job, path = order.job, home.folder_of(order.job)
+    try:
+        again = Reopened(path)
+    except BlockingIOError:
+        raise Refused(f"job {path.name} runs here already") from None
+    with again:
+        node = replace(
+            NodeSpec.load(again.directory.spec), node_rank=None, main_address=job["main_address"],
+            main_port=job["main_port"], joins=True, hosts=(), expected=None, detached=job["detached"],
+        )  # fmt: skip
+        again.directory.spec.write_text(node.to_json())
+        again.directory.status.unlink(missing_ok=True)  # it tells how this part ended then
+        again.directory.spare.write_bytes(bytes(SPARE))
+        return _start(home, order, again, node, lifeline)
+
+
+def drop(home: Home, made: Made) -> None:
+    """End a job at once, and remove it, unless it has been here before."""
+    lifecycle.stop(made.run, True)
+    made.run.wait_until_free()
+    if not made.begin:
+        home.remove(made.run)
+
+
+def check_writable(folder: Path) -> None:
+    """Whether something can be made in a folder, or the folder itself; changes nothing.
+
+    Raises:
+        OSError: it cannot.
+    """
+    there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not there.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+    if os.statvfs(there).f_flag & os.ST_RDONLY:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(there))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+
+
+def this_machine(home: Home, slots: int) -> fitting.Here:
+    """What a job of a client elsewhere is fitted to: this machine, with so many slots if it has no accelerators."""
+    declare = 'declare N slots with hosts = ["HOST:N"] in the target\'s settings'
+    choose_python = "name another Python with --ssh-python, or python = in the target's settings"
+    return fitting.Here(home.root, (sys.executable,), lambda: slots, declare, choose_python)
+
+
+# -- code --------------------------------------------------------------------------------------------------------------
+
+
+def unpacked(archive: Readable, record: Mapping[str, Any]) -> Code:
+    """Code that comes as an archive (tar).
+
+    Args:
+        archive: the archive; it is read in order, to its end.
+        record: what is known of the code.
+    """
+
+    def unpack(place: Path) -> dict[str, Any]:
+        with code_folder.building(place) as building:
+            with tarfile.open(fileobj=archive, mode="r|") as tar:  # type: ignore[call-overload]  # it has all that is used
+                tar.extraction_filter = lambda member, _: member  # it is the user's own, with all its links
+                tar.extractall(building)
+            while archive.read(1 << 16):
+                pass
+        return dict(record)
+
+    return unpack
+
+
+def copy_of(code: Mapping[str, Any]) -> Code:
+    """The code of another job as that one has left it, with what it wrote there.
+
+    Args:
+        code: what is known of it, its `path` included.
+    """
+
+    def copy(place: Path) -> dict[str, Any]:
+        with code_folder.building(place) as building:
+            try:
+                shutil.copytree(code["path"], building, symlinks=True, dirs_exist_ok=True)
+            except shutil.Error as error:
+                source, _, why = error.args[0][0]
+                raise Refused(f"cannot copy {source}: {why}; submit the job anew") from None
+        return dict(code)
+
+    return copy
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+def _whole(folder: str) -> str:
+    """A folder as a whole path.
+
+    Raises:
+        Refused: the current folder is gone, or there is no such user.
+    """
+    found = os.path.expanduser(folder)
+    if found.startswith("~"):
+        raise Refused(f"--working-dir {folder}: no such user; write the whole path")
+    try:
+        return str(Path.cwd() / found)
+    except FileNotFoundError:
+        raise Refused("the folder that you are in was deleted; change to one that exists") from None
+
+
+def _places(job: Mapping[str, Any], hidden: Path, path: Path) -> tuple[Path, Path]:
+    """Where to put the code while the job is being made in a hidden folder, and where it is afterwards."""
+    below = Path("code") / job["name"]
+    if job["working_dir"] == ".":
+        return hidden / below, path / below
+    place = Path(job["working_dir"]) / below
+    return place, place
+
+
+def _folder(job: Mapping[str, Any], path: Path) -> Path | None:
+    """Where the ranks of a job start that has code of its own."""
+    return None if job["code"] is None else _places(job, path, path)[1]
+
+
+def _complete(job: Job, here: fitting.Here, made: Path, code: Mapping[str, Any]) -> Job:
+    """See `fitting.complete`; a folder that is hidden, and will be gone, is told as the copy of what it is."""
+    try:
+        return fitting.complete(job, here, made)
+    except Refused as error:
+        raise Refused(str(error).replace(str(made), f"the copy of {code['source']}")) from None
+
+
+def _place(home: Home, here: fitting.Here, order: Order, job: Job, folder: Path | None) -> NodeSpec:
+    """This node's part of a completed job."""
+    node = node_part.place(
+        job, here, split_streams=order.split(job), folder=folder,
+        variables=[(source["variable"], source["path"]) for source in order.data], job_id=order.job_id,
+    )  # fmt: skip
+    env = {**node.env, **_variables(node)} if home.is_remote else node.env
+    return replace(node, env=env, hosts=order.hosts, expected=len(order.hosts) or None, joins=order.joins)
+
+
+def _variables(node: NodeSpec) -> dict[str, str]:
+    """What ranks need that are no child of a paceline which is installed.
+
+    PYTHONPATH lets every Python of the job find paceline, after all that the user names. On many machines the host name
+    resolves to a loopback address, and gloo on several nodes would listen there.
+    """
+    from paceline.node.machine.network import gloo_interface, own_address  # a client on this machine does without
+
+    given = node.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    variables = {"PYTHONPATH": os.pathsep.join([given, ENTRY] if given else [ENTRY])}
+    if node.nodes > 1:
+        interface = gloo_interface({**os.environ, **node.env}, own_address())
+        if interface is not None:
+            variables["GLOO_SOCKET_IFNAME"] = interface
+    return variables
+
+
+@contextlib.contextmanager
+def _registered(home: Home, path: Path) -> Iterator[None]:
+    """A run directory elsewhere is known by a link among the others, where names are unique.
+
+    Raises:
+        Taken: another job has the name.
+    """
+    link = home.jobs / path.name if path.parent != home.jobs else None
+    if link is not None:
+        try:
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path)
+        except FileExistsError:
+            raise Taken(path.name, link) from None
+        except OSError:  # no home that can be written to: the job runs, and only `list` does not know it
+            link = None
+    try:
+        yield
+    except BaseException:
+        if link is not None:
+            link.unlink(missing_ok=True)
+        raise
+
+
+def _agent_variables(home: Home, order: Order) -> dict[str, str]:
+    """What the agent, and so each rank, has in its environment beside what this process has."""
+    env = {name: value for name, value in order.terminal.items() if name not in os.environ}
+    env.update(order.secrets)
+    if home.is_remote:
+        env["PACELINE_HOME"] = str(home.root)
+    if order.token is not None:
+        env["PACELINE_TOKEN"] = order.token
+    return env
+
+
+def _start(
+    home: Home, order: Order, folder: Staging | Reopened, node: NodeSpec, lifeline: socket.socket | None
+) -> Made:
+    """Start the agent of a job that has its folder."""
+    run = folder.directory
+    begin = run.events.stat().st_size
+    kept = {name: value for name, value in os.environ.items() if name not in NOT_FOR_JOBS}
+    agent = lifecycle.start_agent(folder, node.python, {**kept, **_agent_variables(home, order)}, lifeline)
+    return Made(run, node, agent, begin, records.record(run.path, records.line_of(home.root)) or {})

@@ -1,0 +1,215 @@
+"""What the verbs do with a job, whatever backend it is on: every backend passes these tests."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+if TYPE_CHECKING:
+    from tests.conftest import Paceline
+
+FOREVER = """
+    import threading
+    print("here", flush=True)
+    threading.Event().wait()
+"""
+COUNT = """
+    import os
+    for number in range(3):
+        print("line", number, "of", os.environ["RANK"], flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A backend, and what it can do beside what all can.
+
+    Attributes:
+        can: of `run`, `elastic`, `checks`, `metered`, `tensorboards` and `volumes`.
+    """
+
+    paceline: Paceline
+    where: tuple[str, ...] = ()
+    name: str = "local"
+    can: frozenset[str] = field(default_factory=frozenset)
+
+    def __call__(self, verb: str, *args: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+        """Run a verb there."""
+        *group, last = verb.split()
+        return self.paceline(*group, last, *self.where, *args, **kwargs)
+
+    def works(self, verb: str, *args: str, **kwargs: Any) -> str:
+        """Run a verb there that works; returns what it prints."""
+        done = self(verb, *args, **kwargs)
+        assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+        return done.stdout
+
+    def refuses(self, verb: str, *args: str, **kwargs: Any) -> str:
+        """Run a verb there that cannot work; returns the line that says why."""
+        done = self(verb, *args, **kwargs)
+        lines = [line for line in done.stderr.splitlines() if not line.endswith("…")]  # what it does, if that is long
+        assert (done.returncode, done.stdout, len(lines)) == (2, "", 1), done.stderr
+        assert lines[0].startswith("paceline: ")
+        return lines[0].removeprefix("paceline: ")
+
+    def json(self, verb: str, *args: str) -> Any:
+        """What a verb prints with -o json."""
+        return json.loads(self.works(verb, *args, "-o", "json"))
+
+    def typed(self, words: str) -> subprocess.CompletedProcess[str]:
+        """Type what a hint says."""
+        program, *args = shlex.split(words)
+        assert program == "paceline"
+        return self.paceline(*args)
+
+
+class Contract:
+    """The tests. A subclass has a fixture `place`."""
+
+    def test_from_submit_to_delete(self, place: Place) -> None:
+        script = place.paceline.script(COUNT)
+        done = place("submit", "-n", "2", "--label", "team=vision", "--name", "it-", script)
+        assert (done.returncode, done.stdout) == (0, "it-1\n"), done.stderr
+        follow, see, stop = re.findall(r"paceline (?:logs|get|stop)[^;\n]*", done.stderr)
+        followed = place.typed(follow)
+        assert (followed.returncode, len(followed.stdout.splitlines())) == (0, 3), followed.stderr
+        assert place.works("wait", "it-1") == ""
+        assert place.typed(see).returncode == 0
+        assert "had ended already" in place.typed(stop).stderr
+
+        (job,) = place.json("list")
+        assert job == place.json("get", "it-1")
+        assert (job["name"], job["state"], job["exit_code"], job["ranks"]) == ("it-1", "SUCCEEDED", 0, 2)
+        assert (job["backend"], job["labels"]) == (place.name, {"team": "vision"})
+        assert [rank["name"] for rank in job["instances"]] == ["it-1-master-0", "it-1-worker-0"]
+        assert yaml.safe_load(place.works("list", "-o", "yaml")) == [job]
+        assert yaml.safe_load(place.works("get", "it-1", "-o", "yaml")) == job
+        heading, row = place.works("list").splitlines()
+        assert (heading.split()[:2], row.split()[:2]) == (["NAME", "STATE"], ["it-1", "SUCCEEDED"])
+        heading, row = place.works("list", "-o", "wide").splitlines()
+        assert "LABELS" in heading.split() and "team=vision" in row.split()
+        assert place.json("list", "--label", "team=speech") == []
+        shown = place.works("get", "it-1")
+        for text in ("it-1", "SUCCEEDED (exit code 0)", job["external_id"], job["url"]):
+            assert text in shown
+        assert ("url" in shown) == bool(job["url"])
+
+        assert place.works("logs", "it-1") == "line 0 of 0\nline 1 of 0\nline 2 of 0\n"
+        assert place.works("logs", "it-1", "--tail", "1", "-i", "worker-0") == "line 2 of 1\n"
+        assert len(place.works("logs", "it-1", "--all").splitlines()) == 6
+        assert place.works("logs", "it-1", "-f") == "line 0 of 0\nline 1 of 0\nline 2 of 0\n"
+        events = place.json("events", "it-1")
+        assert [event["event"] for event in events] == ["started", "finished"]
+        assert place.works("events", "it-1").split()[0] == "TIME"
+        assert place.works("attach", "it-1", "-i", "1", "--", "sh", "-c", "echo $RANK") == "1\n"
+
+        assert "it-1" in place.works("prune", "-s", "0s", "--dry-run")
+        assert place.works("delete", "it-1") == ""
+        assert place.json("list") == []
+        assert place.refuses("get", "it-1").startswith(
+            "no job 'it-1'; there is none yet; start one with paceline submit"
+        )
+
+    def test_a_job_that_runs_is_stopped(self, place: Place) -> None:
+        script = place.paceline.script(FOREVER)
+        place.works("submit", "--name", "long", script)
+        follower = place.paceline.start("logs", *place.where, "-f", "long")
+        assert follower.stdout is not None
+        assert follower.stdout.readline() == "here\n"
+        assert place("wait", "long", "--timeout", "1s").returncode == 124
+        hint = re.search(r"paceline stop[^,]*", place.refuses("delete", "long"))
+        assert hint is not None
+        again = place.refuses("resubmit", "long")
+        assert again.endswith(f"stop it first: {hint[0]}")
+        stopped = place.typed(hint[0])
+        assert stopped.returncode == 0, stopped.stderr
+        assert "job long stopped" in stopped.stderr
+        assert follower.wait() != 0
+        follower.communicate()
+        assert place.json("get", "long")["state"] == "STOPPED"
+        assert [job["name"] for job in place.json("list", "--state", "stopped")] == ["long"]
+        assert place.works("prune", "-s", "0s").startswith("long  STOPPED  ended ")
+        assert place.json("list", "-A") == []
+
+    def test_a_job_that_fails_is_run_again(self, place: Place) -> None:
+        script = place.paceline.script("import sys; sys.exit(3)")
+        place.works("submit", "--name", "bad", script)
+        assert place("wait", "bad").returncode == 3
+        assert place("logs", "bad", "-f").returncode == 3
+        assert place.json("get", "bad")["state"] == "FAILED"
+        assert place.works("resubmit", "bad") == "bad-2\n"
+        assert place("wait", "bad-2").returncode == 3
+        place.works("delete", "bad", "bad-2")
+
+    def test_a_dry_run_refuses_what_submit_refuses(self, place: Place) -> None:
+        script = place.paceline.script("pass")
+        shown = place.works("submit", "--dry-run", "--name", "taken", "-n", "2", script)
+        assert (json.loads(shown)["job"]["name"], len(json.loads(shown)["ranks"])) == ("taken", 2)
+        assert place.json("list") == []
+        place.works("submit", "--name", "taken", script)
+        place.works("wait", "taken")
+        for said, flags in {
+            "secret NOT_THERE is not set": ["--secret", "NOT_THERE"],
+            "job named taken": ["--name", "taken"],
+            "--image: ": ["--image", "some/image"],
+            "--queue: ": ["--queue", "fast"],
+            "no target 'nowhere'": ["--on", "nowhere"],
+        }.items():
+            refused = place.refuses("submit", *flags, script)
+            assert said in refused
+            assert place.refuses("submit", "--dry-run", *flags, script) == refused
+        assert [job["name"] for job in place.json("list")] == ["taken"]
+        place.works("delete", "taken")
+
+    def test_what_is_unknown_is_told_in_a_line(self, place: Place) -> None:
+        place.works("submit", "--name", "known", place.paceline.script("pass"))
+        place.works("wait", "known")
+        for verb in ("get", "logs", "wait", "stop", "delete", "events", "attach", "resubmit"):
+            assert place.refuses(verb, "knwon") == "no job 'knwon'; did you mean known?"
+        hint = place.refuses("get", "something-else")
+        assert place.typed(hint.partition("see ")[2]).stdout.splitlines()[1].startswith("known")
+        assert "it has rank 0 (master-0)" in place.refuses("logs", "known", "-i", "1")
+        assert "no such state" in place.refuses("list", "--state", "lots")
+        place.works("delete", "known")
+
+    def test_run_in_the_foreground(self, place: Place) -> None:
+        script = place.paceline.script(COUNT)
+        if "run" not in place.can:
+            assert place.refuses("run", script).startswith(
+                f"{place.name} runs no job in the foreground; start it with "
+            )
+            return
+        done = place("run", "--name", "watched", script)
+        assert (done.returncode, done.stdout) == (0, "line 0 of 0\nline 1 of 0\nline 2 of 0\n"), done.stderr
+        place.works("delete", "watched")
+
+    def test_what_not_every_backend_can_do(self, place: Place) -> None:
+        script = place.paceline.script("pass")
+        place.works("submit", "--name", "done", script)
+        place.works("wait", "done")
+        for ability, commands in {
+            "metered": ["top job", "top node"],
+            "checks": ["check"],
+            "tensorboards": ["tensorboard done --stop"],
+            "volumes": ["data list"],
+        }.items():
+            for command in commands:
+                verb, *args = command.split(" done") if " done" in command else (command,)
+                words = ["done", *args[0].split()] if args else []
+                if ability in place.can:
+                    done = place(verb, *words)
+                    assert done.returncode in ((0, 1) if verb == "check" else (0,)), done.stderr
+                else:
+                    assert place.refuses(verb, *words).startswith(f"{place.name}: it ")
+        for verb, args in (("scaleout", ()), ("scalein", ("--nnodes", "1"))):
+            refused = place.refuses(verb, "done", *args)
+            assert (
+                ("has ended" in refused) if "elastic" in place.can else refused.startswith(f"{place.name}: its jobs ")
+            )
+        place.works("delete", "done")

@@ -1,0 +1,18 @@
+"""Hosts that ssh reaches do what every backend does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.backends.contract import Contract, Place
+
+if TYPE_CHECKING:
+    from .lab import Client
+
+
+class TestSsh(Contract):
+    @pytest.fixture
+    def place(self, client: Client) -> Place:
+        can = frozenset({"run", "elastic", "checks", "metered", "tensorboards", "volumes"})
+        return Place(client, ("--on", "lab"), "lab", can)
