@@ -242,8 +242,12 @@ class Model:
 
     @property
     def was_called(self) -> bool:
-        """Whether there was a forward pass with gradients since the last `check_gradients`."""
+        """Whether there was a forward pass with gradients since the last `check_gradients` or `forget_calls`."""
         return self._calls.called
+
+    def forget_calls(self) -> None:
+        """Let there have been no forward pass."""
+        self._calls.called = False
 
     @property
     def exchanges(self) -> bool:
@@ -275,7 +279,7 @@ class Model:
             NotExchanged: they were computed past the model that `Run.setup` returned.
             UnusedParameters: some have no gradient, and so the exchange of others is not complete either.
         """
-        self._calls.called = False
+        self.forget_calls()
         if self._ddp is None:
             return
         if self._has_gradients and not self._ddp.calls.exchanging:

@@ -166,9 +166,11 @@ class Prepared:
             found = {model.accumulate for model in self._models if model.was_called}
             if len(found) != 1:
                 what = "models set up with different Strategy.accumulate" if found else "no model that was set up"
+                for model in self._models:
+                    model.forget_calls()
                 raise RuntimeError(
                     f"this loss was computed with {what}, so it is not known how many batches make a step; "
-                    "call the models that run.setup returned, and run.backward for each loss apart"
+                    "call the models that run.setup returned, and run.backward before the next one is called"
                 )
         return found.pop()
 
