@@ -67,7 +67,7 @@ def jobs(paceline: Paceline) -> Path:
 
 def test_a_job_that_is_pruned_before_its_submit_is_over(paceline: Paceline) -> None:
     paceline.script("")
-    submit = Held(paceline, "paceline.backends.local.submit:launch", "after", "submit", "--name", "it", "script.py")
+    submit = Held(paceline, "paceline.node.store.make:make", "after", "submit", "--name", "it", "script.py")
     assert paceline("wait", "it").returncode == 0
     assert paceline("prune", "-s", "0s").returncode == 0
     assert not (jobs(paceline) / "it").exists()
@@ -119,7 +119,7 @@ def test_a_job_whose_checkpoints_are_being_taken_is_not_removed(paceline: Paceli
     assert paceline("wait", "old").returncode == 0
     (jobs(paceline) / "old" / "checkpoints" / "step-1").mkdir(parents=True)
     (jobs(paceline) / "old" / "checkpoints" / "step-1" / "data").write_text("x")
-    resubmit = Held(paceline, "paceline.backends.local.submit:take_checkpoints", "before", "resubmit", "old")
+    resubmit = Held(paceline, "paceline.node.store.lifecycle:take_checkpoints", "before", "resubmit", "old")
     prune = paceline.start("prune", "-s", "0s")
     done = resubmit.end()
     assert done.returncode == 0, done.stderr

@@ -24,7 +24,7 @@ from paceline.job.code.ignore import Ignore
 from paceline.job.code.snapshot import Listing
 from paceline.job.errors import UserError
 from paceline.job.spec import Code
-from paceline.node.store.code_folder import discard
+from paceline.node.store.code_folder import claimed, discard, record_made
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -92,6 +92,14 @@ def silent(what: str, done: int, total: int | None) -> None:
 
 def bring(mode: str, source: str | None, folder: Path, destination: Path, **kwargs: object) -> dict[str, object]:
     return fetch(Code(mode=mode, source=source), folder, destination, silent, **kwargs)  # type: ignore[arg-type]
+
+
+def bring_for_job(mode: str, source: str | None, folder: Path, destination: Path) -> dict[str, object]:
+    """As a job does that keeps its code in a folder of the user's, and removes it with itself."""
+    with claimed(destination, "a-job"):
+        found = bring(mode, source, folder, destination)
+        record_made(destination)
+    return found
 
 
 def refused(mode: str, source: str | None, folder: Path, destination: Path) -> str:
@@ -516,8 +524,9 @@ def test_git_over_ssh_gets_its_arguments_unharmed(tmp_path: Path, monkeypatch: p
     wanted = repository(origin)
     monkeypatch.setenv("GIT_SSH_COMMAND", str(fake_ssh(tmp_path)))
     for source in (f"me@lab:{origin}@main", f"ssh://me@lab{origin}@main"):
-        assert bring("git", source, tmp_path, tmp_path / "job")["commit"] == wanted
-        discard(tmp_path / "job")
+        assert bring_for_job("git", source, tmp_path, tmp_path / "job")["commit"] == wanted
+        discard(tmp_path / "job", "a-job")
+        assert not (tmp_path / "job").exists()
     assert not (tmp_path / "ran").exists()
 
 
@@ -697,12 +706,12 @@ def test_a_snapshot_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PACELINE_HOME", str(work / "home"))
     expected = {"a.py", "pkg/b.py", ".pacelineignore", "pkg/data/y", "keep.tmp", "code/own.py"}
     for name in ("one", "two"):
-        bring("snapshot", None, work, work / "code" / name)
+        bring_for_job("snapshot", None, work, work / "code" / name)
         assert set(files_of(work / "code" / name)) == expected
         assert (work / "code" / name / "empty").is_dir()
         assert not (work / "code" / name / "data").exists()
-    discard(work / "code" / "one")
-    discard(work / "code" / "two")
+    discard(work / "code" / "one", "a-job")
+    discard(work / "code" / "two", "a-job")
     assert everything(work / "code") == ["own.py"]
 
 

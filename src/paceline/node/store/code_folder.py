@@ -103,6 +103,8 @@ def building(place: Path) -> Iterator[Path]:
         except OSError:
             if not place.is_dir():
                 raise
+        else:
+            record_made(place)
     finally:
         shutil.rmtree(new, ignore_errors=True)
 

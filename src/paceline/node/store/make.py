@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from paceline.contract import RANK_KEY, TOKEN
 from paceline.node import ENTRY
 from paceline.node.errors import Refused
 from paceline.node.files import read_json
@@ -155,6 +156,9 @@ class Plan:
         """
         unknown = {} if self.order.job_id else {"PACELINE_JOB_ID": placement.CHOSEN}
         env = {**_agent_variables(self.home, self.order), **dict.fromkeys(self.job["secrets"], SECRET)}
+        env.pop(TOKEN, None)  # the agent keeps it, and gives ranks a key derived from it
+        if self.node.nodes == 1 or self.home.is_remote or os.environ.get(TOKEN):
+            env[RANK_KEY] = SECRET
         tables = []
         for framework in fitting.PACKAGES if self.is_open else (self.node.framework,):
             node = replace(self.node, framework=framework)
@@ -481,7 +485,7 @@ def _agent_variables(home: Home, order: Order) -> dict[str, str]:
     if home.is_remote:
         env["PACELINE_HOME"] = str(home.root)
     if order.token is not None:
-        env["PACELINE_TOKEN"] = order.token
+        env[TOKEN] = order.token
     return env
 
 
