@@ -16,6 +16,10 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+# A shell without job control ignores SIGINT in what it starts in the background, and so would all that the tests start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 GENEROUS = 120.0  # seconds until a test gives up waiting; machines are noisy
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
 OTHERS = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "COLUMNS")  # of whoever runs the tests; users do not set them

@@ -169,6 +169,29 @@ def test_ctrl_c_once_stops_cleanly(paceline: Paceline) -> None:
     assert status(paceline)["state"] == "STOPPED"
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 128 + signal.SIGTERM), (None, 0)])
+def test_ctrl_c_does_not_end_what_a_shell_without_job_control_has_in_the_background(
+    paceline: Paceline, number: int | None, code: int
+) -> None:
+    """Such a shell ignores SIGINT in it, since Ctrl-C is for what is in the foreground; SIGTERM is for this."""
+    paceline.script("""
+        import os, time
+        print("here", flush=True)
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+    """)
+    python = ("sh", "-c", 'trap "" INT; exec "$0" "$@"', sys.executable)
+    process = paceline.start("run", "script.py", python=python)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
+    process.send_signal(signal.SIGINT)
+    if number is None:
+        (paceline.folder / "go").touch()
+    else:
+        process.send_signal(number)
+    assert process.wait(GENEROUS) == code
+
+
 def test_ctrl_c_twice_stops_at_once(paceline: Paceline) -> None:
     paceline.script("""
         import os, signal, time

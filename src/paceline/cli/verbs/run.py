@@ -45,7 +45,8 @@ def _follow(job: Foreground, shown: Shown) -> int:
     from paceline.cli.terminal.screen import Screen
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda got, _: job.interrupt(got))
+        if signal.getsignal(number) is not signal.SIG_IGN:  # a shell without job control ignores it in the background
+            signal.signal(number, lambda got, _: job.interrupt(got))
     updates = job.updates()
     try:
         screen = Screen(shown, job)
