@@ -143,6 +143,32 @@ def test_each_rank_has_a_state_of_its_own_in_a_checkpoint(tmp_path: Path) -> Non
     assert loaded_on_rank(tmp_path) == (True, 0.0), "another number of ranks"
 
 
+class Best:
+    """As a scheduler that notes a metric of NumPy's."""
+
+    def __init__(self, value: Any) -> None:
+        self.state = {"best": value, "history": [value, (1, value)]}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def test_numbers_of_numpy_are_saved_as_pythons(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    with paceline.init(checkpoint_dir=tmp_path) as run:
+        run.register(best=Best(numpy.float32(0.5)))
+        run.save(block=True)
+    with paceline.init(checkpoint_dir=tmp_path) as run:
+        best = Best(0.0)
+        run.register(best=best)
+        assert run.resume()
+    assert best.state == {"best": 0.5, "history": [0.5, (1, 0.5)]}
+    assert type(best.state["best"]) is float
+
+
 def test_a_run_shows_what_a_script_needs_and_nothing_else() -> None:
     assert {name for name in dir(paceline.Run) if not name.startswith("_")} == {
         "accumulating", "all_gather", "all_reduce", "attempt", "backward", "barrier", "broadcast", "broadcast_object",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,22 @@ def unsafe_names(file: Path | io.BytesIO) -> list[str]:
         return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(file))
     except (pickle.UnpicklingError, ValueError, RuntimeError, KeyError, IndexError, EOFError):
         return ["something that is neither a tensor nor plain data"]
+
+
+def without_numpy_scalars(state: Any) -> Any:
+    """A state whose NumPy scalars, such as a best loss that a scheduler has noted, are Python's own numbers."""
+    numpy = sys.modules.get("numpy")
+    return state if numpy is None else _without(numpy.generic, state)
+
+
+def _without(scalar: type, state: Any) -> Any:
+    if isinstance(state, scalar):
+        return state.item()  # type: ignore[attr-defined]
+    if type(state) is dict:
+        return {_without(scalar, key): _without(scalar, value) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(_without(scalar, value) for value in state)
+    return state
 
 
 def why_refused(state: object, names: list[str]) -> str:

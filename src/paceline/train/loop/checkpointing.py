@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.train.checkpoint.exchange import ExchangeError, SingleExchange, SocketExchange
+from paceline.train.checkpoint.plain_state import without_numpy_scalars
 from paceline.train.checkpoint.store import CheckpointError, CheckpointStore
 from paceline.train.data.random_state import random_states, set_random_states
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.contract import Placement
     from paceline.train.checkpoint.store import Checkpoint
     from paceline.train.group.group import Group
-    from paceline.train.parallel.prepared import Prepared
+    from paceline.train.parallel.prepared import Prepared, Stateful
 
 log = logging.getLogger("paceline")
 _AGREE_EVERY = 10  # steps between two looks at rank 0's clock, which decides for all
@@ -125,8 +126,8 @@ class Checkpointing:
         if self._store is None:
             raise RuntimeError("there is no folder for checkpoints; pass checkpoint_dir= to paceline.init")
         with self._group.guard:
-            shared = {name: thing.state_dict() for name, thing in self._prepared.stateful().items()}
-            own = {name: thing.state_dict() for name, thing in self._prepared.rank_stateful().items()}
+            shared = {name: _state_of(thing) for name, thing in self._prepared.stateful().items()}
+            own = {name: _state_of(thing) for name, thing in self._prepared.rank_stateful().items()}
             rank_state = {**random_states(), **({"parts": own} if own else {})}
             self._store.save(step, {**shared, "progress": progress}, rank_state, block=block)
         self.saved = step
@@ -192,6 +193,12 @@ class Checkpointing:
         """Close the connections to the other ranks."""
         if self._store is not None:
             self._store.disconnect()
+
+
+def _state_of(thing: Stateful) -> Any:
+    state = thing.state_dict()
+    is_torchs = isinstance(thing, (torch.nn.Module, torch.optim.Optimizer))
+    return state if is_torchs else without_numpy_scalars(state)
 
 
 def check_parts(here: Mapping[str, Any], saved: Mapping[str, Any], loaders: int, saved_loaders: int) -> None:
