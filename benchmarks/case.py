@@ -6,17 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .sample import Sample
+
 if TYPE_CHECKING:
     from .lab import Lab
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One measurement."""
-
-    seconds: float
-    cpu: float | None = None  # seconds of user and system time, of every process that took part
-    megabytes: float | None = None  # that the process grew by at most, in units of 10**6 bytes
 
 
 Pair = tuple[Sample, Sample]  # of paceline, of the other
@@ -69,7 +62,3 @@ class Case:
     goal: Goal | None = None
     together: Callable[[Lab, int], Iterable[Pair]] | None = None
     once: bool = False
-
-
-class Failed(Exception):
-    """A measurement came to nothing; the message says why and ends with what the program last said."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.node.machine import processes
 
-from .case import Failed, Sample
+from .sample import Failed, Sample
 
 if TYPE_CHECKING:
     from types import TracebackType

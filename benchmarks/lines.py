@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import IO
 
-from .case import Failed
 from .lab import TIMEOUT, Lab
+from .sample import Failed
 
 _LINE = re.compile(rb"(<(\d+) (\d+) \.+>\n)")
 

@@ -8,8 +8,8 @@ import platform
 from collections.abc import Sequence
 from typing import Any
 
-from .case import Sample
 from .row import Row, Spread
+from .sample import Sample
 
 COLUMNS = ("name", "work", "paceline", "against", "ratio (min-max)", "goal", "pairs")
 PACKAGES = ("torch", "torchx", "paceline")

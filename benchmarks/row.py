@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .case import Case, Failed, Sample, Side
+from .case import Case, Side
+from .sample import Failed, Sample
 
 if TYPE_CHECKING:
     from .lab import Lab

@@ -78,3 +78,16 @@ def test_verbs_load_no_backend_that_they_do_not_use(arguments: list[str], tmp_pa
     loaded = set(json.loads(done.stdout.splitlines()[-1]))
     for heavy in ("pydantic", "yaml", "paceline.backends.ssh.backend", "importlib.metadata"):
         assert heavy not in loaded, heavy
+
+
+@pytest.mark.parametrize("package", ["paceline", "benchmarks"])
+def test_no_modules_import_each_other_in_a_circle(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Type-checking imports and those within functions included."""
+    grimp = pytest.importorskip("grimp")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    graph = grimp.build_graph(package, cache_dir=None)
+    left = {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
+    while free := [module for module, imported in left.items() if not imported & left.keys()]:
+        for module in free:
+            del left[module]
+    assert not left, "each of these is in a circle, or imports one that is"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 
-from ..case import Case, Goal, Pair, Sample, Side
+from ..case import Case, Goal, Pair, Side
 from ..lab import SCRIPTS, Lab, installed
+from ..sample import Sample
 
 SCRIPT = str(SCRIPTS / "checkpoint_stall.py")
 RANKS = 2

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..case import Case, Goal, Pair, Sample, Side
+from ..case import Case, Goal, Pair, Side
 from ..lab import SCRIPTS, Lab, installed
+from ..sample import Sample
 
 SCRIPT = str(SCRIPTS / "ddp_step.py")
 RANKS = 2

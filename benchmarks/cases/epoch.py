@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from ..case import Case, Goal, Sample, Side
+from ..case import Case, Goal, Side
 from ..lab import SCRIPTS, Lab
+from ..sample import Sample
 
 SCRIPT = str(SCRIPTS / "first_batch.py")
 

@@ -13,9 +13,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from ..case import Case, Failed, Sample, Side
+from ..case import Case, Side
 from ..lab import HOSTS, SCRIPTS, TARGETS, TIMEOUT, Lab, installed
 from ..lines import check, open_gate, reading
+from ..sample import Failed, Sample
 
 PACELINE = installed("paceline")
 ALLREDUCE, SUM, NOTHING = (str(SCRIPTS / f"{name}.py") for name in ("first_allreduce", "first_sum", "nothing"))

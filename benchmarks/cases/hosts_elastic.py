@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 from paceline.node.machine import processes
 
-from ..case import Case, Failed, Sample, Side
+from ..case import Case, Side
 from ..lab import SCRIPTS, TIMEOUT, Lab, installed
+from ..sample import Failed, Sample
 from .hosts import each, paceline
 
 SCRIPT = str(SCRIPTS / "stepping_on.py")

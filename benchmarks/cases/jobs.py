@@ -8,8 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from ..case import Case, Goal, Sample, Side
+from ..case import Case, Goal, Side
 from ..lab import SCRIPTS, Lab, installed, timed
+from ..sample import Sample
 
 NOTHING = str(SCRIPTS / "nothing.py")
 JOBS, RECENT = 10_000, 100

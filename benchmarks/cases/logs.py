@@ -8,9 +8,10 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from ..case import Case, Goal, Sample, Side
+from ..case import Case, Goal, Side
 from ..lab import SCRIPTS, Lab, free_port, installed
 from ..lines import Reader, check, open_gate, reading
+from ..sample import Sample
 
 WRITE_LINES, TELL_TIME = str(SCRIPTS / "write_lines.py"), str(SCRIPTS / "tell_time.py")
 RANKS, LINES = 64, 10_000

@@ -9,8 +9,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..case import Case, Goal, Sample, Side
+from ..case import Case, Goal, Side
 from ..lab import SCRIPTS, Job, Lab, installed
+from ..sample import Sample
 
 SCRIPT = str(SCRIPTS / "stepping.py")
 STEPS_BEFORE = 3  # that every rank has done when one is killed

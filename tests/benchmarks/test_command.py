@@ -54,7 +54,7 @@ def test_an_unknown_row_is_refused():
 
 def in_lab(body):
     """Run code that has a `lab`, in a process of its own: a lab ends all children of its process."""
-    code = "import sys\nfrom benchmarks.case import Failed\nfrom benchmarks.lab import Lab\nwith Lab() as lab:\n"
+    code = "import sys\nfrom benchmarks.sample import Failed\nfrom benchmarks.lab import Lab\nwith Lab() as lab:\n"
     code += textwrap.indent(textwrap.dedent(body), "    ")
     return subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -1,9 +1,10 @@
 """The arithmetic of ratios, interleaving and failures; nothing is timed."""
 
 import pytest
-from benchmarks.case import Case, Failed, Goal, Sample, Side
+from benchmarks.case import Case, Goal, Side
 from benchmarks.report import as_json, table
 from benchmarks.row import Row, Spread, measure, ratios
+from benchmarks.sample import Failed, Sample
 
 
 def samples(*seconds):

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.conftest import eventually
 
-from paceline.backends.check.findings import Finding
+from paceline.backends.check.finding import Finding
 from paceline.backends.check.hosts import Clock, clock_finding, differing
 from paceline.backends.ssh import connection
 from paceline.backends.ssh.preflight import together

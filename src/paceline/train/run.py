@@ -249,7 +249,8 @@ class Run(Collectives):
         """Put further objects into the checkpoints, under these names.
 
         Their states must be such as `torch.load(..., weights_only=True)` reads: tensors, numbers, strings, containers
-        of them, and classes marked with `torch.serialization.add_safe_globals`. Others are refused by the save.
+        of them, and classes marked with `torch.serialization.add_safe_globals`; NumPy scalars become numbers. Others
+        are refused by the save.
 
         Raises:
             TypeError: one lacks `state_dict` or `load_state_dict`.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from paceline.node.machine.network import is_loopback
 from paceline.node.machine.software import FRAMEWORKS, PACKAGES, virtual_environment_elsewhere
+
+from .finding import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -20,22 +21,6 @@ GIB = 1 << 30
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
 _OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that would go wrong: an error when no run here can work, else a warning.
-
-    Attributes:
-        where: what it is about.
-        what: what is wrong with it, and what comes of that.
-        do: what to do.
-    """
-
-    level: Literal["error", "warning"]
-    where: str
-    what: str
-    do: str
 
 
 def findings(seen: Inspection, env: Mapping[str, str]) -> list[Finding]:

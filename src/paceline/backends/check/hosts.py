@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.job.errors import UserError
 from paceline.job.text import printable
 
-from .findings import GIB, Finding, size
+from .finding import Finding
+from .findings import GIB, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -17,7 +17,7 @@ from paceline.node.machine import gpus, hardware, network, software
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .findings import Finding
+    from .finding import Finding
 
 SHARED_MEMORY = Path("/dev/shm")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .findings import Finding
+    from .finding import Finding
     from .hosts import Clock
 
 MOST_FOR_PAIRS = 8  # hosts, of which every pair is measured; of more, each with the next one only

@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from paceline.backends.check.findings import Finding
+from paceline.backends.check.finding import Finding
 from paceline.backends.check.hosts import Clock, disk_findings, grouped, line, names, warnings
 from paceline.job.errors import UserError
 from paceline.job.text import printable

@@ -15,7 +15,7 @@ from paceline.cli.terminal.progress import Progress
 from paceline.cli.terminal.tables import bold
 
 if TYPE_CHECKING:
-    from paceline.backends.check.findings import Finding
+    from paceline.backends.check.finding import Finding
     from paceline.backends.check.inspect import Inspection
 
     Section = tuple[str, list[tuple[str, str]]]
