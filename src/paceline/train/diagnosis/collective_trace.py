@@ -7,6 +7,7 @@ sequence as the others, only less of it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import sysconfig
@@ -45,7 +46,7 @@ SETTLED = 2.0  # seconds inside of a collective after which it does not end by i
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _LIBRARIES = (_PACKAGE, sysconfig.get_paths()["stdlib"] + os.sep, "<frozen")
 _NAMES = {"__iter__": "the next batch", "__exit__": "close"}
-_ours: dict[str, bool | None] = {}  # whether a file is this package's or, None, torch's; asked at each collective
+_ours: dict[str, bool | None] = {}  # whether a file is this package's; None for what may lie between its frames
 _VERBS = {"the next batch": "asked for"}
 
 
@@ -178,8 +179,9 @@ def _caller() -> tuple[str, CodeType | None, int]:
         code = frame.f_code
         file = code.co_filename
         if file not in _ours:
-            torchs = f"-packages{os.sep}torch{os.sep}" in file  # a module that is called comes here through torch
-            _ours[file] = None if torchs else file.startswith(_PACKAGE)
+            # A module that is called comes here through torch, a block of ours through contextlib.
+            is_between = file == contextlib.__file__ or f"-packages{os.sep}torch{os.sep}" in file
+            _ours[file] = None if is_between else file.startswith(_PACKAGE)
         if _ours[file] is False:
             break
         called, frame = code if _ours[file] else called, frame.f_back
