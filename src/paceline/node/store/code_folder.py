@@ -29,12 +29,16 @@ _MADE = "made"  # beside the folders of jobs, whose names are identifiers
 def check_free(place: Path, job_id: str) -> None:
     """Whether a job's code may go there; changes nothing.
 
+    Args:
+        place: of its code.
+        job_id: of the job; "" for one that has none yet.
+
     Raises:
         Refused: something else is there.
     """
     marks = _marks(place)
     found = next((path for path in (place, marks) if os.path.lexists(path)), None)
-    if found is not None and not (marks / job_id).is_dir():
+    if found is not None and not (job_id and (marks / job_id).is_dir()):
         raise Refused(_taken(found))
 
 
@@ -64,14 +68,20 @@ def claimed(place: Path, job_id: str) -> Iterator[None]:
     """Claim it for good; what was made for it goes again if the block fails.
 
     Raises:
-        Refused: see `claim`.
+        Refused: see `claim`; or the folder cannot be written to.
     """
     folder = place.parent
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        for path in reversed(missing):
-            path.mkdir(exist_ok=True)
-        claim(place, job_id)
+        try:
+            for path in reversed(missing):
+                path.mkdir(exist_ok=True)
+            claim(place, job_id)
+        except OSError as error:
+            raise Refused(
+                f"cannot write the job's code to {place}: {error.strerror}; "
+                "see to it that there is space and you may write there, or choose another --working-dir"
+            ) from None
         try:
             if missing:  # it is ours alone: git need not look into it
                 with contextlib.suppress(FileExistsError), (folder / ".gitignore").open("xb") as file:
@@ -82,8 +92,9 @@ def claimed(place: Path, job_id: str) -> Iterator[None]:
             raise
     except BaseException:
         with contextlib.suppress(OSError):  # another job has come to use the folder meanwhile
-            if missing and os.listdir(folder) == [".gitignore"]:
-                (folder / ".gitignore").unlink()
+            ignore = folder / ".gitignore"
+            if missing and os.listdir(folder) == [ignore.name] and ignore.read_bytes() == GITIGNORE:
+                ignore.unlink()
             for path in missing:
                 path.rmdir()
         raise
@@ -96,6 +107,7 @@ def building(place: Path) -> Iterator[Path]:
     new.mkdir(mode=0o700, parents=True)
     try:
         yield new
+        inode = new.lstat().st_ino  # which stays the same when it is renamed
         try:
             if os.path.lexists(place):  # a rename would replace it, were it an empty folder
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(place))
@@ -104,17 +116,18 @@ def building(place: Path) -> Iterator[Path]:
             if not place.is_dir():
                 raise
         else:
-            record_made(place)
+            record_made(place, inode)
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def record_made(place: Path) -> None:
-    """Note that what is at `place` was made for a job that has claimed it, so that `discard` may remove it."""
-    made = _marks(place) / _MADE
+def record_made(place: Path, inode: int) -> None:
+    """Note that the folder with this inode was made at `place`, so that `discard` may remove it.
+
+    A place in a job's own folder, which nobody claims, needs no note.
+    """
     with contextlib.suppress(OSError):
-        if not made.exists():
-            made.write_text(str(place.lstat().st_ino))
+        (_marks(place) / _MADE).write_text(str(inode))
 
 
 def discard(place: Path, job_id: str) -> None:
