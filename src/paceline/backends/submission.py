@@ -12,6 +12,7 @@ from paceline.job.errors import UserError
 from paceline.job.spec import NAME, JobSpec, new_name
 from paceline.node.planning.script import program_kind
 from paceline.node.ranks.placement import CHOSEN
+from paceline.node.store.code_folder import record_made
 
 from .refusals import refusals
 
@@ -121,6 +122,7 @@ def fetched(spec: JobSpec, destination: Path, progress: Progress) -> dict[str, A
     from paceline.job.code.bring import fetch
 
     found = fetch(spec.code, _current_folder(), destination, progress, progress.say)
+    record_made(destination, destination.lstat().st_ino)
     if spec.script is not None:
         try:
             with refusals():

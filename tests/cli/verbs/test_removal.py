@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -222,6 +223,28 @@ def test_two_clients_that_bring_code_to_one_place(paceline: Paceline) -> None:
     paceline("wait", "job", env=env)
     assert paceline("delete", "job", env=env).returncode == 0
     assert sorted(os.listdir(paceline.folder / "user" / "code")) == [".gitignore"]
+
+
+def test_code_without_the_script_leaves_nothing(paceline: Paceline) -> None:
+    """That the copy lacks it is known only when the code is at its place."""
+    paceline.script("print('hello')", "src/script.py")
+    for command in ("git init -q", "git add .", "git -c user.email=a@b -c user.name=a commit -qm first"):
+        subprocess.run(command.split(), cwd=paceline.folder / "src", check=True)
+    place = ("--working-dir", "user", "--sync-mode", "git", "--sync-source", str(paceline.folder / "src"))
+    done = paceline("submit", *place, "--name", "job", "other.py")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "no script other.py in the copy of" in done.stderr
+    assert not (paceline.folder / "user").exists()
+
+
+def test_a_place_for_code_that_cannot_be_written_to(paceline: Paceline) -> None:
+    paceline.script("print('hello')", "src/script.py")
+    (paceline.folder / "file").write_text("mine")
+    place = ("--working-dir", "file", "--sync-mode", "snapshot", "--sync-source", "src")
+    done = paceline("submit", *place, "--name", "job", "script.py")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert f"{paceline.folder}/file/code/job: Not a directory" in done.stderr
+    assert "--working-dir" in done.stderr
 
 
 def test_code_that_somebody_replaced_stays(paceline: Paceline) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -29,12 +30,13 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> threading.local:
 def bring(place: Path, job_id: str) -> bool:
     """Have a job's code there; returns whether the place is its own."""
     try:
-        code_folder.claim(place, job_id)
+        lock = code_folder.claim(place, job_id)
     except Refused:
         return False
     with code_folder.building(place) as building:
         for number in range(FILES):
             (building / f"{number}.py").write_text(job_id)
+    os.close(lock)
     assert [path.read_text() for path in place.iterdir()] == [job_id] * FILES
     return True
 
@@ -64,3 +66,19 @@ def test_machines_of_two_jobs_want_one_folder(tmp_path: Path, machine: threading
         found = dict(pool.map(take_part, range(8)))
     assert sorted(found.values()) == [False, True]
     assert not list((tmp_path / "code").iterdir())
+
+
+def test_a_claim_of_a_killed_client_keeps_nobody_out(tmp_path: Path) -> None:
+    place = tmp_path / "code" / "mine"
+    lock = code_folder.claim(place, "one")
+    with pytest.raises(Refused):
+        code_folder.claim(place, "other")
+    os.close(lock)  # as the kernel does
+    code_folder.check_free(place, "other")
+    assert bring(place, "other")
+    with pytest.raises(Refused):
+        code_folder.claim(place, "third")
+    code_folder.discard(place, "one")
+    assert place.exists()
+    code_folder.discard(place, "other")
+    assert not os.listdir(place.parent)

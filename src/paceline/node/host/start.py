@@ -54,7 +54,7 @@ def start(home: Home, request: Request) -> Iterator[Answer]:
             with contextlib.suppress(OSError):  # it has ended already
                 lifeline.send(b"k")
             record = records.record(run.path, records.line_of(home.root))
-            yield {"kept": with_ids(run, record or first)}  # it has ended, and was removed, where there is none
+            yield {"kept": first if record is None else with_ids(run, record)}  # None: it has ended, and was removed
             word = next_word()
             is_decided = word == "done" or (not word and (node.node_rank == 0 or _has_begun(run, lifeline, begin)))
         elif word == "hold":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import shutil
@@ -29,34 +30,74 @@ _MADE = "made"  # beside the folders of jobs, whose names are identifiers
 def check_free(place: Path, job_id: str) -> None:
     """Whether a job's code may go there; changes nothing.
 
+    Args:
+        place: of its code.
+        job_id: of the job; "" for one that has none yet.
+
     Raises:
         Refused: something else is there.
     """
     marks = _marks(place)
     found = next((path for path in (place, marks) if os.path.lexists(path)), None)
-    if found is not None and not (marks / job_id).is_dir():
+    if found is not None and not (job_id and (marks / job_id).is_dir()) and not _is_abandoned(place):
         raise Refused(_taken(found))
 
 
-def claim(place: Path, job_id: str) -> None:
+def claim(place: Path, job_id: str) -> int:
     """Say that this machine's part of a job needs its code there, until `discard`.
+
+    Returns:
+        A descriptor that locks the claim. Once it is closed, the claim counts only where the code is there.
 
     Raises:
         Refused: something else is there.
     """
     marks = _marks(place)
+    _is_abandoned(place, remove=True)
     if not os.path.lexists(place):
         new = _hidden(place)
         (new / job_id).mkdir(parents=True)
-        _mark(new / job_id)
+        lock = _mark(new / job_id)
         try:
             new.rename(marks)
         except OSError:  # somebody else was faster
             shutil.rmtree(new)
+            os.close(lock)
         else:
-            return
-    if not _mark(marks / job_id):  # no other machine of this job has claimed it
-        raise Refused(_taken(place if os.path.lexists(place) else marks))
+            return lock
+    try:
+        return _mark(marks / job_id)
+    except (FileNotFoundError, NotADirectoryError):  # no other machine of this job has claimed it
+        raise Refused(_taken(place if os.path.lexists(place) else marks)) from None
+
+
+def _is_abandoned(place: Path, *, remove: bool = False) -> bool:
+    """Whether only clients of this machine have claimed a place, and were killed before the code was there.
+
+    Args:
+        place: of the code.
+        remove: also remove their claims.
+    """
+    marks = _marks(place)
+    found = 0
+    try:
+        for job_id in os.listdir(marks):
+            if os.listdir(marks / job_id) != [socket.gethostname()]:
+                return False
+            mark = marks / job_id / socket.gethostname()
+            lock = os.open(mark, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.lexists(place) or not os.path.samestat(os.fstat(lock), mark.lstat()):
+                    return False
+                if remove:
+                    discard(place, job_id)
+            finally:
+                os.close(lock)
+            found += 1
+    except OSError:  # somebody has locked it, or it is no claim
+        return False
+    return found > 0
 
 
 @contextlib.contextmanager
@@ -64,14 +105,20 @@ def claimed(place: Path, job_id: str) -> Iterator[None]:
     """Claim it for good; what was made for it goes again if the block fails.
 
     Raises:
-        Refused: see `claim`.
+        Refused: see `claim`; or the folder cannot be written to.
     """
     folder = place.parent
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        for path in reversed(missing):
-            path.mkdir(exist_ok=True)
-        claim(place, job_id)
+        try:
+            for path in reversed(missing):
+                path.mkdir(exist_ok=True)
+            lock = claim(place, job_id)
+        except OSError as error:
+            raise Refused(
+                f"cannot write the job's code to {place}: {error.strerror}; "
+                "see to it that there is space and you may write there, or choose another --working-dir"
+            ) from None
         try:
             if missing:  # it is ours alone: git need not look into it
                 with contextlib.suppress(FileExistsError), (folder / ".gitignore").open("xb") as file:
@@ -80,10 +127,13 @@ def claimed(place: Path, job_id: str) -> Iterator[None]:
         except BaseException:
             discard(place, job_id)
             raise
+        finally:
+            os.close(lock)
     except BaseException:
         with contextlib.suppress(OSError):  # another job has come to use the folder meanwhile
-            if missing and os.listdir(folder) == [".gitignore"]:
-                (folder / ".gitignore").unlink()
+            ignore = folder / ".gitignore"
+            if missing and os.listdir(folder) == [ignore.name] and ignore.read_bytes() == GITIGNORE:
+                ignore.unlink()
             for path in missing:
                 path.rmdir()
         raise
@@ -96,6 +146,7 @@ def building(place: Path) -> Iterator[Path]:
     new.mkdir(mode=0o700, parents=True)
     try:
         yield new
+        inode = new.lstat().st_ino  # which stays the same when it is renamed
         try:
             if os.path.lexists(place):  # a rename would replace it, were it an empty folder
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(place))
@@ -104,17 +155,18 @@ def building(place: Path) -> Iterator[Path]:
             if not place.is_dir():
                 raise
         else:
-            record_made(place)
+            record_made(place, inode)
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def record_made(place: Path) -> None:
-    """Note that what is at `place` was made for a job that has claimed it, so that `discard` may remove it."""
-    made = _marks(place) / _MADE
+def record_made(place: Path, inode: int) -> None:
+    """Note that the folder with this inode was made at `place`, so that `discard` may remove it.
+
+    A place in a job's own folder, which nobody claims, needs no note.
+    """
     with contextlib.suppress(OSError):
-        if not made.exists():
-            made.write_text(str(place.lstat().st_ino))
+        (_marks(place) / _MADE).write_text(str(inode))
 
 
 def discard(place: Path, job_id: str) -> None:
@@ -151,10 +203,13 @@ def _hidden(place: Path) -> Path:
     return place.with_name(f".{place.name}.paceline.{secrets.token_hex(4)}")
 
 
-def _mark(folder: Path) -> bool:
-    """Leave this machine's mark in a folder; returns whether that is there."""
-    try:
-        (folder / socket.gethostname()).touch()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
+def _mark(folder: Path) -> int:
+    """Leave this machine's mark in a folder; returns a descriptor that locks it, where that is possible.
+
+    Raises:
+        OSError: the folder is missing, or cannot be written to.
+    """
+    lock = os.open(folder / socket.gethostname(), os.O_RDWR | os.O_CREAT, 0o666)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return lock

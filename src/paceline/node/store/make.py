@@ -30,6 +30,7 @@ from paceline.node.rundir.staging import SPARE, Reopened, Staging
 from paceline.node.spec import NodeSpec
 
 from . import code_folder, lifecycle, records
+from .home import with_ids
 
 if TYPE_CHECKING:
     import socket
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
     from .home import Home
 
     Job = dict[str, Any]
-    # Puts a job's code at a path where nothing is yet, all of it or nothing; returns what is known of it.
+    # Puts a job's code at a path where nothing is yet, all of it or nothing, and notes that it has made it
+    # (`code_folder.record_made`); returns what is known of it.
     Code = Callable[[Path], dict[str, Any]]
     Split = Callable[[Job], "tuple[int, ...]"]
 
@@ -174,8 +176,8 @@ class Made(NamedTuple):
         node: its part here.
         agent: the process that runs it.
         begin: where its new events begin.
-        record: what was true of it while its lock was still held; empty for one that is watched. A short job may be
-            removed as soon as it has ended.
+        record: what was true of it while its lock was still held, for a client elsewhere see `home.with_ids`. A short
+            job may be removed as soon as it has ended.
     """
 
     run: RunDirectory
@@ -270,8 +272,6 @@ def make(plan: Plan, code: Code | None = None, lifeline: socket.socket | None = 
                     code = copy_of(home.code_of(asked["resume_from"]))
                 assert code is not None
                 record["code"] = {**code(made), "path": str(folder)}
-                if made == folder:
-                    code_folder.record_made(folder)
                 job = _complete(asked, plan.here, made, record["code"])
                 node = _place(home, plan.here, replace(plan.order, job_id=node.job_id), job, folder)
             if asked["resume_from"] is not None:
@@ -497,4 +497,5 @@ def _start(
     begin = run.events.stat().st_size
     kept = {name: value for name, value in os.environ.items() if name not in NOT_FOR_JOBS}
     agent = lifecycle.start_agent(folder, node.python, {**kept, **_agent_variables(home, order)}, lifeline)
-    return Made(run, node, agent, begin, records.record(run.path, records.line_of(home.root)) or {})
+    record = records.record(run.path, records.line_of(home.root)) or {}
+    return Made(run, node, agent, begin, with_ids(run, record) if home.is_remote else record)
