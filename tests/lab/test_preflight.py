@@ -82,7 +82,7 @@ def without_route(source: Host, target: Host) -> Iterator[None]:
 def tiny_disk(folder: Path) -> Iterator[None]:
     """A disk of 2.5 MiB at a folder: paceline's own file takes 1 MiB of it."""
     folder.mkdir(parents=True, exist_ok=True)
-    run("mount", "-t", "tmpfs", "-o", "size=2560k", "paceline-test", str(folder))
+    run("mount", "-t", "tmpfs", "-o", "size=2560k,mode=700", "paceline-test", str(folder))
     try:
         yield
     finally:
@@ -150,7 +150,7 @@ def test_a_full_disk_is_told(pair: Client) -> None:
     home = pair.lab.hosts[1].home / pair.root
     with tiny_disk(home):
         code, said = submit(pair, "--nnodes", "2")
-        assert code == 0
+        assert code == 0, said
         assert len(said) == 1
         assert said[0].startswith(f"h2: {home} is on a disk with 1.")
         with contextlib.suppress(OSError), open(home / "full", "wb") as file:

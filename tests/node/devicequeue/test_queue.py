@@ -440,9 +440,12 @@ def test_a_waiting_job_says_so_takes_little_memory_and_starts_nothing(machine: M
     assert status["waiting"] == {"need": 2, "ahead": 0, "problem": ""}
     assert status["devices"] == []
     assert machine.status("c")["waiting"] == {"need": 1, "ahead": 1, "problem": ""}
-    assert descendants(run.process.pid) == []
-    memory = next(x for x in Path(f"/proc/{run.process.pid}/status").read_text().splitlines() if "VmRSS" in x)
-    assert int(memory.split()[1]) <= 25 * 1024, memory
+    agent = status["agent"]["pid"]  # below its guard
+    assert descendants(run.process.pid) == [agent]
+    assert descendants(agent) == []
+    used = [Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() for pid in (run.process.pid, agent)]
+    memory = [int(line.split()[1]) for lines in used for line in lines if line.startswith("Pss:")]
+    assert sum(memory) <= 25 * 1024, memory
     assert explain(overview(machine.queue), "c") == "waits for 1 device; 1 job ahead; held by: a"
     for job in "abc":
         machine.go(job)
