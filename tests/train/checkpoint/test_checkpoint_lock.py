@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.conftest import GENEROUS, eventually  # noqa: E402
-from tests.train.checkpoint_ranks import Ranks, processes, rank_state, save, shared_state, single  # noqa: E402
+from tests.train.checkpoint.checkpoint_ranks import Ranks, processes, rank_state, save, shared_state, single  # noqa: E402
 
 from paceline.contract.folder_lock import LOCK, FolderLock, FolderTaken, holder_of  # noqa: E402
 from paceline.train.checkpoint.store import CheckpointError, CheckpointFolderTaken, CheckpointStore  # noqa: E402
