@@ -30,8 +30,8 @@ $(FRAMEWORKS)/.ready: pyproject.toml tests/frameworks/requirements.txt
 demo: $(VENV)/.examples ## Train on real data with two ranks
 	$(BIN)/paceline run -n 2 examples/digits.py
 
-test: $(VENV)/.dev ## The tests, in three processes: they wait much
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+test: $(VENV)/.dev ## The tests, in two processes: they wait much
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-frameworks: $(VENV)/.dev $(FRAMEWORKS)/.ready ## Unmodified scripts of torch, paddle, tensorflow and jax
 	PACELINE_FRAMEWORKS_PYTHON=$(CURDIR)/$(FRAMEWORKS)/bin/python $(BIN)/python -m pytest -m frameworks

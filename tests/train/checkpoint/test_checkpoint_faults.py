@@ -128,6 +128,7 @@ def _save_until(folder: Path, moment: int, end: Connection) -> None:
     end.send(moment)
 
 
+@pytest.mark.timeout(1200)  # some 60 processes, one after the other
 def test_killed_at_each_file_operation(tmp_path: Path, warnings: list[str]) -> None:
     start = tmp_path / "start"
     store = single(start)
