@@ -22,7 +22,8 @@ def test_the_same_files_give_the_same_archive() -> None:
 
 def test_it_holds_no_client_room() -> None:
     names = zipfile.ZipFile(io.BytesIO(packing.archive().data)).namelist()
-    assert {name.split("/")[1] for name in names if "/" in name} == {"__init__.py", "contract", "node", "train"}
+    rooms = {"contract", "node", "train"}
+    assert {name.split("/")[1] for name in names if "/" in name} == {"__init__.py", "_version.py", *rooms}
 
 
 def test_it_is_the_package_of_what_it_runs(tmp_path: Path) -> None:
