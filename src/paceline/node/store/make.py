@@ -258,8 +258,9 @@ def make(plan: Plan, code: Code | None = None, lifeline: socket.socket | None = 
         if asked["resume_from"] is not None:
             try:
                 stack.enter_context(RunDirectory(home.jobs / asked["resume_from"]).kept())
-            except FileNotFoundError:
-                raise Refused(f"job {asked['resume_from']} was just deleted; submit the job anew") from None
+            except FileNotFoundError:  # other hosts may have its checkpoints, and this one none
+                if not home.is_remote or asked["code"] is not None:
+                    raise Refused(f"job {asked['resume_from']} was just deleted; submit the job anew") from None
         staging = stack.enter_context(Staging(plan.path, home.jobs if plan.path.parent != home.jobs else None))
         hidden, job = staging.directory.path, plan.job
         record: dict[str, Any] = {"data": [dict(source) for source in plan.order.data]}
