@@ -171,6 +171,7 @@ def test_a_cut_in_mid_transfer_ends_on_both_sides_and_is_made_good(client: Clien
     folders = [client.folder / host.name for host in client.lab.hosts[:2]]
     store = CheckpointStore(folders[holder], rank=0, world_size=1, exchange=SingleExchange())
     store.save(7, {"model": large[:9].clone(), "optimizer": large}, None, block=True)
+    store.close()  # and free its folder
 
     def start(rank: int, host: Host) -> subprocess.Popen[str]:
         where = {"MASTER_ADDR": client.lab.hosts[0].address, "MASTER_PORT": "29511", "PACELINE_LAB": host.namespace}
