@@ -98,7 +98,7 @@ def bring_for_job(mode: str, source: str | None, folder: Path, destination: Path
     """As a job does that keeps its code in a folder of the user's, and removes it with itself."""
     with claimed(destination, "a-job"):
         found = bring(mode, source, folder, destination)
-        record_made(destination)
+        record_made(destination, destination.lstat().st_ino)
     return found
 
 
