@@ -288,3 +288,15 @@ def test_a_disk_fills_up_while_a_job_trains(client: Client, victim: int) -> None
     assert again.returncode == 0, again.stderr
     name = again.stdout.strip()
     assert client("wait", "--on", "lab", name).returncode == 0
+
+
+def test_a_rank_that_cannot_say_why_it_failed_on_a_full_disk(client: Client) -> None:
+    host = client.lab.hosts[0]
+    client.settings(hosts=["h1"], python=sys.executable)
+    waiting = "import time\nprint('begun', flush=True)\nwhile True:\n    print('more' * 1000)\n    time.sleep(0.05)"
+    submitted(client, "1", client.script(waiting))
+    eventually(lambda: "more" in log(client, host), "it prints")
+    host.fill()
+    assert client("wait", "--on", "lab", "it").returncode != 0
+    error = json.loads(client("get", "--on", "lab", "it", "-o", "json").stdout)["error"]
+    assert f"no space is left on h1 in {client.run_directory(host, 'it')}" in error

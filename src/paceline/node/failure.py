@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from paceline.node.files import is_disk_full
 from paceline.node.rundir.directory import read_error
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ def rank_failure(
         symptom = number not in _OWN_DEATH and bool(_SYMPTOM.search(text))
     else:
         message, symptom = f"exit code {code}", bool(_SYMPTOM.search(text))
+        if code and is_disk_full(log.parent):  # so that the rank could neither print nor record what happened
+            message = f"{message}; no space is left on {host} in {log.parent}"
     return Failure(
         rank=rank, node=node, host=host, pid=pid, exit_code=code, signal=name, oom=oom, message=message,
         traceback=text, has_traceback=is_traceback, log=str(log), symptom=symptom, ended=ended,

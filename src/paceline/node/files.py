@@ -1,4 +1,4 @@
-"""Small files that are read and written whole."""
+"""Small files that are read and written whole, and whether there is room for them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 64 * 1024 * 1024  # of a file that is read whole; what paceline writes is far smaller
+_ROOM = 64 * 1024  # bytes; a disk with less is full
 _MOST_DEPTH = 100  # objects and arrays in one another; what paceline writes has far fewer
 
 
@@ -73,6 +74,15 @@ def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
         if status.st_size > most or len(data) > most:
             raise ValueError(f"{path.name} is larger than {most >> 20} MiB")
         return data
+
+
+def is_disk_full(folder: Path) -> bool:
+    """Whether the file system of a folder has no space left for another file; not, where it does not say."""
+    try:
+        space = os.statvfs(folder)
+    except OSError:
+        return False
+    return space.f_bavail * space.f_frsize < _ROOM
 
 
 def _depth(value: Any) -> int:

@@ -7,7 +7,8 @@ import socket
 from typing import TYPE_CHECKING
 
 from paceline.backends.foreground import how_it_ended
-from paceline.node.logs.live import Output, Update, is_disk_full, updates
+from paceline.node.files import is_disk_full
+from paceline.node.logs.live import Output, Update, updates
 from paceline.node.store.records import agent_pid
 
 from .start import start
@@ -58,7 +59,7 @@ class LocalRun:
 
     def last_words(self) -> tuple[int, list[str]]:
         """What became of the agent."""
-        log = None if is_disk_full(self._directory) else self._directory.agent_log
+        log = None if is_disk_full(self._directory.path) else self._directory.agent_log
         code, lines = how_it_ended(self._process.returncode, agent_pid(self._directory, self._process.pid), log)
         if log is None:
             lines.append(f"no space is left in {self._directory.path}; free some, or choose another --log-dir")

@@ -9,7 +9,8 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from paceline.node.logs.live import STREAM_BITS, Event, Output, is_disk_full, updates
+from paceline.node.files import is_disk_full
+from paceline.node.logs.live import STREAM_BITS, Event, Output, updates
 from paceline.node.machine import volumes
 from paceline.node.store import make, records
 from paceline.node.store.home import with_ids
@@ -136,7 +137,7 @@ def _news(
     yield {
         "gone": agent.wait(),
         "pid": records.agent_pid(run, agent.pid),
-        "log": None if is_disk_full(run) else str(run.agent_log),
+        "log": None if is_disk_full(run.path) else str(run.agent_log),
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Union
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from paceline.node.rundir.directory import RunDirectory
 
 STREAM_BITS = {"out": 1, "err": 2, "both": 3}  # as torchrun counts them
-_ROOM = 65536  # bytes; a disk with less is full
 
 
 @dataclass(frozen=True)
@@ -109,12 +107,6 @@ def _event(line: bytes, run: RunDirectory) -> Event:
     if name == "finished":
         details["took"] = details["time"] - (run.read_status() or {}).get("created", details["time"])
     return Event(name, details)
-
-
-def is_disk_full(run: RunDirectory) -> bool:
-    """Whether the run directory has no space left for another file."""
-    space = os.statvfs(run.path)
-    return space.f_bavail * space.f_frsize < _ROOM
 
 
 def _open_logs(started: dict[str, Any], wanted: Callable[[Output], bool]) -> dict[Path, _Log]:
