@@ -1,4 +1,4 @@
-"""Entry of every process on a node: `python <this file, or the archive with it> agent|forkserver|rank|… …`."""
+"""Entry of every process on a node: `python <this file, or the archive with it> agent|forkserver|rank|batch|… …`."""
 
 import os
 import sys
@@ -46,6 +46,10 @@ def main() -> None:
         from paceline.node.ranks.mpi_proxy import represent_rank
 
         sys.exit(represent_rank(sys.argv[2]))
+    elif role == "batch":
+        from paceline.node.host.batch import main as batch
+
+        batch(sys.argv[2])
     elif role == "shell":
         from paceline.node.host.serve import shell
 

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
     from paceline.node.store.home import Answer, Home, Request
 
+    from .protocol import PlanRequest
 
-def plan(home: Home, request: Request) -> Answer:
+
+def plan(home: Home, request: PlanRequest) -> Answer:
     """What `start` would do: the complete job, this machine's place among the others, and its ranks' variables.
 
     Raises:

@@ -10,9 +10,69 @@ import json
 import os
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from paceline.node.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class Part(TypedDict):
+    """What a client asks a machine elsewhere to make: its part of a job. Most are those of `make.Order`.
+
+    Keys:
+        job: what was asked for, as a `JobSpec` is in JSON.
+        data: the job's volumes: volume, path, wanted, variable.
+        job_id: what its nodes have in common; None makes one up.
+        hosts: the names of the nodes as the user knows them, by node rank.
+        joins: the job runs elsewhere already.
+        shown: which streams of which ranks somebody watches; None: nobody watches.
+        terminal: variables of the terminal that shows the ranks.
+        secrets: variables that are never shown.
+        token: what the nodes prove to each other that they belong together.
+        slots: how many slots the machine has if it has no accelerators.
+        code: what is known of the job's code; None if it has none of its own.
+    """
+
+    job: dict[str, Any]
+    data: Sequence[Mapping[str, Any]]
+    job_id: str | None
+    hosts: Sequence[str]
+    joins: bool
+    shown: Mapping[str, Any] | None
+    terminal: Mapping[str, str]
+    secrets: Mapping[str, str]
+    token: str | None
+    slots: int
+    code: Mapping[str, Any] | None
+
+
+class StartRequest(Part):
+    """A part to start now; the code follows on stdin as an archive (tar) of so many `bytes`."""
+
+    bytes: int
+
+
+class PlanRequest(Part):
+    """A part to plan; `start` is how the nodes would stand, as a coordinator says it, None if that is unknown."""
+
+    start: Mapping[str, Any] | None
+
+
+class BatchRequest(Part):
+    """A part that a scheduler starts, see `batch.py`.
+
+    Keys:
+        root: the folder of this machine's jobs.
+        archive: the file of the code's archive (tar), beside the request; None if the job has no code of its own.
+        node_rank_variable: the variable in which the scheduler gives the node rank, such as SLURM_NODEID or
+            JOB_COMPLETION_INDEX; None if the job says it, or the nodes agree on it when they meet.
+    """
+
+    root: str
+    archive: str | None
+    node_rank_variable: str | None
 
 
 def send(answer: dict[str, Any]) -> None:

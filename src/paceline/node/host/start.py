@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from paceline.node.rundir.directory import RunDirectory
-    from paceline.node.store.home import Answer, Home, Request
+    from paceline.node.store.home import Answer, Home
+
+    from .protocol import Part, StartRequest
 
 _DOUBT = 20.0  # seconds in which a job begins of which nobody said that all its nodes were told
 
 
-def start(home: Home, request: Request) -> Iterator[Answer]:
+def start(home: Home, request: StartRequest) -> Iterator[Answer]:
     """Make a job, and start its agent; then do as stdin says.
 
     An archive (tar) of the job's code, so many `bytes`, follows on stdin, unless it is another job's. Then words
@@ -58,7 +60,7 @@ def start(home: Home, request: Request) -> Iterator[Answer]:
             yield {"kept": first if record is None else with_ids(run, record)}  # None: it has ended, and was removed
             word = next_word()
             is_decided = word == "done" or (not word and (node.node_rank == 0 or _has_begun(run, lifeline, begin)))
-        elif word == "hold":
+        elif word == "hold" and request["shown"] is not None:
             is_decided = True
             yield from _news(run, agent, lifeline, request["shown"], begin)
     finally:
@@ -67,7 +69,7 @@ def start(home: Home, request: Request) -> Iterator[Answer]:
     yield {"end": True}
 
 
-def order_of(request: Request) -> make.Order:
+def order_of(request: Part) -> make.Order:
     """What a client asks this machine to make.
 
     Raises:
@@ -86,16 +88,16 @@ def order_of(request: Request) -> make.Order:
     )
 
 
-def _make(home: Home, request: Request, lifeline: socket.socket) -> make.Made:
+def _make(home: Home, request: StartRequest, lifeline: socket.socket) -> make.Made:
     order, archive = order_of(request), Bytes(request["bytes"])
     if make.is_back(home, order):
         archive.skip()
         return make.take_up(home, order, lifeline)
     plan = make.plan(home, make.this_machine(home, request["slots"]), order)
-    return make.make(plan, make.unpacked(archive, request["code"]), lifeline)
+    return make.make(plan, make.unpacked(archive, request["code"] or {}), lifeline)
 
 
-def _split(shown: Mapping[str, Any] | None, job: Request) -> tuple[int, ...]:
+def _split(shown: Mapping[str, Any] | None, job: dict[str, Any]) -> tuple[int, ...]:
     """The local ranks whose stderr is kept apart."""
     return () if shown is None else tuple(rank for rank in shown["split"] if rank < job["ranks"])
 

@@ -50,6 +50,8 @@ class Here:
         slots: how many jobs' devices it counts where it has no accelerators; asked only when that matters.
         declare: how its owner declares slots, for whoever has none.
         choose_python: how a user chooses another interpreter.
+        is_scheduled: a scheduler has placed the job here. It grants devices and sees to ports, so there is no queue for
+            devices, and a job gets those that a process sees.
     """
 
     home: Path
@@ -57,6 +59,7 @@ class Here:
     slots: Callable[[], int]
     declare: str
     choose_python: str
+    is_scheduled: bool = False
 
     @property
     def devices(self) -> tuple[tuple[str, ...], bool]:
@@ -69,7 +72,7 @@ class Here:
     def request(self, job: Mapping[str, Any]) -> Request | None:
         """What a completed job asks of the queue, None if it asks for no device."""
         need = job["devices"]
-        if not need:
+        if not need or self.is_scheduled:
             return None
         of, slots = self.devices
         folder = str(ticket.folder_of(self.home))
@@ -113,9 +116,9 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
     job = {**job, "framework": framework}
     if framework == "mpi":
         _check_mpi(job)
-    _check_meeting(job)
+    _check_meeting(job, here)
     job = {**job, "ranks": _count_ranks(job, here), **_start_method(job, imports)}
-    if job["detached"] and job["devices"] is None and (present := devices.accelerators()):
+    if job["detached"] and job["devices"] is None and not here.is_scheduled and (present := devices.accelerators()):
         # Who watches a run can see to the devices; a job that nobody watches shares them with nobody.
         job["devices"] = 1 if framework == "indexed" else min(int(job["ranks"]), len(present))
     _check_devices(job, here)
@@ -228,7 +231,7 @@ def _check_mpi(job: Mapping[str, Any]) -> None:
         raise Refused(f"{mpirun} calls itself {found!r}; --framework mpi needs Open MPI 3 or 4: put it first on PATH")
 
 
-def _check_meeting(job: Mapping[str, Any]) -> None:
+def _check_meeting(job: Mapping[str, Any], here: Here) -> None:
     _, nodes = node_range(job)
     if nodes > 1 and not job["main_address"]:
         raise Refused(
@@ -236,7 +239,7 @@ def _check_meeting(job: Mapping[str, Any]) -> None:
         )
     if job["node_rank"] is not None and job["node_rank"] >= nodes:
         raise Refused(f"--node-rank {job['node_rank']} with --nnodes {nodes}; nodes are numbered 0 … {nodes - 1}")
-    listens_here = nodes == 1 or job["node_rank"] == 0
+    listens_here = not here.is_scheduled and (nodes == 1 or job["node_rank"] == 0)
     if listens_here and job["main_port"] is not None and is_listening(job["main_port"]):
         raise Refused(f"port {job['main_port']} is in use on this machine; choose another --master-port, or none")
 
@@ -251,6 +254,9 @@ def _check_devices(job: Mapping[str, Any], here: Here) -> None:
     if request is not None and (why := policy.impossible(request)):
         declare = f"; {here.declare}" if request.slots else ""
         raise Refused(f"the job can never start: {why}; ask for others{declare}")
+    if here.is_scheduled and isinstance(job["devices"], int) and job["devices"] > len(here.devices[0]):
+        count = len(here.devices[0])
+        raise Refused(f"the job needs {job['devices']} devices on each node, and its scheduler granted {count} here")
     if job["cpus"] is not None and job["cpus"] > devices.cores():
         raise Refused(f"--cpus {job['cpus']}: this machine lets a job use {devices.cores()} cores; ask for fewer")
     memory = hardware.memory()

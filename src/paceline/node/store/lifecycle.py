@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+    from typing import NoReturn
 
     from paceline.node.rundir.staging import Reopened, Staging
     from paceline.node.spec import NodeSpec
@@ -52,7 +53,7 @@ def start_agent(
         lifeline: the job ends when the other end of this closes; None for one that outlives its client.
     """
     directory, end = staging.directory, -1 if lifeline is None else lifeline.fileno()
-    command = [*python, ENTRY, "agent", str(directory.path), str(staging.lock), str(end)]
+    command = _agent_command(staging, python, end)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # it inherits this, until it can handle them
     try:
         with open(directory.agent_log, "ab") as log:
@@ -62,6 +63,28 @@ def start_agent(
             )  # fmt: skip
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def become_agent(staging: Staging | Reopened, python: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+    """Replace this process with the agent of a settled job, which holds the job's lock from now on.
+
+    Args:
+        staging: the job's folder.
+        python: interpreter with its options.
+        env: the environment of the agent.
+    """
+    command = _agent_command(staging, python, -1)
+    os.set_inheritable(staging.lock, True)
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # the agent inherits this, until it can handle them
+    with open(os.devnull, "rb") as null, open(staging.directory.agent_log, "ab") as log:
+        for source, target in ((null, 0), (log, 1), (log, 2)):
+            os.dup2(source.fileno(), target)
+    os.chdir("/")
+    os.execvpe(command[0], command, dict(env))
+
+
+def _agent_command(staging: Staging | Reopened, python: Sequence[str], lifeline: int) -> list[str]:
+    return [*python, ENTRY, "agent", str(staging.directory.path), str(staging.lock), str(lifeline)]
 
 
 def stop(run: RunDirectory, now: bool) -> None:

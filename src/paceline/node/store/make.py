@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import socket
     import subprocess
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import Protocol
+    from typing import NoReturn, Protocol
 
     from .home import Home
 
@@ -253,6 +253,19 @@ def make(plan: Plan, code: Code | None = None, lifeline: socket.socket | None = 
         Taken: its name was taken meanwhile.
         OSError: it cannot be written.
     """
+    with _written(plan, code) as (staging, node):
+        return _start(plan.home, plan.order, staging, node, lifeline)
+
+
+def become(plan: Plan, code: Code | None = None) -> NoReturn:
+    """Make a job, and become its agent; a failure leaves nothing. See `make`."""
+    with _written(plan, code) as (staging, node):
+        lifecycle.become_agent(staging, node.python, _environment(plan.home, plan.order))
+
+
+@contextlib.contextmanager
+def _written(plan: Plan, code: Code | None) -> Iterator[tuple[Staging, NodeSpec]]:
+    """The run directory of a new job, complete, with its lock held; and this node's part. See `make`."""
     home, asked, node = plan.home, plan.asked, plan.node
     with contextlib.ExitStack() as stack:
         if asked["resume_from"] is not None:
@@ -285,7 +298,7 @@ def make(plan: Plan, code: Code | None = None, lifeline: socket.socket | None = 
                 staging.settle()
             except FileExistsError:
                 raise Taken(asked["name"], plan.path) from None
-        return _start(home, plan.order, staging, node, lifeline)
+        yield staging, node
 
 
 def is_back(home: Home, order: Order) -> bool:
@@ -300,6 +313,19 @@ def take_up(home: Home, order: Order, lifeline: socket.socket | None = None) -> 
     Raises:
         Refused: it runs.
     """
+    with _opened_again(home, order) as (again, node):
+        return _start(home, order, again, node, lifeline)
+
+
+def become_again(home: Home, order: Order) -> NoReturn:
+    """Become the agent of a part that was here before. See `take_up`."""
+    with _opened_again(home, order) as (again, node):
+        lifecycle.become_agent(again, node.python, _environment(home, order))
+
+
+@contextlib.contextmanager
+def _opened_again(home: Home, order: Order) -> Iterator[tuple[Reopened, NodeSpec]]:
+    """The run directory of a part that was here before, with its lock held; and that part. See `take_up`."""
     job, path = order.job, home.folder_of(order.job)
     try:
         again = Reopened(path)
@@ -313,7 +339,7 @@ def take_up(home: Home, order: Order, lifeline: socket.socket | None = None) -> 
         again.directory.spec.write_text(node.to_json())
         again.directory.status.unlink(missing_ok=True)  # it tells how this part ended then
         again.directory.spare.write_bytes(bytes(SPARE))
-        return _start(home, order, again, node, lifeline)
+        yield again, node
 
 
 def drop(home: Home, made: Made) -> None:
@@ -339,11 +365,17 @@ def check_writable(folder: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
 
 
-def this_machine(home: Home, slots: int) -> fitting.Here:
-    """What a job of a client elsewhere is fitted to: this machine, with so many slots if it has no accelerators."""
+def this_machine(home: Home, slots: int, *, is_scheduled: bool = False) -> fitting.Here:
+    """What a job of a client elsewhere is fitted to: this machine.
+
+    Args:
+        home: of this machine.
+        slots: how many slots it has if it has no accelerators.
+        is_scheduled: see `fitting.Here`.
+    """
     declare = 'declare N slots with hosts = ["HOST:N"] in the target\'s settings'
     choose_python = "name another Python with --ssh-python, or python = in the target's settings"
-    return fitting.Here(home.root, (sys.executable,), lambda: slots, declare, choose_python)
+    return fitting.Here(home.root, (sys.executable,), lambda: slots, declare, choose_python, is_scheduled)
 
 
 # -- code --------------------------------------------------------------------------------------------------------------
@@ -490,13 +522,18 @@ def _agent_variables(home: Home, order: Order) -> dict[str, str]:
     return env
 
 
+def _environment(home: Home, order: Order) -> dict[str, str]:
+    """The environment of the agent."""
+    kept = {name: value for name, value in os.environ.items() if name not in NOT_FOR_JOBS}
+    return {**kept, **_agent_variables(home, order)}
+
+
 def _start(
     home: Home, order: Order, folder: Staging | Reopened, node: NodeSpec, lifeline: socket.socket | None
 ) -> Made:
     """Start the agent of a job that has its folder."""
     run = folder.directory
     begin = run.events.stat().st_size
-    kept = {name: value for name, value in os.environ.items() if name not in NOT_FOR_JOBS}
-    agent = lifecycle.start_agent(folder, node.python, {**kept, **_agent_variables(home, order)}, lifeline)
+    agent = lifecycle.start_agent(folder, node.python, _environment(home, order), lifeline)
     record = records.record(run.path, records.line_of(home.root)) or {}
     return Made(run, node, agent, begin, with_ids(run, record) if home.is_remote else record)

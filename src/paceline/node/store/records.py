@@ -78,12 +78,24 @@ def line_of(home: Path) -> Callable[[], list[Entry]]:
     return line
 
 
-def record(path: Path, line: Callable[[], list[Entry]]) -> dict[str, Any] | None:
+def held_here(run: RunDirectory) -> bool | None:
+    """The liveness of a job whose agent runs on this machine: True while somebody holds its lock.
+
+    Nobody may hold it although the agent lives, so anything else is unknown.
+    """
+    return run.is_held or None
+
+
+def record(
+    path: Path, line: Callable[[], list[Entry]], liveness: Callable[[RunDirectory], bool | None] = held_here
+) -> dict[str, Any] | None:
     """What is true of a job; None where there is none.
 
     Args:
         path: its run directory.
         line: gives the queue, see `line_of`.
+        liveness: whether somebody works on the job; None: unknown, then its agent is looked for on this machine. A
+            scheduler that knows better says so here: locks need not cross machines.
 
     The keys are those of a job as the verbs show it: name, state, backend, framework, nodes, ranks, attempt, exit_code,
     created, started, finished (seconds since the epoch), instances, error, and more.
@@ -93,22 +105,24 @@ def record(path: Path, line: Callable[[], list[Entry]]) -> dict[str, Any] | None
     if not path.exists():
         return _damaged(path, f"its folder {os.path.realpath(path)} is gone; is a disk not mounted?")
     try:
-        found = _record(path, line)
+        found = _record(path, line, liveness)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
         found = _damaged(path, f"its folder is damaged ({type(error).__name__}: {error}); see {path}")
     return found if is_job(path) else None  # it may have been removed meanwhile
 
 
-def _record(path: Path, line: Callable[[], list[Entry]]) -> dict[str, Any]:
+def _record(
+    path: Path, line: Callable[[], list[Entry]], liveness: Callable[[RunDirectory], bool | None]
+) -> dict[str, Any]:
     run = RunDirectory(path)
-    held = run.is_held  # asked first: an agent writes its last status before it lets go
+    is_alive = liveness(run)  # asked first: an agent writes its last status before it lets go
     job, status = load_json(run.job), cast("KnownStatus", load_json(run.status) or {})
     node = load_json(run.spec)
     if node is None or job is None:
         return _damaged(path, f"its folder lacks {'spec.json' if node is None else 'job.json'}; see {path}")
     spec, agent = job["spec"], status.get("agent")
-    if status.get("state") not in FINAL and not held and not _lives(agent):
-        status.update(_end_of(run, job, agent))
+    if status.get("state") not in FINAL and not is_alive and not (is_alive is None and _lives(agent)):
+        status.update(_end_of(run, job, agent, is_known=is_alive is False))
     state = str(status.get("state", "PENDING"))
     host = agent["host"] if agent else socket.gethostname()
     is_final = state in FINAL
@@ -219,8 +233,15 @@ def _lives(agent: AgentRecord | None) -> bool:
     )
 
 
-def _end_of(run: RunDirectory, job: dict[str, Any], agent: AgentRecord | None) -> KnownStatus:
-    """What became of a job that nobody works on although its status is not a last one."""
+def _end_of(run: RunDirectory, job: dict[str, Any], agent: AgentRecord | None, *, is_known: bool) -> KnownStatus:
+    """What became of a job that nobody works on although its status is not a last one.
+
+    Args:
+        run: of the job.
+        job: what is stored of it.
+        agent: its agent, as its status has it.
+        is_known: nobody works on it on any machine.
+    """
     for event in reversed(events(run)):
         if event.get("event") == "finished":  # on a full disk the status could not be written
             keys = ("state", "exit_code", "failure", "others")
@@ -228,10 +249,13 @@ def _end_of(run: RunDirectory, job: dict[str, Any], agent: AgentRecord | None) -
     name = job["spec"]["name"]
     has_checkpoints = any(run.path.glob("checkpoints*"))
     again = f"paceline resubmit {name} {'goes on from its last checkpoint' if has_checkpoints else 'starts it again'}"
-    if agent and agent["host"] != socket.gethostname():
+    is_here = agent is None or agent["host"] == socket.gethostname()
+    if agent and not is_here and not is_known:
         return {"state": "LOST", "problem": f"it runs on {agent['host']}, which can be asked there alone"}
     if not agent:
         why = "it was never started: whoever submitted it was ended"
+    elif not is_here:
+        why = f"its agent on {agent['host']} was ended, and its ranks with it"
     elif agent["boot"] != processes.boot_id():
         why = "the machine was restarted"
     else:

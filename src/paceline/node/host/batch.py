@@ -1,0 +1,81 @@
+"""What a batch script or a pod runs on each node: makes this node's part of a job, and becomes its agent.
+
+There is no client to talk to. The scheduler starts the same command on all nodes, and what a client would say is in a
+file. The process that the scheduler has started is the job's from its first to its last moment: it receives the
+scheduler's signals, and ends with the job's exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.node.errors import Refused
+from paceline.node.files import load_json
+from paceline.node.store import make
+from paceline.node.store.home import Home
+
+from .start import order_of
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from .protocol import BatchRequest
+
+_REFUSED = 2  # the exit code where a job cannot run
+
+
+def main(file: str) -> NoReturn:
+    """Make this node's part of the job that a file describes, and become its agent.
+
+    Args:
+        file: a `BatchRequest` in JSON. It may hold a token, so only its owner may be able to read it.
+    """
+    path = Path(file)
+    try:
+        _run(_read(path), path.parent)
+    except Refused as error:
+        print(f"paceline: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"paceline: {error.filename or path}: {error.strerror or error}", file=sys.stderr)
+    sys.exit(_REFUSED)
+
+
+def _read(path: Path) -> BatchRequest:
+    """The request in a file, with the numbers that only the scheduler's variables give.
+
+    Raises:
+        Refused: there is no such file, it is no JSON, or a variable is missing.
+    """
+    try:
+        request: BatchRequest | None = load_json(path)  # type: ignore[assignment]  # what our own client has written
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    if request is None:
+        raise Refused(f"no file {path} that describes the job")
+    variable = request["node_rank_variable"]
+    if variable is None:
+        return request
+    value = os.environ.get(variable, "")
+    if not value.isdecimal():
+        raise Refused(f"{variable}={value!r} is no node rank; start this by the job's scheduler")
+    return {**request, "job": {**request["job"], "node_rank": int(value)}}
+
+
+def _run(request: BatchRequest, folder: Path) -> NoReturn:
+    """Become the agent.
+
+    Raises:
+        Refused: the job cannot run here.
+        OSError: something cannot be read or written.
+    """
+    home, order = Home(Path(request["root"]).expanduser()), order_of(request)
+    if make.is_back(home, order):
+        make.become_again(home, order)
+    plan = make.plan(home, make.this_machine(home, request["slots"], is_scheduled=True), order)
+    if request["archive"] is None:
+        make.become(plan)
+    with open(folder / request["archive"], "rb") as archive:
+        make.become(plan, make.unpacked(archive, request["code"] or {}))

@@ -1,0 +1,179 @@
+"""A node's part of a job that a scheduler starts: it is one process from its start to its end, without a client."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.conftest import eventually
+
+from paceline.backends.packing import archive
+from paceline.job.spec import JobSpec
+from paceline.node.rundir.directory import RunDirectory
+from paceline.node.store import make, records
+from paceline.node.store.home import Home
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SAY = "import os; print(*(os.environ[name] for name in ('PACELINE_RANK', 'PACELINE_WORLD_SIZE', 'PACELINE_NODE_RANK')))"
+WAIT = "import signal, sys; print('waits', flush=True); signal.sigwait({signal.SIGTERM}); sys.exit(3)"
+
+
+class Scheduler:
+    """Starts parts as a batch script does: the same file and command on each node, told apart by a variable."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: list[subprocess.Popen[str]] = []
+        self._program = folder / archive().name
+        self._program.write_bytes(archive().data)
+
+    def request(self, code: str | None = None, **fields: Any) -> dict[str, Any]:
+        """A part, with code of its own where some is given."""
+        spec = JobSpec.model_validate({
+            "name": "it", "script": "train.py", "start_method": "exec", "ranks": 1,
+            **({} if code is None else {"code": {"mode": "snapshot"}, "working_dir": "."}), **fields,
+        })  # fmt: skip
+        if code is not None:
+            with tarfile.open(self.folder / "code.tar", "w") as tar:
+                member = tarfile.TarInfo("train.py")
+                member.size = len(code)
+                tar.addfile(member, io.BytesIO(code.encode()))
+        return {
+            "job": spec.for_node(), "data": [], "job_id": "1234", "hosts": [], "joins": False, "shown": None,
+            "terminal": {}, "secrets": {}, "token": None, "slots": 0, "root": str(self.folder / "home"),
+            "code": None if code is None else {"mode": "snapshot", "source": "/there"},
+            "archive": None if code is None else "code.tar", "node_rank_variable": None,
+        }  # fmt: skip
+
+    def start(self, request: dict[str, Any] | None, **env: str) -> subprocess.Popen[str]:
+        """Start a part; without a request, what was written last."""
+        file = self.folder / "part.json"
+        if request is not None:
+            file.write_text(json.dumps(request))
+        command = [sys.executable, str(self._program), "batch", str(file)]
+        part = subprocess.Popen(
+            command, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        self.started.append(part)
+        return part
+
+    def run(self, name: str = "it", home: str = "home") -> RunDirectory:
+        return RunDirectory(self.folder / home / "hosts" / socket.gethostname() / "jobs" / name)
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[Scheduler]:
+    scheduler = Scheduler(tmp_path)
+    yield scheduler
+    for part in scheduler.started:
+        part.kill()
+        part.communicate()
+
+
+def ended(part: subprocess.Popen[str]) -> tuple[int, str]:
+    said = part.communicate(timeout=120)[1]
+    return part.returncode, said
+
+
+def test_it_is_the_job_until_the_end(scheduler: Scheduler) -> None:
+    part = scheduler.start(scheduler.request("import sys; print('here'); sys.exit(5)"))
+    assert ended(part) == (5, "")
+    run = scheduler.run()
+    assert run.log(0, 0).read_text() == "here\n"
+    assert (run.read_status() or {})["state"] == "FAILED"
+    assert (run.path / "code" / "it" / "train.py").exists()
+
+
+def test_signals_of_the_scheduler_are_the_jobs(scheduler: Scheduler) -> None:
+    part = scheduler.start(scheduler.request(WAIT))
+    run = scheduler.run()
+    eventually(lambda: run.log(0, 0).exists() and "waits" in run.log(0, 0).read_text(), "it runs")
+    assert run.is_held
+    part.send_signal(signal.SIGTERM)
+    assert ended(part) == (128 + signal.SIGTERM, "")
+    assert (run.read_status() or {})["state"] == "STOPPED"
+
+
+def test_nodes_get_their_ranks_from_a_variable(scheduler: Scheduler) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    meeting = {"main_address": "127.0.0.1", "main_port": port}
+    request = {**scheduler.request(SAY, nodes="2", rendezvous=meeting), "token": "t", "node_rank_variable": "INDEX"}
+    homes = [{**request, "root": str(scheduler.folder / name)} for name in ("a", "b")]
+    parts = []
+    for number, request in enumerate(homes):
+        parts.append(scheduler.start(request, INDEX=str(number)))
+        eventually(scheduler.run(home=("a", "b")[number]).spec.exists, "it has read its part")
+    assert [ended(part) for part in parts] == [(0, ""), (0, "")]
+    logs = [scheduler.run(home=name).log(0, rank).read_text() for rank, name in enumerate(("a", "b"))]
+    assert logs == ["0 2 0\n", "1 2 1\n"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "env", "why"),
+    [
+        ({"node_rank_variable": "INDEX"}, {}, "INDEX='' is no node rank"),
+        ({"node_rank_variable": "INDEX"}, {"INDEX": "-1"}, "INDEX='-1' is no node rank"),
+        ({"archive": "other.tar"}, {}, "other.tar: No such file or directory"),
+        ({"root": "/proc/nothing"}, {}, "/proc"),
+    ],
+)
+def test_what_cannot_run_is_refused_and_leaves_nothing(
+    scheduler: Scheduler, changes: dict[str, Any], env: dict[str, str], why: str
+) -> None:
+    code, said = ended(scheduler.start({**scheduler.request("print()"), **changes}, **env))
+    assert code == 2
+    assert why in said
+    assert said.startswith("paceline: ")
+    assert said.count("\n") == 1
+    assert not os.path.lexists(scheduler.run().path)
+
+
+def test_a_request_that_is_none_is_refused(scheduler: Scheduler) -> None:
+    (scheduler.folder / "part.json").write_text("{")
+    assert ended(scheduler.start(None))[1].startswith("paceline: part.json is no JSON")
+    (scheduler.folder / "part.json").unlink()
+    assert "that describes the job" in ended(scheduler.start(None))[1]
+
+
+def test_the_scheduler_grants_the_devices(scheduler: Scheduler) -> None:
+    # Without accelerators, devices are mere slots, of which the request declares none.
+    code, said = ended(scheduler.start(scheduler.request("print()", devices=2)))
+    assert (code, said) == (2, "paceline: the job needs 2 devices on each node, and its scheduler granted 0 here\n")
+    part = scheduler.start({**scheduler.request("print()", devices=2), "slots": 2})
+    assert ended(part) == (0, "")
+    assert not (scheduler.folder / "home" / "queue").exists(), "nothing waits in a queue"
+
+
+def test_a_scheduler_that_knows_better_says_whether_a_job_lives(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    (tmp_path / "train.py").write_text("print()")
+    spec = JobSpec.model_validate({"name": "it", "script": "train.py", "start_method": "exec", "ranks": 1})
+    order = make.Order({**spec.for_node(), "working_dir": str(tmp_path)})
+    made = make.make(make.plan(home, make.this_machine(home, 0), order))
+    assert made.agent.wait(60) == 0
+    status = json.loads(made.run.status.read_text())
+    status["agent"]["host"] = "another"  # on a shared disk, whose locks do not reach this machine
+    made.run.events.write_text("")
+    made.run.status.write_text(json.dumps({**status, "state": "RUNNING"}))
+
+    def state(liveness: bool | None) -> tuple[str, str | None]:
+        record = records.record(made.run.path, list, lambda _: liveness)
+        assert record is not None
+        return record["state"], record["error"]
+
+    assert state(True) == ("RUNNING", None)
+    assert state(None)[0] == "LOST"
+    assert state(False)[0] == "FAILED"
+    assert "its agent on another was ended" in str(state(False)[1])
