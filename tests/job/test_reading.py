@@ -245,7 +245,7 @@ jobs = st.builds(
     devices=st.none() | st.integers(0, 9) | st.lists(text, max_size=3, unique=True).map(tuple),
     share_devices=st.booleans(),
     cpus=st.none() | st.integers(1, 999),
-    memory=st.none() | st.integers(1, 1 << 50),
+    memory=st.none() | st.integers(64 << 20, 1 << 50),
     image=st.none() | text,
     env=st.dictionaries(variable, word, max_size=3),
     secrets=st.lists(variable.map("SECRET_{}".format), max_size=3).map(tuple),  # none is in env too
@@ -287,3 +287,22 @@ def test_the_fields_of_rendezvous_may_stand_among_the_jobs(tmp_path: Path) -> No
     path.write_text("script: a.py\nrendezvous:\n  main_port: 0\n")
     with pytest.raises(UserError, match=r"job.yaml:3: rendezvous.main_port 0: "):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("16", r"memory: 16 is 16 B, in which no rank can start; did you mean 16G\?"),
+        ("'16'", r"did you mean 16G\?"),
+        ("63Mi", r"63Mi is 63.0 MiB, in which no rank can start; ask for 64Mi or more"),
+        ("0", r"ask for 64Mi or more"),
+        ("99999", r"ask for 64Mi or more"),
+    ],
+)
+def test_memory_without_a_unit_is_refused(tmp_path: Path, given: str, said: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"script: a.py\nmemory: {given}\n")
+    with pytest.raises(UserError, match=rf"job.yaml:2: .*{said}"):
+        read(path)
+    path.write_text("script: a.py\nmemory: 64Mi\n")
+    assert read(path).memory == 64 << 20

@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_LEAST_MEMORY = 64 << 20  # bytes; Python with torch takes more
 _BYTES = {"": 1} | {
     letter + i: (1024 if i else 1000) ** (power + 1) for power, letter in enumerate("KMGTP") for i in ("", "i")
 }
@@ -39,6 +40,20 @@ def size(value: Any) -> int | None:
     if match is None or unit not in _BYTES:
         raise ValueError(f"{value!r} is no size; write for example 512M or 16Gi")
     return int(float(match[1]) * _BYTES[unit])
+
+
+def memory(value: Any) -> int | None:
+    """Bytes of memory, as `size` reads them; so little that no rank could start is a mistake.
+
+    Raises:
+        ValueError: it is no size, or less than 64 MiB.
+    """
+    found = size(value)
+    if found is not None and found < _LEAST_MEMORY:
+        number = str(value).strip()
+        hint = f"did you mean {number}G?" if re.fullmatch(r"[1-9]\d{0,3}", number) else "ask for 64Mi or more"
+        raise ValueError(f"{number} is {show_size(found)}, in which no rank can start; {hint}")
+    return found
 
 
 def show_duration(seconds: float) -> str:

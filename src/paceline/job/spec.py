@@ -22,7 +22,7 @@ from pydantic import (
 from paceline.contract import CONTRACTS
 
 from .errors import nearest
-from .quantities import duration, size
+from .quantities import duration, memory
 
 FIXED_NODES = ("indexed", "mpi")  # frameworks whose jobs keep their number of nodes
 Kind = Literal["script", "module", "command"]
@@ -81,11 +81,10 @@ Duration = Annotated[
     Field(gt=0, allow_inf_nan=False),
     _or_text("number", r"([0-9]+(\.[0-9]+)?|([0-9]+(\.[0-9]+)?[smhdw])+)", exclusiveMinimum=0),
 ]
-Size = Annotated[
+Memory = Annotated[
     int,
-    BeforeValidator(size),
-    Field(gt=0),
-    _or_text("integer", r"[0-9]+(\.[0-9]+)?\s*([KMGTPkmgtp][iI]?)?[Bb]?", exclusiveMinimum=0),
+    BeforeValidator(memory),
+    _or_text("integer", r"[0-9]+(\.[0-9]+)?\s*([KMGTPkmgtp][iI]?)?[Bb]?", minimum=64 << 20),
 ]
 # What a job file may leave unquoted: `job/reading.py` takes it as it is written.
 Text = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
@@ -178,7 +177,7 @@ class JobSpec(_Model):
     )
     share_devices: bool = Field(False, description="other jobs may use the same devices at the same time")
     cpus: Annotated[int, Field(ge=1)] | None = Field(None, description="cores on each node")
-    memory: Size | None = Field(None, description="memory on each node: bytes, or 16Gi")
+    memory: Memory | None = Field(None, description="memory on each node: bytes, or 16Gi")
     image: str | None = Field(None, description="container image, where the backend runs containers")
     env: Annotated[dict[str, Text], AfterValidator(_valid_env)] = Field({}, description="variables of the ranks")
     secrets: Annotated[tuple[str, ...], AfterValidator(_valid_variables)] = Field(
