@@ -197,8 +197,7 @@ class Checkpointing:
 
 def _state_of(thing: Stateful) -> Any:
     state = thing.state_dict()
-    is_torchs = isinstance(thing, (torch.nn.Module, torch.optim.Optimizer))
-    return state if is_torchs else without_numpy_scalars(state)
+    return state if isinstance(thing, torch.nn.Module) else without_numpy_scalars(state)
 
 
 def check_parts(here: Mapping[str, Any], saved: Mapping[str, Any], loaders: int, saved_loaders: int) -> None:
@@ -231,18 +230,22 @@ def load(name: str, thing: Any, state: Any) -> None:
     Raises:
         RuntimeError: it is another model's, or another kind of optimizer's.
     """
+    if not isinstance(thing, torch.optim.Optimizer):
+        thing.load_state_dict(state)
+        return
+    # Options of this kind of optimizer that its groups have; the script may have added others of its own.
+    before = [{option for option in thing.defaults if option in group} for group in thing.param_groups]
     why = ""
     try:
         thing.load_state_dict(state)
     except (ValueError, KeyError) as error:
-        if not isinstance(thing, torch.optim.Optimizer):
-            raise
         why = f"{error}"
-    if isinstance(thing, torch.optim.Optimizer):  # torch looks at what it has loaded when it steps
-        lacking = sorted({option for group in thing.param_groups for option in thing.defaults if option not in group})
-        why = why or (f"it has no {', '.join(lacking)}" if lacking else "")
-        if why:
-            raise RuntimeError(
-                f"the checkpoint's {name} does not fit {type(thing).__name__}: {why}; "
-                "train on with the optimizer that it was taken with, or take another checkpoint_dir"
-            )
+    else:  # torch looks at what it has loaded when it steps
+        groups = zip(before, thing.param_groups, strict=False)
+        lacking = sorted({option for options, group in groups for option in options if option not in group})
+        why = f"it has no {', '.join(lacking)}" if lacking else ""
+    if why:
+        raise RuntimeError(
+            f"the checkpoint's {name} does not fit {type(thing).__name__}: {why}; "
+            "train on with the optimizer that it was taken with, or take another checkpoint_dir"
+        )
