@@ -204,6 +204,10 @@ class JobSpec(_Model):
     grace: float = Field(30.0, ge=0, allow_inf_nan=False, description="seconds between SIGTERM and SIGKILL")
     pass_index: bool = Field(False, description="append --process_index I --process_num N to the arguments")
     role: str = "default"
+    numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = Field(
+        None, description="the cores that each rank may use: those near its GPU"
+    )
+    virtual_local_rank: bool = Field(False, description="each rank sees its GPU alone, and LOCAL_RANK is 0")
     rendezvous: Rendezvous = Field(
         default_factory=lambda: Rendezvous.model_validate({}),
         description="of nodes that are started by hand, one by one",

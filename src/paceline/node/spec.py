@@ -79,6 +79,8 @@ class NodeSpec:
         split_streams: local ranks whose stderr goes to a separate file.
         pass_index: append `--process_index I --process_num N` to the arguments.
         role: torchrun's role name.
+        numa_binding: which cores near its GPU a rank is bound to, see `machine/numa.py`; None binds none.
+        virtual_local_rank: each rank sees its GPU alone, and has LOCAL_RANK 0.
         run_id: torchrun's --rdzv-id: identical on all nodes of a job, and on no others.
         time_limit: seconds after the first start of the ranks at which the job is stopped; None for no limit.
         detached: the job outlives the process that started it and its terminal.
@@ -114,6 +116,8 @@ class NodeSpec:
     split_streams: tuple[int, ...] = ()
     pass_index: bool = False
     role: str = "default"
+    numa_binding: str | None = None
+    virtual_local_rank: bool = False
     run_id: str | None = None
     time_limit: float | None = None
     detached: bool = False

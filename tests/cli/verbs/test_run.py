@@ -7,13 +7,20 @@ import fcntl
 import json
 import os
 import pty
+import signal
 import struct
 import subprocess
 import sys
 import termios
 from typing import TYPE_CHECKING
 
+import click
 import pytest
+
+from paceline.cli.flags.spec import HANDLED_SIGNALS
+from paceline.cli.verbs.run import run
+from paceline.node.machine import numa
+from paceline.node.signals import HANDLED, LEAVE
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline
@@ -317,15 +324,70 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.startswith("Usage: ")
 
 
-def test_help_of_run_names_every_flag_of_torchrun(paceline: Paceline) -> None:
-    text = paceline.run("--help").stdout
-    for flag in (
-        "--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--rdzv-backend",
-        "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--standalone", "--max-restarts", "--monitor-interval",
-        "--start-method", "--role", "--module", "--no-python", "--run-path", "--log-dir", "--redirects", "--tee",
-        "--local-ranks-filter", "--local-addr",
-    ):  # fmt: skip
-        assert flag in text
+@pytest.mark.torch
+def test_every_flag_and_variable_of_torchrun_is_understood() -> None:
+    parser = pytest.importorskip("torch.distributed.run").get_args_parser()
+    ours = {name: option for option in run.params for name in option.opts}
+    for action in parser._actions:
+        if action.dest in ("help", "training_script", "training_script_args"):
+            continue
+        (name,) = {name.replace("_", "-") for name in action.option_strings if name.startswith("--")}
+        option = ours[name]
+        assert isinstance(option, click.Option)
+        assert option.is_flag == (action.nargs == 0), name
+        assert action.choices is None or set(action.choices) <= set(getattr(option.type, "choices", ())), name
+        assert {opt for opt in action.option_strings if len(opt) == 2} <= set(option.opts), name
+        assert option.envvar == f"PET_{action.dest.upper()}", name
+
+
+def test_parts_of_torchrun_that_mean_nothing_are_named(paceline: Paceline) -> None:
+    script = paceline.script("print('ran')")
+    defaults = ["--event-log-handler", "null", "--logs-specs", "default", "--signals_to_handle", "SIGTERM,SIGUSR1"]
+    done = paceline.run(*defaults, script)
+    assert done.stdout == "ran\n"
+    assert "has no effect" not in done.stderr
+    done = paceline.run("--duplicate-stdout-filters", "apple", "--logs-specs", "mine", script)
+    assert done.stdout == "ran\n"
+    said = [line for line in done.stderr.splitlines() if "has no effect" in line]
+    assert [line.split()[1] for line in said] == ["--duplicate-stdout-filters", "--logs-specs"]
+    assert said[0].endswith("show such lines with paceline logs JOB --all --grep TEXT")
+    done = paceline.run("--signals-to-handle", "SIGTERM,SIGWINCH", script)
+    assert done.returncode == 2
+    assert done.stderr.startswith("paceline: --signals-to-handle SIGWINCH: paceline handles SIGTERM, ")
+    done = paceline.run("--grace", "3", "--shutdown-timeout", "4", script)
+    assert done.stderr == "paceline: --grace and --shutdown-timeout say the same; give one of them\n"
+    spec = json.loads(paceline.run("--dry-run", "--shutdown-timeout", "4", script).stdout)["job"]
+    assert spec["grace"] == 4.0
+
+
+def test_the_signals_of_an_agent_are_those_that_the_flags_name() -> None:
+    named = {signal.Signals[name] for name in HANDLED_SIGNALS}
+    assert named == {number for number in HANDLED if number != LEAVE}
+
+
+def test_ranks_see_their_device_alone(paceline: Paceline) -> None:
+    paceline.env["CUDA_VISIBLE_DEVICES"] = "5,7"
+    names = ("LOCAL_RANK", "PACELINE_LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "PACELINE_DEVICES")
+    script = paceline.script(f"""
+        import json, os
+        print(json.dumps([os.environ.get(name) for name in {names}]))
+    """)
+    done = paceline.run("-n", "2", "--virtual-local-rank", "--tee", "all", script)
+    assert done.returncode == 0, done.stderr
+    found = sorted(json.loads(line[line.index('["') :]) for line in done.stdout.splitlines())
+    assert found == [["0", "0", "5", "0"], ["0", "1", "7", "0"]]
+
+
+def test_ranks_are_bound_to_cores(paceline: Paceline) -> None:
+    script = paceline.script("import os; print(sorted(os.sched_getaffinity(0)))")
+    done = paceline.run("-n", "2", "--numa-binding", "exclusive", "--tee", "all", script)
+    assert done.returncode == 0, done.stderr
+    try:
+        expected = numa.cores_of("exclusive", 2, None, os.sched_getaffinity(0))
+    except numa.CannotBind as error:
+        assert f"--numa-binding exclusive: {error}; it is not bound" in done.stdout + done.stderr
+        return
+    assert sorted(done.stdout.splitlines()) == sorted([f"{sorted(expected[0])}", f"[rank 1] {sorted(expected[1])}"])
 
 
 def test_bars_that_ask_for_a_terminal_are_drawn_on_one(paceline: Paceline) -> None:

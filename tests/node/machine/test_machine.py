@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.node.machine import gpus, hardware, network, software
+from paceline.node.machine import gpus, hardware, network, numa, software
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
+
 
 GIB = 1 << 30
 
@@ -263,3 +264,70 @@ def test_what_lies_in_the_current_folder_is_not_installed(tmp_path: Path) -> Non
     assert software.shadows(tmp_path / "here", path) == {}  # there is no jax that it would hide
     tree(tmp_path, {"here/torch/__init__.py": ""})
     assert software.shadows(tmp_path / "here", path) == {"torch": os.path.join("torch", "__init__.py")}
+
+
+# Cores near a GPU
+
+
+def two_sockets(root: Path) -> tuple[Path, Path]:
+    """2 sockets of 2 NUMA nodes; 4 cores of 2 threads and a GPU for each node; 2 cores share a cache."""
+    files: dict[str, str] = {}
+    for node in range(4):
+        first = node * 4
+        files[f"sys/devices/system/node/node{node}/cpulist"] = f"{first}-{first + 3},{first + 16}-{first + 19}\n"
+        for core in (*range(first, first + 4), *range(first + 16, first + 20)):
+            cpu, base = f"sys/devices/system/cpu/cpu{core}", core % 16
+            files[f"{cpu}/topology/physical_package_id"] = f"{node // 2}\n"
+            files[f"{cpu}/topology/thread_siblings_list"] = f"{base},{base + 16}\n"
+            low = base // 2 * 2
+            files[f"{cpu}/cache/index0/type"] = "Data\n"
+            files[f"{cpu}/cache/index0/level"] = "1\n"
+            files[f"{cpu}/cache/index0/shared_cpu_list"] = f"{base},{base + 16}\n"
+            files[f"{cpu}/cache/index3/type"] = "Unified\n"
+            files[f"{cpu}/cache/index3/level"] = "3\n"
+            files[f"{cpu}/cache/index3/shared_cpu_list"] = f"{low}-{low + 1},{low + 16}-{low + 17}\n"
+        bus = f"0000:{node:x}b:00.0"
+        files[f"sys/bus/pci/devices/{bus}/numa_node"] = f"{3 - node}\n"
+        files[f"proc/driver/nvidia/gpus/{bus}/information"] = f"Model: NVIDIA H200\nGPU UUID:  GPU-{node}abc\n"
+    tree(root, files)
+    return root / "proc", root / "sys"
+
+
+@pytest.mark.parametrize(
+    ("mode", "devices", "expected"),
+    [
+        ("node", ("0", "3"), [{12, 13, 14, 15, 28, 29, 30, 31}, {0, 1, 2, 3, 16, 17, 18, 19}]),
+        ("node", ("GPU-1abc",), [{8, 9, 10, 11, 24, 25, 26, 27}]),
+        ("node", None, [{0, 1, 2, 3, 16, 17, 18, 19}, {4, 5, 6, 7, 20, 21, 22, 23}]),
+        ("socket", ("0",), [{*range(8, 16), *range(24, 32)}]),
+        ("exclusive", ("3", "3", "3"), [{0, 1, 16, 17}, {2, 18}, {3, 19}]),
+        ("core-complex", ("3", "3", "3"), [{0, 1, 16, 17}, {2, 3, 18, 19}, {0, 1, 16, 17}]),
+        ("exclusive", ("0", "3"), [{12, 13, 14, 15, 28, 29, 30, 31}, {0, 1, 2, 3, 16, 17, 18, 19}]),
+    ],
+)
+def test_cores_near_a_gpu(tmp_path: Path, mode: str, devices: tuple[str, ...] | None, expected: list[set[int]]) -> None:
+    proc, sys = two_sockets(tmp_path)
+    assert numa.cores_of(mode, len(expected), devices, range(32), proc=proc, sys=sys) == expected
+
+
+def test_cores_that_a_process_may_not_use_are_left_out(tmp_path: Path) -> None:
+    proc, sys = two_sockets(tmp_path)
+    assert numa.cores_of("node", 1, ("3",), (1, 2, 9), proc=proc, sys=sys) == [{1, 2}]
+    with pytest.raises(numa.CannotBind, match="rank 0's GPU is at NUMA node 3, of which this process may use no core"):
+        numa.cores_of("node", 1, ("0",), (1, 2, 9), proc=proc, sys=sys)
+    with pytest.raises(numa.CannotBind, match="3 ranks share NUMA node 0, which has 2 physical cores to use"):
+        numa.cores_of("exclusive", 3, ("3",), (1, 2, 9), proc=proc, sys=sys)
+
+
+@given(st.sampled_from(numa.MODES), st.integers(1, 9), st.sets(st.integers(0, 63), min_size=1))
+def test_without_files_all_cores_are_one_node(mode: str, ranks: int, usable: set[int]) -> None:
+    empty = Path("/nowhere")
+    if mode == "exclusive" and ranks > len(usable):
+        with pytest.raises(numa.CannotBind):
+            numa.cores_of(mode, ranks, None, usable, proc=empty, sys=empty)
+        return
+    found = numa.cores_of(mode, ranks, None, usable, proc=empty, sys=empty)
+    assert len(found) == ranks
+    assert set().union(*found) <= usable
+    if mode == "exclusive":
+        assert sum(map(len, found)) == len(usable)

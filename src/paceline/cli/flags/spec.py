@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+import click
 from pydantic import ValidationError
 
 from paceline.backends.base import MOST_RANKS
@@ -17,7 +18,7 @@ from .options import BOTH, ERR, OUT, parse_address, parse_numbers, parse_pairs, 
 from .where import kind_of_hosts, nnodes, taking_part
 
 if TYPE_CHECKING:
-    import click
+    from collections.abc import Mapping
 
     from paceline.backends.base import Prepared
     from paceline.backends.foreground import Shown
@@ -25,6 +26,23 @@ if TYPE_CHECKING:
 
 JOB_FILES = (".yaml", ".yml", ".json")
 Counted = Literal["auto", "gpu", "cpu", "slots"]
+
+
+HANDLED_SIGNALS = ("SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2")  # by every agent
+# torchrun's flags for parts of its own, each with what paceline has instead.
+_INSTEAD = {
+    "duplicate_stdout_filters": "all lines are kept; show such lines with paceline logs JOB --all --grep TEXT",
+    "duplicate_stderr_filters": "all lines are kept; show such lines with paceline logs JOB --all --grep TEXT",
+    "event_log_handler": "paceline records the events of a job itself; show them with paceline events JOB",
+    "logs_specs": "--log-dir says where logs go, --tee and --redirects what is shown",
+}
+
+
+def say_what_means_nothing(given: Mapping[str, Any]) -> None:
+    """Say on stderr which flags of torchrun have no effect, and what to use instead; its defaults need no word."""
+    for name, instead in _INSTEAD.items():
+        if given[name] not in (None, "", "null", "default"):
+            click.echo(f"paceline: --{name.replace('_', '-')} has no effect: {instead}", err=True)
 
 
 def job_spec(given: dict[str, Any]) -> JobSpec:
@@ -108,9 +126,11 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
         "labels": parse_pairs("--label", given["label"]) or None,
         "options": parse_pairs("--option", given["option"]) or None,
         "backend": kind_of_hosts(given) if hosts else given["on"],
-        "grace": given["grace"],
+        "grace": _grace(given),
         "pass_index": given["pass_index"] or None,
         "role": given["role"],
+        "numa_binding": given["numa_binding"],
+        "virtual_local_rank": given["virtual_local_rank"] or None,
         **_program(given),
         **_meeting(given, most, bool(hosts)),
     }
@@ -187,6 +207,18 @@ def _meeting(given: dict[str, Any], nodes: int, on_hosts: bool) -> dict[str, Any
     if given["start_timeout"] is not None:
         times["join_timeout"] = given["start_timeout"]
     return {**times, "rendezvous": {key: value for key, value in meeting.items() if value is not None} or None}
+
+
+def _grace(given: dict[str, Any]) -> float | None:
+    """Between SIGTERM and SIGKILL; also torchrun's flags that say how ranks are signalled are looked at."""
+    for name in filter(None, (given["signals_to_handle"] or "").split(",")):
+        if name.strip() not in HANDLED_SIGNALS:
+            handled = ", ".join(HANDLED_SIGNALS)
+            raise UserError(f"--signals-to-handle {name.strip()}: paceline handles {handled}; leave it out")
+    if given["grace"] is not None and given["shutdown_timeout"] is not None:
+        raise UserError("--grace and --shutdown-timeout say the same; give one of them")
+    seconds: float | None = given["shutdown_timeout"] if given["grace"] is None else given["grace"]
+    return seconds
 
 
 def _times(conf: str) -> dict[str, float]:

@@ -21,11 +21,12 @@ def _run(**given: Any) -> int:
 
     A torchrun command line works with torchrun replaced by `paceline run`; every flag may be written with - or _.
     """
-    from paceline.cli.flags.spec import shown, spec_of
+    from paceline.cli.flags.spec import say_what_means_nothing, shown, spec_of
 
     from .submit import detached, dry_run, ended_by_signals, refuse_script
 
     spec, given = spec_of(given, run)
+    say_what_means_nothing(given)
     there = place(given, spec.backend)
     if given["detach"]:
         refuse_script(given)

@@ -28,9 +28,10 @@ def _submit(**given: Any) -> int:
 
     Flags go over what the file says. `paceline get`, `logs -f`, `wait` and `stop` take the name that is printed.
     """
-    from paceline.cli.flags.spec import spec_of
+    from paceline.cli.flags.spec import say_what_means_nothing, spec_of
 
     spec, given = spec_of(given, submit)
+    say_what_means_nothing(given)
     refuse_script(given)
     there = place(given, spec.backend)
     return dry_run(spec, there) if given["dry_run"] else detached(spec, there)

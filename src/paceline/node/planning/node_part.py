@@ -75,6 +75,8 @@ def place(
         split_streams=split_streams,
         pass_index=job["pass_index"],
         role=job["role"],
+        numa_binding=job["numa_binding"],
+        virtual_local_rank=job["virtual_local_rank"],
         run_id=job["run_id"],
         time_limit=job["time_limit"],
         detached=job["detached"],

@@ -125,6 +125,8 @@ class ForkServer:
             self._send({"event": "started", "local_rank": order["local_rank"], "pid": pid})
             return None
         _redirect(order["out"], order["err"])
+        if self.spec.numa_binding is not None:
+            _bind(self.spec, order["local_rank"])
         os.environ.update(order["env"])
         forked = _Forked(self.spec, order)
         if self.method == "exec" or self.spec.program.kind == "command":
@@ -250,6 +252,17 @@ def _redirect(out: str, err: str) -> None:
         opened = os.open(path, flags, 0o600)
         os.dup2(opened, descriptor)
         os.close(opened)
+
+
+def _bind(spec: NodeSpec, local_rank: int) -> None:
+    """Bind this rank to the cores near its GPU; where that cannot be, say so, and go on with all cores."""
+    from paceline.node.machine import numa  # few jobs need it
+
+    assert spec.numa_binding is not None
+    try:
+        numa.bind(spec.numa_binding, local_rank, spec.nproc, spec.devices)
+    except numa.CannotBind as error:
+        print(f"paceline: --numa-binding {spec.numa_binding}: {error}; it is not bound", file=sys.stderr, flush=True)
 
 
 def _reseed() -> None:

@@ -35,7 +35,7 @@ def place(spec: NodeSpec, start: Mapping[str, Any], local_rank: int) -> Placemen
         node_count=len(slots),
         main_address=start["main_address"],
         main_port=start["main_port"],
-        devices=("0",) if mine and spec.framework == "paddle" else mine,  # it numbers the devices that it sees
+        devices=("0",) if mine and _sees_own_alone(spec) else mine,  # they are numbered among those that it sees
         attempt=start["attempt"],
         job=start["job"],
         endpoints=tuple(f"{node['address']}:{port}" for node in start["nodes"] for port in node["ports"]),
@@ -52,9 +52,16 @@ def variables(spec: NodeSpec, placement: Placement) -> dict[str, Any]:
     if spec.framework == "torch":
         env["ROLE_NAME"] = spec.role
         env["TORCHELASTIC_MAX_RESTARTS"] = str(spec.max_restarts)
-    elif spec.devices and spec.framework in ("paddle", "indexed"):  # these choose no device: they see theirs alone
+    if spec.virtual_local_rank and "LOCAL_RANK" in env:
+        env["LOCAL_RANK"] = "0"
+    if spec.devices and (spec.framework == "indexed" or _sees_own_alone(spec)):
         env.update(devices.visibility((spec.devices[placement.local_rank % len(spec.devices)],)))
     return env
+
+
+def _sees_own_alone(spec: NodeSpec) -> bool:
+    """Whether each rank sees one device alone; Paddle chooses none itself."""
+    return spec.framework == "paddle" or spec.virtual_local_rank
 
 
 def environment(spec: NodeSpec, placement: Placement, run: RunDirectory) -> dict[str, Any]:
