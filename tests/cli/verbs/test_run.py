@@ -23,6 +23,8 @@ from paceline.node.machine import numa
 from paceline.node.signals import HANDLED, LEAVE
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.conftest import Paceline
 
 SHOW = """
@@ -322,6 +324,36 @@ def test_help_imports_nothing_heavy() -> None:
     assert not imported & {"torch", "asyncio", "pydantic", "numpy", "rich"}
     assert "paceline.cli.main" in imported
     assert done.stdout.startswith("Usage: ")
+
+
+def test_a_whole_command_is_its_script(paceline: Paceline, tmp_path: Path) -> None:
+    paceline.script("""
+        import os, sys
+        print(sys.argv[1:], __name__, os.environ["RANK"], os.path.basename(sys.argv[0]))
+    """)
+    other = tmp_path / "bin" / "python3"  # another Python than that which runs paceline
+    other.parent.mkdir()
+    other.write_text("#!/bin/sh\necho other $RANK $*\n")
+    other.chmod(0o755)
+    python = sys.executable
+    for words, said in (
+        (["python", "script.py", "--lr", "1"], "['--lr', '1'] __main__ 0 script.py"),
+        (["python -u script.py '--name=a b'", "c"], "['--name=a b', 'c'] __main__ 0 script.py"),
+        ([f"{python} -m script", "x"], "['x'] __main__ 0 script.py"),
+        (["script.py x"], "['x'] __main__ 0 script.py"),
+        ([python, "-c", "import os; print('in', os.environ['RANK'])"], "in 0"),
+        ([str(other), "script.py", "x"], "other 0 script.py x"),
+    ):
+        done = paceline.run(*words)
+        assert (done.returncode, done.stdout) == (0, f"{said}\n"), (words, done.stderr)
+    for words, said in (
+        (["python"], "python names no script; write for example paceline run train.py"),
+        (["python 'a"], """"python 'a": no closing quotation; write the command without quotes around it"""),
+    ):
+        done = paceline.run(*words)
+        assert (done.returncode, done.stderr) == (2, f"paceline: {said}\n")
+    paceline.script("print('mine')", "python")  # a file of that name is the script
+    assert paceline.run("python").stdout == "mine\n"
 
 
 @pytest.mark.torch

@@ -15,6 +15,7 @@ from paceline.job.spec import JobSpec
 from paceline.job.validation import validation_error
 
 from .options import BOTH, ERR, OUT, parse_address, parse_numbers, parse_pairs, parse_streams
+from .program import program_of
 from .where import kind_of_hosts, nnodes, taking_part
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def spec_of(given: dict[str, Any], verb: click.Command) -> tuple[JobSpec, dict[s
     Raises:
         UserError: they contradict each other or cannot be read.
     """
+    given = program_of(given)
     path = given["script"]
     if given["module"] or given["no_python"] or not path.lower().endswith(JOB_FILES):
         return job_spec(given), given

@@ -71,6 +71,11 @@ def _naming_hosts(given: dict[str, Any]) -> list[tuple[str, Flag]]:
     return [(kind, flag) for kind, flag in _given_flags(given) if flag.names_hosts is not None]
 
 
+def is_elsewhere(given: dict[str, Any]) -> bool:
+    """Whether the flags name other machines than this one."""
+    return bool(given.get("on") or given.get("host_discovery_script") or _naming_hosts(given))
+
+
 def kind_of_hosts(given: dict[str, Any]) -> str:
     """The kind of backend of the hosts that the flags name, or a script; it is the name of their target, too."""
     kinds = [kind for kind, _ in _naming_hosts(given)]

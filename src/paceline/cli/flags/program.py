@@ -1,0 +1,53 @@
+"""The program of a command line, as users may write it: `train.py`, `python train.py`, or a whole command in quotes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from typing import Any
+
+from paceline.job.errors import UserError
+
+from .where import is_elsewhere
+
+_PYTHON = re.compile(r"python(3(\.\d+)?)?")
+
+
+def program_of(given: dict[str, Any]) -> dict[str, Any]:
+    """The flags with SCRIPT and ARGS as if the user had named the script alone.
+
+    `python [-u] [-m] SCRIPT` is SCRIPT if that is the Python that runs paceline, so that ranks can be forked. With
+    another Python, or other options of Python, it is a command.
+
+    Raises:
+        UserError: the command has no end of a quotation, or names no script.
+    """
+    if given["module"] or given["no_python"]:
+        return given
+    words = [given["script"], *given["args"]]
+    folder = given["working_dir"] or "."
+    if " " in words[0].strip() and not os.path.exists(os.path.join(folder, words[0])):
+        try:
+            words[:1] = shlex.split(words[0])
+        except ValueError as error:
+            raise UserError(f"{words[0]!r}: {str(error).lower()}; write the command without quotes around it") from None
+    if not _PYTHON.fullmatch(os.path.basename(words[0])) or os.path.isfile(os.path.join(folder, words[0])):
+        return {**given, "script": words[0], "args": tuple(words[1:])}
+    python, *rest = words
+    options = []
+    while rest and rest[0] in ("-u", "-m"):
+        options.append(rest.pop(0))
+    if not rest:
+        raise UserError(f"{' '.join(words)} names no script; write for example paceline run train.py")
+    if rest[0].startswith("-") or not (is_elsewhere(given) or _is_ours(python)):
+        return {**given, "no_python": True, "script": python, "args": tuple(words[1:])}
+    return {**given, "module": "-m" in options, "script": rest[0], "args": tuple(rest[1:])}
+
+
+def _is_ours(python: str) -> bool:
+    """Whether a command is the Python that runs paceline, or is not there at all."""
+    found = shutil.which(python)
+    return found is None or os.path.dirname(os.path.abspath(found)) == os.path.dirname(sys.executable)
