@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 
 from paceline.contract import CONTRACTS
 from paceline.job.errors import UserError
+from paceline.job.flags import field_of, flag_of
 from paceline.job.reading import read
 from paceline.job.spec import FIXED_NODES, Code, JobSpec, Mount
 from paceline.job.validation import dotted, validation_error
@@ -306,3 +308,34 @@ def test_memory_without_a_unit_is_refused(tmp_path: Path, given: str, said: str)
         read(path)
     path.write_text("script: a.py\nmemory: 64Mi\n")
     assert read(path).memory == 64 << 20
+
+
+def test_keys_may_be_called_as_flags(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "script: a.py\ngpus: 2\nnproc-per-node: 4\nnnodes: 1:2\nlabel: {team: a}\nsecret: [KEY]\nlogdir: runs\n"
+        "tensorboard: true\ntime-limit: 2h\nmaster_port: 29600\nrdzv_id: 7\n"
+    )
+    spec = read(path)
+    assert (spec.devices, spec.ranks, spec.nodes, spec.labels) == (2, 4, "1:2", {"team": "a"})
+    assert (spec.secrets, spec.tensorboard_dir, spec.time_limit) == (("KEY",), "runs", 7200.0)
+    assert (spec.rendezvous.main_port, spec.rendezvous.run_id) == (29600, "7")
+    for text, said in (
+        ("gpus: many", r"job.yaml:2: gpus 'many': "),
+        ("gpus: 2\ndevices: [0]", r"job.yaml:2: gpus and devices mean the same; leave one of them out"),
+        ("gpus: 2\nGPUS: 2", r"job.yaml:3: GPUS: unknown key; "),
+        ("nproc-per-node: 2\nnproc_per_node: 3", r"job.yaml:3: nproc_per_node and nproc-per-node mean the same"),
+        ("labels: {a: 1}\nlabel: {a: 1}", r"job.yaml:3: label and labels mean the same"),
+    ):
+        path.write_text(f"script: a.py\n{text}\n")
+        with pytest.raises(UserError, match=said):
+            read(path)
+
+
+def test_every_flag_of_a_field_is_a_key() -> None:
+    for field in JobSpec.model_fields:
+        flag = flag_of((field,))
+        if re.fullmatch(r"--[a-z-]+", flag) and field not in ("code", "rendezvous"):
+            assert field_of(flag.removeprefix("--")) == field
+            assert field_of(flag.removeprefix("--").replace("-", "_")) == field
+        assert field_of(field) == field

@@ -21,6 +21,21 @@ _NAMES = {
 }
 
 
+# More flags that set a field, for job files that are written with the names of flags.
+_MORE = {
+    "--gpus": "devices",
+    "--nproc-per-node": "ranks",
+    "--shutdown-timeout": "grace",
+}
+_FIELDS = {flag: field for field, flag in _NAMES.items()} | _MORE
+
+
+def field_of(key: str) -> str:
+    """The field that a key of a job file means: its own name, or that of the flag which sets it, with - or _."""
+    flag = f"--{key.replace('_', '-')}"
+    return _FIELDS.get(flag, key.replace("-", "_"))
+
+
 def flag_of(place: tuple[str | int, ...]) -> str:
     """The flag that sets a field of a job; of a field that has fields, the path to one of these."""
     if not place:

@@ -14,7 +14,8 @@ import yaml
 from pydantic import ValidationError
 
 from .errors import UserError
-from .spec import JobSpec
+from .flags import field_of
+from .spec import JobSpec, Rendezvous
 from .text import printable
 from .validation import dotted, place_of, validation_error
 
@@ -75,6 +76,7 @@ def read(
     try:
         if not isinstance(root, yaml.MappingNode):
             raise _Wrong(root, "a job is a mapping of keys to values; write for example script: train.py")
+        written = _name_as_fields(root)
         data: dict[str, Any] = _value(root, [], iter(range(_MOST_VALUES)))
     except _Wrong as wrong:
         raise UserError(printable(f"{path}:{wrong.line}: {wrong}")) from None
@@ -88,7 +90,8 @@ def read(
         if not place:
             return str(path)
         place = _in_file(place, data)
-        return f"{path}:{_find(root, place)[0].start_mark.line + 1}: {dotted(place)}"
+        shown = (written.get(place[0], place[0]), *place[1:])
+        return f"{path}:{_find(root, place)[0].start_mark.line + 1}: {dotted(shown)}"
 
     while True:
         try:
@@ -137,6 +140,27 @@ def _compose(path: str | Path, text: str) -> yaml.Node | None:
             raise UserError(printable(f"{path}:{line}: a second document begins here; write one job in one file"))
         return documents[0] if documents else None
     raise UserError(printable(what)) from None
+
+
+def _name_as_fields(root: yaml.MappingNode) -> dict[str | int, str]:
+    """Rename the keys that are called as flags, such as `gpus`; returns field → key as it is written.
+
+    Raises:
+        _Wrong: two keys mean one field.
+    """
+    written: dict[str | int, str] = {}
+    keys = [key for key, _ in root.value if isinstance(key, yaml.ScalarNode)]
+    fields = {key.value for key in keys}.intersection(JobSpec.model_fields)
+    for key in keys:
+        if key.value in JobSpec.model_fields:
+            continue
+        name, field = key.value, field_of(key.value)
+        if field in fields:
+            raise _Wrong(key, f"{name} and {written.get(field, field)} mean the same; leave one of them out")
+        if field in JobSpec.model_fields or field in Rendezvous.model_fields:
+            written[field], key.value = name, field
+            fields.add(field)
+    return written
 
 
 def _value(node: yaml.Node, above: list[yaml.Node], budget: Any) -> Any:
