@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -919,3 +920,20 @@ def test_a_strange_error_record_ends_no_agent(paceline: Paceline, what: str) -> 
     assert "could not go on" not in done.stderr
     assert "wrote" in done.stdout
     assert get(paceline, "it")["exit_code"] == 5
+
+
+def test_events_and_get_say_which_rank_failed(paceline: Paceline) -> None:
+    paceline.script("""
+        import os
+        if os.environ["PACELINE_ATTEMPT"] == "0" and os.environ["RANK"] == "1":
+            raise ValueError("a bad value")
+    """)
+    assert paceline("submit", "-n", "2", "--max-restarts", "1", "--name", "it", "script.py").returncode == 0
+    assert paceline("wait", "it").returncode == 0
+    host = socket.gethostname()
+    (line,) = [line for line in paceline("events", "it").stdout.splitlines() if "restarting" in line]
+    assert line.split("restarting")[1].strip() == (
+        f"attempt=1 restarts=1 failure: rank 1 on {host}: ValueError: a bad value"
+    )
+    (line,) = [line for line in paceline("get", "it").stdout.splitlines() if line.startswith("last restart")]
+    assert line.endswith(f"Z: rank 1 on {host}: ValueError: a bad value")

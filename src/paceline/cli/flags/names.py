@@ -16,7 +16,8 @@ from paceline.job.text import printable
 from .where import backend
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from paceline.backends.base import Listing
     from paceline.job.job import Job
@@ -83,6 +84,13 @@ def rank_of(job: Job, text: str) -> int:
         others = f" … {job.ranks - 1} (master-0, worker-0 …)" if job.ranks > 1 else " (master-0)"
         raise UserError(f"-i {text}: job {job.name} has no such instance; it has rank{'s' * (job.ranks > 1)} 0{others}")
     return rank
+
+
+def failed(failure: Mapping[str, Any]) -> str:
+    """Which rank failed, where, and why, in one line."""
+    where = f" on {failure['host']}" if failure.get("host") else ""
+    who = f"node {failure.get('node')}" if failure.get("rank") is None else f"rank {failure['rank']}"
+    return f"{who}{where}: {failure['message']}"
 
 
 def outcome(job: Job) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from typing import Any
 
 import click
 
-from paceline.cli.flags.names import known, rank_of
+from paceline.cli.flags.names import failed, known, rank_of
 from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.tables import Column, output_option, show
 from paceline.job.errors import UserError
@@ -28,9 +29,22 @@ def events(name: str, output: str) -> int:
 
 def _details(event: dict[str, Any]) -> str:
     left_out = ("time", "event", "host", "logs", "failure", "others", "nodes")
-    parts = [f"{key}={value}" for key, value in event.items() if key not in left_out and value is not None]
+    parts = [
+        f"{key}={_value(value)}" for key, value in event.items() if key not in left_out and value not in (None, "", [])
+    ]
     failure = event.get("failure")
-    return " ".join([*parts, *([f"failure: {failure['message']}"] if failure else [])])
+    return " ".join([*parts, *([f"failure: {failed(failure)}"] if failure else [])])
+
+
+def _value(value: Any) -> str:
+    """A detail as a person reads it: `0,1`, `true`, `"no node"`."""
+    if isinstance(value, list):
+        return ",".join(map(_value, value))
+    if isinstance(value, dict):
+        return ",".join(f"{key}:{_value(inner)}" for key, inner in value.items())
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False) if " " in value else value
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value)
 
 
 _EVENTS: list[Column[dict[str, Any]]] = [

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from paceline.cli.flags.names import all_jobs, known
+from paceline.cli.flags.names import all_jobs, failed, known
 from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.tables import STATE_COLOURS, Column, output_option, show, show_data
 from paceline.job.errors import UserError, nearest
@@ -111,12 +111,25 @@ def get(name: str, output: str) -> int:
         show_data(job.to_dict(), output)
         return 0
     now = time.time()
-    for key, value in _facts(job, now):
-        click.echo(f"{key:<12} {printable(value)}")
+    facts = _facts(job, now)
+    if job.restarts and (why := _last_restart(name)):
+        facts.append(("last restart", why))
+    for key, value in facts:
+        click.echo(f"{key:<13} {printable(value)}")
     if job.instances:
         click.echo()
         show(job.instances, _INSTANCES, output, asdict)
     return 0
+
+
+def _last_restart(name: str) -> str | None:
+    """When a job started again last, and which failure was why; None where nobody failed or nothing is known."""
+    for event in reversed(backend().events(name)):
+        if event["event"] == "restarting":
+            failure = event.get("failure")
+            why = failed(failure) if failure else event.get("why")
+            return f"{show_time(event['time'])}: {why}" if why else None
+    return None
 
 
 def _facts(job: Job, now: float) -> list[tuple[str, str]]:

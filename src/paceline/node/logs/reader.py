@@ -90,8 +90,9 @@ def check(path: Path, choice: Choice) -> None:
     """
     existing = attempts(path)
     if choice.attempt is not None and choice.attempt not in existing:
-        has = f"there are {_listed(existing)}" if existing else "none has started yet"
-        raise Refused(f"job {path.name} has no attempt {choice.attempt}: {has}; correct --attempt")
+        its = f"its only attempt is {existing[0]}" if len(existing) == 1 else f"its attempts are {_listed(existing)}"
+        has = its if existing else "none has started yet"
+        raise Refused(f"job {path.name} has no attempt {choice.attempt}; {has}; correct --attempt")
     spec = read_json(RunDirectory(path).spec) or {"nproc": 1, "nodes": 1}
     count = spec["nproc"] * spec["nodes"]
     here = sorted({rank for a in existing if choice.attempt in (None, a) for rank in ranks(path, a)})
