@@ -301,3 +301,13 @@ def test_a_host_that_is_cut_off_is_told_and_the_job_ends(client: Client) -> None
     assert "exit status" not in err
     client.lab.hosts[1].heal()
     eventually(lambda: not any(host.processes() for host in client.lab.hosts), "nothing runs any more")
+
+
+def test_two_names_of_one_machine_are_refused(client: Client) -> None:
+    first = client.lab.hosts[0]
+    for extra in ((), ("--dry-run",)):
+        done = client("run", "-H", f"h1:1,{first.address}:3", *extra, client.script("print()"))
+        assert done.returncode == 2
+        assert done.stderr.splitlines()[-1] == (
+            f"paceline: h1 and {first.address} are the same machine; name it once, with all its slots: h1:4"
+        )

@@ -169,6 +169,7 @@ class Preflight:
             say(text)
         order = preferred(fit)
         chosen = order[:most]
+        self._check_distinct(chosen)
         if len(chosen) > 1:
             chosen = self._connected(chosen, order, least, most, say)
         for finding in warnings(
@@ -186,6 +187,22 @@ class Preflight:
             else:
                 found += [(host, line(it)) for it in disk_findings(host.name, answer["disks"]) if it.level == "error"]
         return sorted(found, key=lambda pair: self._hosts.index(pair[0]))
+
+    def _check_distinct(self, hosts: Iterable[Host]) -> None:
+        """Each node of a job is a machine of its own.
+
+        Raises:
+            UserError: two hosts are names of one machine.
+        """
+        seen: dict[str, Host] = {}
+        for host in hosts:
+            other = seen.setdefault(self.answers[host]["machine"], host)
+            if other != host:
+                slots = other.slots + host.slots
+                raise UserError(
+                    f"{other.name} and {host.name} are the same machine; name it once, with all its slots: "
+                    f"{other.name}:{slots or 2}"
+                )
 
     def _connected(
         self, chosen: list[Host], order: list[Host], least: int, most: int, say: Callable[[str], None]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from paceline.node.devicequeue import ticket
 from paceline.node.errors import Refused
 from paceline.node.machine import volumes
-from paceline.node.machine.network import own_address
+from paceline.node.machine.network import machine_id, own_address
 from paceline.node.machine.ports import Reservation
 from paceline.node.planning import fitting
 from paceline.node.store import make, records
@@ -69,6 +69,7 @@ def _look(home: Home, request: Request) -> Answer:
         "names": list(records.names(home.jobs)),
         "free": len([device for device in devices if device not in held]),
         "address": own_address(),
+        "machine": machine_id(),
         "port": port,
     }
 

@@ -204,6 +204,15 @@ def is_loopback(address: str) -> bool:
         return False
 
 
+def machine_id() -> str:
+    """The same for two names only if they are one machine; a container with a network of its own is another one."""
+    try:
+        namespace = os.stat("/proc/self/ns/net").st_ino
+    except OSError:
+        namespace = 0
+    return f"{read(Path('/proc/sys/kernel/random/boot_id'))} {socket.gethostname()} {namespace}"
+
+
 def own_address() -> str:
     """The address at which others reach this machine: the one that this ssh connection came to, else its name."""
     connection = os.environ.get("SSH_CONNECTION", "").split()
