@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -418,3 +419,19 @@ def test_a_host_needs_no_newer_python_than_it_has(client: Client) -> None:
     done = client("submit", "--on", "lab", client.script("print(1)"))
     assert done.returncode == 2
     assert "is Python 3.8.1, too old" in done.stderr
+
+
+def test_get_says_how_to_reach_a_tensorboard(client: Client) -> None:
+    pytest.importorskip("tensorboard")
+    key = str(client.lab.folder / "key")
+    client.settings(hosts=["h1"], python=sys.executable, port=22, identity_file=key)
+    name = submit(client, "--tensorboard", "--name", "board", client.script(FOREVER))
+    eventually(lambda: "://" in str(get(client, name)["tensorboard"]), "its TensorBoard runs")
+    url = get(client, name)["tensorboard"]
+    port = url.rstrip("/").rpartition(":")[2]
+    how = f"reach it with: ssh -p 22 -i {key} -N -L {port}:127.0.0.1:{port} h1"
+    assert f"tensorboard   {url} ({how})\n" in client("get", "--on", "lab", name).stdout
+    done = client("tensorboard", "--on", "lab", name)
+    assert done.stdout == f"{url}\n"
+    assert done.stderr.splitlines()[-1] == f"paceline: it is on h1; {how}"
+    assert client("stop", "--on", "lab", "--now", name).returncode == 0

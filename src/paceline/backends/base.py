@@ -359,6 +359,9 @@ class TensorBoards(Protocol):
             warn: is called with how to reach it, where the address alone does not do.
         """
 
+    def reach_tensorboard(self, name: str, url: str) -> str | None:
+        """What to type to reach the address of a job's TensorBoard from here; None where the address alone does."""
+
     def close_tensorboard(self, name: str) -> bool:
         """End it; returns whether there was one."""
 

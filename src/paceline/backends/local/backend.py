@@ -264,6 +264,9 @@ class Local(Backend):
         with refusals():
             return tensorboard.open_for_job(python_command(), self._run(name).path, logdir)
 
+    def reach_tensorboard(self, name: str, url: str) -> None:
+        """See `TensorBoards`."""
+
     def close_tensorboard(self, name: str) -> bool:
         """End it; returns whether there was one."""
         return tensorboard.stop(self._run(name).path)

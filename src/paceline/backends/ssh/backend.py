@@ -330,9 +330,13 @@ class Ssh(Backend):
         """The address of a job's TensorBoard on its host, which is started if there is none."""
         host = self._jobs.hosts_of(name)[0]
         url = str(host.ask({"do": "open_tensorboard", "name": name, "logdir": logdir})["url"])
-        port = url.rstrip("/").rpartition(":")[2]
-        warn(f"it is on {host.name}; reach it with: ssh -L {port}:127.0.0.1:{port} {host.name}")
+        warn(f"it is on {host.name}; {self.reach_tensorboard(name, url)}")
         return url
+
+    def reach_tensorboard(self, name: str, url: str) -> str:
+        """See `TensorBoards`."""
+        port = int(url.rstrip("/").rpartition(":")[2])
+        return f"reach it with: {self._jobs.hosts_of(name)[0].forward(port)}"
 
     def close_tensorboard(self, name: str) -> bool:
         """End it; returns whether there was one."""

@@ -80,9 +80,16 @@ class Host:
     @property
     def by_hand(self) -> str:
         """What a person types to log in there."""
+        return self._typed()
+
+    def forward(self, port: int) -> str:
+        """What a person types to reach a port of it at the same port here."""
+        return self._typed("-N", "-L", f"{port}:127.0.0.1:{port}")
+
+    def _typed(self, *options: str) -> str:
         port = [] if self.port is None else ["-p", str(self.port)]
         key = [] if self.identity_file is None else ["-i", self.identity_file]
-        return shlex.join(["ssh", *port, *key, self.name])
+        return shlex.join(["ssh", *port, *key, *options, self.name])
 
     def shell_command(self, request: Request, terminal: bool) -> list[str]:
         """The argument vector that runs a command where a rank runs, once the archive is there."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from paceline.backends.base import TensorBoards
 from paceline.cli.flags.names import all_jobs, failed, known
 from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.tables import STATE_COLOURS, Column, output_option, show, show_data
@@ -111,10 +112,7 @@ def get(name: str, output: str) -> int:
         show_data(job.to_dict(), output)
         return 0
     now = time.time()
-    facts = _facts(job, now)
-    if job.restarts and (why := _last_restart(name)):
-        facts.append(("last restart", why))
-    for key, value in facts:
+    for key, value in _facts(job, now):
         click.echo(f"{key:<13} {printable(value)}")
     if job.instances:
         click.echo()
@@ -122,9 +120,9 @@ def get(name: str, output: str) -> int:
     return 0
 
 
-def _last_restart(name: str) -> str | None:
+def _last_restart(job: Job) -> str | None:
     """When a job started again last, and which failure was why; None where nobody failed or nothing is known."""
-    for event in reversed(backend().events(name)):
+    for event in reversed(backend().events(job.name)) if job.restarts else ():
         if event["event"] == "restarting":
             failure = event.get("failure")
             why = failed(failure) if failure else event.get("why")
@@ -148,6 +146,7 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
         ("ranks", f"{job.ranks} on {job.nodes} node{'' if job.nodes == 1 else 's'}"),
         ("devices", ", ".join(job.devices)),
         ("restarts", f"{job.restarts} of {job.max_restarts}" if job.max_restarts or job.restarts else None),
+        ("last restart", _last_restart(job)),
         ("priority", job.priority or None),
         ("queue", job.queue),
         ("labels", ", ".join(f"{name}={value}" for name, value in job.labels.items())),
@@ -157,13 +156,22 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
         ("duration", _duration(job)),
         ("kept for", None if job.ttl is None else f"{show_duration(job.ttl)} after its end"),
         ("progress", _progress(progress, job.is_over)),
-        ("tensorboard", job.tensorboard),
+        ("tensorboard", _tensorboard(job)),
         *(("data", _volume(volume)) for volume in job.data),
         ("code", _code(job.code) if job.code else None),
         ("working dir", job.working_dir),
         ("folder", job.folder),
     ]
     return [(key, str(value)) for key, value in facts if value not in (None, "")]
+
+
+def _tensorboard(job: Job) -> str | None:
+    """The address of its TensorBoard, and how to reach that from here; or why there is none."""
+    here, said = backend(), job.tensorboard
+    if said is None or "://" not in said or not isinstance(here, TensorBoards):
+        return said
+    how = here.reach_tensorboard(job.name, said)
+    return f"{said} ({how})" if how else said
 
 
 def _progress(progress: Any, is_over: bool) -> str:
