@@ -287,7 +287,7 @@ def test_a_host_that_hangs_is_not_waited_for_for_ever(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path) if len(str(tmp_path)) < 32 else "")
     host = connection.Host("h1", 0, None, None, "python3", "~/state")
-    with pytest.raises(connection.Silent) as caught, host.listen({"do": "look"}, patience=0.1):
+    with pytest.raises(connection.Unreachable) as caught, host.listen({"do": "look"}, patience=0.1):
         pass
     assert str(caught.value) == "h1 says nothing for 0.1 s; see what it does: ssh h1"
 

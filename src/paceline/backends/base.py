@@ -77,7 +77,7 @@ class Shell:
     folder: str
 
 
-class Progress(Protocol):
+class ProgressReporter(Protocol):
     """Is called with how far something is."""
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
@@ -197,7 +197,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def start(self, prepared: Prepared, progress: Progress) -> Job:
+    def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
         """Start a job that goes on by itself.
 
         Args:
@@ -208,7 +208,7 @@ class Backend(ABC):
             UserError: it cannot run there after all; then nothing of it is left.
         """
 
-    def run(self, prepared: Prepared, progress: Progress, shown: Shown) -> Foreground:
+    def run(self, prepared: Prepared, progress: ProgressReporter, shown: Shown) -> Foreground:
         """Start a job that ends with this process, which watches it.
 
         Args:
@@ -331,7 +331,7 @@ class Elastic(Protocol):
 class Checks(Protocol):
     """It can say what would go wrong with jobs before there are any."""
 
-    def check(self, progress: Progress) -> Inspected | Survey:
+    def check(self, progress: ProgressReporter) -> Inspected | Survey:
         """What there is, and what would go wrong; starts no job."""
 
 

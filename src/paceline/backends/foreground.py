@@ -60,7 +60,7 @@ class Foreground(Protocol):
     def leads(self, output: Output) -> bool:
         """Whether this is the rank that is shown as it writes."""
 
-    def last_words(self) -> tuple[int, list[str]]:
+    def unreported_end(self) -> tuple[int, list[str]]:
         """An exit code and an explanation, for a job that is over without a word."""
 
 

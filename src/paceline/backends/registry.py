@@ -26,7 +26,7 @@ HERE = "local"
 @functools.lru_cache(maxsize=1)
 def flags() -> dict[str, tuple[Flag, ...]]:
     """Kind → the flags that set options of such a backend."""
-    return {kind: _loaded(place) for kind, place in _FLAGS.items()}
+    return {kind: _loaded(entry) for kind, entry in _FLAGS.items()}
 
 
 def load(
@@ -92,7 +92,7 @@ def _configured(kind: str, name: str, options: Mapping[str, Any], given_by: Mapp
     try:
         model = backend.Options.model_validate(dict(options))
     except ValidationError as error:
-        raise validation_error(error, backend.Options, lambda place: named(".".join(map(str, place)))) from None
+        raise validation_error(error, backend.Options, lambda entry: named(".".join(map(str, entry)))) from None
     return backend(name, model, where)
 
 
@@ -111,9 +111,9 @@ def _kind(kind: str) -> type[Backend]:
     Raises:
         UserError: there is none of this name, or it cannot be loaded.
     """
-    place = BACKENDS.get(kind)
-    if place is not None:
-        own: type[Backend] = _loaded(place)
+    entry = BACKENDS.get(kind)
+    if entry is not None:
+        own: type[Backend] = _loaded(entry)
         return own
     from importlib.metadata import entry_points  # takes longer than all else here
 
@@ -129,6 +129,6 @@ def _kind(kind: str) -> type[Backend]:
     return backend
 
 
-def _loaded(place: str) -> Any:
-    module, _, attribute = place.partition(":")
+def _loaded(entry: str) -> Any:
+    module, _, attribute = entry.partition(":")
     return getattr(importlib.import_module(module), attribute)

@@ -19,7 +19,7 @@ from .refusals import refusals
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from .base import Progress
+    from .base import ProgressReporter
 
 Started = TypeVar("Started")
 
@@ -112,7 +112,7 @@ def as_planned(kind: type[JobSpec], job: Mapping[str, Any]) -> JobSpec:
 # -- code --------------------------------------------------------------------------------------------------------------
 
 
-def fetched(spec: JobSpec, destination: Path, progress: Progress) -> dict[str, Any]:
+def fetched(spec: JobSpec, destination: Path, progress: ProgressReporter) -> dict[str, Any]:
     """Bring the code of a job to a folder that is not there yet; returns what is known of it.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from .base import Contract, Variables
 from .placement import ContractError, Placement
-from .values import integer, place
+from .values import integer, placement_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +62,7 @@ class HorovodContract(Contract):
         """The placement of a horovodrun worker."""
         if "HOROVOD_RANK" not in env:
             return None
-        return place(
+        return placement_from(
             env,
             {
                 "rank": "HOROVOD_RANK",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from .base import Contract, Variables
-from .values import place
+from .values import placement_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,4 +30,4 @@ class IndexedContract(Contract):
         """The index as the rank, the number of processes as the world size."""
         if "PACELINE_PROCESS_INDEX" not in env:
             return None
-        return place(env, {"rank": "PACELINE_PROCESS_INDEX", "world_size": "PACELINE_PROCESS_NUM"})
+        return placement_from(env, {"rank": "PACELINE_PROCESS_INDEX", "world_size": "PACELINE_PROCESS_NUM"})

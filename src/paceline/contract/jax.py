@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from .base import Contract, Variables
 from .mpi import MpiContract
-from .values import NO_GRPC_PROXY, integer, join_address, place, split_address
+from .values import NO_GRPC_PROXY, integer, join_address, placement_from, split_address
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,7 +46,7 @@ class JaxContract(Contract):
         if "JAX_PROCESS_ID" not in env or "JAX_COORDINATOR_ADDRESS" not in env:
             return None
         host, port = split_address(env, "JAX_COORDINATOR_ADDRESS")
-        return place(
+        return placement_from(
             env,
             {"rank": "JAX_PROCESS_ID", "world_size": "JAX_NUM_PROCESSES"},
             local_rank=integer(env, "OMPI_COMM_WORLD_LOCAL_RANK", 0),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from .base import Contract, Variables
-from .values import place
+from .values import placement_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +49,7 @@ class MpiContract(Contract):
     def read(self, env: Mapping[str, str]) -> Placement | None:
         """The placement of a process that mpirun started."""
         if OPEN_MPI["rank"] in env:
-            return place(env, OPEN_MPI)
+            return placement_from(env, OPEN_MPI)
         if HYDRA["rank"] in env:
-            return place(env, HYDRA)
+            return placement_from(env, HYDRA)
         return None

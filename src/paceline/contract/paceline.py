@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from .base import Contract, Variables
 from .placement import PLACEMENT_FIELDS, Placement
-from .values import place, words
+from .values import placement_from, split_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +52,7 @@ class PacelineContract(Contract):
         """The placement of a rank that paceline started."""
         if "PACELINE_RANK" not in env:
             return None
-        return place(
+        return placement_from(
             env,
             {
                 "rank": "PACELINE_RANK",
@@ -65,7 +65,7 @@ class PacelineContract(Contract):
                 "attempt": "PACELINE_ATTEMPT",
             },
             main_address=env.get("PACELINE_MAIN_ADDRESS", "127.0.0.1"),
-            devices=words(env.get("PACELINE_DEVICES", "")),
+            devices=split_list(env.get("PACELINE_DEVICES", "")),
             job=env.get("PACELINE_JOB", "none"),
-            endpoints=words(env.get("PACELINE_ENDPOINTS", "")),
+            endpoints=split_list(env.get("PACELINE_ENDPOINTS", "")),
         )

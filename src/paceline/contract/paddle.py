@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from .base import Contract, Variables
 from .placement import ContractError, Placement
-from .values import join_address, place, split_address, words
+from .values import join_address, placement_from, split_address, split_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,7 +67,7 @@ class PaddleContract(Contract):
         if "PADDLE_TRAINER_ID" not in env or "PADDLE_MASTER" not in env:
             return None
         host, port = split_address(env, "PADDLE_MASTER")
-        return place(
+        return placement_from(
             env,
             {
                 "rank": "PADDLE_TRAINER_ID",
@@ -78,6 +78,6 @@ class PaddleContract(Contract):
             },
             main_address=host,
             main_port=port,
-            devices=words(env.get("FLAGS_selected_gpus", "")),
-            endpoints=words(env.get("PADDLE_TRAINER_ENDPOINTS", "")),
+            devices=split_list(env.get("FLAGS_selected_gpus", "")),
+            endpoints=split_list(env.get("PADDLE_TRAINER_ENDPOINTS", "")),
         )

@@ -23,7 +23,7 @@ from .paceline import PacelineContract
 from .placement import ContractError, Placement
 from .slurm import SlurmContract
 from .torch import TorchContract
-from .values import integer, place
+from .values import integer, placement_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -143,7 +143,7 @@ def _pod(env: Mapping[str, str]) -> Recognised | None:
     rank, world_size = ("RANK", "WORLD_SIZE") if "RANK" in env else ("PET_NODE_RANK", "PET_NNODES")
     return Recognised(
         "pytorchjob",
-        place(
+        placement_from(
             env,
             {"rank": rank, "world_size": world_size, "node_rank": rank, "node_count": world_size},
             main_address=env.get("MASTER_ADDR", env.get("PET_MASTER_ADDR", "127.0.0.1")),

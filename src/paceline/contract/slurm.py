@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from .base import Contract, Variables
 from .placement import ContractError, Placement
-from .values import integer, place
+from .values import integer, placement_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -79,7 +79,7 @@ class SlurmContract(Contract):
         node = integer(env, "SLURM_NODEID")
         if not 0 <= node < len(counts):
             raise ContractError(f"SLURM_NODEID={node} is not one of the nodes in {per_node}={env[per_node]}")
-        return place(
+        return placement_from(
             env,
             {
                 "rank": "SLURM_PROCID",

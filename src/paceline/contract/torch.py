@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from .base import Contract, Variables
 from .placement import PLACEMENT_FIELDS, Placement
-from .values import integer, place
+from .values import integer, placement_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +62,7 @@ class TorchContract(Contract):
             on_each_node = max(1, integer(env, "LOCAL_WORLD_SIZE", 1))
             nodes["node_rank"] = integer(env, "RANK") // on_each_node
             nodes["node_count"] = -(-integer(env, "WORLD_SIZE") // on_each_node)  # rounded up
-        return place(
+        return placement_from(
             env,
             numbers,
             **nodes,

@@ -32,8 +32,8 @@ def integer(env: Mapping[str, str], name: str, default: int | None = None) -> in
         raise ContractError(f"{name}={text!r} is not a whole number") from None
 
 
-def place(env: Mapping[str, str], variables: Mapping[str, str], **others: Any) -> Placement:
-    """A placement whose number fields are read from `variables` (field → variable); `others` are fields as they are.
+def placement_from(env: Mapping[str, str], variables: Mapping[str, str], **others: Any) -> Placement:
+    """A placement whose number fields are read from `variables` (field → variable); `others` are the other fields.
 
     Raises:
         ContractError: a variable is missing or not a number, or together they make no placement.
@@ -46,7 +46,7 @@ def place(env: Mapping[str, str], variables: Mapping[str, str], **others: Any) -
         raise ContractError(f"{error} ({seen})") from None
 
 
-def words(text: str) -> tuple[str, ...]:
+def split_list(text: str) -> tuple[str, ...]:
     """The items of a comma-separated list; none for an empty text."""
     return tuple(text.split(",")) if text else ()
 

@@ -36,13 +36,13 @@ def field_of(key: str) -> str:
     return _FIELDS.get(flag, key.replace("-", "_"))
 
 
-def flag_of(place: tuple[str | int, ...]) -> str:
+def flag_of(key_path: tuple[str | int, ...]) -> str:
     """The flag that sets a field of a job; of a field that has fields, the path to one of these."""
-    if not place:
+    if not key_path:
         return "the job"
-    name = str(place[0])
+    name = str(key_path[0])
     if name == "code":
-        return "--sync-source" if place[1:] == ("source",) else "--sync-mode"
-    if name == "rendezvous" and len(place) > 1:
-        name = str(place[1])
+        return "--sync-source" if key_path[1:] == ("source",) else "--sync-mode"
+    if name == "rendezvous" and len(key_path) > 1:
+        name = str(key_path[1])
     return _NAMES.get(name, f"--{name.replace('_', '-')}")

@@ -17,13 +17,13 @@ from .errors import UserError
 from .flags import field_of
 from .spec import JobSpec, Rendezvous
 from .text import printable
-from .validation import dotted, place_of, validation_error
+from .validation import dotted, key_path_of, validation_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from .validation import Place
+    from .validation import KeyPath
 
 _MOST_BYTES = 1 << 20
 _MOST_VALUES = 10_000  # with what aliases stand for
@@ -56,7 +56,7 @@ class _Wrong(Exception):
 
 
 def read(
-    path: str | Path, given: Mapping[str, Any] | None = None, name_given: Callable[[Place], str] = dotted
+    path: str | Path, given: Mapping[str, Any] | None = None, name_given: Callable[[KeyPath], str] = dotted
 ) -> JobSpec:
     """The job that a file describes.
 
@@ -84,14 +84,14 @@ def read(
         old = data.get(name)
         data[name] = {**old, **value} if isinstance(value, dict) and isinstance(old, dict) and name != "code" else value
 
-    def where(place: Place) -> str:
-        if _is_given(place, given):
-            return name_given(place)
-        if not place:
+    def where(key_path: KeyPath) -> str:
+        if _is_given(key_path, given):
+            return name_given(key_path)
+        if not key_path:
             return str(path)
-        place = _in_file(place, data)
-        shown = (written.get(place[0], place[0]), *place[1:])
-        return f"{path}:{_find(root, place)[0].start_mark.line + 1}: {dotted(shown)}"
+        key_path = _in_file(key_path, data)
+        shown = (written.get(key_path[0], key_path[0]), *key_path[1:])
+        return f"{path}:{_find(root, key_path)[0].start_mark.line + 1}: {dotted(shown)}"
 
     while True:
         try:
@@ -227,41 +227,41 @@ def _mend(data: dict[str, Any], root: yaml.Node, given: Mapping[str, Any], error
     """
     mended = False
     for entry in error.errors(include_url=False):
-        place, _ = place_of(JobSpec, entry["loc"])
-        if not place or _is_given(place, given):
+        key_path, _ = key_path_of(JobSpec, entry["loc"])
+        if not key_path or _is_given(key_path, given):
             continue
         parent: Any = data
-        place = _in_file(place, data)
-        for part in place[:-1]:
+        key_path = _in_file(key_path, data)
+        for part in key_path[:-1]:
             parent = parent[part]
-        if len(place) == 1 and entry["input"] is None and entry["type"] != "missing" and place[0] in data:
-            del data[str(place[0])]
+        if len(key_path) == 1 and entry["input"] is None and entry["type"] != "missing" and key_path[0] in data:
+            del data[str(key_path[0])]
             mended = True
         elif entry["type"] == "string_type":
-            node = _find(root, place)[1]
-            if isinstance(node, yaml.ScalarNode) and not isinstance(parent[place[-1]], str):
-                parent[place[-1]] = node.value
+            node = _find(root, key_path)[1]
+            if isinstance(node, yaml.ScalarNode) and not isinstance(parent[key_path[-1]], str):
+                parent[key_path[-1]] = node.value
                 mended = True
     return mended
 
 
-def _is_given(place: Place, given: Mapping[str, Any]) -> bool:
+def _is_given(key_path: KeyPath, given: Mapping[str, Any]) -> bool:
     """Whether it is a flag's value, not the file's."""
-    if not place or place[0] not in given:
+    if not key_path or key_path[0] not in given:
         return False
-    value = given[str(place[0])]
-    return len(place) == 1 or not isinstance(value, dict) or place[0] == "code" or place[1] in value
+    value = given[str(key_path[0])]
+    return len(key_path) == 1 or not isinstance(value, dict) or key_path[0] == "code" or key_path[1] in value
 
 
-def _in_file(place: Place, data: Mapping[str, Any]) -> Place:
-    """A place as the file has it: the fields of `rendezvous` may stand among the job's."""
-    return place[1:] if place[0] == "rendezvous" and len(place) > 1 and place[1] in data else place
+def _in_file(key_path: KeyPath, data: Mapping[str, Any]) -> KeyPath:
+    """The key path in the file, where the fields of `rendezvous` may be among those of the job."""
+    return key_path[1:] if key_path[0] == "rendezvous" and len(key_path) > 1 and key_path[1] in data else key_path
 
 
-def _find(root: yaml.Node, place: Place) -> tuple[yaml.Node, yaml.Node]:
-    """Where a place is, or the nearest that is there around it: its key or list item, and its value."""
+def _find(root: yaml.Node, key_path: KeyPath) -> tuple[yaml.Node, yaml.Node]:
+    """The key or list item at a key path, and its value; of the nearest parent that the file has, if it lacks it."""
     begin = value = root
-    for part in place:
+    for part in key_path:
         if isinstance(value, yaml.SequenceNode) and isinstance(part, int):
             begin = value = value.value[part]
         elif isinstance(value, yaml.MappingNode) and (pair := [p for p in value.value if p[0].value == part]):

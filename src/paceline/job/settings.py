@@ -23,7 +23,7 @@ else:
     import tomli as tomllib
 
 if TYPE_CHECKING:
-    from .validation import Place
+    from .validation import KeyPath
 
 PROJECT_FILE = "paceline.toml"
 _VOLUME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -42,7 +42,7 @@ class LocalSettings(_Model):
 
 
 class Target(_Model):
-    """A place for jobs that has a name: a backend, and options that this backend knows."""
+    """A named target for jobs: a backend and its options."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
@@ -60,7 +60,7 @@ class Settings(_Model):
     Attributes:
         volumes: name → absolute path.
         local: this machine.
-        targets: named places for jobs.
+        targets: by name.
     """
 
     volumes: dict[str, str] = {}
@@ -86,11 +86,11 @@ def load(folder: Path | None = None) -> Settings:
             _place_volumes(table, file, is_project)
             _merge(tables, table, file, files, ())
 
-    def where(place: Place) -> str:
-        key = tuple(str(part) for part in place)
+    def where(key_path: KeyPath) -> str:
+        key = tuple(str(part) for part in key_path)
         while key and key not in files:
             key = key[:-1]
-        return f"{files[key]}: {'.'.join(map(str, place))}"
+        return f"{files[key]}: {'.'.join(map(str, key_path))}"
 
     try:
         settings = Settings.model_validate(tables)
@@ -149,8 +149,8 @@ def _table(file: Path) -> dict[str, Any] | None:
     except UnicodeDecodeError:
         raise UserError(printable(f"{file}: this is not UTF-8; save the file as UTF-8")) from None
     except tomllib.TOMLDecodeError as error:
-        what, _, place = str(error).partition(" (at ")
-        found = re.match(r"line (\d+)", place)
+        what, _, position = str(error).partition(" (at ")
+        found = re.match(r"line (\d+)", position)
         # At the end of the document there is no number; its last line it is.
         line = found[1] if found else max(1, len(file.read_bytes().splitlines()))
         raise UserError(printable(f"{file}:{line}: not valid TOML: {what[:1].lower()}{what[1:]}")) from None

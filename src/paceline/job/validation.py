@@ -1,4 +1,4 @@
-"""What pydantic says of bad input, in one line."""
+"""Turns pydantic's validation errors into one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pydantic import ValidationError
 
-    Place = tuple[str | int, ...]
+    KeyPath = tuple[str | int, ...]
 
 _LONGEST = 60  # characters of a bad value that are shown
 _MESSAGES = {
@@ -35,34 +35,34 @@ _MESSAGES = {
 }
 
 
-def validation_error(error: ValidationError, model: type[BaseModel], where: Callable[[Place], str]) -> UserError:
+def validation_error(error: ValidationError, model: type[BaseModel], where: Callable[[KeyPath], str]) -> UserError:
     """The first thing that is wrong, as one line; an unknown key comes first, because others may be missing for it.
 
     Args:
         error: what `model` raised.
-        model: knows which keys there are.
-        where: the name of a place in the input, as its author knows it: a flag, a line of a file, a field. A place is
-            a path of keys and indices, empty for the whole.
+        model: the model that was validated.
+        where: how a message names a key path of the input: by a flag, a line of a file, or a field. A key path has keys
+            and indices; it is empty for the whole input.
     """
-    errors = [(*place_of(model, entry["loc"]), entry) for entry in error.errors(include_url=False)]
-    place, known, first = next((e for e in errors if e[2]["type"] == "extra_forbidden"), errors[0])
+    errors = [(*key_path_of(model, entry["loc"]), entry) for entry in error.errors(include_url=False)]
+    key_path, known, first = next((e for e in errors if e[2]["type"] == "extra_forbidden"), errors[0])
     if first["type"] == "extra_forbidden":
-        return UserError(printable(f"{where(place)}: unknown key; {nearest(str(place[-1]), known)}"))
-    messages = [_message(entry) for other, _, entry in errors if other == place]  # one for each member of a union
+        return UserError(printable(f"{where(key_path)}: unknown key; {nearest(str(key_path[-1]), known)}"))
+    messages = [_message(entry) for other, _, entry in errors if other == key_path]  # one for each member of a union
     message = " or ".join(dict.fromkeys(messages))
-    shown = _shown(first["input"], message) if place and first["type"] != "missing" else ""
-    return UserError(printable(f"{where(place)}{shown}: {message}"))
+    shown = _shown(first["input"], message) if key_path and first["type"] != "missing" else ""
+    return UserError(printable(f"{where(key_path)}{shown}: {message}"))
 
 
-def dotted(place: Place) -> str:
+def dotted(key_path: KeyPath) -> str:
     """`env.LR`, `data[0].path`."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key_path)
     return text.removeprefix(".")
 
 
-def place_of(model: type[BaseModel], location: Place) -> tuple[Place, list[str]]:
-    """A location of pydantic's without the names of union members, and the keys known beside its last part."""
-    place: list[str | int] = []
+def key_path_of(model: type[BaseModel], location: KeyPath) -> tuple[KeyPath, list[str]]:
+    """A location of pydantic's without the names of union members, and the known keys at the level of its last part."""
+    key_path: list[str | int] = []
     known: list[str] = []
     around = [model]
     for part in location:
@@ -75,8 +75,8 @@ def place_of(model: type[BaseModel], location: Place) -> tuple[Place, list[str]]
             around = [member for kind in containers for member in _members(get_args(kind)[-1 if _is_dict(kind) else 0])]
         else:
             continue
-        place.append(part)
-    return tuple(place), known
+        key_path.append(part)
+    return tuple(key_path), known
 
 
 def _is_model(kind: Any) -> bool:
@@ -102,7 +102,7 @@ def _message(entry: Any) -> str:
 
 
 def _shown(value: Any, message: str) -> str:
-    """A bad value, if it is short enough to be of use and not in the message anyway."""
+    """The bad value for a message, cut to a readable length; "" if the message has it already."""
     text = repr(value)
     if not isinstance(value, (str, int, float, bool)) or text in message:
         return ""

@@ -885,14 +885,14 @@ class Terminal:
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_progress_is_silent_for_a_second(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.cli.terminal.progress import Progress
+    from paceline.cli.terminal.progress import ProgressLine
 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     terminal = Terminal(is_terminal)
-    with Progress(terminal) as progress:  # type: ignore[arg-type]
+    with ProgressLine(terminal) as progress:  # type: ignore[arg-type]
         progress("copying files", 1, 4_000)
         assert terminal.text == ""
         now[0] += 1.5

@@ -368,7 +368,7 @@ class Machine:
         slots, priority = fields.pop("slots", False), fields.pop("priority", 0)
         spec = JobSpec(name=job, framework="torch", working_dir=str(self.folder), detached=True, **fields)
         request = Request(str(self.queue), need, of, share, priority, slots)
-        node = node_part.place(spec.for_node(), prepare.here())
+        node = node_part.node_spec(spec.for_node(), prepare.here())
         return spec, replace(node, devices=None, request=request)
 
     def start(self, job: str, need: int | tuple[str, ...] = 1, *args: Any, **more: Any) -> Started:

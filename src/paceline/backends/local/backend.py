@@ -25,7 +25,7 @@ from paceline.node.store import lifecycle, records
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from paceline.backends.base import LogLines, LogQuery, Prepared, Progress
+    from paceline.backends.base import LogLines, LogQuery, Prepared, ProgressReporter
     from paceline.backends.check.inspect import Inspected
     from paceline.backends.foreground import Shown
     from paceline.job.job import Node, Usage, Volume
@@ -67,7 +67,7 @@ class Local(Backend):
         self.refuse_unsupported(spec)
         return prepared(spec, detached=detached)
 
-    def start(self, prepared: Prepared, progress: Progress) -> Job:
+    def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
         """Start a job that goes on by itself.
 
         Raises:
@@ -77,7 +77,7 @@ class Local(Backend):
 
         return Job.from_record(start(prepared, progress).record)
 
-    def run(self, prepared: Prepared, progress: Progress, shown: Shown) -> LocalRun:
+    def run(self, prepared: Prepared, progress: ProgressReporter, shown: Shown) -> LocalRun:
         """Start a job that ends with this process, which watches it.
 
         Raises:
@@ -164,7 +164,7 @@ class Local(Backend):
 
         return read_logs(self._run(name).path, query)
 
-    def check(self, progress: Progress) -> Inspected:
+    def check(self, progress: ProgressReporter) -> Inspected:
         """What this machine has, and what would go wrong."""
         from paceline.backends.check.findings import findings
         from paceline.backends.check.inspect import Inspected, inspect_local

@@ -16,14 +16,14 @@ from .start import start
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.backends.base import Prepared, Progress
+    from paceline.backends.base import Prepared, ProgressReporter
     from paceline.backends.foreground import Shown
 
 
 class LocalRun:
     """A job on this machine that ends with whoever started it."""
 
-    def __init__(self, prepared: Prepared, progress: Progress, shown: Shown) -> None:
+    def __init__(self, prepared: Prepared, progress: ProgressReporter, shown: Shown) -> None:
         """Start it.
 
         Args:
@@ -57,7 +57,7 @@ class LocalRun:
         """Whether this is the first rank here."""
         return output.local_rank == 0
 
-    def last_words(self) -> tuple[int, list[str]]:
+    def unreported_end(self) -> tuple[int, list[str]]:
         """What became of the agent."""
         log = None if is_disk_full(self._directory.path) else self._directory.agent_log
         code, lines = how_it_ended(self._process.returncode, agent_pid(self._directory, self._process.pid), log)

@@ -71,8 +71,8 @@ def prepared(spec: JobSpec, *, detached: bool) -> LocalPrepared:
         UserError: it cannot run here, or its name is taken.
     """
     spec = checked(spec, detached=detached)
-    place = home()
-    if spec.resume_from is not None and not is_job(place.jobs / spec.resume_from):
+    here_home = home()
+    if spec.resume_from is not None and not is_job(here_home.jobs / spec.resume_from):
         raise UserError(f"no job {spec.resume_from!r} to resume from; see paceline list -A")
     order = make.Order(
         {**spec.for_node(), "name": shown_name(spec)},
@@ -81,7 +81,7 @@ def prepared(spec: JobSpec, *, detached: bool) -> LocalPrepared:
         terminal={} if detached else terminal_size(),
     )
     with writing(spec), refusals():
-        plan = make.plan(place, here(), order)
+        plan = make.plan(here_home, here(), order)
     complete = as_planned(type(spec), plan.shown())
     return LocalPrepared(complete, (), int(complete.ranks), spec.nodes != 1, asked=spec, plan=plan)
 

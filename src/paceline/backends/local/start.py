@@ -16,12 +16,16 @@ if TYPE_CHECKING:
     import socket
     from pathlib import Path
 
-    from paceline.backends.base import Prepared, Progress
+    from paceline.backends.base import Prepared, ProgressReporter
     from paceline.job.spec import JobSpec
 
 
 def start(
-    prepared: Prepared, progress: Progress, *, lifeline: socket.socket | None = None, split: tuple[int, ...] = ()
+    prepared: Prepared,
+    progress: ProgressReporter,
+    *,
+    lifeline: socket.socket | None = None,
+    split: tuple[int, ...] = (),
 ) -> make.Made:
     """Start a job.
 
@@ -39,8 +43,8 @@ def start(
     make_private(jobs_folder().parent)
     _warn_of_no_token(spec, progress)
 
-    def bring(place: Path) -> dict[str, Any]:
-        return fetched(spec, place, progress)
+    def bring(folder: Path) -> dict[str, Any]:
+        return fetched(spec, folder, progress)
 
     def start_as(name: str) -> make.Made:
         try:
@@ -55,7 +59,7 @@ def start(
         return start_named(spec, start_as)
 
 
-def _warn_of_no_token(spec: JobSpec, progress: Progress) -> None:
+def _warn_of_no_token(spec: JobSpec, progress: ProgressReporter) -> None:
     """Say on the machine where others join that anyone may, if that is so."""
     meeting = spec.rendezvous
     address = meeting.main_address

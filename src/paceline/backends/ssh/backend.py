@@ -28,7 +28,7 @@ from .target import Hosts, Options, left_out
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from paceline.backends.base import Listing, LogLines, LogQuery, Progress
+    from paceline.backends.base import Listing, LogLines, LogQuery, ProgressReporter
     from paceline.backends.check.survey import Survey
     from paceline.backends.foreground import Shown
     from paceline.job.job import Job
@@ -90,7 +90,7 @@ class Ssh(Backend):
             ranks = slots
         return _Prepared(parts.spec, node_ranks=ranks if isinstance(ranks, int) else MOST_RANKS, parts=parts)
 
-    def start(self, prepared: Prepared, progress: Progress) -> Job:
+    def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
         """Start a job that goes on by itself.
 
         Raises:
@@ -101,7 +101,7 @@ class Ssh(Backend):
             parts.keep()
         return self._jobs.add([(host, parts.records[host]) for host in parts.hosts])
 
-    def run(self, prepared: Prepared, progress: Progress, shown: Shown) -> RemoteRun:
+    def run(self, prepared: Prepared, progress: ProgressReporter, shown: Shown) -> RemoteRun:
         """Start a job that ends with this process, which watches it.
 
         Raises:
@@ -158,7 +158,7 @@ class Ssh(Backend):
         self._hosts.answers(chosen, lambda _: {"do": "leave", "name": name, "left": left})
         return [host.name for host in chosen]
 
-    def check(self, progress: Progress) -> Survey:
+    def check(self, progress: ProgressReporter) -> Survey:
         """What the hosts have, how they reach each other, and what would go wrong there."""
         from .survey import survey
 
@@ -280,7 +280,7 @@ class Ssh(Backend):
 
     def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:
         """Ask jobs to stop, on the hosts that answer; returns why others did not."""
-        untold = {name: ", ".join(why) for name in names if (why := self._jobs.silent(name))}
+        untold = {name: ", ".join(why) for name in names if (why := self._jobs.unreachable(name))}
         self._act({"do": "stop", "names": list(names), "now": now})
         return untold
 
@@ -298,7 +298,7 @@ class Ssh(Backend):
             self._act({"do": "delete", "names": list(names)})
         left = []
         for name in names:
-            if hosts := self._jobs.sent_to(name, self._hosts.silent):
+            if hosts := self._jobs.submitted_to(name, self._hosts.unreachable):
                 left.append(f"{', '.join(hosts)} does not answer; what it has of job {name} is left there")
             self._jobs.forget(name)
         return left

@@ -161,7 +161,7 @@ class Host:
             raise UserError("no ssh on PATH; install the OpenSSH client") from None
 
 
-class Silent(UserError):
+class Unreachable(UserError):
     """A host cannot be reached, or breaks off."""
 
 
@@ -197,7 +197,7 @@ class Answers:
                 f"{self._host.name}: its shell says {said!r} first; let it say nothing where there is no terminal"
             ) from None
         if not answer:
-            raise Silent(self._failure())
+            raise Unreachable(self._failure())
         self._is_first = False
         if "input_lost" in answer:
             raise UserError(
@@ -214,7 +214,7 @@ class Answers:
         """The next line.
 
         Raises:
-            Silent: it does not come in time.
+            Unreachable: it does not come in time.
         """
         patience = FIRST_SECONDS if self._patience is None and self._is_first else self._patience
         if patience is None:
@@ -227,7 +227,7 @@ class Answers:
         if is_late and not line:
             name = self._host.name
             hint = "; does a start-up file of its shell wait for input?" if self._patience is None else ""
-            raise Silent(f"{name} says nothing for {patience:g} s{hint}; see what it does: {self._host.by_hand}")
+            raise Unreachable(f"{name} says nothing for {patience:g} s{hint}; see what it does: {self._host.by_hand}")
         return line
 
     def say(self, word: str) -> None:

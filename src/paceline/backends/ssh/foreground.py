@@ -223,7 +223,7 @@ class RemoteRun:
         if self._recruiter is not None:
             self._recruiter.is_gone(host)
 
-    def last_words(self) -> tuple[int, list[str]]:
+    def unreported_end(self) -> tuple[int, list[str]]:
         """What became of the agents, or that nobody knows."""
         for host, gone in self._gone.items():
             code, lines = how_it_ended(gone["gone"], gone["pid"], gone["log"], f" on {host.name}")

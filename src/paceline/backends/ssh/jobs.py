@@ -10,7 +10,7 @@ from paceline.job.errors import UserError
 from paceline.job.job import FINAL, Job
 from paceline.job.paths import jobs_folder
 
-from .submitted import Sent
+from .submitted import SubmittedJobs
 from .target import left_out
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ class _Seen(NamedTuple):
         living: those of them where it had not ended.
         last: those of them that are in the last attempt.
         ranks: where its ranks were.
-        silent: why other hosts that have a part of it said nothing.
+        unreachable: why other hosts that have a part of it said nothing.
     """
 
     hosts: list[Host]
     living: list[Host]
     last: list[Host]
     ranks: dict[int, Host]
-    silent: list[str]
+    unreachable: list[str]
 
 
 class RemoteJobs:
@@ -47,7 +47,7 @@ class RemoteJobs:
 
     def __init__(self, hosts: Hosts) -> None:
         self._hosts = hosts
-        self._sent = Sent(jobs_folder().parent / "targets" / hosts.name)
+        self._submitted = SubmittedJobs(jobs_folder().parent / "targets" / hosts.name)
         self._seen: dict[str, _Seen] = {}
 
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
@@ -66,7 +66,7 @@ class RemoteJobs:
         jobs = {}
         for (name, _), found in parts.items():
             jobs[name] = self._merge(found, reasons)
-        known = self._sent.on(reasons) if reasons else {}
+        known = self._submitted.on(reasons) if reasons else {}
         for name, (hosts, record) in known.items():
             if name not in jobs and (names is None or name in names):
                 those = [host for host in self._hosts.all if host.name in hosts]
@@ -80,8 +80,8 @@ class RemoteJobs:
             raise next(iter(failed.values()))
         if names is not None:
             found_jobs = [jobs[name] for name in dict.fromkeys(names) if name in jobs]
-            silent = dict.fromkeys(why for job in found_jobs for why in self._seen[job.name].silent)
-            return Listing(found_jobs, 0, tuple(f"{why}; what is there is not shown" for why in silent))
+            unreachable = dict.fromkeys(why for job in found_jobs for why in self._seen[job.name].unreachable)
+            return Listing(found_jobs, 0, tuple(f"{why}; what is there is not shown" for why in unreachable))
         there = {name for answer in answers.values() for name in answer["names"]}
         newest_first = sorted(jobs.values(), key=lambda job: job.created, reverse=True)
         return Listing(newest_first, len(there - jobs.keys()), left_out(failed))
@@ -90,17 +90,17 @@ class RemoteJobs:
         """Note a job that was submitted, by what its hosts say of their parts."""
         hosts = [host.name for host, _ in parts]
         job = self._merge(parts, {})
-        self._sent.add(job, hosts)
+        self._submitted.add(job, hosts)
         return job
 
     def forget(self, name: str) -> None:
         """Know a job no more."""
-        self._sent.forget(name)
+        self._submitted.forget(name)
         self._seen.pop(name, None)
 
-    def sent_to(self, name: str, hosts: Collection[str]) -> list[str]:
+    def submitted_to(self, name: str, hosts: Collection[str]) -> list[str]:
         """Those of these hosts that a job was submitted to from here."""
-        found, _ = self._sent.on(hosts).get(name, ([], {}))
+        found, _ = self._submitted.on(hosts).get(name, ([], {}))
         return sorted(set(hosts).intersection(found))
 
     def hosts_of(self, name: str) -> list[Host]:
@@ -147,9 +147,9 @@ class RemoteJobs:
         if host in self._seen[name].living:
             self._seen[name].living.remove(host)
 
-    def silent(self, name: str) -> list[str]:
+    def unreachable(self, name: str) -> list[str]:
         """Why hosts that have a part of a job told nothing of it when it was seen last, while others did."""
-        return self._seen[name].silent if name in self._seen else []
+        return self._seen[name].unreachable if name in self._seen else []
 
     def host_of(self, name: str, rank: int) -> Host:
         """Where a rank of a job is, or was; where node 0 is, if nobody knows.
@@ -168,16 +168,16 @@ class RemoteJobs:
         named = {host for _, part in parts for host in part["hosts"]}
         is_elastic = any(part["is_elastic"] for _, part in parts)  # then others may have come
         job, is_whole = _merged(self._hosts.name, [part for _, part in parts], is_elastic)
-        silent = [why for host, why in reasons.items() if is_elastic or host in named]
+        unreachable = [why for host, why in reasons.items() if is_elastic or host in named]
         if not is_whole:
-            silent = silent or list(reasons.values())
-            job = dataclasses.replace(job, state="LOST", error=(*silent, "a part of it is gone from its host")[0])
+            unreachable = unreachable or list(reasons.values())
+            job = dataclasses.replace(job, state="LOST", error=(*unreachable, "a part of it is gone from its host")[0])
         self._seen[parts[0][1]["name"]] = _Seen(
             [host for host, _ in parts],
             [host for host, part in parts if part["state"] not in FINAL],
             [host for host, part in parts if part["attempt"] == attempt],
             {rank["rank"]: host for host, part in reversed(parts) for rank in part["instances"]},
-            silent,
+            unreachable,
         )
         return job
 

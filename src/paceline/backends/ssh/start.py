@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import IO
 
-    from paceline.backends.base import Progress
+    from paceline.backends.base import ProgressReporter
     from paceline.backends.foreground import Shown
     from paceline.job.spec import JobSpec
 
@@ -113,7 +113,7 @@ class RemoteStart:
             "ranks": [rank for answer in answers for rank in answer["ranks"]],
         }
 
-    def start(self, progress: Progress, shown: Shown | None = None) -> Parts:
+    def start(self, progress: ProgressReporter, shown: Shown | None = None) -> Parts:
         """The job with all its parts there; without further words they go again.
 
         Args:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from paceline.job.job import Job
 
 
-class Sent:
+class SubmittedJobs:
     """The jobs of one target, a file each in a folder."""
 
     def __init__(self, folder: Path) -> None:

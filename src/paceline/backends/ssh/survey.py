@@ -14,7 +14,7 @@ from .preflight import Preflight
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline.backends.base import Progress
+    from paceline.backends.base import ProgressReporter
     from paceline.backends.check.hosts import Clock
 
     from .connection import Answer, Host
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _READINGS = 5  # of a clock
 
 
-def survey(hosts: Sequence[Host], progress: Progress) -> Survey:
+def survey(hosts: Sequence[Host], progress: ProgressReporter) -> Survey:
     """Look at hosts, try the routes between all of them, and measure these; starts no job."""
     progress("asking the hosts", 0, None)
     with Preflight(hosts, lambda host: {"job": None}) as preflight:
@@ -51,7 +51,7 @@ def _report(host: Host, answer: Answer | None, clock: Clock | None) -> HostRepor
 
 
 def _measure(
-    preflight: Preflight, hosts: list[Host], known: Mapping[tuple[Host, Host], Link], progress: Progress
+    preflight: Preflight, hosts: list[Host], known: Mapping[tuple[Host, Host], Link], progress: ProgressReporter
 ) -> dict[tuple[Host, Host], Link]:
     """Latency and bandwidth of the ways between hosts that are not known to be broken."""
     turns = [[pair for pair in turn if pair not in known] for turn in rounds(hosts)]

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from paceline.backends.hosts import printed_by
 from paceline.job.errors import UserError, nearest
 
-from .connection import Host, Silent, ask_all
+from .connection import Host, Unreachable, ask_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +94,7 @@ class Hosts:
         """
         self.name, self._options = name, options
         self.all, self.is_exact = _hosts(options, options.hosts), options.exact
-        self._silent: dict[Host, tuple[UserError, float]] = {}  # why, and since when
+        self._unreachable: dict[Host, tuple[UserError, float]] = {}  # why, and since when
 
     def named(self, names: Sequence[str]) -> list[Host]:
         """The hosts of these names.
@@ -123,9 +123,9 @@ class Hosts:
     ) -> tuple[dict[Host, Answer], dict[Host, UserError]]:
         """The answers of these hosts, and why others give none; one that was silent just now is not asked again."""
         now = time.monotonic()
-        silent = {host: error for host, (error, when) in self._silent.items() if now - when < _SILENCE}
-        asked = [host for host in hosts if host not in silent]
-        told: dict[Host, Answer | UserError] = {**silent, **(ask_all(asked, request) if asked else {})}
+        unreachable = {host: error for host, (error, when) in self._unreachable.items() if now - when < _SILENCE}
+        asked = [host for host in hosts if host not in unreachable]
+        told: dict[Host, Answer | UserError] = {**unreachable, **(ask_all(asked, request) if asked else {})}
         answers, failed = {}, {}
         for host in hosts:
             answer = told[host]
@@ -133,7 +133,7 @@ class Hosts:
                 failed[host] = answer
             else:
                 answers[host] = answer
-        self.note({host: error for host, error in failed.items() if host not in silent})
+        self.note({host: error for host, error in failed.items() if host not in unreachable})
         return answers, failed
 
     def answers(self, hosts: Sequence[Host], request: Callable[[Host], Request]) -> dict[Host, Answer]:
@@ -150,12 +150,14 @@ class Hosts:
     def note(self, failed: Mapping[Host, UserError]) -> None:
         """Remember who was silent."""
         now = time.monotonic()
-        self._silent.update((host, (error, now)) for host, error in failed.items() if isinstance(error, Silent))
+        self._unreachable.update(
+            (host, (error, now)) for host, error in failed.items() if isinstance(error, Unreachable)
+        )
 
     @property
-    def silent(self) -> set[str]:
+    def unreachable(self) -> set[str]:
         """The names of those that were silent."""
-        return {host.name for host in self._silent}
+        return {host.name for host in self._unreachable}
 
 
 def left_out(failed: Mapping[Host, UserError]) -> tuple[str, ...]:

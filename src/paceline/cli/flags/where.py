@@ -188,7 +188,7 @@ def _needed(hosts: list[tuple[str, int]], ranks: int) -> int:
     return count
 
 
-def place(given: dict[str, Any], target: str | None = None) -> Backend:
+def backend_for(given: dict[str, Any], target: str | None = None) -> Backend:
     """The place that the flags name.
 
     Args:
@@ -202,13 +202,13 @@ def place(given: dict[str, Any], target: str | None = None) -> Backend:
     given_by = {flag.option: flag.names[0] for _, flag in _given_flags(given)}
     hosts = taking_part(given) if "nnodes" in given else [(name, slots or 0) for name, slots in named(given)]
     if not hosts:
-        return registry.load(given.get("on") or target, options, given_by=given_by, where=words(given))
+        return registry.load(given.get("on") or target, options, given_by=given_by, where=where_flags(given))
     kind, texts = kind_of_hosts(given), [f"{name}:{slots}" for name, slots in hosts]
     script = given.get("host_discovery_script")
     if script is not None:  # later there may be others
         given = {**given, _listing(kind).parameter: ",".join(texts)}
     options.update(hosts=texts, exact=True, host_discovery_script=script)
-    return registry.load(kind, options, kind=kind, given_by=given_by, where=words(given))
+    return registry.load(kind, options, kind=kind, given_by=given_by, where=where_flags(given))
 
 
 def _listing(kind: str) -> Flag:
@@ -216,7 +216,7 @@ def _listing(kind: str) -> Flag:
     return next(flag for other, flag in _flags() if other == kind and flag.names_hosts == "list")
 
 
-def words(given: dict[str, Any]) -> str:
+def where_flags(given: dict[str, Any]) -> str:
     """The flags that say where, as one may type them again; without --on."""
     return shlex.join(word for _, flag in _given_flags(given) for word in (flag.names[0], str(given[flag.parameter])))
 
@@ -230,6 +230,6 @@ def backend() -> Backend:
     meta = click.get_current_context().meta
     given = meta.setdefault(_META, {})
     if "backend" not in given:
-        given["backend"] = place(given)
+        given["backend"] = backend_for(given)
     found: Backend = given["backend"]
     return found

@@ -18,12 +18,12 @@ _PERIOD = 0.1  # seconds between two pictures
 _BAR = 30  # columns
 
 
-class Progress:
+class ProgressLine:
     """Shows how far something is, on stderr: nothing at first, then a bar on a terminal, and one line in a pipe.
 
     It is called with what is being done, how much is done, and how much there is, or None:
 
-        with Progress() as progress:
+        with ProgressLine() as progress:
             code.fetch(..., progress, warn=progress.say)
     """
 
@@ -34,7 +34,7 @@ class Progress:
         self._told = ""
         self._is_drawn = False
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressLine:
         return self
 
     def __exit__(

@@ -114,7 +114,7 @@ class Screen:
         if self._code is not None:
             return self._code
         self._finish_lines()
-        code, lines = self._job.last_words()
+        code, lines = self._job.unreported_end()
         for line in lines:
             self._say(line)
         return code

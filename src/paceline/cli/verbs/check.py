@@ -11,7 +11,7 @@ import click
 from paceline.backends.base import Checks, able
 from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.where import backend, where_options
-from paceline.cli.terminal.progress import Progress
+from paceline.cli.terminal.progress import ProgressLine
 from paceline.cli.terminal.tables import bold
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def _check(output: str) -> int:
     Starts no job and imports no framework. The exit code is 1 when there is an error, that is, when no run here can
     work, or not on every host; warnings leave it at 0.
     """
-    with Progress() as progress:
+    with ProgressLine() as progress:
         report = able(backend(), Checks).check(progress)
     from paceline.backends.check.inspect import Inspected
 

@@ -10,7 +10,7 @@ import click
 
 from paceline.cli.flags.names import all_jobs, known, outcome, warn
 from paceline.cli.flags.where import backend, where_options
-from paceline.cli.terminal.progress import Progress
+from paceline.cli.terminal.progress import ProgressLine
 from paceline.job.errors import UserError
 from paceline.job.job import Job
 
@@ -42,7 +42,7 @@ def wait(names: tuple[str, ...], timeout: str | None) -> int:
 
 def _wait(names: Sequence[str], seconds: float | None = None) -> bool:
     """Wait for jobs to end, and show that it goes on."""
-    with Progress() as progress:
+    with ProgressLine() as progress:
         of = len(names) if len(names) > 1 else None
         return backend().wait(names, seconds, lambda ended: progress(f"waiting for {_listed(names)}", ended, of))
 

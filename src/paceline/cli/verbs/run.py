@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.flags.job import HOROVODRUN, NODES, OUTPUT, PROGRAM_ARGUMENTS, SPEC, TORCHRUN
 from paceline.cli.flags.options import SectionedCommand
-from paceline.cli.flags.where import job_options, place
-from paceline.cli.terminal.progress import Progress
+from paceline.cli.flags.where import backend_for, job_options
+from paceline.cli.terminal.progress import ProgressLine
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ def _run(**given: Any) -> int:
 
     spec, given = spec_of(given, run)
     say_what_means_nothing(given)
-    there = place(given, spec.backend)
+    there = backend_for(given, spec.backend)
     if given["detach"]:
         refuse_script(given)
     if given["dry_run"]:
         return dry_run(spec, there, detached=given["detach"])
     if given["detach"]:
         return detached(spec, there)
-    with ended_by_signals(), Progress() as progress:
+    with ended_by_signals(), ProgressLine() as progress:
         prepared = there.prepare(spec, detached=False)
         watched = shown(given, prepared)
         job = there.run(prepared, progress, watched)

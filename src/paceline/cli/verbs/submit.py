@@ -12,8 +12,8 @@ import click
 from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TORCHRUN
 from paceline.cli.flags.names import known
 from paceline.cli.flags.options import SectionedCommand
-from paceline.cli.flags.where import backend, job_options, place, where_options
-from paceline.cli.terminal.progress import Progress
+from paceline.cli.flags.where import backend, backend_for, job_options, where_options
+from paceline.cli.terminal.progress import ProgressLine
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _submit(**given: Any) -> int:
     spec, given = spec_of(given, submit)
     say_what_means_nothing(given)
     refuse_script(given)
-    there = place(given, spec.backend)
+    there = backend_for(given, spec.backend)
     return dry_run(spec, there) if given["dry_run"] else detached(spec, there)
 
 
@@ -75,7 +75,7 @@ def dry_run(spec: JobSpec, there: Backend, *, detached: bool = True) -> int:
 
 def detached(spec: JobSpec, there: Backend) -> int:
     """Start the job, and say what to type next."""
-    with ended_by_signals(), Progress() as progress:
+    with ended_by_signals(), ProgressLine() as progress:
         job = there.start(there.prepare(spec), progress)
     it = f"{there.where} {job.name}".lstrip()
     with contextlib.suppress(OSError):  # the job runs, whether anybody hears of it or not

@@ -23,7 +23,7 @@ from .transfer import printable, require
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .transfer import Progress
+    from .transfer import OnProgress
 
 _ABANDONED = 86400.0  # seconds after which nobody is still building
 _MARK = b"The code of a job, made by paceline; `paceline delete` removes it with the job.\n"
@@ -90,7 +90,7 @@ def check_source(code: Code, folder: Path) -> None:
 
 
 def fetch(
-    code: Code, folder: Path, destination: Path, progress: Progress, warn: Callable[[str], None] = lambda line: None
+    code: Code, folder: Path, destination: Path, progress: OnProgress, warn: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
     """Bring the code to `destination`, all of it or nothing.
 

@@ -22,7 +22,7 @@ from .transfer import Result, printable, reason, require, run
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from .transfer import Progress
+    from .transfer import OnProgress
 
 _KEPT = re.compile(r"GIT_(SSH|SSL|PROXY|HTTP|CONFIG|EXEC_PATH|ASKPASS)")  # of the user's GIT_… variables
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
@@ -43,7 +43,7 @@ _SAFE = (
 # -- fetching ----------------------------------------------------------------------------------------------------------
 
 
-def fetch(source: str, folder: Path, destination: Path, progress: Progress) -> dict[str, Any]:
+def fetch(source: str, folder: Path, destination: Path, progress: OnProgress) -> dict[str, Any]:
     """Bring a repository with its submodules into an empty folder, as little of its history as the server can do with.
 
     Raises:
@@ -66,7 +66,7 @@ def fetch(source: str, folder: Path, destination: Path, progress: Progress) -> d
 class _Repository:
     """One repository on its way from a source to a folder."""
 
-    def __init__(self, source: Source, folder: Path, progress: Progress) -> None:
+    def __init__(self, source: Source, folder: Path, progress: OnProgress) -> None:
         self.source = source
         self.commit = ""
         self._folder = folder
@@ -184,7 +184,7 @@ class _Repository:
         if not re.search(r"authentication failed|could not read (username|password)|error: 40[13]|access denied", text):
             return None
         missing = [n for n in ("GIT_SYNC_USERNAME", "GIT_SYNC_PASSWORD") if not os.environ.get(n)]
-        if len(missing) == 2 or self.source.place is None:
+        if len(missing) == 2 or self.source.origin is None:
             return (
                 "authentication failed; set GIT_SYNC_USERNAME and GIT_SYNC_PASSWORD, or check the address: many hosts "
                 "ask for a password where there is no such repository"
@@ -227,13 +227,13 @@ def _environment(source: Source) -> tuple[Mapping[str, str], tuple[str, ...]]:
     env = clean_environment()
     env["GIT_ALLOW_PROTOCOL"] = "https:http:ssh:git" + (":file" if source.is_local else "")
     user, password = (os.environ.get(f"GIT_SYNC_{name}", "").rstrip("\r\n") for name in ("USERNAME", "PASSWORD"))
-    if source.place is None or not password:
+    if source.origin is None or not password:
         return env, ()
     if CONTROL.search(user + password):
         raise UserError("GIT_SYNC_USERNAME or GIT_SYNC_PASSWORD holds a line break or control character; set it anew")
     env.update(GIT_SYNC_USERNAME=user or source.user or "git", GIT_SYNC_PASSWORD=password, GIT_ASKPASS="")
     # The first takes away the user's own helpers for this host: one of them might write the password to disk.
-    return env, (f"credential.{source.place}.helper=", f"credential.{source.place}.helper={_HELPER}")
+    return env, (f"credential.{source.origin}.helper=", f"credential.{source.origin}.helper={_HELPER}")
 
 
 def _count(folder: Path) -> tuple[int, int]:

@@ -27,14 +27,14 @@ class Source:
     Attributes:
         url: what git is told; it holds no password.
         ref: branch, tag or commit; None for the default branch.
-        place: scheme, host and port for which credentials are meant; None where git takes none.
+        origin: scheme, host and port for which credentials are meant; None where git takes none.
         user: who is named in the URL.
         is_local: whether it is a path on this machine.
     """
 
     url: str
     ref: str | None
-    place: str | None = None
+    origin: str | None = None
     user: str | None = None
     is_local: bool = False
 
@@ -110,10 +110,10 @@ def _of_url(source: str) -> Source | None:
     _valid_host(host, unquote(user) if at else None, path, source)
     if scheme in ("http", "https") and re.search(r"[?#]", path):
         raise UserError("--sync-source has a '?' or '#' in its path; write URL@REF, with %3F or %23 for these")
-    place = f"{scheme}://{host}" + (f":{port}" if port else "")
+    origin = f"{scheme}://{host}" + (f":{port}" if port else "")
     shown = f"{scheme}://{user}{at}{host}" + (f":{port}" if port else "") + slash + path
     web = scheme in ("http", "https")
-    return Source(shown, ref, place if web else None, unquote(user) or None)
+    return Source(shown, ref, origin if web else None, unquote(user) or None)
 
 
 def _split_ref(path: str, source: str) -> tuple[str, str | None]:

@@ -18,7 +18,7 @@ from .transfer import Result, printable, reason, require, run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .transfer import Progress
+    from .transfer import OnProgress
 
 _REMOTE = re.compile(r"(?:(?P<user>[^@:/-][^@:/]*)@)?(?P<host>(?!-)[\w.-]+|\[[0-9A-Fa-f:.]+\]):(?P<path>.*)", re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -56,7 +56,7 @@ def find(source: str, folder: Path) -> Path | None:
 
 
 def fetch(
-    source: str, folder: Path, destination: Path, progress: Progress, warn: Callable[[str], None]
+    source: str, folder: Path, destination: Path, progress: OnProgress, warn: Callable[[str], None]
 ) -> dict[str, Any]:
     """Copy all of a folder but `.git`, `__pycache__`, what its .pacelineignore names and what paceline made there.
 
@@ -85,7 +85,7 @@ def fetch(
     return {"source": origin, "files": len(sizes), "bytes": sum(sizes)}
 
 
-def _copy_remote(origin: str, destination: Path, progress: Progress) -> None:
+def _copy_remote(origin: str, destination: Path, progress: OnProgress) -> None:
     """Ask for the folder's .pacelineignore first, so that what it names need not come here."""
     only_this = (f"--filter=+ /{FILE}", "--filter=- *")
     _rsync(only_this, origin, destination, progress)
@@ -93,7 +93,7 @@ def _copy_remote(origin: str, destination: Path, progress: Progress) -> None:
     _rsync(tuple(f"--filter={rule}" for rule in rules), origin, destination, progress)
 
 
-def _rsync(options: tuple[str, ...], origin: str, destination: Path, progress: Progress, given: bytes = b"") -> None:
+def _rsync(options: tuple[str, ...], origin: str, destination: Path, progress: OnProgress, given: bytes = b"") -> None:
     percent = 0
 
     def on_output(line: str) -> bool:

@@ -18,7 +18,7 @@ from .transfer import printable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .transfer import Progress
+    from .transfer import OnProgress
 
 _SKIPPED = frozenset({".git", "__pycache__"})
 _MANY_BYTES, _MANY_FILES = 10**9, 50_000
@@ -28,7 +28,7 @@ _LEAVE_OUT = "or name it in .pacelineignore"
 
 
 def fetch(
-    source: str, folder: Path, destination: Path, progress: Progress, warn: Callable[[str], None]
+    source: str, folder: Path, destination: Path, progress: OnProgress, warn: Callable[[str], None]
 ) -> dict[str, Any]:
     """Copy what git would list of a folder, or else all but `.git` and `__pycache__`; never what paceline made there.
 
@@ -79,7 +79,7 @@ class Listing:
         UserError: something cannot be read.
     """
 
-    def __init__(self, root: Path, progress: Progress) -> None:
+    def __init__(self, root: Path, progress: OnProgress) -> None:
         self.folders: dict[str, int] = {}
         self.files: dict[str, tuple[int, int]] = {}
         self._root = str(root)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-Progress = Callable[[str, int, "int | None"], None]
+OnProgress = Callable[[str, int, "int | None"], None]
 
 _MANY = 200  # lines of a program's complaints that are kept
 

@@ -281,9 +281,9 @@ def check_checkpoint_dir(job: Mapping[str, Any], folder: Path | None = None) -> 
     """
     if job["checkpoint_dir"] is None:
         return
-    place = Path(folder or job["working_dir"], job["checkpoint_dir"])
-    holder = holder_of(place)
+    saves_to = Path(folder or job["working_dir"], job["checkpoint_dir"])
+    holder = holder_of(saves_to)
     if holder is not None:
         raise Refused(
-            f"--checkpoint-dir {place}: {holder} saves its checkpoints there; stop that first, or choose another folder"
+            f"--checkpoint-dir {saves_to}: {holder} saves checkpoints there; stop that first, or choose another folder"
         )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
-def place(
+def node_spec(
     job: Mapping[str, Any],
     here: Here,
     *,

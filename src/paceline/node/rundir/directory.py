@@ -199,6 +199,6 @@ def read_error(path: Path) -> dict[str, Any] | None:
     record = read_json(path)
     if record is None or not all(isinstance(record.get(key), str) for key in ("type", "message", "traceback")):
         return None
-    places = [record.get(key) for key in ("log_start", "log_end")]
-    is_placed = all(place is None or (type(place) is int and place >= 0) for place in places)
-    return record if is_placed and isinstance(record.get("time"), float) else None
+    offsets = [record.get(key) for key in ("log_start", "log_end")]
+    is_located = all(offset is None or (type(offset) is int and offset >= 0) for offset in offsets)
+    return record if is_located and isinstance(record.get("time"), float) else None

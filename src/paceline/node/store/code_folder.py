@@ -27,23 +27,23 @@ GITIGNORE = b"# The code of jobs; made by paceline.\n*\n"
 _MADE = "made"  # beside the folders of jobs, whose names are identifiers
 
 
-def check_free(place: Path, job_id: str) -> None:
+def check_free(destination: Path, job_id: str) -> None:
     """Whether a job's code may go there; changes nothing.
 
     Args:
-        place: of its code.
+        destination: of its code.
         job_id: of the job; "" for one that has none yet.
 
     Raises:
         Refused: something else is there.
     """
-    marks = _marks(place)
-    found = next((path for path in (place, marks) if os.path.lexists(path)), None)
-    if found is not None and not (job_id and (marks / job_id).is_dir()) and not _is_abandoned(place):
+    marks = _marks(destination)
+    found = next((path for path in (destination, marks) if os.path.lexists(path)), None)
+    if found is not None and not (job_id and (marks / job_id).is_dir()) and not _is_abandoned(destination):
         raise Refused(_taken(found))
 
 
-def claim(place: Path, job_id: str) -> int:
+def claim(destination: Path, job_id: str) -> int:
     """Say that this machine's part of a job needs its code there, until `discard`.
 
     Returns:
@@ -52,10 +52,10 @@ def claim(place: Path, job_id: str) -> int:
     Raises:
         Refused: something else is there.
     """
-    marks = _marks(place)
-    _is_abandoned(place, remove=True)
-    if not os.path.lexists(place):
-        new = _hidden(place)
+    marks = _marks(destination)
+    _is_abandoned(destination, remove=True)
+    if not os.path.lexists(destination):
+        new = _hidden(destination)
         (new / job_id).mkdir(parents=True)
         lock = _mark(new / job_id)
         try:
@@ -68,17 +68,17 @@ def claim(place: Path, job_id: str) -> int:
     try:
         return _mark(marks / job_id)
     except (FileNotFoundError, NotADirectoryError):  # no other machine of this job has claimed it
-        raise Refused(_taken(place if os.path.lexists(place) else marks)) from None
+        raise Refused(_taken(destination if os.path.lexists(destination) else marks)) from None
 
 
-def _is_abandoned(place: Path, *, remove: bool = False) -> bool:
-    """Whether only clients of this machine have claimed a place, and were killed before the code was there.
+def _is_abandoned(destination: Path, *, remove: bool = False) -> bool:
+    """Whether only clients of this machine have claimed a destination, and were killed before the code was there.
 
     Args:
-        place: of the code.
+        destination: of the code.
         remove: also remove their claims.
     """
-    marks = _marks(place)
+    marks = _marks(destination)
     found = 0
     try:
         for job_id in os.listdir(marks):
@@ -88,10 +88,10 @@ def _is_abandoned(place: Path, *, remove: bool = False) -> bool:
             lock = os.open(mark, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.lexists(place) or not os.path.samestat(os.fstat(lock), mark.lstat()):
+                if os.path.lexists(destination) or not os.path.samestat(os.fstat(lock), mark.lstat()):
                     return False
                 if remove:
-                    discard(place, job_id)
+                    discard(destination, job_id)
             finally:
                 os.close(lock)
             found += 1
@@ -101,22 +101,22 @@ def _is_abandoned(place: Path, *, remove: bool = False) -> bool:
 
 
 @contextlib.contextmanager
-def claimed(place: Path, job_id: str) -> Iterator[None]:
+def claimed(destination: Path, job_id: str) -> Iterator[None]:
     """Claim it for good; what was made for it goes again if the block fails.
 
     Raises:
         Refused: see `claim`; or the folder cannot be written to.
     """
-    folder = place.parent
+    folder = destination.parent
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         try:
             for path in reversed(missing):
                 path.mkdir(exist_ok=True)
-            lock = claim(place, job_id)
+            lock = claim(destination, job_id)
         except OSError as error:
             raise Refused(
-                f"cannot write the job's code to {place}: {error.strerror}; "
+                f"cannot write the job's code to {destination}: {error.strerror}; "
                 "see to it that there is space and you may write there, or choose another --working-dir"
             ) from None
         try:
@@ -125,7 +125,7 @@ def claimed(place: Path, job_id: str) -> Iterator[None]:
                     file.write(GITIGNORE)
             yield
         except BaseException:
-            discard(place, job_id)
+            discard(destination, job_id)
             raise
         finally:
             os.close(lock)
@@ -140,41 +140,41 @@ def claimed(place: Path, job_id: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def building(place: Path) -> Iterator[Path]:
-    """A folder that becomes `place` at the end of the block, unless another machine was faster."""
-    new = _hidden(place)
+def building(destination: Path) -> Iterator[Path]:
+    """A folder that becomes `destination` at the end of the block, unless another machine was faster."""
+    new = _hidden(destination)
     new.mkdir(mode=0o700, parents=True)
     try:
         yield new
         inode = new.lstat().st_ino  # which stays the same when it is renamed
         try:
-            if os.path.lexists(place):  # a rename would replace it, were it an empty folder
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(place))
-            new.rename(place)
+            if os.path.lexists(destination):  # a rename would replace it, were it an empty folder
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(destination))
+            new.rename(destination)
         except OSError:
-            if not place.is_dir():
+            if not destination.is_dir():
                 raise
         else:
-            record_made(place, inode)
+            record_made(destination, inode)
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def record_made(place: Path, inode: int) -> None:
-    """Note that the folder with this inode was made at `place`, so that `discard` may remove it.
+def record_made(destination: Path, inode: int) -> None:
+    """Note that the folder with this inode was made at `destination`, so that `discard` may remove it.
 
-    A place in a job's own folder, which nobody claims, needs no note.
+    A destination in a job's own folder, which nobody claims, needs no note.
     """
     with contextlib.suppress(OSError):
-        (_marks(place) / _MADE).write_text(str(inode))
+        (_marks(destination) / _MADE).write_text(str(inode))
 
 
-def discard(place: Path, job_id: str) -> None:
+def discard(destination: Path, job_id: str) -> None:
     """Remove a job's code, unless another machine needs it; what is in a job's own folder goes with that.
 
     What nobody claimed for this job, or is not what was made there, stays.
     """
-    marks = _marks(place)
+    marks = _marks(destination)
     try:
         (marks / job_id / socket.gethostname()).unlink()
         (marks / job_id).rmdir()
@@ -185,8 +185,8 @@ def discard(place: Path, job_id: str) -> None:
         made = (marks / _MADE).read_text()
         (marks / _MADE).unlink()
     with contextlib.suppress(OSError):
-        if made == str(place.lstat().st_ino):
-            shutil.rmtree(place, ignore_errors=True)
+        if made == str(destination.lstat().st_ino):
+            shutil.rmtree(destination, ignore_errors=True)
     with contextlib.suppress(OSError):
         marks.rmdir()
 
@@ -195,12 +195,12 @@ def _taken(found: Path) -> str:
     return f"{found} is there already; remove it, or choose another --name or --working-dir"
 
 
-def _marks(place: Path) -> Path:
-    return place.with_name(f".{place.name}.paceline")
+def _marks(destination: Path) -> Path:
+    return destination.with_name(f".{destination.name}.paceline")
 
 
-def _hidden(place: Path) -> Path:
-    return place.with_name(f".{place.name}.paceline.{secrets.token_hex(4)}")
+def _hidden(destination: Path) -> Path:
+    return destination.with_name(f".{destination.name}.paceline.{secrets.token_hex(4)}")
 
 
 def _mark(folder: Path) -> int:

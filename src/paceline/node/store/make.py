@@ -389,8 +389,8 @@ def unpacked(archive: Readable, record: Mapping[str, Any]) -> Code:
         record: what is known of the code.
     """
 
-    def unpack(place: Path) -> dict[str, Any]:
-        with code_folder.building(place) as building:
+    def unpack(destination: Path) -> dict[str, Any]:
+        with code_folder.building(destination) as building:
             with tarfile.open(fileobj=archive, mode="r|") as tar:  # type: ignore[call-overload]  # it has all that is used
                 tar.extraction_filter = lambda member, _: member  # it is the user's own, with all its links
                 tar.extractall(building)
@@ -408,8 +408,8 @@ def copy_of(code: Mapping[str, Any]) -> Code:
         code: what is known of it, its `path` included.
     """
 
-    def copy(place: Path) -> dict[str, Any]:
-        with code_folder.building(place) as building:
+    def copy(destination: Path) -> dict[str, Any]:
+        with code_folder.building(destination) as building:
             try:
                 shutil.copytree(code["path"], building, symlinks=True, dirs_exist_ok=True)
             except shutil.Error as error:
@@ -443,8 +443,8 @@ def _places(job: Mapping[str, Any], hidden: Path, path: Path) -> tuple[Path, Pat
     below = Path("code") / job["name"]
     if job["working_dir"] == ".":
         return hidden / below, path / below
-    place = Path(job["working_dir"]) / below
-    return place, place
+    destination = Path(job["working_dir"]) / below
+    return destination, destination
 
 
 def _folder(job: Mapping[str, Any], path: Path) -> Path | None:
@@ -462,7 +462,7 @@ def _complete(job: Job, here: fitting.Here, made: Path, code: Mapping[str, Any])
 
 def _place(home: Home, here: fitting.Here, order: Order, job: Job, folder: Path | None) -> NodeSpec:
     """This node's part of a completed job."""
-    node = node_part.place(
+    node = node_part.node_spec(
         job, here, split_streams=order.split(job), folder=folder,
         variables=[(source["variable"], source["path"]) for source in order.data], job_id=order.job_id,
     )  # fmt: skip
