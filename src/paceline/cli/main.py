@@ -28,7 +28,7 @@ VERBS = {
     "prune": ("control", "Delete jobs that ended long ago."),
     "events": ("attach", "Show what happened to a job."),
     "attach": ("attach", "Run a shell where a rank of a job runs."),
-    "resubmit": ("submit", "Run a job again, from its last checkpoint on."),
+    "resubmit": ("resubmit", "Run a job again, from its last checkpoint on."),
     "scaleout": ("scale", "Have more hosts take part in a job that runs."),
     "scalein": ("scale", "Have hosts leave a job, which goes on without them."),
     "check": ("check", "Say what this machine has, and what would go wrong."),

@@ -191,6 +191,7 @@ class JobSpec(_Model):
     log_dir: str | None = Field(None, description="where the run directory goes instead of the user's state folder")
     checkpoint_dir: str | None = Field(None, description="where the library keeps checkpoints unless the script says")
     resume_from: Name | None = Field(None, description="job whose code and checkpoints this one goes on with")
+    fresh: bool = Field(False, description="it takes none of the checkpoints of the job that it resumes")
     start_method: Literal["fork", "exec"] = "fork"
     preload: tuple[str, ...] = Field((), description="modules imported once a node, before the ranks are forked")
     max_restarts: int = Field(0, ge=0)

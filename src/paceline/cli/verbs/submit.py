@@ -1,18 +1,16 @@
-"""`paceline submit` and `paceline resubmit`: jobs that outlive the terminal."""
+"""`paceline submit`: jobs that outlive the terminal."""
 
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TORCHRUN
-from paceline.cli.flags.names import known
 from paceline.cli.flags.options import SectionedCommand
-from paceline.cli.flags.where import backend, backend_for, job_options, where_options
+from paceline.cli.flags.where import backend_for, job_options
 from paceline.cli.terminal.progress import ProgressLine
 from paceline.job.errors import UserError
 
@@ -104,20 +102,3 @@ submit = SectionedCommand(
         *PROGRAM_ARGUMENTS,
     ],
 )
-
-
-@click.command(params=where_options())
-@click.argument("job")
-@click.option("--name", metavar="NAME", help="Name of the new job.  [default: the old one's with the next free number]")
-def resubmit(job: str, name: str | None) -> int:
-    """Run JOB again as it was submitted; it goes on from the checkpoints that JOB has left."""
-    here = backend()
-    (old,) = known([job])
-    if not old.is_over and old.state != "LOST":
-        raise UserError(f"job {job} is {old.state}; wait for it, or stop it first: paceline stop{here.where} {job}")
-    spec = here.spec(job)
-    stem = old.name
-    if spec.resume_from:  # it was numbered here itself
-        stem = re.sub(r"-\d+$", "", stem)
-    new = name or f"{stem[:55]}-"
-    return detached(spec.model_copy(update={"name": new, "resume_from": job}), here)

@@ -282,6 +282,11 @@ def check_checkpoint_dir(job: Mapping[str, Any], folder: Path | None = None) -> 
     if job["checkpoint_dir"] is None:
         return
     saves_to = Path(folder or job["working_dir"], job["checkpoint_dir"])
+    if job["fresh"] and any(saves_to.glob("step-*")):
+        raise Refused(
+            f"--fresh: there are checkpoints in --checkpoint-dir {saves_to}, and the job would go on from them; "
+            "name another folder"
+        )
     holder = holder_of(saves_to)
     if holder is not None:
         raise Refused(

@@ -12,6 +12,7 @@ agent.log                      what the agent and the fork server themselves pri
 logs/<attempt>/rank-<r>.log    what rank r wrote (and rank-<r>.err.log where stderr is kept apart)
 logs/<attempt>/times           which of these files had which size when
 errors/<attempt>/rank-<r>.json the exception that ended rank r
+users/<job id>                 another job that keeps its checkpoints here: this folder is not removed before that job
 ```
 """
 
@@ -111,6 +112,37 @@ class RunDirectory:
             return not self.path.is_symlink() and (self.path / MARKER).read_bytes() == _MARK
         except OSError:
             return False
+
+    def mark_used(self, user: Path, job_id: str) -> Path:
+        """Note that another job keeps checkpoints in this folder; see `users`.
+
+        Args:
+            user: the run directory of that job.
+            job_id: its identifier.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._users.mkdir(exist_ok=True)
+        mark = self._users / job_id
+        write_json(mark, {"path": str(user), "job_id": job_id})
+        return mark
+
+    @property
+    def users(self) -> list[Path]:
+        """The run directories of the other jobs that keep checkpoints in this folder, and are still there."""
+        found = []
+        with contextlib.suppress(OSError):
+            for mark in sorted(self._users.iterdir()):
+                noted = read_json(mark) or {}
+                run = RunDirectory(Path(str(noted.get("path"))))
+                if noted and (read_json(run.spec) or {}).get("job_id") == noted["job_id"]:
+                    found.append(run.path)
+        return found
+
+    @property
+    def _users(self) -> Path:
+        return self.path / "users"
 
     # -- the lock ------------------------------------------------------------------------------------------------------
 

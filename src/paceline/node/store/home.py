@@ -79,6 +79,9 @@ class Home:
         from .code_folder import discard
         from .lifecycle import remove
 
+        if users := run.users:
+            user = users[0].name
+            raise Refused(f"job {user} keeps its checkpoints in the folder of job {run.path.name}; delete {user} first")
         code = (read_json(run.job) or {}).get("code")
         job_id = (read_json(run.spec) or {}).get("job_id")
         remove(run.path, lambda: None if code is None or not job_id else discard(Path(code["path"]), job_id))

@@ -288,12 +288,13 @@ def _written(plan: Plan, code: Code | None) -> Iterator[tuple[Staging, NodeSpec]
                 record["code"] = {**code(made), "path": str(folder)}
                 job = _complete(asked, plan.here, made, record["code"])
                 node = _place(home, plan.here, replace(plan.order, job_id=node.job_id), job, folder)
-            if asked["resume_from"] is not None:
+            if asked["resume_from"] is not None and not asked["fresh"]:
                 lifecycle.take_checkpoints(home.jobs / asked["resume_from"], hidden)
             # What was asked for, not what was found out: another time that may be something else.
             spec = {**asked, "devices": job["devices"]}
             lifecycle.write_down(staging.directory, {**record, "spec": spec, "created": time.time()}, node)
             undo.enter_context(_registered(home, plan.path))
+            undo.enter_context(_marked_as_used(plan.path, node))
             try:
                 staging.settle()
             except FileExistsError:
@@ -485,6 +486,27 @@ def _variables(node: NodeSpec) -> dict[str, str]:
         if interface is not None:
             variables["GLOO_SOCKET_IFNAME"] = interface
     return variables
+
+
+@contextlib.contextmanager
+def _marked_as_used(path: Path, node: NodeSpec) -> Iterator[None]:
+    """Note in the run directory of another job that this job keeps its checkpoints there."""
+    given = node.env.get("PACELINE_CHECKPOINT_DIR")
+    folder = None if given is None else Path(node.working_dir, given)
+    owner = (
+        None
+        if folder is None
+        else next((run for it in (folder, *folder.parents) if (run := RunDirectory(it)).is_ours), None)
+    )
+    if owner is None:
+        yield
+        return
+    mark = owner.mark_used(path, node.job_id)
+    try:
+        yield
+    except BaseException:
+        mark.unlink(missing_ok=True)
+        raise
 
 
 @contextlib.contextmanager

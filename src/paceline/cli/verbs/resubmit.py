@@ -1,0 +1,122 @@
+"""`paceline resubmit`: a job again, from the checkpoints that it has left."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+from pydantic import ValidationError
+
+from paceline.cli.flags.job import FILES, HOROVODRUN, JOB, NODES, OUTPUT, PROGRAM, RANKS, TORCHRUN
+from paceline.cli.flags.names import known
+from paceline.cli.flags.options import Option, SectionedCommand
+from paceline.cli.flags.where import backend, where_options
+from paceline.job.errors import UserError
+from paceline.job.flags import flag_of
+from paceline.job.spec import JobSpec
+from paceline.job.validation import validation_error
+
+from .submit import detached, dry_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from paceline.job.job import Job
+
+# What belongs to the code and the folders of the job, which stay.
+_KEPT = {"working_dir", "sync_mode", "sync_source", "log_dir"}
+_ADDED = ("env", "labels", "options")  # are added to those that the job had
+_ALL = (*RANKS, *PROGRAM, *JOB, *FILES, *OUTPUT, *NODES, *TORCHRUN, *HOROVODRUN)
+
+
+def _changeable() -> list[Option]:
+    """The flags of `submit` that may change a job. The environment sets none of them, because the job has values."""
+    nnodes = [option for option in NODES if option.name == "nnodes"]
+    options = []
+    for option in (*RANKS, *nnodes, *JOB, *FILES):
+        if option.name not in _KEPT:
+            changed = copy.copy(option)
+            changed.envvar = None
+            changed.help = re.sub(r"\s*\[default: .*\]$", "", option.help or "")
+            options.append(changed)
+    return options
+
+
+def _resubmit(job: str, args: tuple[str, ...], fresh: bool, **given: Any) -> int:
+    """Run JOB again; it goes on from its newest checkpoint.
+
+    Flags change what the job was submitted with, such as -n, --nnodes, --gpus, --env or --time-limit. ARGS replace all
+    arguments of the script. The code and the folders stay as they were.
+    """
+    here = backend()
+    (old,) = known([job])
+    if not old.is_over and old.state != "LOST":
+        raise UserError(f"job {job} is {old.state}; wait for it, or stop it first: paceline stop{here.where} {job}")
+    before = here.spec(job)
+    changes = {
+        **_changes({**given, "nnodes": given["nnodes"] or str(before.nodes)}),
+        **({"args": args} if args else {}),
+        "fresh": fresh,
+    }
+    if changes.get("name") is None:
+        changes["name"] = _next_name(old, before)
+    spec = _changed(before, {**changes, "resume_from": job})
+    return dry_run(spec, here) if given["dry_run"] else detached(spec, here)
+
+
+def _changes(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a job that the flags set."""
+    from paceline.cli.flags.spec import fields
+
+    nothing: dict[str, Any] = {option.name or "": () if option.multiple else None for option in _ALL}
+    found = fields({**nothing, "on": None, "script": None, "args": (), **given})
+    found.pop("backend", None)
+    return found
+
+
+def _changed(spec: JobSpec, changes: dict[str, Any]) -> JobSpec:
+    """A job with some of its fields changed.
+
+    Raises:
+        UserError: it makes no sense then.
+    """
+    old = spec.model_dump()
+    changes = {name: value for name, value in changes.items() if value is not None}
+    for name in _ADDED:
+        if name in changes:
+            changes[name] = {**old[name], **changes[name]}
+    try:
+        return JobSpec.model_validate({**old, **changes})
+    except ValidationError as error:
+        raise validation_error(error, JobSpec, flag_of) from None
+
+
+def _next_name(old: Job, spec: JobSpec) -> str:
+    """The old one's name with the next free number."""
+    stem = re.sub(r"-\d+$", "", old.name) if spec.resume_from else old.name  # it was numbered here itself
+    return f"{stem[:55]}-"
+
+
+def _parameters() -> Iterable[click.Parameter]:
+    yield from where_options()
+    yield from _changeable()
+    yield Option(
+        ["--fresh"], section="Job", is_flag=True, help="Begin anew: with none of the checkpoints that JOB has left."
+    )
+    yield click.Argument(["job"])
+    yield click.Argument(["args"], nargs=-1, type=click.UNPROCESSED, metavar="[--] [ARGS]…")
+
+
+resubmit = SectionedCommand(
+    "resubmit",
+    callback=_resubmit,
+    help=_resubmit.__doc__,
+    context_settings={
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 110,
+    },
+    params=list(_parameters()),
+)
