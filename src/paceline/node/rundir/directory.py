@@ -12,6 +12,7 @@ agent.log                      what the agent and the fork server themselves pri
 logs/<attempt>/rank-<r>.log    what rank r wrote (and rank-<r>.err.log where stderr is kept apart)
 logs/<attempt>/times           which of these files had which size when
 errors/<attempt>/rank-<r>.json the exception that ended rank r
+saved.json                     which step the library has saved last, wherever its checkpoints are
 users/<job id>                 another job that keeps its checkpoints here: this folder is not removed before that job
 ```
 """

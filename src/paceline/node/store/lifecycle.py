@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 10.0  # seconds for an agent to end all at once
 _AGENT_COMES = 10.0  # seconds for an agent to say who it is
+_SAVED = "saved.json"  # the library notes there which step it has saved last
 _PAUSE = 0.02  # seconds between two looks whether it has
 
 
@@ -159,11 +160,13 @@ def remove(path: Path, discard: Callable[[], None]) -> None:
 
 
 def take_checkpoints(old: Path, new: Path) -> None:
-    """Give a job the checkpoints that another one kept in its own run directory."""
+    """Give a job the checkpoints that another one kept in its own run directory, and the note that it had some."""
     from paceline.contract.folder_lock import LOCK  # the two jobs must not have the same file for that
 
     for folder in old.glob("checkpoints*"):
         shutil.copytree(folder, new / folder.name, copy_function=_link, ignore=shutil.ignore_patterns(LOCK))
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copy2(old / _SAVED, new / _SAVED)
 
 
 def _link(source: str, target: str) -> None:

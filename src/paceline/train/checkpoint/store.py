@@ -28,7 +28,7 @@ import torch
 from paceline._version import __version__
 from paceline.contract.folder_lock import FolderLock, FolderTaken
 
-from . import files
+from . import files, history
 from .errors import CheckpointError, CheckpointFolderTaken
 from .exchange import Agreement, Exchange, ExchangeError, SingleExchange, SocketExchange
 from .files import Manifest, SavedCheckpoint
@@ -228,6 +228,7 @@ class CheckpointStore:
         """
         saved = self.latest()
         if saved is None:
+            self._check_never_saved()
             return None
 
         def read(name: str, device: torch.device | str) -> Any:
@@ -245,6 +246,23 @@ class CheckpointStore:
             return Checkpoint(saved.path, saved.step, saved.manifest.world_size, shared, rank_state)
 
         return self._agreement.together(f"cannot load {saved.path}", read_all)
+
+    def _check_never_saved(self) -> None:
+        """See that there is nothing to load because nothing was ever saved.
+
+        Raises:
+            CheckpointError: this job, or the one that it resumes, has saved checkpoints; the same on all ranks.
+        """
+        step = history.noted()
+        steps = self._agreement.decide(
+            b"" if step is None else b"%d" % step, lambda notes: max(notes, key=lambda it: int(it or 0))
+        )
+        if steps:
+            job = os.environ.get("PACELINE_JOB", "JOB")
+            raise CheckpointError(
+                f"this job has saved step {steps.decode()}, and there is no checkpoint in {self.folder} any more; "
+                f"bring it back, or begin anew: paceline resubmit --fresh {job}"
+            )
 
     def close(self) -> None:
         """Wait for a save in the background; give its memory back, and the folder free. The exchange stays open.
@@ -281,6 +299,7 @@ class CheckpointStore:
         self._agreement.together(failed, lambda: files.commit(temporary, self.folder, step) if self._writes else None)
         self.last_saved_step = step
         if self._writes:
+            history.note(step)
             self._prune()
 
     def _message(self, step: int, staged: dict[str, Snapshot] | CheckpointError) -> bytes:
