@@ -211,11 +211,13 @@ def _status(node: Paceline) -> dict[str, Any]:
 
 
 def _runs(node: Paceline, nodes: int) -> bool:
-    """Whether it runs an attempt of so many nodes."""
+    """Whether `STEPPING` runs on it in an attempt of so many nodes."""
     if not any((node.home / "jobs").glob("*/status.json")):
         return False
     status = _status(node)
-    return status["state"] == "RUNNING" and status["world_size"] == nodes
+    logs = (node.job() / "logs" / str(status["attempt"])).glob("rank-*.log")
+    says = any(f" of {nodes}\n" in log.read_text() for log in logs)  # RUNNING is a rank as soon as it is forked
+    return status["state"] == "RUNNING" and status["world_size"] == nodes and says
 
 
 @pytest.mark.parametrize("victim", [0, 2])

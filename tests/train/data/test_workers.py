@@ -83,7 +83,7 @@ def plain(paceline: Paceline) -> subprocess.Popen[str]:
 def outcome(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Exit code and stderr of a process that is to end; ends its session in any case."""
     try:
-        _, err = process.communicate(timeout=GENEROUS / 2)
+        _, err = process.communicate(timeout=GENEROUS)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
