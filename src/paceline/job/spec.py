@@ -192,7 +192,9 @@ class JobSpec(_Model):
     checkpoint_dir: str | None = Field(None, description="where the library keeps checkpoints unless the script says")
     resume_from: Name | None = Field(None, description="job whose code and checkpoints this one goes on with")
     fresh: bool = Field(False, description="it takes none of the checkpoints of the job that it resumes")
-    start_method: Literal["fork", "exec"] = "fork"
+    start_method: Literal["fork", "exec"] | None = Field(
+        None, description="how ranks start; the default is fork where that is the same for the script"
+    )
     preload: tuple[str, ...] = Field((), description="modules imported once a node, before the ranks are forked")
     max_restarts: int = Field(0, ge=0)
     time_limit: Duration | None = Field(None, description="from the first start on: seconds, or 90s, 10m, 2h, 7d")

@@ -61,6 +61,7 @@ class NodeSpec:
         env: variables added to the agent's environment.
         preload: modules the fork server imports before it forks the first rank.
         start_method: "fork" from the fork server, or "exec" of a new process.
+        why_exec: why it is "exec" though the user has not said so; "" otherwise.
         devices: accelerators of this node that the job may use; None leaves the visibility variables alone.
         node_rank: this node's number, or None: the coordinator numbers the nodes in the order in which they join.
         nodes: the largest number of nodes.
@@ -98,6 +99,7 @@ class NodeSpec:
     env: dict[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
     start_method: str = "fork"
+    why_exec: str = ""
     devices: tuple[str, ...] | None = None
     node_rank: int | None = 0
     nodes: int = 1

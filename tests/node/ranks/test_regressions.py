@@ -46,10 +46,25 @@ def test_a_lazy_import_beside_the_script_does_not_decide_the_framework(paceline:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("how", ['os.environ["OMP_NUM_THREADS"] = "1"', "os.environ.update(OMP_NUM_THREADS=str(1))"])
-def test_variables_that_the_script_sets_before_the_import(paceline: Paceline, how: str) -> None:
-    paceline.script(f"import os\n{how}\nimport torch\nprint(torch.get_num_threads())")
-    assert paceline.run("script.py").stdout == "1\n"
+@pytest.mark.parametrize(
+    ("before", "by_fork"),
+    [
+        ("import os\nos.environ['OMP_NUM_THREADS'] = '1'", True),
+        ("from settings import apply\napply()", True),
+        ("import os\nos.environ.update(OMP_NUM_THREADS=str(1))", False),
+        ("from unknown import apply\napply()", False),
+    ],
+)
+def test_variables_that_the_script_sets_before_the_import(paceline: Paceline, before: str, by_fork: bool) -> None:
+    paceline.script("from os import environ as e\n\ndef apply():\n    e['OMP_NUM_THREADS'] = '1'\n", "settings.py")
+    paceline.script((paceline.folder / "settings.py").read_text(), "elsewhere/unknown.py")
+    paceline.env["PYTHONPATH"] = str(paceline.folder / "elsewhere")
+    paceline.script(f"{before}\nimport torch\nprint(torch.get_num_threads())")
+    done = paceline.run("script.py")
+    assert done.stdout == "1\n"
+    said = [line for line in done.stderr.splitlines() if "start by exec" in line]
+    assert len(said) == (0 if by_fork else 1), done.stderr
+    assert by_fork or "since script.py:" in said[0]
 
 
 def test_exception_in_a_child_of_the_rank_is_the_childs(paceline: Paceline) -> None:

@@ -132,7 +132,7 @@ class RemoteRun:
                 self._ends_since = self._ends_since if self._ends else time.monotonic()
                 self._ends[host] = event
             return
-        if name in ("stopping", "waiting"):
+        if name in ("stopping", "waiting", "exec", "unjoined"):
             what = (name, details.get("why"))
             if what in self._said:
                 return

@@ -78,6 +78,13 @@ class Screen:
             self._say(f"got device{'s' if len(devices) > 1 else ''} {', '.join(devices)}{_on(details)}")
         elif event.name == "started":
             self._local.update((log["rank"], log["local_rank"]) for log in details["logs"])
+        elif event.name == "exec":
+            self._say(
+                f"ranks start by exec, not by fork, since {details['why']}; "
+                "--start-method exec does the same without this line"
+            )
+        elif event.name == "unjoined":
+            self._say(details["why"])
         elif event.name in ("lost", "came", "apart"):
             self._say(_of_host(event.name, details))
         elif event.name == "discovery":

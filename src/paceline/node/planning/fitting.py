@@ -23,7 +23,7 @@ from paceline.node.machine.ports import is_listening
 from paceline.node.spec import Request
 from paceline.node.tensorboard import check_installed
 
-from .script import Imports, imports_of, module_file, program_kind
+from .script import Imports, imports_of, module_file, packages_of, program_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -133,23 +133,48 @@ def _program(job: Mapping[str, Any]) -> tuple[str, str]:
 
 def _start_method(job: Mapping[str, Any], imports: Imports) -> dict[str, Any]:
     """How the ranks are started, and what is imported for that before."""
-    if job["command"] is not None:
+    if job["command"] is not None or job["start_method"] == "exec" or why_exec(job, imports):
         return {"start_method": "exec"}
-    if job["start_method"] != "fork":
-        return {}
-    framework = job["framework"] or ""
-    if framework == "mpi":  # which has nothing to import itself; many scripts use torch beside it
-        framework = "torch"
-    package = PACKAGES.get(framework)
-    changes: dict[str, Any] = {}
-    if package in imports.every:
+    changes: dict[str, Any] = {"start_method": "fork"}
+    framework = _imported(job)
+    if PACKAGES.get(framework) in imports.every:
+        found = imports.prelude
+        known = {**os.environ, **job["env"]}
+        defaults = {name: value for name, value in found.defaults.items() if name not in known}
         changes["preload"] = (*PRELOAD.get(framework, ()), *job["preload"])
-        changes["env"] = {**job["env"], **imports.variables}
-        if imports.sets_more:  # the framework is to see them when it is imported, and only the script knows them
-            changes["start_method"] = "exec"
-    if package is not None and framework not in SAFE_WITH_DEVICES and devices.accelerators():
-        changes["start_method"] = "exec"
+        changes["env"] = {**job["env"], **defaults, **found.variables}
     return changes
+
+
+def _imported(job: Mapping[str, Any]) -> str:
+    """The framework that the fork server would import."""
+    framework: str = job["framework"] or ""
+    return "torch" if framework == "mpi" else framework  # mpi has nothing to import; many scripts use torch beside it
+
+
+def why_exec(job: Mapping[str, Any], imports: Imports) -> str:
+    """Why ranks are started by exec though their user has not said so; "" where they are not.
+
+    Args:
+        job: what was asked for, with its framework.
+        imports: of its script.
+    """
+    framework = _imported(job)
+    package = PACKAGES.get(framework)
+    if job["command"] is not None or job["start_method"] == "exec" or package is None:
+        return ""
+    if framework not in SAFE_WITH_DEVICES and devices.accelerators():
+        return f"importing {package} may initialise this machine's GPUs"
+    if job["start_method"] is None and package in imports.every and imports.prelude.unclear:
+        return f"{imports.prelude.unclear} before {package} is imported"
+    return ""
+
+
+def exec_reason(asked: Mapping[str, Any], job: Mapping[str, Any], folder: Path) -> str:
+    """The same for a completed job, whose code is in `folder`."""
+    if job["start_method"] != "exec" or job["command"] is not None or not folder.is_dir():
+        return ""
+    return why_exec({**job, "start_method": asked["start_method"]}, _imports(job, folder))
 
 
 def _check_program(job: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -179,7 +204,7 @@ def _imports(job: Mapping[str, Any], folder: Path) -> Imports:
         return imports_of(file, file.parent)
     if kind == "module":
         found = module_file(name, folder)
-        return imports_of(found, folder) if found else Imports()
+        return imports_of(found, folder, packages_of(name, folder)) if found else Imports()
     return Imports()
 
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Literal
 
 from paceline.node.errors import Refused
 
+from .prelude import Prelude, prelude_of
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 # Which import means which framework. Where there are several the first of these wins: a script that imports horovod
 # imports torch or tensorflow too, and ranks of every framework but horovod get torch's variables besides their own.
@@ -30,15 +32,13 @@ class Imports:
         required: what it imports when it starts, unconditionally.
         loaded: the same of it and the modules beside it that are loaded with it.
         every: what any import statement in these files mentions, also within functions.
-        variables: environment variables that it sets to constants before it imports a framework.
-        sets_more: whether it sets further ones then, to values that only running it can tell.
+        prelude: what it does before it imports a framework.
     """
 
     required: frozenset[str] = frozenset()
     loaded: frozenset[str] = frozenset()
     every: frozenset[str] = frozenset()
-    variables: dict[str, str] = field(default_factory=dict)
-    sets_more: bool = False
+    prelude: Prelude = field(default_factory=Prelude)
 
     @property
     def framework(self) -> str | None:
@@ -86,18 +86,28 @@ def module_file(name: str, folder: Path) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def imports_of(file: Path, root: Path) -> Imports:
-    """What `file` and the modules in `root` that it imports import themselves. Broken files count as empty."""
+def imports_of(file: Path, root: Path, packages: Sequence[Path] = ()) -> Imports:
+    """What `file` and the modules in `root` that it imports import themselves. Broken files count as empty.
+
+    Args:
+        file: the script.
+        root: the folder where it finds its own modules.
+        packages: what runs before it: the `__init__.py` of the packages that it is in.
+    """
     script = _parse(file)
-    loaded = _reachable(script, root, top_level_only=True)
-    variables, sets_more = _variables_before_framework(script)
     return Imports(
         required=frozenset(_top(_names(script.body))),
-        loaded=frozenset(loaded),
+        loaded=frozenset(_reachable(script, root, top_level_only=True)),
         every=frozenset(_reachable(script, root, top_level_only=False)),
-        variables=variables,
-        sets_more=sets_more,
+        prelude=prelude_of([*packages, file], root),
     )
+
+
+def packages_of(name: str, folder: Path) -> list[Path]:
+    """The files that `python -m name` runs before the module itself: those of the packages that it is in."""
+    *parents, _ = [*name.split("."), ""] if folder.joinpath(*name.split(".")).is_dir() else name.split(".")
+    files = [folder.joinpath(*parents[: count + 1], "__init__.py") for count in range(len(parents))]
+    return [file for file in files if file.is_file()]
 
 
 def _parse(file: Path) -> ast.Module:
@@ -122,67 +132,6 @@ def _reachable(script: ast.Module, root: Path, top_level_only: bool) -> set[str]
                 seen.add(local)
                 queue.append(_parse(local))
     return found
-
-
-def _variables_before_framework(script: ast.Module) -> tuple[dict[str, str], bool]:
-    """Constants that a script puts into `os.environ` before it imports a framework, and whether it puts more there.
-
-    The fork server imports the framework before the script runs, so it must know them.
-    """
-    variables: dict[str, str] = {}
-    for statement in script.body:
-        if _top(_names([statement])) & set(_IMPORTS):
-            break
-        constant = _constant(statement)
-        if constant is not None:
-            name, value, is_default = constant
-            variables[name] = os.environ.get(name, value) if is_default else value
-        elif not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and any(
-            map(_changes_environment, ast.walk(statement))
-        ):
-            return variables, True
-    return variables, False
-
-
-def _constant(statement: ast.stmt) -> tuple[str, str, bool] | None:
-    """Name and value of a variable that a statement sets to a constant, and whether only where it is not set yet."""
-    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-        target = statement.targets[0]
-        if isinstance(target, ast.Subscript) and _is_environment(target.value):
-            name, value, is_default = target.slice, statement.value, False
-        else:
-            return None
-    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        call = statement.value
-        if not _is_method(call, ("setdefault",)) or len(call.args) != 2 or call.keywords:
-            return None
-        (name, value), is_default = call.args, True
-    else:
-        return None
-    if not (isinstance(name, ast.Constant) and isinstance(value, ast.Constant)):
-        return None
-    if not (isinstance(name.value, str) and isinstance(value.value, str)):
-        return None
-    return name.value, value.value, is_default
-
-
-def _changes_environment(node: ast.AST) -> bool:
-    if isinstance(node, ast.Subscript):
-        return _is_environment(node.value) and isinstance(node.ctx, (ast.Store, ast.Del))
-    if not isinstance(node, ast.Call):
-        return False
-    if isinstance(node.func, ast.Attribute) and node.func.attr in ("putenv", "unsetenv"):
-        return True
-    return _is_method(node, ("setdefault", "update", "pop"))
-
-
-def _is_environment(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr == "environ"
-
-
-def _is_method(call: ast.Call, names: tuple[str, ...]) -> bool:
-    """Whether it calls one of these methods of `os.environ`."""
-    return isinstance(call.func, ast.Attribute) and call.func.attr in names and _is_environment(call.func.value)
 
 
 def _top(names: Iterable[str]) -> set[str]:

@@ -103,6 +103,7 @@ class Ranks:
         self._is_ready = False
         self._stopping = False
         self._swept = False
+        self._has_explained = False
         self._oom = OomWatch()
         self._kept: tuple[int, ...] = ()  # descriptors that stay open as long as a process of the job is left
         self._server: subprocess.Popen[bytes] | None = None
@@ -270,6 +271,7 @@ class Ranks:
         for message in messages:
             if message["event"] == "ready":
                 self._is_ready = True
+                self._explain_exec(message["why"] or self._spec.why_exec)
             elif message["event"] == "started":
                 self.current[message["local_rank"]].pid = message["pid"]
             elif message["event"] == "exited":
@@ -279,6 +281,12 @@ class Ranks:
             else:
                 self._program_changed(message)
         self._changed()
+
+    def _explain_exec(self, why: str) -> None:
+        """Record, once, why each rank imports the framework itself."""
+        if why and not self._has_explained:
+            self._has_explained = True
+            self._dir.append_event("exec", why=why)
 
     def _program_changed(self, message: Spawned | Ended) -> None:
         """A program beside the ranks has started or ended; there is none unless mpirun starts the ranks."""

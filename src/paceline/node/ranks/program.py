@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import contextlib
-import ctypes
-import gc
 import importlib.machinery
-import io
 import os
 import pkgutil
 import runpy
 import sys
-import threading
 import time
 import traceback
 import types
@@ -22,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.node.files import write_json
+
+from .ending import end
 
 if TYPE_CHECKING:
     from paceline.node.spec import Program
@@ -40,6 +37,7 @@ def run_program(program: Program, error_path: Path) -> None:
     _rank_pid = os.getpid()
     _buffer_by_line()
     sys.argv = [program.target, *program.args]
+    code: Any = None
     try:
         if program.kind == "module":
             _new_main()
@@ -47,50 +45,33 @@ def run_program(program: Program, error_path: Path) -> None:
         else:
             _run_script(program.target)
     except SystemExit as error:
-        if error.code is not None and not isinstance(error.code, int):
-            _record(error_path, error, [str(error.code)], time.monotonic())
-        _leave(error.code)
-        raise
+        code = error.code
+        if code is not None and not isinstance(code, int):
+            _record(error_path, error, [str(code)], time.monotonic())
     except BaseException as error:
         _report(error, error_path)
         if isinstance(error, KeyboardInterrupt):
             sys.excepthook = lambda *_: None
             raise KeyboardInterrupt from None  # Python ends itself with SIGINT then, as the shell expects
-        _leave(1)
-        sys.exit(1)
-    _leave(0)
-
-
-def _leave(code: object) -> None:
-    """End a process that has torch in it without Python's own finalization; in most others this does nothing.
-
-    Finalization takes torch apart while its threads run: a gloo thread that asks for the GIL meanwhile aborts a rank
-    that was done (torch 2.13: `terminate called without an active exception`), and every rank copies the memory
-    it shared until then. What a script can see of its end happens all the same: threads are waited for, atexit
-    functions run, its objects are dropped, files are flushed.
-
-    One that has mpi4py in it and has failed is ended so, too: finalization would wait in MPI_Finalize for all others.
-    """
-    mpi, failed = sys.modules.get("mpi4py.MPI"), code not in (None, 0)
-    if "torch" not in sys.modules and not (mpi and failed):
-        return
-    if code is not None and not isinstance(code, int):
-        with contextlib.suppress(Exception):
-            print(code, file=sys.stderr)
         code = 1
-    threading._shutdown()  # type: ignore[attr-defined]  # as Python does first
-    atexit._run_exitfuncs()
-    if threading.active_count() == 1:  # a daemon thread may still use them
-        sys.modules["__main__"].__dict__.clear()
-        gc.collect()
-    for thing in (sys.stdout, sys.stderr, *gc.get_objects()):
-        if issubclass(type(thing), (io.TextIOWrapper, io.BufferedWriter)) and not thing.closed:
+    # Here the exception is gone, and with it whatever its frames held.
+    if not _ends_as_python(code):
+        if code is not None and not isinstance(code, int):
             with contextlib.suppress(Exception):
-                thing.flush()
-    ctypes.CDLL(None).fflush(None)
-    if mpi and not failed and mpi.Is_initialized() and not mpi.Is_finalized():
-        mpi.Finalize()
-    os._exit(0 if code is None else code & 0xFF)
+                print(code, file=sys.stderr)
+            code = 1
+        end(code or 0)
+    if code is not None:
+        raise SystemExit(code)
+
+
+def _ends_as_python(code: object) -> bool:
+    """Whether Python's own finalization may end this process: not with torch in it (see `ending`).
+
+    Nor may it where mpi4py is in it and the rank has failed: it would wait in MPI_Finalize for all other ranks.
+    """
+    failed = code not in (None, 0)
+    return "torch" not in sys.modules and not ("mpi4py.MPI" in sys.modules and failed)
 
 
 def script_folder(script: str) -> str:

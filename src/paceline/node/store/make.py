@@ -287,7 +287,7 @@ def _written(plan: Plan, code: Code | None) -> Iterator[tuple[Staging, NodeSpec]
                 assert code is not None
                 record["code"] = {**code(made), "path": str(folder)}
                 job = _complete(asked, plan.here, made, record["code"])
-                node = _place(home, plan.here, replace(plan.order, job_id=node.job_id), job, folder)
+                node = _place(home, plan.here, replace(plan.order, job_id=node.job_id), job, folder, code=made)
             if asked["resume_from"] is not None and not asked["fresh"]:
                 lifecycle.take_checkpoints(home.jobs / asked["resume_from"], hidden)
             # What was asked for, not what was found out: another time that may be something else.
@@ -461,14 +461,17 @@ def _complete(job: Job, here: fitting.Here, made: Path, code: Mapping[str, Any])
         raise Refused(str(error).replace(str(made), f"the copy of {code['source']}")) from None
 
 
-def _place(home: Home, here: fitting.Here, order: Order, job: Job, folder: Path | None) -> NodeSpec:
-    """This node's part of a completed job."""
+def _place(
+    home: Home, here: fitting.Here, order: Order, job: Job, folder: Path | None, *, code: Path | None = None
+) -> NodeSpec:
+    """This node's part of a completed job; its code is in `folder`, or until the job is made in `code`."""
     node = node_part.node_spec(
         job, here, split_streams=order.split(job), folder=folder,
         variables=[(source["variable"], source["path"]) for source in order.data], job_id=order.job_id,
     )  # fmt: skip
     env = {**node.env, **_variables(node)} if home.is_remote else node.env
-    return replace(node, env=env, hosts=order.hosts, expected=len(order.hosts) or None, joins=order.joins)
+    why = fitting.exec_reason(order.job, job, code or folder or Path(job["working_dir"]))
+    return replace(node, env=env, why_exec=why, hosts=order.hosts, expected=len(order.hosts) or None, joins=order.joins)
 
 
 def _variables(node: NodeSpec) -> dict[str, str]:

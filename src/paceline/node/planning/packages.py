@@ -1,0 +1,45 @@
+"""What is known of packages that scripts import before a framework."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+# Importing one of these imports a framework: what comes after it is of no concern.
+FRAMEWORKS = frozenset({
+    "accelerate", "deepspeed", "fastai", "horovod", "jax", "jaxlib", "lightning", "paddle", "peft", "pytorch_lightning",
+    "tensorflow", "timm", "torch", "torch_geometric", "torchaudio", "torchdata", "torchmetrics", "torchtext",
+    "torchvision", "trl",
+})  # fmt: skip
+# Packages that must be imported before torch, and say so or fail otherwise. They are unknown here, as most others are;
+# their names serve the message.
+BEFORE_TORCH = frozenset({"comet_ml", "isaacgym", "isaaclab", "isaacsim", "omni", "open3d", "unsloth"})
+# Packages whose import and functions change no variable that a framework reads.
+HARMLESS = frozenset({
+    "PIL", "absl", "attr", "attrs", "cloudpickle", "cv2", "datasets", "dill", "einops", "filelock", "fire", "fsspec",
+    "gym", "gymnasium", "h5py", "imageio", "joblib", "loguru", "matplotlib", "ml_collections", "mpi4py", "mpl_toolkits",
+    "networkx", "numpy", "omegaconf", "packaging", "pandas", "psutil", "pyarrow", "pydantic", "regex", "requests",
+    "rich", "scipy", "seaborn", "sentencepiece", "skimage", "sklearn", "sympy", "tabulate", "tensorboard", "tokenizers",
+    "tqdm", "typer", "typing_extensions", "click", "wandb", "yaml",
+})  # fmt: skip
+# Modules of the standard library that run other code or change the process from below.
+POWERFUL = frozenset({"code", "codeop", "ctypes", "importlib", "imp", "pkgutil", "runpy"})
+
+
+def is_installed(top: str) -> bool:
+    """Whether this interpreter finds a top-level module."""
+    with contextlib.suppress(ImportError, ValueError):
+        return importlib.util.find_spec(top) is not None
+    return False
+
+
+def standard_library() -> frozenset[str]:
+    """The top-level modules of the standard library."""
+    names: frozenset[str] | None = getattr(sys, "stdlib_module_names", None)  # from Python 3.10 on
+    if names is not None:
+        return names
+    files = Path(os.__file__).parent
+    return frozenset({*sys.builtin_module_names, *(path.stem for path in files.iterdir())})

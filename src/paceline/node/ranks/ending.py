@@ -1,0 +1,134 @@
+"""The end of a rank that has imported torch: what Python's finalization does that a script can see, without the rest.
+
+Python's own finalization takes torch apart while its communication threads run: a gloo thread that asks for the GIL
+meanwhile aborts a rank that was done (torch 2.13: `terminate called without an active exception`), or the process
+group waits for it forever. In a forked rank finalization also copies the memory that ranks share (0.2 s of CPU time per
+rank). So the modules of torch stay, and everything else is dropped in the order in which Python drops it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import gc
+import io
+import os
+import sys
+import threading
+import types
+import weakref
+from typing import Any, NoReturn
+
+# Modules that stay: the standard library, and these packages with everything in them. paceline is used until the end,
+# and torch uses numpy.
+_STAYS = ("paceline", "torch", "functorch", "numpy")
+
+
+def end(code: int) -> NoReturn:
+    """End this process with exit code `code`, as Python would: threads, atexit functions, objects, files.
+
+    An open file, archive or data set that a module or an object of the script holds is dropped, and so closed. Daemon
+    threads are not waited for.
+    """
+    mpi = sys.modules.get("mpi4py.MPI")
+    threading._shutdown()  # type: ignore[attr-defined]  # as Python does first
+    atexit._run_exitfuncs()
+    _drop_everything()
+    _close_files()
+    ctypes.CDLL(None).fflush(None)
+    if mpi and code == 0 and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
+    os._exit(code & 0xFF)
+
+
+def _drop_everything() -> None:
+    """Drop the modules of the script and of the packages that it has imported, with all that they hold.
+
+    The steps are those of CPython (`finalize_modules` in pylifecycle.c). First the modules are forgotten, so that the
+    garbage collector finds most of their objects, and calls `__del__` while the globals that it uses are still there.
+    Then the modules that something else holds are emptied.
+    """
+    _stop_daemon_threads()
+    sys.stdout, sys.stderr, sys.stdin = sys.__stdout__, sys.__stderr__, sys.__stdin__
+    for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+        if hasattr(sys, name):
+            setattr(sys, name, None)
+    modules = []
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, types.ModuleType) and not _stays(name):
+            modules.append(weakref.ref(module))
+            sys.modules[name] = None  # type: ignore[assignment]  # as Python does: an import of it fails from now on
+    del module
+    gc.collect()
+    for reference in reversed(modules):
+        if (left := reference()) is not None:
+            _empty(left.__dict__)
+    del left
+    for namespace in _namespaces_of_other_threads():
+        _empty(namespace)
+    sys.excepthook, sys.displayhook = sys.__excepthook__, sys.__displayhook__
+    gc.collect()
+
+
+def _stays(name: str) -> bool:
+    top = name.partition(".")[0]
+    return top not in ("__main__", "__mp_main__") and (top in _STAYS or top in _standard())
+
+
+@functools.lru_cache(maxsize=1)
+def _standard() -> frozenset[str]:
+    """The top-level modules of the standard library."""
+    names: frozenset[str] | None = getattr(sys, "stdlib_module_names", None)  # from Python 3.10 on
+    if names is not None:
+        return names
+    folder, modules = os.path.dirname(os.__file__) + os.sep, sys.modules.items()
+    files = {name: getattr(module, "__file__", None) or "" for name, module in modules if "." not in name}
+    return frozenset(
+        name for name, file in files.items() if file.startswith(folder) and "-packages" not in file
+    ) | frozenset(sys.builtin_module_names)
+
+
+def _empty(namespace: dict[str, Any]) -> None:
+    """Drop what a module holds: first the names with one underscore, then the others, as Python does."""
+    for is_first in (True, False):
+        for name in list(namespace):
+            is_private = name.startswith("_") and not name.startswith("__")
+            if name != "__builtins__" and is_private == is_first:
+                namespace[name] = None
+
+
+def _stop_daemon_threads() -> None:
+    """Let daemon threads of Python end, silently, as soon as they run again: Python would not let them run at all.
+
+    Threads that C++ has started are left alone: an exception there would end the process.
+    """
+    threading.excepthook = lambda _: None
+    for thread in threading.enumerate():
+        is_ours = thread is not threading.current_thread() and not isinstance(thread, threading._DummyThread)
+        if is_ours and thread.ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+
+
+def _namespaces_of_other_threads() -> list[dict[str, Any]]:
+    """The globals that daemon threads keep alive although their modules are gone.
+
+    Python leaves these, and loses what is in an open file there.
+    """
+    me, found = threading.get_ident(), {}
+    for ident, innermost in sys._current_frames().items():
+        frame: types.FrameType | None = innermost
+        while ident != me and frame is not None:
+            if not _stays(str(frame.f_globals.get("__name__"))):
+                found[id(frame.f_globals)] = frame.f_globals
+            frame = frame.f_back
+    return list(found.values())
+
+
+def _close_files() -> None:
+    """Flush what still holds an open file after all, for example a module that stays."""
+    for thing in (sys.stdout, sys.stderr, *gc.get_objects()):
+        if issubclass(type(thing), (io.TextIOWrapper, io.BufferedWriter)) and not thing.closed:
+            with contextlib.suppress(Exception):
+                thing.flush()
