@@ -182,7 +182,7 @@ class Contract:
         script = place.paceline.script(COUNT)
         if "run" not in place.can:
             assert place.refuses("run", script).startswith(
-                f"{place.name} runs no job in the foreground; start it with "
+                f"{place.name} cannot run jobs in the foreground; start it with "
             )
             return
         done = place("run", "--name", "watched", script)

@@ -70,7 +70,7 @@ class TestForeign(Contract):
     [
         ("shelves:Shelf", "backend 'shelf' cannot be loaded from shelves:Shelf: No module named 'shelves'"),
         ("shelf:Shelves", "backend 'shelf' cannot be loaded from shelf:Shelves: module 'shelf' has no attribute"),
-        ("shelf:Options", "backend 'shelf': shelf:Options is no paceline.backends.base.Backend"),
+        ("shelf:Options", "backend 'shelf': shelf:Options is not a subclass of paceline.backends.base.Backend"),
     ],
 )
 def test_a_backend_that_cannot_be_loaded(paceline: Paceline, entry: str, said: str) -> None:

@@ -159,12 +159,12 @@ def test_a_job_is_stopped_where_a_host_is_not_reached(client: Client) -> None:
     found = json.loads(seen.stdout)
     assert (found["state"], [rank["node"] for rank in found["instances"]]) == ("LOST", ["h1"])
     assert (seen.stderr.count("\n"), seen.stderr.startswith("paceline: cannot reach h2: ")) == (1, True), seen.stderr
-    assert seen.stderr.endswith("; what is there is not shown\n")
+    assert seen.stderr.endswith("; what it has is not shown\n")
     done = client("stop", "--on", "lab", "it")
     (line,) = lines(done.stderr)
     assert done.returncode == 1, line
     assert line.startswith("paceline: job it stopped after ")
-    assert "; not told everywhere: cannot reach h2: " in line
+    assert "; not reached everywhere: cannot reach h2: " in line
     eventually(lambda: not any(host.processes() for host in hosts), "h1 has told h2")
 
 

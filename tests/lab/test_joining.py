@@ -130,7 +130,7 @@ def test_a_script_that_fails_while_the_job_runs_is_told_once(client: Client) -> 
     assert said("echo no luck >&2; exit 3") == f"{failed}: exit code 3: no luck; the job goes on\n"
     asked = (client.folder / "asked").stat().st_size
     eventually(lambda: (client.folder / "asked").stat().st_size > asked + 2, "it is asked again")
-    assert "'a b' is no host; write for example node1:2; the job goes on\n" in said("echo a b")
+    assert "'a b' is not a host; write for example node1:2; the job goes on\n" in said("echo a b")
     assert f"{failed} names no host; " in said("true")
     assert "names the hosts again\n" in said("echo h1 slots=1")
     how.write_text("echo h1:1; echo h2 slots=2")
@@ -149,7 +149,7 @@ def test_a_script_that_prints_no_text_is_told_in_a_line(client: Client) -> None:
     discover.chmod(0o755)
     done = client("run", "--host-discovery-script", "./discover", client.script("print(1)"))
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
-    assert "is no host" in done.stderr
+    assert "is not a host" in done.stderr
 
 
 @pytest.mark.parametrize(

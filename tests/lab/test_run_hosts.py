@@ -88,10 +88,13 @@ def test_which_hosts_take_part(client: Client, flags: list[str], world: str) -> 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["-H", "h1:x"], "-H 'h1:x': 'h1:x' is no host; write for example node1:2"),
+        (["-H", "h1:x"], "-H 'h1:x': 'h1:x' is not a host; write for example node1:2"),
         (["-H", "h1,h1"], "-H 'h1,h1': h1 is named twice; leave one out"),
         (["--hostfile", "twice"], "--hostfile twice:3: h1 is named twice; leave one out"),
-        (["-H", "h1,h2", "--rdzv-endpoint", "h1:29400"], "--rdzv-endpoint: hosts that ssh reaches meet by themselves"),
+        (
+            ["-H", "h1,h2", "--rdzv-endpoint", "h1:29400"],
+            "--rdzv-endpoint: hosts that ssh reaches find each other by themselves",
+        ),
         (["-H", "h1,h2", "--framework", "mpi", "--nnodes", "1:2"], "--nnodes '1:2': with --framework mpi"),
         (["-H", "h1,h2", "--framework", "mpi", "--min-np", "1"], "--min-np: with --framework mpi"),
         (["-H", "h1:0"], "has no slot"),
@@ -213,7 +216,7 @@ def test_an_agent_that_is_killed_alone_is_told(client: Client) -> None:
     os.kill(status["agent"]["pid"], signal.SIGKILL)
     _, err = running.communicate()
     assert running.returncode == 137
-    assert f"the job's agent on h1 (pid {status['agent']['pid']}) ended without a word (SIGKILL)" in err
+    assert f"the job's agent on h1 (pid {status['agent']['pid']}) ended without a report (SIGKILL)" in err
 
 
 def test_many_lines_of_all_ranks_arrive_whole(client: Client) -> None:
@@ -297,7 +300,7 @@ def test_a_host_that_is_cut_off_is_told_and_the_job_ends(client: Client) -> None
     _, err = running.communicate()
     assert running.returncode == 1
     assert "h2" in err
-    assert "its ranks are not heard any more" in err
+    assert "its output is no longer received" in err
     assert "exit status" not in err
     client.lab.hosts[1].heal()
     eventually(lambda: not any(host.processes() for host in client.lab.hosts), "nothing runs any more")

@@ -386,7 +386,7 @@ def test_slots_make_jobs_go_to_a_free_host_and_then_wait(client: Client) -> None
         ({"hosts": ["h1"], "python": "/no/python3"}, [], "no Python on h1 ("),
         ({"root": "/proc/nothing"}, [], "h1, h2, h3: cannot write to /proc/nothing: "),
         ({"hosts": ["h1", "h1"]}, [], "targets.lab.hosts: h1 is named twice"),
-        ({"hosts": ["-oProxyCommand=id"]}, [], "targets.lab.hosts: '-oProxyCommand=id' is no host"),
+        ({"hosts": ["-oProxyCommand=id"]}, [], "targets.lab.hosts: '-oProxyCommand=id' is not a host"),
         ({"hots": ["h1"]}, [], "did you mean hosts?"),
         ({}, ["--framework", "jax"], "h1, h2, h3: jax is not installed for /"),
         ({}, ["--working-dir", "/not/there"], "h1, h2, h3: no folder /not/there to run in"),

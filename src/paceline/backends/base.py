@@ -219,7 +219,7 @@ class Backend(ABC):
         Raises:
             UserError: as for `start`.
         """
-        raise UserError(f"{self.name} runs no job in the foreground; start it with paceline submit{self.where}")
+        raise UserError(f"{self.name} cannot run jobs in the foreground; start it with paceline submit{self.where}")
 
     def refuse_unsupported(self, spec: JobSpec) -> None:
         """See `unsupported`.

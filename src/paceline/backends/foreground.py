@@ -65,7 +65,7 @@ class Foreground(Protocol):
 
 
 def how_it_ended(code: int, pid: int, log: object, on: str = "") -> tuple[int, list[str]]:
-    """The exit code of a job whose agent ended without a word, and what is to be said of that.
+    """The exit code of a job whose agent ended without a report, and what is to be said of that.
 
     Args:
         code: the agent's.
@@ -74,7 +74,7 @@ def how_it_ended(code: int, pid: int, log: object, on: str = "") -> tuple[int, l
         on: says on which host.
     """
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    lines = [f"the job's agent{on} (pid {pid}) ended without a word ({how}); its ranks were ended too"]
+    lines = [f"the job's agent{on} (pid {pid}) ended without a report ({how}); its ranks were ended too"]
     if log is not None:
         lines.append(f"what it printed is in {log}{on}")
     return 128 - code if code < 0 else code or 1, lines

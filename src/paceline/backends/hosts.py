@@ -43,7 +43,7 @@ def in_file(flag: str, file: str) -> list[NamedHost]:
         with open(os.path.expanduser(file)) as opened:
             read = [line.partition("#")[0].strip() for line in opened]
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{flag} {file}: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+        raise UserError(f"{flag} {file}: {getattr(error, 'strerror', None) or 'it is not a text file'}") from None
     lines = [(line, f"{flag} {file}:{number}") for number, line in enumerate(read, 1) if line]
     if not lines:
         raise UserError(f"{flag} {file} names no host; write a line such as: node1 slots=2")
@@ -82,7 +82,7 @@ def _hosts(lines: list[tuple[str, str]]) -> list[NamedHost]:
     for line, where in lines:
         found = _LINE.fullmatch(line)
         if found is None or (found["colon"] and found["slots"]):
-            raise UserError(printable(f"{where}: {line!r} is no host; write for example node1:2"))
+            raise UserError(printable(f"{where}: {line!r} is not a host; write for example node1:2"))
         slots = found["colon"] or found["slots"]
         if slots is not None and int(slots) < 1:
             raise UserError(printable(f"{where}: {line!r} has no slot; leave the host out, or give it one"))

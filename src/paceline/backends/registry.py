@@ -125,7 +125,9 @@ def _kind(kind: str) -> type[Backend]:
     except (ImportError, AttributeError) as error:
         raise UserError(f"backend {kind!r} cannot be loaded from {found[kind]}: {error}; install it again") from None
     if not (isinstance(backend, type) and issubclass(backend, Backend)):
-        raise UserError(f"backend {kind!r}: {found[kind]} is no paceline.backends.base.Backend; install it again")
+        raise UserError(
+            f"backend {kind!r}: {found[kind]} is not a subclass of paceline.backends.base.Backend; install it again"
+        )
     return backend
 
 

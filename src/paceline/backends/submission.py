@@ -169,7 +169,7 @@ def _check_name(name: str) -> None:
         UserError: it may not.
     """
     if not NAME.fullmatch(name):
-        raise UserError(f"{name!r} is no name for a job; take up to 63 letters, digits, '.', '_' and '-'")
+        raise UserError(f"{name!r} is not a job name; use up to 63 letters, digits, '.', '_' and '-'")
 
 
 def _stem(spec: JobSpec) -> str:

@@ -94,7 +94,7 @@ class Index:
         if self._is_anothers():
             self.close()
             return
-        self._warn(f"the index {self._path} was damaged ({error}); it is made anew from the jobs' folders")
+        self._warn(f"the index {self._path} was damaged ({error}); it is rebuilt from the jobs' folders")
         self.close()
         for end in ("", "-wal", "-shm"):
             self._path.with_name(self._path.name + end).unlink(missing_ok=True)

@@ -23,7 +23,7 @@ def duration(value: Any) -> float | None:
         return value
     text = str(value).strip()
     if not re.fullmatch(r"\d+(\.\d+)?|(\d+(\.\d+)?[smhdw])+", text):
-        raise ValueError(f"{text!r} is no time; write for example 90s, 10m, 2h or 7d")
+        raise ValueError(f"{text!r} is not a duration; write for example 90s, 10m, 2h or 7d")
     return sum(float(n) * _SECONDS[unit] for n, unit in re.findall(r"(\d+(?:\.\d+)?)([smhdw]?)", text))
 
 
@@ -38,7 +38,7 @@ def size(value: Any) -> int | None:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGTP]?i?)B?", str(value).strip(), re.IGNORECASE)
     unit = "" if match is None else match[2][:1].upper() + match[2][1:].lower()
     if match is None or unit not in _BYTES:
-        raise ValueError(f"{value!r} is no size; write for example 512M or 16Gi")
+        raise ValueError(f"{value!r} is not a size; write for example 512M or 16Gi")
     return int(float(match[1]) * _BYTES[unit])
 
 

@@ -215,7 +215,7 @@ def _scalar(node: yaml.ScalarNode) -> str | int | float | bool | None:
     except ValueError:  # thousands of digits
         raise _Wrong(node, "a number with so many digits cannot be read; write it in quotes if it is text") from None
     if kind in ("bool", "int", "float"):
-        raise _Wrong(node, f"{text!r} is no {kind}; leave the tag out")
+        raise _Wrong(node, f"{text!r} is not a valid {kind}; leave the tag out")
     raise _Wrong(node, f"the tag {node.tag} is not allowed here; leave it out")
 
 

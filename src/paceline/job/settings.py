@@ -145,7 +145,7 @@ def _table(file: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise UserError(printable(f"cannot read {file}: {error.strerror}; mend or remove it")) from None
+        raise UserError(printable(f"cannot read {file}: {error.strerror}; correct or remove it")) from None
     except UnicodeDecodeError:
         raise UserError(printable(f"{file}: this is not UTF-8; save the file as UTF-8")) from None
     except tomllib.TOMLDecodeError as error:

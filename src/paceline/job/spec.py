@@ -53,7 +53,7 @@ def _valid_nodes(value: Any) -> Any:
 def _valid_variables(names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
         if not _VARIABLE.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of an environment variable")
+            raise ValueError(f"{name!r} is not a valid name of an environment variable")
     return names
 
 

@@ -137,7 +137,7 @@ def test_a_python_without_sys_stdin_buffer(ask: Ask, tmp_path: Path) -> None:
     )
     python.chmod(0o755)
     said = refusal(ask, tmp_path / "root", str(python))
-    assert "is Python 2.7.18, too old; name one from 3.9 on with --ssh-python" in said
+    assert "is Python 2.7.18, too old; name Python 3.9 or newer with --ssh-python" in said
 
 
 def _old(version: str) -> str | None:
@@ -156,7 +156,7 @@ def test_a_real_old_python(ask: Ask, tmp_path: Path, version: str) -> None:
     if python is None:
         pytest.skip(f"there is no Python {version} here")
     assert f"is Python {version}." in (said := refusal(ask, tmp_path / "root", python))
-    assert "too old; name one from 3.9 on with --ssh-python" in said
+    assert "too old; name Python 3.9 or newer with --ssh-python" in said
 
 
 def test_a_program_that_is_no_python(ask: Ask, tmp_path: Path) -> None:
@@ -164,13 +164,13 @@ def test_a_program_that_is_no_python(ask: Ask, tmp_path: Path) -> None:
     python.write_text("#!/bin/sh\necho 'SyntaxError: what is that' >&2\nexit 1\n")
     python.chmod(0o755)
     said = refusal(ask, tmp_path / "root", str(python))
-    assert f"h1: {python} there does not run as Python does (SyntaxError: what is that); name one" in said
+    assert f"h1: {python} there does not behave like Python (SyntaxError: what is that); name Python" in said
 
 
 @pytest.mark.parametrize("startup", ["read a", "read a; read b", "head -c 100 > /dev/null"])
 def test_a_startup_file_that_reads(ask: Ask, tmp_path: Path, startup: str) -> None:
     said = refusal(ask, tmp_path / "root", startup=startup)
-    assert "a start-up file of its shell, such as ~/.bashrc, reads from stdin" in said
+    assert "a start-up file of its shell, such as ~/.bashrc, reads stdin" in said
     assert "[ -t 0 ]" in said
 
 

@@ -32,7 +32,7 @@ CASES = {
         "it needs device 0, 1, and this machine has none",
         "[local] devices = N",
     ),
-    "empty device": (["--devices", "0,,1", "ok.py"], "--devices '0,,1' is no list", "--devices 0,1"),
+    "empty device": (["--devices", "0,,1", "ok.py"], "--devices '0,,1' is not a list", "--devices 0,1"),
     "total and per node": (["-np", "4", "-n", "2", "ok.py"], "-np counts the ranks of all nodes", "give one"),
     "total that cannot be shared": (
         ["-np", "3", "--nnodes", "2", "--master-addr", "h", "ok.py"],
@@ -51,7 +51,7 @@ CASES = {
     "framework not installed": (["--framework", "paddle", "ok.py"], "paddle is not installed for ", "install it"),
     "imported framework not installed": (["paddled.py"], "paddle is not installed for ", "install it"),
     "several nodes without an address": (["--nnodes", "2", "ok.py"], "--nnodes 2 needs to know where", "--master-addr"),
-    "no nodes": (["--nnodes", "0", "ok.py"], "--nnodes '0' is no number of machines", "--nnodes 2"),
+    "no nodes": (["--nnodes", "0", "ok.py"], "--nnodes '0' is not a number of machines", "--nnodes 2"),
     "nodes that change": (
         ["--nnodes", "1:4", "--framework", "indexed", "--master-addr", "h", "ok.py"],
         "--nnodes '1:4': with --framework indexed",

@@ -39,9 +39,9 @@ def test_one_line(paceline: Paceline, flags: tuple[str, ...], line: str) -> None
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (("--ttl", "soon"), "--ttl: 'soon' is no time; write for example 90s, 10m, 2h or 7d"),
+        (("--ttl", "soon"), "--ttl: 'soon' is not a duration; write for example 90s, 10m, 2h or 7d"),
         (("--data", "nonsense"), "--data 'nonsense': not VOLUME:/PATH; write for example training-data:/mnist_data"),
-        (("--secret", "A B"), "--secret: 'A B' is no name of an environment variable"),
+        (("--secret", "A B"), "--secret: 'A B' is not a valid name of an environment variable"),
     ],
 )
 def test_flags_are_called_by_their_names(paceline: Paceline, flags: tuple[str, ...], line: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from paceline.cli.verbs.resubmit import resubmit
 from paceline.cli.verbs.run import run
 from paceline.cli.verbs.submit import submit
 from paceline.job.spec import JobSpec, Rendezvous
@@ -27,14 +28,16 @@ def table() -> dict[str, tuple[str, str]]:
 
 def test_every_flag_and_its_variable() -> None:
     flags = table()
-    for parameter in {parameter.name: parameter for parameter in (*run.params, *submit.params)}.values():
+    for parameter in {
+        parameter.name: parameter for parameter in (*run.params, *submit.params, *resubmit.params)
+    }.values():
         if parameter.param_type_name != "option":
             continue
         for flag in parameter.opts:
             assert flag in flags, f"docs/reference.md lacks {flag}"
             variable = str(parameter.envvar or "")
             assert variable in flags[flag][1], f"docs/reference.md: the variable of {flag} is {variable}"
-    known = {flag for parameter in (*run.params, *submit.params) for flag in parameter.opts}
+    known = {flag for parameter in (*run.params, *submit.params, *resubmit.params) for flag in parameter.opts}
     assert not set(flags) - known, "docs/reference.md names flags that do not exist"
 
 

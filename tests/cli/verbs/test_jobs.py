@@ -112,7 +112,7 @@ def test_filters_of_list(paceline: Paceline) -> None:
     assert [job["name"] for job in listed(paceline, "--since", "1h")] == ["bad", "good"]
     assert listed(paceline, "--since", "0.001s") == []
     one_line(paceline("list", "--state", "runing"), "did you mean RUNNING")
-    one_line(paceline("list", "--since", "soon"), "--since 'soon' is no time")
+    one_line(paceline("list", "--since", "soon"), "--since 'soon' is not a time")
 
 
 def test_old_jobs_are_left_out_unless_asked_for(paceline: Paceline) -> None:
@@ -379,7 +379,7 @@ def test_a_damaged_index_is_made_anew(paceline: Paceline) -> None:
         index.write_bytes(damage)
         done = paceline("list", "-o", "json")
         assert json.loads(done.stdout) == before
-        assert ("it is made anew from the jobs' folders" in done.stderr) == bool(damage), done.stderr
+        assert ("it is rebuilt from the jobs' folders" in done.stderr) == bool(damage), done.stderr
         done = paceline("list", "-o", "json")
         assert (json.loads(done.stdout), done.stderr) == (before, "")
     index.unlink()
@@ -612,7 +612,9 @@ def test_secrets_reach_the_ranks_and_nobody_else(paceline: Paceline) -> None:
         threading.Event().wait()
     """)
     one_line(paceline("submit", "--secret", "TOKEN", "script.py"), "secret TOKEN is not set in your environment")
-    one_line(paceline("submit", "--secret", "TOKEN=hidden", "script.py"), "is no name of an environment variable")
+    one_line(
+        paceline("submit", "--secret", "TOKEN=hidden", "script.py"), "is not a valid name of an environment variable"
+    )
     paceline.env["TOKEN"] = value = "swordfish-4711"
     submit(paceline, "--name", "it", "--secret", "TOKEN", "script.py")
     running(paceline, "it")
@@ -725,7 +727,7 @@ def test_no_way_around_the_rules_for_names(paceline: Paceline) -> None:
     submit(paceline, "--name", "it", "script.py")
     paceline("wait", "it")
     for bad in ("../evil", "a b", ".hid"):
-        one_line(paceline("resubmit", "it", "--name", bad), "is no name for a job")
+        one_line(paceline("resubmit", "it", "--name", bad), "is not a job name")
     (paceline.folder / "job.yaml").write_text("script: script.py\nresume_from: nosuch\n")
     one_line(paceline("submit", "job.yaml"), "no job 'nosuch' to resume from")
     (paceline.folder / "job.yaml").write_text("script: script.py\nresume_from: ../..\n")
@@ -751,7 +753,7 @@ def test_flags_before_and_behind_a_job_file(paceline: Paceline) -> None:
     assert (done.returncode, done.stdout) == (0, "2 2 --epochs 30\n"), done.stderr
     done = paceline.run("--working-dir", "sub", "sub/job.yaml")
     assert (done.returncode, done.stdout) == (0, "1e-3 3 --epochs 30\n"), done.stderr
-    one_line(paceline("submit", "sub/job.yaml", "more"), "only flags may stand behind it")
+    one_line(paceline("submit", "sub/job.yaml", "more"), "only flags may follow it")
 
 
 def test_a_snapshot_has_the_script_that_was_named_by_its_whole_path(paceline: Paceline) -> None:

@@ -101,8 +101,8 @@ def test_logs_of_a_job_that_has_ended(paceline: Paceline) -> None:
         (("job", "-i", "master-1"), "paceline: -i master-1: job job has no such instance; it has"),
         (("job", "--all", "-i", "1"), "paceline: --all and -i contradict each other; give one of them"),
         (("job", "--attempt", "3"), "paceline: job job has no attempt 3; its only attempt is 0; correct --attempt"),
-        (("job", "--grep", "("), "paceline: --grep '(' is no regular expression: "),
-        (("job", "--since", "soon"), "paceline: --since 'soon' is no time; write for example 10m, 2h or "),
+        (("job", "--grep", "("), "paceline: --grep '(' is not a regular expression: "),
+        (("job", "--since", "soon"), "paceline: --since 'soon' is not a time; write for example 10m, 2h or "),
         (("job", "--tail", "-1"), "paceline: Invalid value for '-t' / '--tail': -1 is not in the range"),
     ],
 )

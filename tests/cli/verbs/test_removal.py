@@ -180,7 +180,7 @@ def test_a_folder_that_took_the_place_of_a_run_directory_stays(paceline: Pacelin
     for name, place in (("moved", user / "moved"), ("linked", paceline.folder / "elsewhere")):
         done = paceline("delete", name)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert f"{place} is no run directory that paceline made" in done.stderr
+        assert f"{place} was not made by paceline" in done.stderr
         assert paceline("get", name).returncode == 2, "no job any more"
     assert before == (contents(user / "moved"), contents(paceline.folder / "elsewhere"))
     assert (user / "linked").is_symlink()

@@ -52,7 +52,7 @@ FITTING = [
     {"ranks": "auto"},
     {"memory": "16Gi"},
     {"memory": "512 MB"},
-    {"memory": 512},
+    {"memory": 512 << 20},
     {"time_limit": "1h30m", "ttl": 90.5},
     {"devices": ["0", 1]},
     {"devices": 2},
@@ -98,6 +98,6 @@ def test_something_must_be_run() -> None:
 
 
 def test_what_is_stored_fits() -> None:
-    fields = {"script": "a.py", "nodes": "2:4", "ttl": 5, "memory": 1, "devices": ("0",), "data": ["a:/b"]}
+    fields = {"script": "a.py", "nodes": "2:4", "ttl": 5, "memory": 1 << 30, "devices": ("0",), "data": ["a:/b"]}
     spec = JobSpec.model_validate(fields)
     assert errors(spec.model_dump(mode="json")) == []

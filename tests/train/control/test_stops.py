@@ -133,7 +133,7 @@ def test_a_rank_that_is_preempted_takes_the_others_along_and_all_resume(paceline
     assert code == 0, err
     steps = [int(line.split()[3]) for line in out.splitlines()]
     assert sorted([*steps, 1, 2, 3, 4]) == list(range(1, 22)), "each step once"
-    assert "the ranks were told to stop, and have saved their state; starting again from there" in err
+    assert "the ranks got a signal to stop, and saved their state; starting again from there" in err
     assert status(paceline)["attempt"] == 1
     assert [e["restarts"] for e in events(paceline) if e["event"] == "restarting"] == [0]
 

@@ -152,7 +152,7 @@ class Local(Backend):
         try:
             return JobSpec.model_validate(stored.get("spec"))
         except ValueError:  # a damaged file, or one of another version
-            raise UserError(f"what job {name} runs cannot be read from its folder; submit it anew") from None
+            raise UserError(f"what job {name} runs cannot be read from its folder; submit it again") from None
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """What happened to a job."""

@@ -107,7 +107,7 @@ def writing(spec: JobSpec) -> Iterator[None]:
     try:
         yield
     except (FileExistsError, NotADirectoryError):
-        raise UserError(f"cannot write to {path}: it is no folder; choose another {flag}") from None
+        raise UserError(f"cannot write to {path}: it is not a folder; choose another {flag}") from None
     except OSError as error:
         raise UserError(f"cannot write to {path}: {error.strerror}; make room, or choose another {flag}") from None
 

@@ -61,7 +61,7 @@ class Ssh(Backend):
         "log_dir": "the logs stay on the hosts",
         "image": "hosts that ssh reaches run no containers",
         "queue": "hosts that ssh reaches have no queues of that kind",
-        "rendezvous.main_address": "hosts that ssh reaches meet by themselves",
+        "rendezvous.main_address": "hosts that ssh reaches find each other by themselves",
         "rendezvous.node_rank": "hosts that ssh reaches are numbered by themselves",
         "rendezvous.local_address": "hosts that ssh reaches find out their own names",
     }

@@ -75,7 +75,7 @@ order = json.loads(stdin.readline().decode())
 request = stdin.readline()
 if sys.version_info < (3, 9):
     found = sys.executable + " is Python " + ".".join(map(str, sys.version_info[:3]))
-    say({"error": found + ", too old; name one from 3.9 on with --ssh-python, or python = in the settings"})
+    say({"error": found + ", too old; name Python 3.9 or newer with --ssh-python, or python = in the settings"})
     sys.exit()
 root = os.path.abspath(os.path.expanduser(order["root"]))
 path = os.path.join(root, order["name"])
@@ -114,8 +114,8 @@ try:
     if not is_missing:
         say({"need": False})
 except Unsafe as error:
-    say({"error": str(error) + ", so others could run code as you; give that path to you alone (chown, chmod go-w), or"
-        " choose another root with --ssh-root, or root = in the settings"})
+    say({"error": str(error) + ", so others could run code as you; let only you own and write to that path"
+        " (chown, chmod go-w), or choose another root with --ssh-root, or root = in the settings"})
     sys.exit()
 except OSError as error:
     say({"error": "cannot write to " + root + ": " + str(error.strerror) + "; choose another root in the settings"})

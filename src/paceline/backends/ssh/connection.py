@@ -194,15 +194,15 @@ class Answers:
         except ValueError:
             said = printable(line.decode(errors="replace").strip())
             raise UserError(
-                f"{self._host.name}: its shell says {said!r} first; let it say nothing where there is no terminal"
+                f"{self._host.name}: its shell prints {said!r} first; let it print nothing if there is no terminal"
             ) from None
         if not answer:
             raise Unreachable(self._failure())
         self._is_first = False
         if "input_lost" in answer:
             raise UserError(
-                f"{self._host.name}: a start-up file of its shell, such as ~/.bashrc, reads from stdin what is sent to"
-                " paceline there; let it read where there is a terminal alone: [ -t 0 ] && …"
+                f"{self._host.name}: a start-up file of its shell, such as ~/.bashrc, reads stdin, which is meant for"
+                " paceline; let it read only on a terminal: [ -t 0 ] && …"
             )
         if "error" in answer:
             raise UserError(printable(f"{self._host.name}: {answer['error']}"))
@@ -266,8 +266,8 @@ class Answers:
             return f"no Python on {name} ({last}); name one with --ssh-python, or python = in the target's settings"
         if self._is_first:
             python = self._host.python
-            other = "name one from 3.9 on with --ssh-python, or python = in the target's settings"
-            return f"{name}: {python} there does not run as Python does ({last}); {other}"
+            other = "name Python 3.9 or newer with --ssh-python, or python = in the target's settings"
+            return f"{name}: {python} there does not behave like Python ({last}); {other}"
         return f"{name} did not answer: {last}"
 
 

@@ -19,8 +19,8 @@ FLAGS = (
         "The same from a file, with lines such as: node1 slots=2",
         names_hosts="file",
     ),
-    Flag("port", ("--ssh-port",), "PORT", "Of their sshd.", letter="-p", number=(1, 65535)),
-    Flag("identity_file", ("--ssh-identity-file",), "FILE", "The key to use.", letter="-i"),
-    Flag("python", ("--ssh-python",), "PYTHON", "The interpreter there.  [default: python3]"),
-    Flag("root", ("--ssh-root",), "DIR", "The folder with the jobs there.  [default: ~/.local/state/paceline]"),
+    Flag("port", ("--ssh-port",), "PORT", "Port of sshd on the hosts.", letter="-p", number=(1, 65535)),
+    Flag("identity_file", ("--ssh-identity-file",), "FILE", "Private key for ssh.", letter="-i"),
+    Flag("python", ("--ssh-python",), "PYTHON", "Python on the hosts.  [default: python3]"),
+    Flag("root", ("--ssh-root",), "DIR", "Folder for the jobs on the hosts.  [default: ~/.local/state/paceline]"),
 )

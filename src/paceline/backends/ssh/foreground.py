@@ -230,7 +230,7 @@ class RemoteRun:
             if gone["log"] is None:
                 lines.append(f"no space is left on {host.name} in {host.root}; free some, or choose another root")
             return code, lines
-        return 1, ["no host tells how the job ended; it ends there with this connection"]
+        return 1, ["no host reported how the job ended; it ends on the hosts with this connection"]
 
 
 def _listed(names: list[str]) -> str:

@@ -81,7 +81,7 @@ class RemoteJobs:
         if names is not None:
             found_jobs = [jobs[name] for name in dict.fromkeys(names) if name in jobs]
             unreachable = dict.fromkeys(why for job in found_jobs for why in self._seen[job.name].unreachable)
-            return Listing(found_jobs, 0, tuple(f"{why}; what is there is not shown" for why in unreachable))
+            return Listing(found_jobs, 0, tuple(f"{why}; what it has is not shown" for why in unreachable))
         there = {name for answer in answers.values() for name in answer["names"]}
         newest_first = sorted(jobs.values(), key=lambda job: job.created, reverse=True)
         return Listing(newest_first, len(there - jobs.keys()), left_out(failed))

@@ -61,7 +61,7 @@ def _parsed(hosts: Sequence[str]) -> dict[str, int]:
     for text in hosts:
         found = _HOST.fullmatch(text)
         if found is None:
-            raise ValueError(f"{text!r} is no host; write for example node1, or user@node2:4")
+            raise ValueError(f"{text!r} is not a host; write for example node1, or user@node2:4")
         name = found["name"].strip("[]")
         if name in parsed:
             raise ValueError(f"{name} is named twice; leave one out")
@@ -105,7 +105,7 @@ class Hosts:
         known = {host.name: host for host in self.all}
         for name in names:
             if name not in known:
-                raise UserError(f"{name} is none of the hosts of {self.name}; {nearest(name, known)}")
+                raise UserError(f"{name} is not a host of {self.name}; {nearest(name, known)}")
         return [known[name] for name in dict.fromkeys(names)]
 
     def wanted(self) -> list[Host]:
@@ -162,4 +162,4 @@ class Hosts:
 
 def left_out(failed: Mapping[Host, UserError]) -> tuple[str, ...]:
     """That hosts did not answer, a line each."""
-    return tuple(f"{error}; what is there is not shown" for error in failed.values())
+    return tuple(f"{error}; what it has is not shown" for error in failed.values())

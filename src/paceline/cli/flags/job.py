@@ -12,7 +12,7 @@ RANKS = [
         section="Ranks",
         envvar="PET_NPROC_PER_NODE",
         metavar="N|auto|gpu|cpu",
-        help="Ranks on each machine. auto: one a GPU, else one a core.  [default: 1; with -H, its slots]",
+        help="Ranks on each machine. auto: one per GPU, or per core without GPUs.  [default: 1; with -H, its slots]",
     ),
     Option(
         ["-np", "total"],
@@ -26,17 +26,19 @@ RANKS = [
         section="Ranks",
         type=click.IntRange(0),
         metavar="N",
-        help="GPUs that the job gets to itself; it waits until so many are free.  [default: see docs/jobs.md]",
+        help="GPUs of each machine for this job alone; it waits until they are free.  [default: see docs/jobs.md]",
     ),
     Option(["--devices"], section="Ranks", metavar="0,1", help="The same, by name."),
-    Option(["--share-devices"], section="Ranks", is_flag=True, help="Others that say so too may use the same GPUs."),
+    Option(
+        ["--share-devices"], section="Ranks", is_flag=True, help="Share the GPUs with other jobs that have this flag."
+    ),
     Option(["--cpus"], section="Ranks", type=click.IntRange(1), metavar="N", help="Cores for all ranks of a machine."),
     Option(["--memory"], section="Ranks", metavar="16Gi", help="Memory that a machine must have."),
     Option(
         ["--framework"],
         section="Ranks",
         metavar="NAME",
-        help="Whose variables the ranks get.  [default: what the script imports]",
+        help="Framework whose variables the ranks get.  [default: what the script imports]",
     ),
     Option(
         ["--env"],
@@ -50,7 +52,7 @@ RANKS = [
         section="Ranks",
         multiple=True,
         metavar="NAME",
-        help="Hand a variable of your environment to the ranks, and show its value nowhere; repeatable.",
+        help="Pass a variable of your environment to the ranks; its value is never stored or shown; repeatable.",
     ),
     Option(
         ["--pass-index"],
@@ -99,18 +101,20 @@ JOB = [
         metavar="NAME",
         help="The job's name; NAME- takes the next free number.  [default: the script's and five random characters]",
     ),
-    Option(["--label"], section="Job", multiple=True, metavar="NAME=VALUE", help="A label to find it by; repeatable."),
-    Option(["--priority"], section="Job", type=int, metavar="N", help="Of waiting jobs the highest starts first."),
+    Option(
+        ["--label"], section="Job", multiple=True, metavar="NAME=VALUE", help="A label for list --label; repeatable."
+    ),
+    Option(["--priority"], section="Job", type=int, metavar="N", help="Waiting jobs of a higher priority start first."),
     Option(["--queue"], section="Job", metavar="NAME", help="Queue, where the backend has several."),
-    Option(["--time-limit"], section="Job", metavar="2h", help="Stop it when it has run so long."),
-    Option(["--ttl"], section="Job", metavar="7d", help="Delete it so long after its end."),
+    Option(["--time-limit"], section="Job", metavar="2h", help="Stop the job after this time."),
+    Option(["--ttl"], section="Job", metavar="7d", help="Delete the job this long after its end."),
     Option(["--image"], section="Job", metavar="IMAGE", help="Container image, where the backend runs containers."),
     Option(
         ["--option"],
         section="Job",
         multiple=True,
         metavar="NAME=VALUE",
-        help="What only the backend knows; repeatable.",
+        help="An option of the backend; repeatable.",
     ),
     Option(
         ["--max-restarts"],
@@ -118,14 +122,14 @@ JOB = [
         type=click.IntRange(0),
         envvar="PET_MAX_RESTARTS",
         metavar="N",
-        help="How often all ranks start again after a failure.  [default: 0]",
+        help="How many times all ranks start again after a failure.  [default: 0]",
     ),
     Option(
         ["--grace"],
         section="Job",
         type=click.FloatRange(0),
         metavar="SECONDS",
-        help="Between SIGTERM and SIGKILL when the job is stopped.  [default: 30]",
+        help="Time between SIGTERM and SIGKILL when the job is stopped.  [default: 30]",
     ),
     Option(["--dry-run"], section="Job", is_flag=True, help="Print the job and the ranks' variables; start nothing."),
 ]
@@ -146,7 +150,9 @@ FILES = [
     Option(["--sync-source"], section="Files", metavar="URL[@REF]|PATH", help="Where to copy it from."),
     Option(["--data"], section="Files", multiple=True, metavar="VOLUME:/PATH", help="A named volume; repeatable."),
     Option(["--tensorboard"], section="Files", is_flag=True, help="Start a TensorBoard with the job."),
-    Option(["--logdir"], section="Files", metavar="DIR", help="What it shows.  [default: the job's folder]"),
+    Option(
+        ["--logdir"], section="Files", metavar="DIR", help="What the TensorBoard shows.  [default: the job's folder]"
+    ),
     Option(
         ["--checkpoint-dir"],
         section="Files",
@@ -169,7 +175,7 @@ OUTPUT = [
         section="Output",
         envvar="PET_TEE",
         metavar="all|0:3,1:2",
-        help="Ranks to show besides local rank 0 (1 stdout, 2 stderr, 3 both), their lines behind [rank N].",
+        help="Ranks to show besides local rank 0 (1 stdout, 2 stderr, 3 both), with the prefix [rank N].",
     ),
     Option(
         ["-r", "--redirects"],
@@ -183,7 +189,7 @@ OUTPUT = [
         section="Output",
         envvar="PET_LOCAL_RANKS_FILTER",
         metavar="0,1",
-        help="Show these local ranks and no others.",
+        help="Show only these local ranks.",
     ),
 ]
 
@@ -238,7 +244,7 @@ NODES = [
         section="Several machines",
         envvar="PET_RDZV_ID",
         metavar="ID",
-        help="What the machines of one job have in common.  [default: none]",
+        help="Identifier that all machines of the job share.  [default: none]",
     ),
     Option(
         ["--rdzv-backend"],
@@ -253,7 +259,7 @@ NODES = [
         envvar="PET_RDZV_CONF",
         metavar="K=V,…",
         help="join_timeout=SECONDS: how long to wait for the others (600); last_call_timeout: for more than MIN (3); "
-        "keep_alive_interval times keep_alive_max_attempt: until one that is silent is gone (10).",
+        "keep_alive_interval times keep_alive_max_attempt: seconds of silence after which a machine is lost (10).",
     ),
     Option(
         ["--standalone"],
@@ -352,20 +358,20 @@ HOROVODRUN = [
         section="horovodrun",
         type=click.IntRange(1),
         metavar="N",
-        help="Go on as long as there are hosts for so many ranks: the MIN of --nnodes.",
+        help="Least number of ranks that the job goes on with: the MIN of --nnodes.",
     ),
     Option(
         ["--max-np"],
         section="horovodrun",
         type=click.IntRange(1),
         metavar="N",
-        help="Take no more hosts than so many ranks need: the MAX of --nnodes.",
+        help="Greatest number of ranks: the MAX of --nnodes.",
     ),
     Option(
         ["--host-discovery-script"],
         section="horovodrun",
         metavar="PROGRAM",
-        help="Prints the hosts that there are now, as HOST:SLOTS; asked every second.",
+        help="Program that prints the present hosts as HOST:SLOTS; called every second.",
     ),
     Option(["--output-filename"], section="horovodrun", metavar="DIR", help="The same as --log-dir, on this machine."),
 ]

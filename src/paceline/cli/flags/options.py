@@ -95,7 +95,7 @@ def parse_numbers(flag: str, text: str) -> list[int]:
     """
     parts = text.split(",")
     if not all(part.isdecimal() for part in parts):
-        raise UserError(f"{flag} {text!r} is no list of numbers; write for example {flag} 0,1")
+        raise UserError(f"{flag} {text!r} is not a list of numbers; write for example {flag} 0,1")
     return [int(part) for part in parts]
 
 

@@ -73,7 +73,7 @@ def spec_of(given: dict[str, Any], verb: click.Command) -> tuple[JobSpec, dict[s
     if given["args"]:
         behind = verb.make_context(verb.name, [*given["args"], path]).params
         if behind["script"] != path or behind["args"]:
-            raise UserError(f"{path} says the script's arguments itself; only flags may stand behind it")
+            raise UserError(f"{path} contains the script's arguments; only flags may follow it")
         given = {name: behind[name] or value for name, value in given.items()}
     spec = read(path, fields({**given, "script": None, "args": ()}), flag_of)
     if spec.script and spec.code is None and not os.path.exists(os.path.join(spec.working_dir, spec.script)):
@@ -181,7 +181,7 @@ def _ranks(given: dict[str, Any], nodes: int, on_hosts: bool) -> int | Counted |
     if count < 1:
         raise UserError(f"-n {count} starts no rank; take 1 or more")
     if count > MOST_RANKS:
-        raise UserError(f"-n {count} is more ranks than a machine can bear; take {MOST_RANKS} or fewer")
+        raise UserError(f"-n {count} is more ranks than one machine can have; take {MOST_RANKS} or fewer")
     return count
 
 
@@ -189,16 +189,14 @@ def _meeting(given: dict[str, Any], nodes: int, on_hosts: bool) -> dict[str, Any
     """This node's number, and where the nodes meet."""
     backend = given["rdzv_backend"]
     if backend not in (None, "c10d", "static"):
-        raise UserError(
-            f"--rdzv-backend {backend}: paceline brings its own rendezvous; leave the flag out, or say c10d"
-        )
+        raise UserError(f"--rdzv-backend {backend}: paceline has its own rendezvous; leave the flag out, or give c10d")
     if given["standalone"] and nodes > 1:
         raise UserError(f"--standalone is one machine, --nnodes {nodes} is several; leave one of them out")
     meeting: dict[str, Any] = {"run_id": given["rdzv_id"], "local_address": given["local_addr"]}
     address, port = given["master_addr"], given["master_port"]
     if given["rdzv_endpoint"] and nodes > 1:
         if on_hosts or given["on"]:
-            raise UserError("--rdzv-endpoint: hosts that ssh reaches meet by themselves; leave it out")
+            raise UserError("--rdzv-endpoint: hosts that ssh reaches find each other by themselves; leave it out")
         if address is not None:
             raise UserError("--rdzv-endpoint and --master-addr name the same thing; give one of them")
         address, endpoint_port = parse_address("--rdzv-endpoint", given["rdzv_endpoint"])
@@ -234,7 +232,7 @@ def _times(conf: str) -> dict[str, float]:
                 if not 0 < found[key] < float("inf"):
                     raise ValueError
             except ValueError:
-                raise UserError(f"--rdzv-conf {key}={given[key]} is no number of seconds") from None
+                raise UserError(f"--rdzv-conf {key}={given[key]} is not a number of seconds") from None
     times = {}
     if "join_timeout" in found or "timeout" in found:
         times["join_timeout"] = found.get("join_timeout", found.get("timeout", 0.0))
@@ -249,7 +247,7 @@ def _nodes(text: str) -> tuple[int, int]:
     """The least and the most machines."""
     low, colon, high = text.partition(":")
     if not low.isdecimal() or (colon and not high.isdecimal()) or int(low) < 1:
-        raise UserError(f"--nnodes {text!r} is no number of machines; write for example --nnodes 2")
+        raise UserError(f"--nnodes {text!r} is not a number of machines; write for example --nnodes 2")
     return int(low), int(high or low)
 
 
@@ -263,7 +261,7 @@ def _devices(given: dict[str, Any]) -> int | tuple[str, ...] | None:
     if len(set(devices)) < len(devices):
         raise UserError(f"--devices {text!r} names a device twice; name each once")
     if not all(devices):
-        raise UserError(f"--devices {text!r} is no list of devices; write for example --devices 0,1")
+        raise UserError(f"--devices {text!r} is not a list of devices; write for example --devices 0,1")
     return devices
 
 

@@ -30,7 +30,7 @@ def watch_option() -> Option:
         ["-w", "--watch"],
         section="Output",
         is_flag=True,
-        help=f"Go on every {INTERVAL:g} s; q or Ctrl-C ends it.",
+        help=f"Refresh every {INTERVAL:g} s; q or Ctrl-C ends it.",
     )
 
 

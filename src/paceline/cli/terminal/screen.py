@@ -105,7 +105,7 @@ class Screen:
             nodes = _count(details["nodes"], "node")
             self._say(f"{details['why']}; starting again with {nodes}, from the last checkpoint")
         elif name == "restarting" and details["failure"] is None:
-            self._say("the ranks were told to stop, and have saved their state; starting again from there")
+            self._say("the ranks got a signal to stop, and saved their state; starting again from there")
         elif name == "restarting":
             self._tell_failure(details)
             self._say(f"starting again: attempt {details['restarts']} of {self._job.max_restarts}")
@@ -195,7 +195,7 @@ def _of_host(name: str, details: dict[str, Any]) -> str:
     """That a host came, or why it is not heard any more, or takes no part."""
     if name == "came":
         return f"{details['host']} comes in"
-    return f"{details['why']}; {'its ranks are not heard any more' if name == 'lost' else 'it takes no part'}"
+    return f"{details['why']}; {'its output is no longer received' if name == 'lost' else 'it takes no part'}"
 
 
 def _on(details: dict[str, Any]) -> str:

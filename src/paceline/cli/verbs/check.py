@@ -174,7 +174,7 @@ check = SectionedCommand(
             section="Output",
             type=click.Choice(["table", "json"]),
             default="table",
-            help="json: for programs; its keys stay.  [default: table]",
+            help="json: for programs, with stable keys.  [default: table]",
         ),
     ],
 )

@@ -58,8 +58,8 @@ def _exit_code(job: Job) -> int:
 
 @click.command(params=where_options())
 @click.argument("names", nargs=-1, required=True, metavar="JOB…")
-@click.option("--now", is_flag=True, help="At once: nothing is saved.")
-@click.option("--no-wait", is_flag=True, help="Come back before they have ended.")
+@click.option("--now", is_flag=True, help="Stop at once; nothing is saved.")
+@click.option("--no-wait", is_flag=True, help="Return before they have ended.")
 def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
     """Stop JOBs: cleanly, so that a script that uses the library saves a checkpoint."""
     names, here = tuple(dict.fromkeys(names)), backend()
@@ -74,7 +74,7 @@ def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
     for before, after in zip(jobs, known(names), strict=True):
         if not before.is_over:
             _say_what_was_suspended(before.name, began)
-        but = f"; not told everywhere: {untold[before.name]}" if before.name in untold else ""
+        but = f"; not reached everywhere: {untold[before.name]}" if before.name in untold else ""
         left = {rank.node: None for rank in after.instances if rank.state in ("STARTING", "RUNNING")}
         if before.is_over and not left:
             _say(f"job {before.name} had ended already ({before.state.lower()})")
@@ -135,7 +135,7 @@ def delete(names: tuple[str, ...], force: bool) -> int:
 @click.option(
     "-s", "--since", metavar="7d", help="Delete those that ended longer ago.  [default: 7d, or their own --ttl]"
 )
-@click.option("--state", multiple=True, metavar="STATE", help="Only jobs that ended so; repeatable.")
+@click.option("--state", multiple=True, metavar="STATE", help="Only jobs in this state; repeatable.")
 @click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
 def prune(since: str | None, state: tuple[str, ...], dry_run: bool) -> int:
     """Delete jobs that ended long ago, and those whose time to live is over."""

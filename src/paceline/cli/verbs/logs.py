@@ -91,14 +91,14 @@ def _since(text: str | None) -> float | None:
     try:
         return datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text)).timestamp()
     except (ValueError, OverflowError, OSError):
-        raise UserError(f"--since {text!r} is no time; write for example 10m, 2h or 2026-05-01T12:00:00") from None
+        raise UserError(f"--since {text!r} is not a time; write for example 10m, 2h or 2026-05-01T12:00:00") from None
 
 
 def _edits(several: bool, grep: str | None, timestamps: bool) -> list[Edit]:
     """What is done with lines before they are shown.
 
     Raises:
-        UserError: `grep` is no regular expression.
+        UserError: `grep` is not a regular expression.
     """
     edits: list[Edit] = []
     if several:
@@ -108,7 +108,7 @@ def _edits(several: bool, grep: str | None, timestamps: bool) -> list[Edit]:
             pattern = re.compile(grep.encode(errors="surrogateescape"))
         except re.error as error:
             raise UserError(
-                f"--grep {grep!r} is no regular expression: {error}; put \\ before special letters"
+                f"--grep {grep!r} is not a regular expression: {error}; put \\ before special letters"
             ) from None
         edits.append(lambda _, lines: b"".join(filter(pattern.search, _LINE.findall(lines))))
     if timestamps or several:
@@ -174,17 +174,27 @@ logs = SectionedCommand(
             section="Lines",
             type=click.IntRange(0),
             metavar="K",
-            help="What was written before the K-th restart: 0 is the first start.  [default: the last one]",
+            help="Output of attempt K: 0 is the first start.  [default: the last one]",
         ),
         Option(["-t", "--tail"], section="Lines", type=click.IntRange(0), metavar="N", help="Only the last N lines."),
-        Option(["--since"], section="Lines", metavar="10m|TIME", help="Only what was written since, an ISO 8601 time."),
+        Option(
+            ["--since"],
+            section="Lines",
+            metavar="10m|TIME",
+            help="Only output since then: a duration, or an ISO 8601 time.",
+        ),
         Option(
             ["--grep"],
             section="Lines",
             metavar="RE",
-            help="Of these lines only those that hold a match; lines above 1 MiB are searched in pieces.",
+            help="Only lines with a match; lines above 1 MiB are searched in pieces.",
         ),
-        Option(["-f", "--follow"], section="Output", is_flag=True, help="Go on until the job ends, over restarts too."),
+        Option(
+            ["-f", "--follow"],
+            section="Output",
+            is_flag=True,
+            help="Follow the output until the job ends, over restarts too.",
+        ),
         Option(["--timestamps"], section="Output", is_flag=True, help="Begin each line with the time it was written."),
     ],
 )

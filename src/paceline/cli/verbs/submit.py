@@ -43,7 +43,7 @@ def refuse_script(given: dict[str, Any]) -> None:
     """
     if given["host_discovery_script"] is not None:
         raise UserError(
-            "--host-discovery-script is run by whoever watches a job; leave it out, and add hosts by paceline scaleout"
+            "--host-discovery-script works with paceline run only; leave it out, and add hosts with paceline scaleout"
         )
 
 

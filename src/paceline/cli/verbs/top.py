@@ -29,7 +29,7 @@ class _Row(NamedTuple):
 
 @click.group(context_settings=_HELP)
 def top() -> None:
-    """What jobs and machines use now."""
+    """Show what jobs and machines use now."""
 
 
 def _job(jobs: tuple[str, ...], watch: bool, output: str) -> None:

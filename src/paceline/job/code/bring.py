@@ -61,7 +61,7 @@ def check(code: Code) -> None:
         wanted = {"git": "URL[@ref] of a repository", "rsync": "a folder or HOST:FOLDER", "snapshot": "a folder"}
         raise UserError(f"--sync-mode {code.mode} without --sync-source; name {wanted[code.mode]}")
     if "\0" in code.source:
-        raise UserError("--sync-source holds a zero byte; write it anew")
+        raise UserError("--sync-source holds a zero byte; write it again")
     if code.mode == "git":
         git_source.check(code.source)
     elif code.mode == "rsync":
@@ -137,7 +137,7 @@ def _building(destination: Path) -> Iterator[Path]:
         except OSError as error:
             raise UserError(
                 f"cannot write the job's code to {printable(destination)}: {error.strerror}; "
-                "see to it that there is space and you may write there, or choose another working dir"
+                "check that there is space and that you may write there, or  choose another working dir"
             ) from None
         undo.pop_all()
     _remove_hidden(building.parent)

@@ -230,7 +230,7 @@ def _environment(source: Source) -> tuple[Mapping[str, str], tuple[str, ...]]:
     if source.origin is None or not password:
         return env, ()
     if CONTROL.search(user + password):
-        raise UserError("GIT_SYNC_USERNAME or GIT_SYNC_PASSWORD holds a line break or control character; set it anew")
+        raise UserError("GIT_SYNC_USERNAME or GIT_SYNC_PASSWORD holds a line break or control character; set it again")
     env.update(GIT_SYNC_USERNAME=user or source.user or "git", GIT_SYNC_PASSWORD=password, GIT_ASKPASS="")
     # The first takes away the user's own helpers for this host: one of them might write the password to disk.
     return env, (f"credential.{source.origin}.helper=", f"credential.{source.origin}.helper={_HELPER}")

@@ -81,7 +81,9 @@ def _remote(source: str) -> Source | None:
         return None
     match = _SCP.fullmatch(source)
     if match is None:
-        raise UserError(f"--sync-source {printable(source)} is no address of a repository; write USER@HOST:PATH[@REF]")
+        raise UserError(
+            f"--sync-source {printable(source)} is not the address of a repository; write USER@HOST:PATH[@REF]"
+        )
     path, ref = _split_ref(match["path"], source)
     _valid_host(match["host"], match["user"], path, source)
     return Source(f"{match['user']}@{match['host']}:{path}" if match["user"] else f"{match['host']}:{path}", ref)
@@ -135,7 +137,7 @@ def _valid_ref(ref: str, source: str) -> str:
 def _valid_host(host: str, user: str | None, path: str, source: str) -> None:
     if not _HOST.fullmatch(host) or (user is not None and (not user or user.startswith("-") or CONTROL.search(user))):
         raise UserError(
-            f"--sync-source {source!r} names no proper user and host; write https://HOST/PATH or USER@HOST:PATH"
+            f"--sync-source {source!r} names no valid user and host; write https://HOST/PATH or USER@HOST:PATH"
         )
     if not path.strip("/") or path.startswith("-") or CONTROL.search(path):
-        raise UserError(f"--sync-source {source!r} names no proper path on {host}; write it behind the host")
+        raise UserError(f"--sync-source {source!r} names no valid path on {host}; write it behind the host")

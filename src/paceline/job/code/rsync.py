@@ -41,7 +41,7 @@ def check(source: str) -> None:
         raise UserError(f"--sync-source may not be an option; for a folder of this name write ./{printable(source)}")
     head = source.partition("/")[0]
     if ":" in head and (not _REMOTE.fullmatch(source) or _CONTROL.search(source)):
-        raise UserError(f"--sync-source {source!r} names no proper user, host and folder; write USER@HOST:FOLDER")
+        raise UserError(f"--sync-source {source!r} names no valid user, host and folder; write USER@HOST:FOLDER")
 
 
 def find(source: str, folder: Path) -> Path | None:

@@ -53,7 +53,7 @@ class Home:
         """
         code: Answer | None = (read_json(self.jobs / name / "job.json") or {}).get("code")
         if code is None or not Path(code["path"]).is_dir():
-            raise Refused(f"the code of job {name} is gone; submit the job anew")
+            raise Refused(f"the code of job {name} is gone; submit the job again")
         return code
 
     def runs(self, names: Sequence[str]) -> list[RunDirectory]:

@@ -131,7 +131,7 @@ def remove(path: Path, discard: Callable[[], None]) -> None:
         with contextlib.suppress(OSError):
             if path.is_symlink() and os.path.basename(os.readlink(path)) == path.name:  # it is all that is paceline's
                 path.unlink()
-        raise Refused(f"{run.path} is no run directory that paceline made, and stays as it is; remove it by hand")
+        raise Refused(f"{run.path} was not made by paceline and is left alone; remove it by hand")
     with contextlib.suppress(OSError):
         tensorboard.stop(run.path)
     hidden = run.path.with_name(f".{run.path.name}.deleted.{time.monotonic_ns()}")

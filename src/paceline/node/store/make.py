@@ -273,7 +273,7 @@ def _written(plan: Plan, code: Code | None) -> Iterator[tuple[Staging, NodeSpec]
                 stack.enter_context(RunDirectory(home.jobs / asked["resume_from"]).kept())
             except FileNotFoundError:  # other hosts may have its checkpoints, and this one none
                 if not home.is_remote or asked["code"] is not None:
-                    raise Refused(f"job {asked['resume_from']} was just deleted; submit the job anew") from None
+                    raise Refused(f"job {asked['resume_from']} was just deleted; submit the job again") from None
         staging = stack.enter_context(Staging(plan.path, home.jobs if plan.path.parent != home.jobs else None))
         hidden, job = staging.directory.path, plan.job
         record: dict[str, Any] = {"data": [dict(source) for source in plan.order.data]}
@@ -415,7 +415,7 @@ def copy_of(code: Mapping[str, Any]) -> Code:
                 shutil.copytree(code["path"], building, symlinks=True, dirs_exist_ok=True)
             except shutil.Error as error:
                 source, _, why = error.args[0][0]
-                raise Refused(f"cannot copy {source}: {why}; submit the job anew") from None
+                raise Refused(f"cannot copy {source}: {why}; submit the job again") from None
         return dict(code)
 
     return copy
