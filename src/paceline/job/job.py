@@ -71,6 +71,7 @@ class Job:
         data: volumes and where they are.
         tensorboard: address of its TensorBoard.
         progress: epoch, step and time left, as the library tells them.
+        checkpoint: the step that the library has saved last, and the folder: `{"step", "folder"}`.
         external_id: what the system calls it that its backend hands jobs to, such as the number of a Slurm job.
         url: of a page there that shows it.
     """
@@ -106,6 +107,7 @@ class Job:
     data: tuple[Mapping[str, Any], ...] = ()
     tensorboard: str | None = None
     progress: Mapping[str, Any] | None = None
+    checkpoint: Mapping[str, Any] | None = None
     external_id: str = ""
     url: str = ""
 

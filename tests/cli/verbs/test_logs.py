@@ -273,3 +273,17 @@ def test_a_very_long_line_takes_little_memory(paceline: Paceline, flags: list[st
             out.seek(0)
             assert max(map(len, out)) < 2**21
             assert b"the end" in end
+
+
+def test_follow_says_what_a_job_waits_for(paceline: Paceline) -> None:
+    (paceline.folder / "paceline.toml").write_text("[local]\ndevices = 1\n")
+    paceline.script("import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)")
+    assert paceline("submit", "--gpus", "1", "--name", "first", "script.py").returncode == 0
+    assert paceline("submit", "--gpus", "1", "--name", "second", "script.py").returncode == 0
+    eventually(lambda: "waits for" in paceline("get", "second").stdout, "it is in the queue")
+    follower = paceline.start("logs", "-f", "second", stderr=subprocess.PIPE)
+    assert follower.stderr is not None
+    assert follower.stderr.readline() == "paceline: job second: waits for 1 device; held by: first\n"
+    (paceline.folder / "go").touch()
+    assert follower.wait(GENEROUS) == 0
+    follower.communicate()

@@ -144,3 +144,19 @@ def test_a_folder_that_another_job_uses_is_not_deleted(paceline: Paceline) -> No
     assert paceline("delete", "user").returncode == 0
     assert paceline("delete", "old").returncode == 0
     assert not checkpoints.exists()
+
+
+@pytest.mark.torch
+def test_what_is_saved_and_the_way_on_are_said(paceline: Paceline) -> None:
+    pytest.importorskip("torch")
+    paceline.script(TRAIN)
+    done = paceline.run("--name", "it", "script.py", "die")
+    assert done.returncode == 3
+    way = "paceline: step 10 is saved; go on from there with: paceline resubmit it"
+    assert done.stderr.splitlines()[-1] == way
+    assert paceline("wait", "it").stderr.splitlines()[-1] == way
+    assert paceline("logs", "-f", "it").stderr.splitlines()[-1] == way
+    folder = paceline.home / "jobs" / "it" / "checkpoints"
+    assert f"checkpoint    step 10, in {folder}\n" in paceline("get", "it").stdout
+    paceline.script("raise SystemExit(3)", "other.py")
+    assert "go on" not in paceline.run("other.py").stderr

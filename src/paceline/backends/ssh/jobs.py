@@ -196,6 +196,7 @@ def _merged(target: str, parts: list[Answer], is_elastic: bool) -> tuple[Job, bo
         over = [it for it in records[:count] if it["state"] in FINAL and it["exit_code"] is not None]
         knows = bool(over) and (len(over) == count or not is_elastic)
         merged.update(_together(there, over if knows else there))
+        merged["checkpoint"] = next((record["checkpoint"] for record in records if record["checkpoint"]), None)
         merged["created"] = min(record["created"] for record in records)
         merged["started"] = min((record["started"] for record in records if record["started"]), default=None)
     job = Job.from_record(merged)

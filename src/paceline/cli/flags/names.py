@@ -98,3 +98,15 @@ def outcome(job: Job) -> str:
     seconds = job.duration(time.time())
     took = "" if seconds is None else f" after {show_duration(seconds)}"
     return printable(f"job {job.name} {job.state.lower()}{took}{f': {job.error}' if job.error else ''}")
+
+
+def way_on(job: Job, where: str) -> str | None:
+    """For a job that ended before its training did: what is saved, and the command that goes on from there.
+
+    Args:
+        job: it.
+        where: the flags that lead to its backend, with a space before them.
+    """
+    if not job.is_over or job.state == "SUCCEEDED" or job.checkpoint is None:
+        return None
+    return f"step {job.checkpoint['step']} is saved; go on from there with: paceline resubmit{where} {job.name}"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 _LONGEST = 1024 * 1024  # bytes of a line; a longer one is shown in pieces
+_LONG = 200  # characters of a message; the log has all of it
 
 
 class Screen:
@@ -171,20 +172,25 @@ class Screen:
             return
         rank = failure["rank"]
         if others:
-            self._say(f"{_names(others)} failed after it: {others[0]['message'][:200]}")
+            self._say(f"{_names(others)} failed after it: {_short(others[0]['message'])}")
         if failure["has_traceback"]:
             write(2, _encode(failure["traceback"].rstrip("\n") + "\n"))
         elif failure["traceback"] and not self._shown.of(rank, self._local.get(rank, -1)):
             self._say(f"the last lines of rank {rank}:")
             write(2, _encode(failure["traceback"] + "\n"))
         self._say(
-            f"rank {rank} failed first: {failure['message'][:200]} (node {failure['node']} on {failure['host']}, "
+            f"rank {rank} failed first: {_short(failure['message'])} (node {failure['node']} on {failure['host']}, "
             f"pid {failure['pid']}, exit code {failure['exit_code']}); log {failure['log']}"
         )
 
 
 def _encode(text: str) -> bytes:
     return text.encode(errors="backslashreplace")
+
+
+def _short(text: str) -> str:
+    """The text, or its first words where it is long."""
+    return text if len(text) <= _LONG else f"{text[:_LONG].rpartition(' ')[0] or text[:_LONG]} …"
 
 
 def _count(number: int, thing: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paceline.cli.flags.names import all_jobs, known, outcome, warn
+from paceline.cli.flags.names import all_jobs, known, outcome, warn, way_on
 from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.progress import ProgressLine
 from paceline.job.errors import UserError
@@ -35,7 +35,7 @@ def wait(names: tuple[str, ...], timeout: str | None) -> int:
         return 124
     code = 0
     for job in known(names):
-        _say(outcome(job))
+        _say_outcome(job)
         code = code or _exit_code(job)
     return code
 
@@ -45,6 +45,13 @@ def _wait(names: Sequence[str], seconds: float | None = None) -> bool:
     with ProgressLine() as progress:
         of = len(names) if len(names) > 1 else None
         return backend().wait(names, seconds, lambda ended: progress(f"waiting for {_listed(names)}", ended, of))
+
+
+def _say_outcome(job: Job, more: str = "") -> None:
+    """How a job ended, and how it goes on if it can."""
+    _say(outcome(job) + more)
+    if (how := way_on(job, backend().where)) is not None:
+        _say(how)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -79,7 +86,7 @@ def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
         if before.is_over and not left:
             _say(f"job {before.name} had ended already ({before.state.lower()})")
         elif after.is_over and not left:
-            _say(outcome(after) + but)
+            _say_outcome(after, but)
         elif no_wait:
             _say(f"job {before.name} is being stopped; its ranks have {before.grace:g} s{but}")
         else:

@@ -14,12 +14,13 @@ import click
 
 from paceline.backends.base import LogQuery
 from paceline.cli.flags.names import known as jobs_named
-from paceline.cli.flags.names import outcome, rank_of
+from paceline.cli.flags.names import outcome, rank_of, way_on
 from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.write import write
 from paceline.job.errors import UserError
 from paceline.job.quantities import duration, show_time
+from paceline.job.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -59,6 +60,8 @@ def _logs(
     raw = follow and not several and not edits and sys.stdout.isatty()
     query = LogQuery(ranks, follow, tail, _since(since), attempt, timestamps, raw)
     lines = backend().logs(job, query)
+    if follow and known.waiting is not None:
+        click.echo(f"paceline: job {job}: {printable(known.waiting)}", err=True)
     try:
         nothing = _show(lines, edits, raw)
     except BrokenPipeError:  # whoever read our output is gone, as with `| head`
@@ -73,6 +76,8 @@ def _logs(
         return 0
     if known.state != "SUCCEEDED":
         click.echo(f"paceline: {outcome(known)}", err=True)
+        if (how := way_on(known, backend().where)) is not None:
+            click.echo(f"paceline: {how}", err=True)
     return 1 if known.exit_code is None else known.exit_code  # None: its agent was killed
 
 

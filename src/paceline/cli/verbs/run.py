@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from typing import TYPE_CHECKING, Any
+
+import click
 
 from paceline.cli.flags.job import HOROVODRUN, NODES, OUTPUT, PROGRAM_ARGUMENTS, SPEC, TORCHRUN
 from paceline.cli.flags.options import SectionedCommand
@@ -13,6 +16,7 @@ from paceline.cli.terminal.progress import ProgressLine
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
+    from paceline.backends.base import Backend
     from paceline.backends.foreground import Foreground, Shown
 
 
@@ -38,7 +42,20 @@ def _run(**given: Any) -> int:
         prepared = there.prepare(spec, detached=False)
         watched = shown(given, prepared)
         job = there.run(prepared, progress, watched)
-    return _follow(job, watched)
+    code = _follow(job, watched)
+    if code:
+        _say_way_on(job.name, there)
+    return code
+
+
+def _say_way_on(name: str, there: Backend) -> None:
+    """Say what is saved of a job that ended before its training did, and how it goes on."""
+    from paceline.cli.flags.names import way_on
+
+    with contextlib.suppress(UserError, OSError):  # its host does not answer, or nobody reads
+        for job in there.describe([name]).jobs:
+            if (how := way_on(job, there.where)) is not None:
+                click.echo(f"paceline: {how}", err=True)
 
 
 def _follow(job: Foreground, shown: Shown) -> int:

@@ -156,6 +156,7 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
         ("duration", _duration(job)),
         ("kept for", None if job.ttl is None else f"{show_duration(job.ttl)} after its end"),
         ("progress", _progress(progress, job.is_over)),
+        ("checkpoint", f"step {job.checkpoint['step']}, in {job.checkpoint['folder']}" if job.checkpoint else None),
         ("tensorboard", _tensorboard(job)),
         *(("data", _volume(volume)) for volume in job.data),
         ("code", _code(job.code) if job.code else None),

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .status import Status
 
 MARKER = ".paceline-run"
+SAVED = "saved.json"
 _MARK = b"A run directory, made by paceline. `paceline delete` removes it only while this file is here.\n"
 
 _KEPT_SECONDS = 1.0  # for a lock that is held while the job runs: then nobody removes it either

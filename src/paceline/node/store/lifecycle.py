@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.node import ENTRY, tensorboard
 from paceline.node.errors import Refused
 from paceline.node.files import write_json
-from paceline.node.rundir.directory import RunDirectory
+from paceline.node.rundir.directory import SAVED, RunDirectory
 from paceline.node.rundir.staging import drop_note, note_of, remove_folder
 from paceline.node.signals import HANDLED
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 10.0  # seconds for an agent to end all at once
 _AGENT_COMES = 10.0  # seconds for an agent to say who it is
-_SAVED = "saved.json"  # the library notes there which step it has saved last
 _PAUSE = 0.02  # seconds between two looks whether it has
 
 
@@ -166,7 +165,7 @@ def take_checkpoints(old: Path, new: Path) -> None:
     for folder in old.glob("checkpoints*"):
         shutil.copytree(folder, new / folder.name, copy_function=_link, ignore=shutil.ignore_patterns(LOCK))
     with contextlib.suppress(FileNotFoundError):
-        shutil.copy2(old / _SAVED, new / _SAVED)
+        shutil.copy2(old / SAVED, new / SAVED)
 
 
 def _link(source: str, target: str) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 from paceline.node import tensorboard
 from paceline.node.files import load_json, read_json, read_regular
 from paceline.node.machine import processes
-from paceline.node.rundir.directory import RunDirectory
+from paceline.node.rundir.directory import SAVED, RunDirectory
 from paceline.node.rundir.staging import sweep
 
 if TYPE_CHECKING:
@@ -158,6 +158,7 @@ def _record(
         "data": list(job.get("data", ())),
         "tensorboard": tensorboard.describe(path),
         "progress": _progress(path / "progress.json"),
+        "checkpoint": _checkpoint(path / SAVED),
     }
 
 
@@ -184,6 +185,13 @@ def _progress(path: Path) -> dict[str, Any] | None:
     return found
 
 
+def _checkpoint(path: Path) -> dict[str, Any] | None:
+    """What the library has saved last: step and folder; None where it says nothing that makes sense."""
+    found = read_json(path) or {}
+    step, folder = found.get("step"), found.get("folder")
+    return {"step": step, "folder": folder} if isinstance(step, int) and isinstance(folder, str) else None
+
+
 def _damaged(path: Path, why: str) -> dict[str, Any]:
     """What can be said of a job whose files say nothing."""
     then = 0.0
@@ -197,6 +205,7 @@ def _damaged(path: Path, why: str) -> dict[str, Any]:
         "max_restarts": 0, "devices": [], "devices_asked": None, "priority": 0, "queue": None, "labels": {},
         "ttl": None, "kept_since": None, "grace": 0.0, "command": "", "working_dir": "",
         "folder": os.path.realpath(path), "code": None, "data": [], "tensorboard": None, "progress": None,
+        "checkpoint": None,
     }  # fmt: skip
 
 

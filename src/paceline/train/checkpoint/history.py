@@ -14,14 +14,14 @@ from pathlib import Path
 NOTE = "saved.json"
 
 
-def note(step: int) -> None:
-    """Note that this job has committed a checkpoint; without a run directory do nothing."""
+def note(step: int, folder: Path) -> None:
+    """Note that this job has committed a checkpoint in a folder; without a run directory do nothing."""
     path = _path()
     if path is None:
         return
     hidden = path.with_name(f".{NOTE}.{os.getpid()}")
     with contextlib.suppress(OSError):  # the checkpoint is whole, whether this can be written or not
-        hidden.write_text(json.dumps({"step": step}))
+        hidden.write_text(json.dumps({"step": step, "folder": str(folder)}))
         hidden.replace(path)
 
 

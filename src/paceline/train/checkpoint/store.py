@@ -299,7 +299,7 @@ class CheckpointStore:
         self._agreement.together(failed, lambda: files.commit(temporary, self.folder, step) if self._writes else None)
         self.last_saved_step = step
         if self._writes:
-            history.note(step)
+            history.note(step, self.folder)
             self._prune()
 
     def _message(self, step: int, staged: dict[str, Snapshot] | CheckpointError) -> bytes:
