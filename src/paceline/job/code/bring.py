@@ -137,7 +137,7 @@ def _building(destination: Path) -> Iterator[Path]:
         except OSError as error:
             raise UserError(
                 f"cannot write the job's code to {printable(destination)}: {error.strerror}; "
-                "check that there is space and that you may write there, or  choose another working dir"
+                "check that there is space and that you may write there, or choose another working dir"
             ) from None
         undo.pop_all()
     _remove_hidden(building.parent)

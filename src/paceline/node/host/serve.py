@@ -1,4 +1,4 @@
-"""What a client asks of this machine over a connection, such as ssh's (`wire.py`).
+"""What a client asks of this machine over a connection, such as ssh's (`protocol.py`).
 
 A request is an object on a line; `do` names the verb, and for some more follows on stdin. A line answers it, or several
 where it lasts; that ends with stdin.

@@ -1,10 +1,10 @@
-"""Where the ranks of a node stand, and the variables that tell them."""
+"""The placement of a node's ranks, and the environment variables that they get."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.contract import CONTRACTS, ERROR_FILE, OWN_CONTRACT, RANK_KEY, TOKEN, Placement
 from paceline.node.errors import Refused
@@ -14,14 +14,14 @@ from paceline.node.spec import NodeSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline.node.eventloop.channel import Message
     from paceline.node.rundir.directory import RunDirectory
+    from paceline.node.rundir.status import Attempt, NodeEntry
 
-CHOSEN = "<chosen at start>"  # what is shown before a job starts of what is known only then
-PORT = 70_000_000_000  # stands for a port that is chosen at the start, and is none itself
+CHOSEN = "<chosen at start>"  # what a dry run shows for a value that is known only when the job starts
+PORT = 70_000_000_000  # placeholder for a port that is chosen when the job starts; no valid port
 
 
-def place(spec: NodeSpec, start: Mapping[str, Any], local_rank: int) -> Placement:
+def place(spec: NodeSpec, start: Attempt, local_rank: int) -> Placement:
     """The placement of a rank of this node in an attempt."""
     slots = [node["slots"] for node in start["nodes"]]
     node_rank = start["node_rank"]
@@ -35,7 +35,7 @@ def place(spec: NodeSpec, start: Mapping[str, Any], local_rank: int) -> Placemen
         node_count=len(slots),
         main_address=start["main_address"],
         main_port=start["main_port"],
-        devices=("0",) if mine and _sees_own_alone(spec) else mine,  # they are numbered among those that it sees
+        devices=("0",) if mine and _sees_own_alone(spec) else mine,  # numbered among the devices that the rank sees
         attempt=start["attempt"],
         job=start["job"],
         endpoints=tuple(f"{node['address']}:{port}" for node in start["nodes"] for port in node["ports"]),
@@ -43,11 +43,11 @@ def place(spec: NodeSpec, start: Mapping[str, Any], local_rank: int) -> Placemen
 
 
 def variables(spec: NodeSpec, placement: Placement) -> dict[str, Any]:
-    """What a rank finds in its environment, beside what belongs to its run directory."""
+    """The variables of a rank, without those that depend on the run directory."""
     env = {**CONTRACTS[spec.framework].write(placement), **OWN_CONTRACT.write(placement)}
-    if spec.framework in ("jax", "tensorflow", "paddle"):  # beside these a script may use torch, say to load data
+    if spec.framework in ("jax", "tensorflow", "paddle"):  # the script may also use torch, for example to load data
         env = {**CONTRACTS["torch"].write(placement), **env}
-    if spec.framework == "mpi":  # mpirun tells nobody where torch.distributed could meet
+    if spec.framework == "mpi":  # mpirun sets no address for torch.distributed
         env.update(MASTER_ADDR=placement.main_address, MASTER_PORT=str(placement.main_port))
     if spec.framework == "torch":
         env["ROLE_NAME"] = spec.role
@@ -60,12 +60,12 @@ def variables(spec: NodeSpec, placement: Placement) -> dict[str, Any]:
 
 
 def _sees_own_alone(spec: NodeSpec) -> bool:
-    """Whether each rank sees one device alone; Paddle chooses none itself."""
+    """Whether each rank sees only its own device; Paddle does not choose one itself."""
     return spec.framework == "paddle" or spec.virtual_local_rank
 
 
 def environment(spec: NodeSpec, placement: Placement, run: RunDirectory) -> dict[str, Any]:
-    """All that a rank finds in its environment beside what its agent has: see `variables`, and its run directory."""
+    """The variables that a rank has in addition to those of its agent: `variables`, and those of its run directory."""
     error = run.error(placement.attempt, placement.rank)
     env = {**variables(spec, placement), "PACELINE_RUN_DIR": str(run.path), ERROR_FILE: str(error)}
     if spec.framework == "torch":
@@ -74,9 +74,9 @@ def environment(spec: NodeSpec, placement: Placement, run: RunDirectory) -> dict
 
 
 def shell_of(run: RunDirectory, rank: int) -> tuple[dict[str, str], str]:
-    """The variables that a rank of a job has, and the folder where it started.
+    """The variables of a rank of a job, and the folder in which it started.
 
-    The user's secrets are among them as long as the job runs, the job's own token and key never.
+    They include the user's secrets while the job runs, but never the job's own token and key.
 
     Raises:
         Refused: the job has no such rank here.
@@ -101,24 +101,25 @@ def shell_of(run: RunDirectory, rank: int) -> tuple[dict[str, str], str]:
 
 
 def foreseen(spec: NodeSpec, run: RunDirectory, start: Mapping[str, Any] | None = None) -> list[dict[str, str]]:
-    """What each rank will have in its environment beside what its agent has; `CHOSEN` for what is chosen at the start.
+    """The variables that each rank will have in addition to those of its agent; `CHOSEN` for unknown values.
 
     Args:
         spec: this node's part of a job that has not started.
         run: where its run directory will be.
-        start: how the nodes will stand, without the ports of ranks, with `PORT` as the main port if that is chosen
-            at the start; None for what the spec says of all this.
+        start: the first attempt, without the ports of the ranks, and with `PORT` for a main port that is not known
+            yet; None to derive it from the spec.
     """
     spec = _granted(spec)
     tables = []
-    for each in _starts(spec, PORT) if start is None else (start,):
+    starts = _starts(spec, PORT) if start is None else [cast("Attempt", start)]  # `_with_ports` adds what is missing
+    for each in starts:
         at = _with_ports(spec, each, PORT)
         tables.append([environment(spec, place(spec, at, rank), run) for rank in range(spec.nproc)])
     return [{**spec.env, **common(ranks)} for ranks in zip(*tables)]
 
 
 def common(tables: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The variables that a rank has in any case, `CHOSEN` for a value that is not the same in all of them."""
+    """The variables that all tables have; `CHOSEN` for a value that differs between them."""
     first, *others = tables
     return {
         name: value.replace(str(PORT), CHOSEN) if all(table[name] == value for table in others) else CHOSEN
@@ -128,7 +129,7 @@ def common(tables: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _granted(spec: NodeSpec) -> NodeSpec:
-    """The spec as its agent will have it once the queue has granted its devices."""
+    """The spec once the queue has granted its devices."""
     request = spec.request
     if request is None or request.slots:
         return spec
@@ -140,32 +141,32 @@ def _granted(spec: NodeSpec) -> NodeSpec:
     return dataclasses.replace(spec, devices=granted, env={**spec.env, **devices.visibility(granted)})
 
 
-def _starts(spec: NodeSpec, unknown: int) -> list[Message]:
-    """How the nodes may stand as the job starts: what is the same in all of these is certain, `unknown` ports aside."""
+def _starts(spec: NodeSpec, unknown: int) -> list[Attempt]:
+    """Possible first attempts, with `unknown` for unknown ports; what is the same in all of them is certain."""
     address = spec.local_address or spec.main_address or "127.0.0.1"
-    mine = {"address": address, "slots": spec.nproc}
-    same = {"attempt": 0, "main_port": unknown}
+    mine: NodeEntry = {"address": address, "slots": spec.nproc, "ports": []}
     if spec.nodes == 1:
         port = spec.main_port or unknown
-        return [{**same, "nodes": [mine], "node_rank": 0, "main_address": address, "main_port": port,
+        return [{"attempt": 0, "nodes": [mine], "node_rank": 0, "main_address": address, "main_port": port,
                  "job": spec.run_id or spec.job}]  # fmt: skip
-    starts: list[Message] = []
-    # How many ranks the others have is known only when they come.
+    starts: list[Attempt] = []
+    # How many ranks the other nodes have is known only when they connect.
     for nodes, slots in ((spec.least, spec.nproc), (spec.nodes, spec.nproc + 1)):
         last = nodes - 1
         node_rank = min(spec.node_rank, last) if spec.node_rank is not None else 0 if not starts else last
         is_first = spec.node_rank == 0
-        other = {"address": CHOSEN, "slots": slots}
+        other: NodeEntry = {"address": CHOSEN, "slots": slots, "ports": []}
         starts.append({
-            **same, "nodes": [mine if number == node_rank else other for number in range(nodes)],
-            "node_rank": node_rank, "main_address": address if is_first else spec.main_address,
+            "attempt": 0, "main_port": unknown,
+            "nodes": [mine if number == node_rank else other for number in range(nodes)],
+            "node_rank": node_rank, "main_address": address if is_first else spec.main_address or address,
             "job": spec.run_id or (spec.job if is_first else CHOSEN),
         })  # fmt: skip
     return starts
 
 
-def _with_ports(spec: NodeSpec, start: Mapping[str, Any], port: int) -> Message:
-    """The start with a port for each rank, if the framework needs these."""
+def _with_ports(spec: NodeSpec, start: Attempt, port: int) -> Attempt:
+    """The attempt with a port for each rank, if the framework needs these."""
     needs = "endpoints" in CONTRACTS[spec.framework].carries
-    nodes = [{**node, "ports": [port] * (node["slots"] if needs else 0)} for node in start["nodes"]]
+    nodes: list[NodeEntry] = [{**node, "ports": [port] * (node["slots"] if needs else 0)} for node in start["nodes"]]
     return {**start, "nodes": nodes}

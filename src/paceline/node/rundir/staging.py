@@ -160,14 +160,14 @@ def _is_abandoned(path: Path) -> bool:
 
 
 def note_of(hidden: Path, jobs: Path | None) -> Path | None:
-    """Remember a hidden run directory that lies in a user's folder, where nobody looks for what killed clients left.
+    """Make a link to a hidden run directory in a user's folder, so that it is found if its client is killed.
 
     Args:
-        hidden: the run directory, there or about to be.
-        jobs: the folder of run directories; None where `hidden` lies in it.
+        hidden: the run directory, which need not exist yet.
+        jobs: the folder of run directories; None if `hidden` is in it.
 
     Returns:
-        The link that remembers it, for `drop_note`; None where none is needed, or `jobs` cannot be written to.
+        The link, for `drop_note`; None if none is needed, or `jobs` cannot be written to.
     """
     if jobs is None or hidden.parent.resolve() == jobs.resolve():
         return None
@@ -181,7 +181,7 @@ def note_of(hidden: Path, jobs: Path | None) -> Path | None:
 
 
 def drop_note(note: Path | None) -> None:
-    """Forget what `note_of` remembers."""
+    """Remove the note that `note_of` made."""
     if note is not None:
         with contextlib.suppress(OSError):
             note.unlink()

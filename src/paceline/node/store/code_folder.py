@@ -117,7 +117,7 @@ def claimed(destination: Path, job_id: str) -> Iterator[None]:
         except OSError as error:
             raise Refused(
                 f"cannot write the job's code to {destination}: {error.strerror}; "
-                "check that there is space and that you may write there, or  choose another --working-dir"
+                "check that there is space and that you may write there, or choose another --working-dir"
             ) from None
         try:
             if missing:  # it is ours alone: git need not look into it

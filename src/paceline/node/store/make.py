@@ -80,7 +80,7 @@ class Order:
         job: what was asked for, as a `JobSpec` is in JSON.
         data: the job's volumes: volume, path, wanted, visible, variable.
         job_id: what its nodes have in common; None makes one up.
-        hosts: what people call the nodes, by node rank, where that is known.
+        hosts: the nodes' host names as the user gave them, by node rank; empty if unknown.
         joins: the job runs elsewhere already.
         split: the local ranks of the completed job whose stderr is kept apart.
         source: the folder that the code will be a copy of, where that is known and here: what a plan reads.
