@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.job.errors import UserError
-from paceline.job.settings import Settings, Target, load, project_file, user_file
+from paceline.job.settings import Settings, Target, load
+from paceline.job.settings_files import project_file, user_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -375,9 +375,18 @@ class Client(Paceline):
 
     def settings(self, **changes: object) -> None:
         """Write the settings of the target; values are as in TOML."""
-        options = {"hosts": [host.name for host in self.lab.hosts], "root": f"~/{self.root}", **changes}
-        lines = "".join(f"{name} = {value!r}\n" for name, value in options.items())
-        (self.folder / "paceline.toml").write_text(f'[targets.lab]\nbackend = "ssh"\n{lines}')
+        self.write_settings({"lab": {"hosts": [host.name for host in self.lab.hosts], **changes}})
+
+    def write_settings(self, targets: dict[str, dict[str, object]], **tables: dict[str, object]) -> None:
+        """Write the settings of several targets, and other tables."""
+        both = {"backend": "ssh", "root": f"~/{self.root}"}
+        of_targets = {f"targets.{name}": {**both, **options} for name, options in targets.items()}
+        (self.folder / "paceline.toml").write_text(
+            "".join(
+                f"[{name}]\n" + "".join(f"{key} = {value!r}\n" for key, value in table.items())
+                for name, table in {**tables, **of_targets}.items()
+            )
+        )
 
     def start(self, *args: str, python: tuple[str, ...] = (sys.executable,), **kwargs: object) -> subprocess.Popen[str]:
         """Start a command line and go on."""

@@ -435,3 +435,49 @@ def test_get_says_how_to_reach_a_tensorboard(client: Client) -> None:
     assert done.stdout == f"{url}\n"
     assert done.stderr.splitlines()[-1] == f"paceline: it is on h1; {how}"
     assert client("stop", "--on", "lab", "--now", name).returncode == 0
+
+
+def test_jobs_are_found_wherever_they_were_submitted_to(client: Client) -> None:
+    client.write_settings({"lab": {"hosts": ["h1"]}, "far": {"hosts": ["h3"]}})
+    name = submit(client, "--name", "there", client.script(FOREVER))
+    assert client("submit", "--name", "here", client.script(FOREVER, "own.py")).returncode == 0
+    named = client("submit", "-H", "h2:1", "--name", "named", client.script(FOREVER))
+    assert named.returncode == 0, named.stderr
+    for job in ("there", "here", "named"):
+        eventually(lambda job=job: '"RUNNING"' in client("get", job, "-o", "json").stdout, f"{job} runs")
+        assert client("logs", job).stdout == "here 0\n"
+    listed = client("list")
+    heading, *rows = listed.stdout.splitlines()
+    assert heading.split()[:3] == ["NAME", "TARGET", "STATE"]
+    assert sorted(row.split()[:2] for row in rows) == [["here", "local"], ["there", "lab"]]
+    assert "TARGET" not in client("list", "--on", "lab").stdout
+    both = client("stop", "here", "there")
+    assert (both.returncode, both.stderr.count("\n")) == (2, 1)
+    assert "name the jobs of one target, or add --on" in both.stderr
+    client.hang_up()
+    client.lab.hosts[2].cut()
+    listed = client("list")
+    assert listed.returncode == 0
+    assert sorted(row.split()[0] for row in listed.stdout.splitlines()[1:]) == ["here", "there"]
+    assert "far does not answer within 5 s; its jobs are not shown" in listed.stderr
+    client.lab.hosts[2].heal()
+    for job in ("there", "here", "named"):
+        done = client("stop", "--now", job)
+        assert done.returncode == 0, done.stderr
+        assert client("wait", job).returncode == 131
+        assert client("delete", job).returncode == 0
+    assert name == "there"
+
+
+def test_a_default_target(client: Client) -> None:
+    client.write_settings({"lab": {"hosts": ["h1"]}}, defaults={"on": "lab"})
+    script = client.script("import socket; print(socket.gethostname())")
+    name = client("submit", "--name", "one", script).stdout.strip()
+    assert client("wait", name).returncode == 0
+    assert client("logs", name).stdout == "h1\n"
+    assert client("run", script).stdout == "h1\n"
+    assert client("run", "--on", "local", script).stdout != "h1\n"
+    client.write_settings({}, defaults={"on": "leb"})
+    done = client("submit", script)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "no target 'leb'" in done.stderr

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from paceline.job.errors import UserError, nearest
 from paceline.job.job import Volume
-from paceline.job.settings import PROJECT_FILE, user_file
+from paceline.job.settings_files import PROJECT_FILE, user_file
 from paceline.job.text import printable
 from paceline.node.machine import volumes as node_volumes
 

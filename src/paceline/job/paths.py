@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import glob
+import json
 import os
 import stat
 from pathlib import Path
@@ -28,6 +30,37 @@ def jobs_folder() -> Path:
         return Path.home() / ".local" / "state" / "paceline" / "jobs"
     except RuntimeError:
         raise UserError("this user has no home folder to keep jobs in; set PACELINE_HOME to a folder") from None
+
+
+def target_folder(target: str) -> Path:
+    """Where is noted which jobs were submitted from here to a target, a file each.
+
+    Raises:
+        UserError: see `jobs_folder`.
+    """
+    return jobs_folder().parent / "targets" / target
+
+
+def targets_with(name: str) -> list[str]:
+    """The targets that a job of this name was submitted to from here.
+
+    Raises:
+        UserError: see `jobs_folder`.
+    """
+    return sorted(path.parent.name for path in target_folder("x").parent.glob(f"*/{glob.escape(name)}"))
+
+
+def submitted_hosts(target: str, name: str) -> list[str]:
+    """The hosts that a job was submitted to from here, node 0 first.
+
+    Raises:
+        UserError: what is noted of it is damaged.
+    """
+    note = target_folder(target) / name
+    try:
+        return [str(host) for host in json.loads(note.read_bytes())["hosts"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{note} is damaged; say where job {name} is with --on or -H") from None
 
 
 def make_private(home: Path) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from .errors import UserError
+from .settings_files import project_file, user_file
 from .text import printable
 from .validation import validation_error
 
@@ -25,7 +26,6 @@ else:
 if TYPE_CHECKING:
     from .validation import KeyPath
 
-PROJECT_FILE = "paceline.toml"
 _VOLUME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 Files = dict[tuple[str, ...], Path]  # key → the file that sets it
@@ -54,6 +54,12 @@ class Target(_Model):
         return dict(self.model_extra or {})
 
 
+class Defaults(_Model):
+    """What holds where no flag says otherwise."""
+
+    on: str = Field(default="local", min_length=1)
+
+
 class Settings(_Model):
     """What the files say.
 
@@ -66,6 +72,7 @@ class Settings(_Model):
     volumes: dict[str, str] = {}
     local: LocalSettings = LocalSettings()
     targets: dict[str, Target] = {}
+    defaults: Defaults = Defaults()
     _files: Files = PrivateAttr(default={})
 
     def file_of(self, *key: str) -> Path | None:
@@ -98,43 +105,6 @@ def load(folder: Path | None = None) -> Settings:
         raise validation_error(error, Settings, where) from None
     settings._files = files
     return settings
-
-
-def user_file() -> Path | None:
-    """Where the user's settings are, or would be; None for a user without a home."""
-    folder = os.environ.get("XDG_CONFIG_HOME", "")
-    try:
-        base = Path(folder) if os.path.isabs(folder) else Path.home() / ".config"
-    except RuntimeError:
-        return None
-    return base / "paceline" / "config.toml"
-
-
-def project_file(folder: Path | None = None) -> Path | None:
-    """The nearest `paceline.toml` from a folder upwards, or None.
-
-    The search ends with the root of a git repository, the user's home, and the file system.
-    """
-    try:
-        here = (folder or Path.cwd()).resolve()
-        device = here.stat().st_dev
-        for candidate in (here, *here.parents):
-            if candidate.stat().st_dev != device:
-                return None
-            if (candidate / PROJECT_FILE).exists():
-                return candidate / PROJECT_FILE
-            if (candidate / ".git").exists() or candidate == _home():
-                return None
-    except OSError:  # the folder is gone, or one above it may not be entered
-        pass
-    return None
-
-
-def _home() -> Path | None:
-    try:
-        return Path.home().resolve()
-    except RuntimeError:
-        return None
 
 
 def _table(file: Path) -> dict[str, Any] | None:

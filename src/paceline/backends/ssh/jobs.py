@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from paceline.backends.base import Listing
 from paceline.job.errors import UserError
 from paceline.job.job import FINAL, Job
-from paceline.job.paths import jobs_folder
+from paceline.job.paths import target_folder
 
 from .submitted import SubmittedJobs
 from .target import left_out
@@ -47,7 +47,7 @@ class RemoteJobs:
 
     def __init__(self, hosts: Hosts) -> None:
         self._hosts = hosts
-        self._submitted = SubmittedJobs(jobs_folder().parent / "targets" / hosts.name)
+        self._submitted = SubmittedJobs(target_folder(hosts.name))
         self._seen: dict[str, _Seen] = {}
 
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:

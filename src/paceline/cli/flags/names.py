@@ -13,7 +13,7 @@ from paceline.job.errors import UserError
 from paceline.job.quantities import show_duration
 from paceline.job.text import printable
 
-from .where import backend
+from .where import backend, is_narrowed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,12 +35,24 @@ def warn(line: str) -> None:
         click.echo(f"paceline: {printable(line)}", err=True)
 
 
-def all_jobs(since: float | None = None) -> Listing:
-    """All jobs, or those that have not ended before a time; says which hosts they lack."""
-    found = backend().describe(since=since)
+def all_jobs(since: float | None = None, *, everywhere: bool = False) -> Listing:
+    """All jobs, or those that have not ended before a time; says which hosts they lack.
+
+    Args:
+        since: seconds since the epoch.
+        everywhere: those of all targets, unless flags say where.
+    """
+    found = _of_all_targets(since) if everywhere and not is_narrowed() else backend().describe(since=since)
     for line in found.warnings:
         warn(line)
     return found
+
+
+def _of_all_targets(since: float | None) -> Listing:
+    from .everywhere import describe, targets
+
+    names = targets()
+    return backend().describe(since=since) if len(names) == 1 else describe(names, since)
 
 
 def known(names: Sequence[str]) -> list[Job]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -10,17 +11,21 @@ import click
 
 from paceline.backends import registry
 from paceline.backends.base import Backend
+from paceline.job import settings_files
 from paceline.job.errors import UserError
+from paceline.job.paths import jobs_folder, submitted_hosts, targets_with
 
 from .options import Option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from paceline.backends.base import Flag
     from paceline.backends.hosts import NamedHost
+    from paceline.job.spec import JobSpec
 
 MOST_HOSTS = 1024  # of a job that takes what there is
+_JOBS = "paceline.jobs"  # key of the names of jobs there
 _META = "paceline.where"  # key of click's meta, which is one for a command line
 
 
@@ -222,14 +227,79 @@ def where_flags(given: dict[str, Any]) -> str:
 
 
 def backend() -> Backend:
-    """Where this command line's jobs are.
+    """Where this command line's jobs are: as its flags say, or else here or where they were submitted to from here.
 
     Raises:
-        UserError: there is no such place.
+        UserError: there is no such place, or the jobs are in several.
     """
     meta = click.get_current_context().meta
     given = meta.setdefault(_META, {})
     if "backend" not in given:
-        given["backend"] = backend_for(given)
+        given["backend"] = backend_for(given) if is_elsewhere(given) else _backend_of(meta.get(_JOBS, ()), given)
     found: Backend = given["backend"]
     return found
+
+
+def is_narrowed() -> bool:
+    """Whether the flags of this command line say where jobs are."""
+    return is_elsewhere(click.get_current_context().meta.get(_META, {}))
+
+
+def remember_jobs(context: click.Context, _: click.Parameter, value: Any) -> Any:
+    """The callback of the argument that names jobs, for which `backend` looks."""
+    names = (value,) if isinstance(value, str) else value or ()
+    context.meta[_JOBS] = (*context.meta.get(_JOBS, ()), *names)
+    return value
+
+
+def _backend_of(names: Sequence[str], given: dict[str, Any]) -> Backend:
+    """Where jobs of these names are; the default target if nothing is known of them.
+
+    Raises:
+        UserError: they are in several places, or the place is not in the settings any more.
+    """
+    found = {name: target for name in names if (target := _submitted_to(name)) is not None}
+    one, here = next(iter(found.items()), ("", None))
+    for other, there in found.items():
+        if there != here:
+            raise UserError(f"job {one} is on {here}, and {other} on {there}; name the jobs of one target, or add --on")
+    if here in registry.flags():  # it was submitted to hosts that flags named
+        hosts = submitted_hosts(here, one)
+        return backend_for({**given, _listing(here).parameter: ",".join(hosts)})
+    return backend_for(given, here or default_target())
+
+
+def _submitted_to(name: str) -> str | None:
+    """Where a job of this name is, as far as this machine knows; a job here goes before those elsewhere.
+
+    Raises:
+        UserError: several targets have one.
+    """
+    if "/" in name or os.path.lexists(jobs_folder() / name):
+        return registry.HERE
+    targets = targets_with(name)
+    if len(targets) > 1:
+        raise UserError(f"there is a job {name} on {' and on '.join(targets)}; say which with --on")
+    return targets[0] if targets else None
+
+
+def target_of(spec: JobSpec) -> str:
+    """The target that a new job names, or the default one.
+
+    Raises:
+        UserError: the settings cannot be read.
+    """
+    return spec.backend if "backend" in spec.model_fields_set else default_target()
+
+
+def default_target() -> str:
+    """The target of verbs without `--on`.
+
+    Raises:
+        UserError: the settings cannot be read.
+    """
+    if not settings_files.exist():
+        return registry.HERE
+    from paceline.job.settings import load
+
+    return load().defaults.on

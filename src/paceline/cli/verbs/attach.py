@@ -10,14 +10,14 @@ from typing import Any
 import click
 
 from paceline.cli.flags.names import failed, known, rank_of
-from paceline.cli.flags.where import backend, where_options
+from paceline.cli.flags.where import backend, remember_jobs, where_options
 from paceline.cli.terminal.tables import Column, output_option, show
 from paceline.job.errors import UserError
 from paceline.job.quantities import show_time
 
 
 @click.command(params=[*where_options(), output_option()])
-@click.argument("name", metavar="JOB")
+@click.argument("name", metavar="JOB", callback=remember_jobs)
 def events(name: str, output: str) -> int:
     """Show what happened to JOB, in order."""
     known([name])
@@ -56,7 +56,7 @@ _EVENTS: list[Column[dict[str, Any]]] = [
 
 
 @click.command(params=where_options(), context_settings={"ignore_unknown_options": True})
-@click.argument("name", metavar="JOB")
+@click.argument("name", metavar="JOB", callback=remember_jobs)
 @click.option("-i", "--instance", metavar="INSTANCE|RANK", default="0", help="Whose variables to take.  [default: 0]")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] [COMMAND]…")
 def attach(name: str, instance: str, command: tuple[str, ...]) -> int:

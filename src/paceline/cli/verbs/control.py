@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paceline.cli.flags.names import all_jobs, known, outcome, warn, way_on
-from paceline.cli.flags.where import backend, where_options
+from paceline.cli.flags.where import backend, remember_jobs, where_options
 from paceline.cli.terminal.progress import ProgressLine
 from paceline.job.errors import UserError
 from paceline.job.job import Job
@@ -23,7 +23,7 @@ _CLOCKS = 5.0  # seconds by which a host's clock may be behind
 
 
 @click.command(params=where_options())
-@click.argument("names", nargs=-1, required=True, metavar="JOB…")
+@click.argument("names", nargs=-1, required=True, metavar="JOB…", callback=remember_jobs)
 @click.option("--timeout", metavar="10m", help="Give up after this time, with exit code 124.")
 def wait(names: tuple[str, ...], timeout: str | None) -> int:
     """Wait until JOBs have ended; the exit code is that of the first one that failed."""
@@ -64,7 +64,7 @@ def _exit_code(job: Job) -> int:
 
 
 @click.command(params=where_options())
-@click.argument("names", nargs=-1, required=True, metavar="JOB…")
+@click.argument("names", nargs=-1, required=True, metavar="JOB…", callback=remember_jobs)
 @click.option("--now", is_flag=True, help="Stop at once; nothing is saved.")
 @click.option("--no-wait", is_flag=True, help="Return before they have ended.")
 def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
@@ -107,7 +107,7 @@ def _refuse_lost(jobs: Sequence[Job]) -> None:
 
 
 @click.command(params=where_options())
-@click.argument("names", nargs=-1, required=True, metavar="JOB…")
+@click.argument("names", nargs=-1, required=True, metavar="JOB…", callback=remember_jobs)
 @click.option("--force", is_flag=True, help="Stop those that run, at once, and forget those that are LOST.")
 def delete(names: tuple[str, ...], force: bool) -> int:
     """Delete JOBs that have ended, with their logs and the checkpoints in their folders."""

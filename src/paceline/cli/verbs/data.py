@@ -44,7 +44,7 @@ def _list(output: str) -> None:
     volumes = able(backend(), Volumes).volumes()
     show(volumes, columns, output, asdict)
     if not volumes:
-        from paceline.job.settings import PROJECT_FILE, user_file
+        from paceline.job.settings_files import PROJECT_FILE, user_file
 
         where = f"{PROJECT_FILE} or {user_file()}"
         click.echo(f"paceline: no volumes; define them under [volumes] in {where}", err=True)

@@ -16,7 +16,7 @@ from paceline.backends.base import LogQuery
 from paceline.cli.flags.names import known as jobs_named
 from paceline.cli.flags.names import outcome, rank_of, way_on
 from paceline.cli.flags.options import Option, SectionedCommand
-from paceline.cli.flags.where import backend, where_options
+from paceline.cli.flags.where import backend, remember_jobs, where_options
 from paceline.cli.terminal.write import write
 from paceline.job.errors import UserError
 from paceline.job.quantities import duration, show_time
@@ -164,7 +164,7 @@ logs = SectionedCommand(
     help=_logs.__doc__,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     params=[
-        click.Argument(["job"]),
+        click.Argument(["job"], callback=remember_jobs),
         *where_options(),
         Option(
             ["-i", "--instance", "instances"],

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from paceline.cli.flags.job import FILES, HOROVODRUN, JOB, NODES, OUTPUT, PROGRAM, RANKS, TORCHRUN
 from paceline.cli.flags.names import known
 from paceline.cli.flags.options import Option, SectionedCommand
-from paceline.cli.flags.where import backend, where_options
+from paceline.cli.flags.where import backend, remember_jobs, where_options
 from paceline.job.errors import UserError
 from paceline.job.flags import flag_of
 from paceline.job.spec import JobSpec
@@ -105,7 +105,7 @@ def _parameters() -> Iterable[click.Parameter]:
     yield Option(
         ["--fresh"], section="Job", is_flag=True, help="Begin anew: with none of the checkpoints that JOB has left."
     )
-    yield click.Argument(["job"])
+    yield click.Argument(["job"], callback=remember_jobs)
     yield click.Argument(["args"], nargs=-1, type=click.UNPROCESSED, metavar="[--] [ARGS]…")
 
 

@@ -11,7 +11,7 @@ import click
 
 from paceline.cli.flags.job import HOROVODRUN, NODES, OUTPUT, PROGRAM_ARGUMENTS, SPEC, TORCHRUN
 from paceline.cli.flags.options import SectionedCommand
-from paceline.cli.flags.where import backend_for, job_options
+from paceline.cli.flags.where import backend_for, job_options, target_of
 from paceline.cli.terminal.progress import ProgressLine
 from paceline.job.errors import UserError
 
@@ -31,7 +31,7 @@ def _run(**given: Any) -> int:
 
     spec, given = spec_of(given, run)
     say_what_means_nothing(given)
-    there = backend_for(given, spec.backend)
+    there = backend_for(given, target_of(spec))
     if given["detach"]:
         refuse_script(given)
     if given["dry_run"]:

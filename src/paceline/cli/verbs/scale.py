@@ -6,7 +6,7 @@ import click
 
 from paceline.backends.base import Elastic, able
 from paceline.cli.flags.names import known
-from paceline.cli.flags.where import backend, where_options
+from paceline.cli.flags.where import backend, remember_jobs, where_options
 from paceline.job.errors import UserError
 
 
@@ -22,7 +22,7 @@ def _asked(names: tuple[str, ...], count: int | None) -> tuple[str, ...] | int |
 
 
 @click.command(params=where_options())
-@click.argument("job", metavar="JOB")
+@click.argument("job", metavar="JOB", callback=remember_jobs)
 @click.argument("names", nargs=-1, metavar="[HOST]…")
 @click.option("--nnodes", type=click.IntRange(1), metavar="N", help="So many more, whichever they are.")
 def scaleout(job: str, names: tuple[str, ...], nnodes: int | None) -> int:
@@ -40,7 +40,7 @@ def scaleout(job: str, names: tuple[str, ...], nnodes: int | None) -> int:
 
 
 @click.command(params=where_options())
-@click.argument("job", metavar="JOB")
+@click.argument("job", metavar="JOB", callback=remember_jobs)
 @click.argument("names", nargs=-1, metavar="[HOST]…")
 @click.option("--nnodes", type=click.IntRange(1), metavar="N", help="So many, whichever they are.")
 def scalein(job: str, names: tuple[str, ...], nnodes: int | None) -> int:

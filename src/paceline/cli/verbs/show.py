@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from paceline.backends.base import TensorBoards
+from paceline.backends.registry import HERE
 from paceline.cli.flags.names import all_jobs, failed, known
-from paceline.cli.flags.where import backend, where_options
+from paceline.cli.flags.where import backend, is_narrowed, remember_jobs, where_options
 from paceline.cli.terminal.tables import STATE_COLOURS, Column, output_option, show, show_data
 from paceline.job.errors import UserError, nearest
 from paceline.job.job import STATES, Instance, Job
@@ -54,7 +55,7 @@ def list_(every: bool, state: tuple[str, ...], since: str | None, label: tuple[s
     age = _seconds("--since", since)
     wanted = dict(pair.partition("=")[::2] for pair in label)
     recent = not (every or states or age)
-    found = all_jobs(now - _RECENT if recent else None)
+    found = all_jobs(now - _RECENT if recent else None, everywhere=True)
     shown = [
         job
         for job in found.jobs
@@ -62,7 +63,9 @@ def list_(every: bool, state: tuple[str, ...], since: str | None, label: tuple[s
         and (age is None or job.created >= now - age)
         and wanted.items() <= job.labels.items()
     ]
-    show(shown, _LIST, output, Job.to_dict)
+    has_targets = any(job.backend != HERE for job in found.jobs) and not is_narrowed()
+    columns = [column for column in _LIST if column.title != "TARGET" or has_targets]
+    show(shown, columns, output, Job.to_dict)
     if recent and output in ("table", "wide") and found.hidden:
         click.echo(
             f"paceline: {found.hidden} that ended long ago are not shown; see paceline list{backend().where} -A",
@@ -82,6 +85,7 @@ def _text(number: int | None) -> str | None:
 
 _LIST: list[Column[Job]] = [
     Column("NAME", lambda job: job.name),
+    Column("TARGET", lambda job: job.backend),
     Column("STATE", lambda job: job.state, colours=STATE_COLOURS),
     Column("FRAMEWORK", lambda job: job.framework),
     Column("NODES", lambda job: str(job.nodes)),
@@ -102,7 +106,7 @@ _LIST: list[Column[Job]] = [
 
 
 @click.command(params=[*where_options(), output_option()])
-@click.argument("name", metavar="JOB")
+@click.argument("name", metavar="JOB", callback=remember_jobs)
 def get(name: str, output: str) -> int:
     """Show everything that is known of JOB."""
     (job,) = known([name])

@@ -10,7 +10,7 @@ import click
 
 from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TORCHRUN
 from paceline.cli.flags.options import SectionedCommand
-from paceline.cli.flags.where import backend_for, job_options
+from paceline.cli.flags.where import backend_for, job_options, target_of
 from paceline.cli.terminal.progress import ProgressLine
 from paceline.job.errors import UserError
 
@@ -31,7 +31,7 @@ def _submit(**given: Any) -> int:
     spec, given = spec_of(given, submit)
     say_what_means_nothing(given)
     refuse_script(given)
-    there = backend_for(given, spec.backend)
+    there = backend_for(given, target_of(spec))
     return dry_run(spec, there) if given["dry_run"] else detached(spec, there)
 
 

@@ -7,7 +7,7 @@ import click
 from paceline.backends.base import TensorBoards, able
 from paceline.cli.flags.names import known, warn
 from paceline.cli.flags.options import Option, SectionedCommand
-from paceline.cli.flags.where import backend, where_options
+from paceline.cli.flags.where import backend, remember_jobs, where_options
 
 
 def _tensorboard(job: str, logdir: str | None, stop: bool) -> None:
@@ -35,7 +35,7 @@ tensorboard = SectionedCommand(
     help=_tensorboard.__doc__,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     params=[
-        click.Argument(["job"]),
+        click.Argument(["job"], callback=remember_jobs),
         *where_options(),
         Option(["--logdir"], metavar="DIR", help="What it shows.  [default: what the job said, or its folder]"),
         Option(["--stop"], is_flag=True, help="End it."),

@@ -10,7 +10,7 @@ import click
 from paceline.backends.base import Metered, able
 from paceline.cli.flags.names import all_jobs, known, warn
 from paceline.cli.flags.options import SectionedCommand
-from paceline.cli.flags.where import backend, where_options
+from paceline.cli.flags.where import backend, remember_jobs, where_options
 from paceline.cli.terminal.live import watch, watch_option
 from paceline.cli.terminal.tables import STATE_COLOURS, Column, output_option, show
 
@@ -176,7 +176,7 @@ top.add_command(
         help=_job.__doc__,
         context_settings=_HELP,
         params=[
-            click.Argument(["jobs"], nargs=-1, metavar="[JOB]…"),
+            click.Argument(["jobs"], nargs=-1, metavar="[JOB]…", callback=remember_jobs),
             *where_options(),
             watch_option(),
             output_option(),
