@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-from paceline.train.data.loader import make_loader
+from paceline.train.data.make_loader import make_loader
 
 RANKS = 2
 BATCH_SIZE = 64  # of a rank

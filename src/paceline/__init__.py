@@ -12,6 +12,7 @@ __all__ = [
     "CheckpointFolderTaken",
     "CollectiveMismatch",
     "ContractError",
+    "DataMismatch",
     "Disagreement",
     "LeftEarly",
     "LogMismatch",
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from paceline.train.control.connect import NotConnected
     from paceline.train.control.exit_report import Preempted
     from paceline.train.control.watch import CollectiveMismatch, LeftEarly, PeerLost
+    from paceline.train.data.agreement import DataMismatch
     from paceline.train.group.join import Disagreement
     from paceline.train.launch import RankFailed, launch
     from paceline.train.metrics.reduction import LogMismatch
@@ -53,6 +55,7 @@ _HOMES = {
     "CheckpointFolderTaken": "train.checkpoint.errors",
     "CollectiveMismatch": "train.control.watch",
     "ContractError": "contract.placement",
+    "DataMismatch": "train.data.agreement",
     "Disagreement": "train.group.join",
     "LeftEarly": "train.control.watch",
     "LogMismatch": "train.metrics.reduction",

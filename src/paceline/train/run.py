@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import math
 import os
-import random
 import sys
 import weakref
 from pathlib import Path
@@ -15,8 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from paceline.train.control.watch import Collective, Watch
+from paceline.train.data.agreement import SameData
 from paceline.train.data.keep_working import KeepWorking
-from paceline.train.data.loader import make_loader
+from paceline.train.data.make_loader import make_loader
+from paceline.train.data.random_state import SharedDraws
 from paceline.train.group import join
 from paceline.train.group.collectives import Collectives
 from paceline.train.group.group import Group
@@ -57,7 +58,9 @@ def init(
     """Join the other ranks, whoever started them; without a launcher this is a job of one process.
 
     Args:
-        seed: seeds Python, numpy (if it is imported) and torch, each rank differently; None leaves them alone.
+        seed: seeds Python, numpy (if it is imported) and torch. All ranks draw the same numbers until the first
+            `Run.setup` or `Run.dataloader`, so that they split data alike, and each its own from then on. None leaves
+            the generators alone.
         init_method: `env://` (whatever launcher there was), `tcp://host:port` or `file:///shared/path`, the latter two
             with `rank` and `world_size`.
         device: the default is this rank's GPU, or the CPU where there is none.
@@ -85,8 +88,7 @@ def init(
     membership = join.join(
         init_method=init_method, rank=rank, world_size=world_size, device=device, backend=backend, timeout=timeout
     )
-    if seed is not None:
-        _seed(seed + membership.placement.rank)
+    draws = SharedDraws(seed, membership.placement.rank)
     job = run_folder()
     folder = Path(checkpoint_dir) if checkpoint_dir is not None else _own_folder(job)
     store = open_store(folder, membership.placement, keep) if folder is not None else None
@@ -95,6 +97,7 @@ def init(
         Group(membership, Collective(watch) if watch is not None else None),
         watch,
         seed=seed or 0,
+        draws=draws,
         store=store,
         every=every,
         log_dir=Path(log_dir) if log_dir is not None else job,
@@ -113,6 +116,7 @@ class Run(Collectives):
         watch: Watch | None,
         *,
         seed: int,
+        draws: SharedDraws,
         store: CheckpointStore | None,
         every: Interval | None,
         log_dir: Path | None,
@@ -122,6 +126,8 @@ class Run(Collectives):
     ) -> None:
         self.seed = seed
         self._group = group
+        self._draws = draws
+        self._same_data = SameData(group)
         self._is_closed = False
         self._metrics = Metrics(group, log_dir, progress=progress, progress_file=progress_file, every=log_every)
         self._prepared = Prepared(group)
@@ -178,6 +184,7 @@ class Run(Collectives):
             ValueError: learning rates are to be scaled, and a scheduler has noted what they were before; or an
                 optimizer and its model are to accumulate different numbers of batches.
         """
+        self._draws.end()
         for thing in things:
             if isinstance(thing, torch.optim.Optimizer):
                 self._metrics.watch(thing)
@@ -222,22 +229,48 @@ class Run(Collectives):
         parameters = self._prepared.parameters_with_gradients()
         return torch.nn.utils.clip_grad_norm_(parameters, math.inf if self.accumulating else max_norm)
 
-    def dataloader(self, dataset: Any, *, evaluation: bool = False, **options: Any) -> Any:
-        """A loader of this rank's share of a data set, batches already on the device; see `loader.make_loader`.
+    def dataloader(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        *,
+        evaluation: bool = False,
+        **options: Any,
+    ) -> Any:
+        """A loader of this rank's share of a data set, batches already on the device; see `make_loader.make_loader`.
 
         Every sample of an epoch is used once, over all ranks together, also after a resume with another number of
         ranks. With `evaluation=True` every iteration is a whole pass, and nothing is counted as training.
+
+        Args:
+            batch_size: samples per rank and step; or pass `global_batch_size`, of all ranks together.
+            shuffle: a new order every epoch.
+
+        Raises:
+            paceline.DataMismatch: not now, but at the first batch: the ranks' data or options differ.
+            TypeError: the data set has neither items with a length nor elements, or can be iterated only once.
+            ValueError: an option is out of range, or options exclude each other.
         """
+        self._draws.end()
         if self._keeps_workers:
             options["worker_init_fn"] = KeepWorking(options.get("worker_init_fn"))
+        if "generator" not in options:
+            options.setdefault("seed", self.seed)
         loader = make_loader(
             dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
             rank=self.rank,
             world_size=self.world_size,
             device=self.device,
             evaluation=evaluation,
-            **{"seed": self.seed, **options},
+            ranks=self._group,
+            **options,
         )
+        caller = sys._getframe(1)
+        where = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
+        self._same_data.add(loader, where, evaluation=evaluation)
         if evaluation:
             loader.on_evaluation = self._prepared.evaluate
             return loader
@@ -261,6 +294,7 @@ class Run(Collectives):
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs 0 … count - 1, from where the newest checkpoint was taken; the last state is saved at the end."""
+        self._draws.end()  # before a checkpoint's random states are loaded
         self._steps.epochs = count
         self._steps.resume(by_epochs=True)
         while self._steps.epoch < count:
@@ -277,6 +311,7 @@ class Run(Collectives):
             RuntimeError: the checkpoint is another script's.
             paceline.CheckpointError: it is whole, but cannot be read.
         """
+        self._draws.end()
         return self._steps.resume()
 
     def save(self, block: bool = False) -> None:
@@ -358,11 +393,3 @@ def _own_folder(job: Path | None) -> Path | None:
     _runs += 1
     first = Path(given) if given is not None else cast("Path", job) / "checkpoints"
     return first if _runs == 1 else first.with_name(f"{first.name}-{_runs}")
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    torch.manual_seed(seed)
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed(seed % 2**32)

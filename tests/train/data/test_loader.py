@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, RandomSampler, Subset, get_worker_info
 
-from paceline.train.data.loader import Loader, make_loader
+from paceline.train.data.loader import Loader
+from paceline.train.data.make_loader import make_loader
 from paceline.train.data.to_device import to_device
 
 pytestmark = pytest.mark.torch
@@ -46,15 +47,14 @@ class Augmented(Numbers):
 
 
 class Stream(IterableDataset[int]):
-    """0, 1, 2, …, shared out to workers as torch's documentation advises."""
+    """0, 1, 2, …, as a whole in every worker."""
 
     def __init__(self, size: int) -> None:
         self.size = size
 
     def __iter__(self) -> Iterator[int]:
-        worker = get_worker_info()
-        start, step = (worker.id, worker.num_workers) if worker else (0, 1)
-        yield from range(start, self.size, step)
+        assert get_worker_info() is None
+        yield from range(self.size)
 
 
 class ShuffledStream(Stream):
@@ -535,3 +535,56 @@ class TestToDevice:
         assert moved["user"]["a"].device == moved["movable"].device == moved["packed"].data.device == META
         assert moved["rest"] == ("text", 3, None, lock, Movable)
         assert batch["counts"]["a"] is batch["pair"].left is t
+
+
+class TestOptions:
+    """What scripts for torch's DataLoader pass, and ask for."""
+
+    def test_a_generator_gives_the_seed(self) -> None:
+        def order(**options: Any) -> list[int]:
+            return train([make_loader(Numbers(20), batch_size=4, shuffle=True, **options)])
+
+        drawn = torch.Generator().manual_seed(7)
+        torch.rand(3, generator=drawn)
+        assert order(generator=drawn) == order(seed=7) != order(seed=8)
+        with pytest.raises(ValueError, match="seed and generator exclude each other"):
+            order(seed=7, generator=drawn)
+
+    @pytest.mark.parametrize("evaluation", [False, True])
+    def test_in_order(self, evaluation: bool) -> None:
+        loader = make_loader(Numbers(20), batch_size=4, num_workers=2, in_order=False, evaluation=evaluation)
+        seen = [number for batch in loader for number in numbers(batch)]
+        assert sorted(seen) == list(range(20))
+        assert evaluation or seen == list(range(20))
+
+    def test_batch_size_and_sampler(self) -> None:
+        one, two = world(2, Numbers(23), global_batch_size=5, shuffle=True)
+        assert (one.batch_size, two.batch_size) == (3, 2)
+        assert (len(one.sampler), len(two.sampler)) == (14, 9)
+        indices = [list(loader.sampler) for loader in (one, two)]
+        one.sampler.set_epoch(3)  # as scripts for a DistributedSampler do; epochs advance by themselves
+        assert [[x for batch in loader for x in numbers(batch)] for loader in (one, two)] == indices
+        own = RandomSampler(Numbers(5))
+        assert make_loader(Numbers(5), batch_size=2, sampler=own).sampler is own
+        batches = make_loader(Numbers(5), batch_sampler=[[0, 1], [2, 3]])
+        assert (batches.batch_size, batches.batch_sampler) == (None, [[0, 1], [2, 3]])
+        assert make_loader(Stream(5), batch_size=2).sampler is None
+
+    @pytest.mark.parametrize("dataset", [Numbers(23), Stream(23)])
+    def test_batch_index_continues_after_a_resume(self, dataset: Any) -> None:
+        loader = make_loader(dataset, batch_size=4)
+        assert [index == loader.batch_index for index, _ in enumerate(loader)] == [True] * 6
+        for index, _ in enumerate(loader, loader.batch_index):
+            if index == 2:
+                break
+        resumed = make_loader(dataset, batch_size=4)
+        resumed.load_state_dict(loader.state_dict())
+        assert resumed.batch_index == 3
+        assert [(index, resumed.batch_index) for index, _ in enumerate(resumed, resumed.batch_index)] == [
+            (3, 3), (4, 4), (5, 5),
+        ]  # fmt: skip
+        assert resumed.batch_index == 0
+        old = resumed.state_dict()
+        del old["batches"]  # as checkpoints of earlier versions
+        resumed.load_state_dict({**old, "position": 8})
+        assert resumed.batch_index == 2

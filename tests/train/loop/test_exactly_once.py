@@ -30,12 +30,13 @@ KILLS = int(os.environ.get("PACELINE_SOAK_KILLS", "6"))
 class Training:
     """The same training, started and killed again and again."""
 
-    def __init__(self, paceline: Paceline, workers: int) -> None:
+    def __init__(self, paceline: Paceline, workers: int, data: str = "map", epochs: int = 3 + KILLS) -> None:
         self.paceline = paceline
-        self.epochs = 3 + KILLS
+        self.epochs = epochs
         self.workers = workers
         self.records = paceline.folder / "records"
         self.records.mkdir()
+        paceline.env["DATA"] = data
         shutil.copy(Path(__file__).with_name("exactly_once_script.py"), paceline.folder / "train.py")
 
     def start(self, ranks: int) -> subprocess.Popen[str]:
@@ -82,6 +83,14 @@ class Training:
         assert sorted(used) == list(range(self.epochs))
         for epoch, counts in used.items():
             assert counts == Counter(range(SAMPLES)), f"epoch {epoch}"
+
+    def check_steps(self) -> None:
+        """Every step of the end's count was a step of the job, and no other."""
+        lines = [line.split() for path in self.records.iterdir() for line in path.read_text().splitlines()]
+        (end,) = {int(line[1]) for line in lines if line[0] == "end"}
+        assert end == max(int(line[1]) for line in lines if line[0] == "step")
+        if self.paceline.env["DATA"] in ("map", "stateful"):  # streams that are split end with smaller batches
+            assert end == self.epochs * -(-SAMPLES // 16)
 
 
 def status(paceline: Paceline) -> dict[str, object]:
@@ -141,6 +150,30 @@ def test_samples_survive_kills_of_the_job_and_other_numbers_of_ranks(paceline: P
         eventually(lambda: not paceline.processes(), "the killed job is gone")
     assert kills >= KILLS // 2
     training.check()
+
+
+@pytest.mark.parametrize("trial", range(int(os.environ.get("PACELINE_SOAK_STREAMS", "1"))))
+@pytest.mark.parametrize("data", ["stateful", "stateful-split", "split"])
+def test_a_stream_with_workers_survives_kills_on_two_and_one_ranks(paceline: Paceline, data: str, trial: int) -> None:
+    dice = random.Random(trial)
+    kills = 11 if trial else 3
+    training = Training(paceline, dice.choice([1, 2, 3]), data, epochs=3 + kills)
+    for number in range(kills + 1):
+        training.workers = dice.choice([1, 2, 3])
+        process = training.start(2 - number % 2)
+        if number < kills:
+            goal = training.steps() + dice.randint(1, 25)
+            eventually(lambda p=process, g=goal: training.steps() >= g or p.poll() is not None, "steps are made")
+            if process.poll() is None:
+                os.kill(status(paceline)["agent"]["pid"], dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM]))  # type: ignore[index]
+        _, err = process.communicate(timeout=GENEROUS + 10 * kills)
+        if process.returncode == 0:
+            break
+        assert process.returncode in (137, 143), err
+        eventually(lambda: not paceline.processes(), "the killed job is gone")
+    assert process.returncode == 0, err
+    training.check()
+    training.check_steps()
 
 
 def test_samples_survive_as_nodes_that_share_nothing_come_and_go(paceline: Paceline) -> None:

@@ -6,31 +6,21 @@ nobody has received yet is read again after a resume.
 
 from __future__ import annotations
 
-import functools
 import logging
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sized
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader
 
 from .keep_working import KeepWorking
-from .random_state import derive_seed
-from .sampler import (
-    ElasticSampler,
-    EpochPosition,
-    Shard,
-    ShardedSampler,
-    UserBatchSampler,
-    UserSampler,
-    check_positive,
-)
+from .parts import Parts
+from .ranks import Ranks
+from .sampler import EpochPosition, Shard, share
+from .split import Split
 from .to_device import to_device
-from .workers import Collate, MapFetch, StreamFetch
+from .workers import StreamFetch
 
-T = TypeVar("T")
 log = logging.getLogger("paceline")
 
 
@@ -43,11 +33,15 @@ class Loader:
     `weight` is 0). In evaluation, such a rank stops one batch early instead.
 
     `state_dict()` is where training is after the batch yielded last, the same on every rank: take it once the optimizer
-    has stepped on that batch. Build one with `make_loader`.
+    has stepped on that batch. Built by `make_loader`.
 
     Attributes:
         dataset: the whole data set, of which this rank gets its share.
+        sampler: the user's own, or what stands for it: has a length and is iterated as one; None for a stream.
+        batch_sampler: the user's own, if there is one.
+        made_of: the data set and all else that decides which samples there are, by name.
         shard: what the batch yielded last is made of, None before the first.
+        on_begin: called before each iteration.
         on_evaluation: called with True before each batch of an evaluation, and with False when it has ended.
     """
 
@@ -57,16 +51,31 @@ class Loader:
         position: EpochPosition,
         build: Callable[[], DataLoader[Any]],
         *,
+        made_of: dict[str, Any],
+        sampler: Any,
+        batch_sampler: Any,
         keeps_batch: bool,
         steps: Callable[[], int],
+        rank: int,
         world_size: int,
+        ranks: Ranks | None,
         device: torch.device,
         evaluation: bool,
         stream: StreamFetch | None,
+        split: Split | None,
     ) -> None:
         self.dataset = dataset
+        self.sampler = sampler
+        self.batch_sampler = batch_sampler
+        self.made_of = made_of
         self.shard: Shard | None = None
+        self.on_begin: Callable[[], None] = _nothing
         self.on_evaluation: Callable[[bool], None] = _ignore
+        self._split = split
+        self._parts: Parts | None = None  # of the epoch, where it is read in parts
+        self._is_within = False  # the script has a batch of an iteration that goes on
+        self._rank = rank
+        self._ranks = ranks if world_size > 1 else None
         self._position = position
         self._build = build
         self._keeps_batch = keeps_batch
@@ -105,13 +114,14 @@ class Loader:
         """The batches from where training is to the end of the epoch."""
         self._iterations += 1
         iteration = self._iterations
+        self.on_begin()
         if self._evaluation:
             self._position.rewind()
         if self._position.is_over:  # where its last batch was trained on, and then the loop was left or a state saved
             self._workers_follow = False
             self._position.end_epoch()
             return
-        for batch, shard in self._start(self._packets()):
+        for batch, shard in self._packets():
             if iteration != self._iterations:
                 raise RuntimeError(
                     "this iteration of the loader is over, since a later one has begun or a state was loaded: "
@@ -120,25 +130,37 @@ class Loader:
             self._before = self._position.mark()
             self._position.advance(shard)
             self.shard = shard
-            yield batch if self._is_there else to_device(batch, self._device, non_blocking=self._dataloader.pin_memory)
+            if not self._is_there:
+                batch = to_device(batch, self._device, non_blocking=self._dataloader.pin_memory)  # noqa: PLW2901
+            self._is_within = True
+            try:
+                yield batch
+            finally:
+                self._is_within = False
         self._position.end_epoch()
-        self._workers_follow = self._dataloader.persistent_workers
+        self._workers_follow = self._dataloader.persistent_workers and (
+            self._split is None or self._split.is_like_next(self._parts)
+        )
 
-    def _packets(self) -> Iterable[tuple[Any, Shard]]:
+    def _packets(self) -> Iterator[tuple[Any, Shard]]:
         """Batches with what they are made of, from where training is."""
+        self._parts = self._split.plan(self._position) if self._split is not None else None
         if self._stream is not None and not self._workers_follow:
-            self._stream.begin(self._position)
-            self._dataloader = self._build()  # workers that live on would not hear of it
+            self._stream.begin(self._position, self._parts)
+            self._dataloader = self._build()  # workers that live on are not told where to begin
         self._workers_follow = False
-        return self._dataloader
+        packets = self._start()
+        if self._split is None or self._parts is None:
+            return packets
+        return self._split.join(packets, self._position, self._parts)
 
-    def _start(self, packets: Iterable[tuple[Any, Shard]]) -> Iterator[tuple[Any, Shard]]:
+    def _start(self) -> Iterator[tuple[Any, Shard]]:
         """Begin to iterate, which may start workers."""
         init = self._dataloader.worker_init_fn
         if not isinstance(init, KeepWorking) or not self._dataloader.num_workers:
-            return iter(packets)
+            return iter(self._dataloader)
         with init.starting(self._dataloader.multiprocessing_context):
-            return iter(packets)
+            return iter(self._dataloader)
 
     @property
     def epoch(self) -> int:
@@ -149,6 +171,17 @@ class Loader:
     def position(self) -> int:
         """Samples of the epoch that all ranks together have received; batches where there is a batch sampler."""
         return self._position.position
+
+    @property
+    def batch_size(self) -> int | None:
+        """This rank's samples of a full batch; None where a batch sampler makes the batches."""
+        size = self._position.global_batch_size
+        return share(0, size, self._rank, self._world_size)[2] if size else None
+
+    @property
+    def batch_index(self) -> int:
+        """Number of the batch at hand within its epoch, from 0; outside of a loop that of the batch that comes next."""
+        return self._position.batches - self._is_within
 
     @property
     def done(self) -> int:
@@ -191,15 +224,26 @@ class Loader:
         self._position.go_back(self._before)
 
     def state_dict(self, *, before: bool = False) -> dict[str, Any]:
-        """Where training is: small, the same on every rank, of any use to another number of ranks.
+        """Where training is: small, the same on every rank, of use to any other number of ranks.
+
+        A collective of all ranks where a stream is read in parts.
 
         Args:
             before: where it was before the batch yielded last.
         """
         state = self._position.state_dict()
         if before:
-            state |= dict(zip(("epoch", "position", "stream", "is_over"), self._before, strict=True))
+            state |= dict(zip(("epoch", "position", "stream", "is_over", "batches"), self._before, strict=True))
+        if isinstance(parts := state["stream"], Parts):
+            if self._ranks is not None:
+                parts = parts.merged(self._ranks.gather_objects(parts))
+            state |= {"stream": None, "parts": parts.to_plain()}
         return state
+
+    def settings(self) -> dict[str, Any]:
+        """What must be the same on all ranks, by name."""
+        state = self._position.state_dict()
+        return {name.replace("_", " "): state[name] for name in ("order", "seed", "global_batch_size")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to where `state` was taken; reads no data, and ends an iteration that is under way.
@@ -210,6 +254,13 @@ class Loader:
             ValueError: the data set's length, the kind of order or the seed are not those of `state`.
         """
         self._position.load_state_dict(state)
+        if (parts := state.get("parts")) is not None:
+            if self._split is None:
+                raise ValueError(
+                    "cannot resume: the checkpoint was made with a stream that was read in parts; "
+                    "go back to that data set, or start anew without the checkpoint"
+                )
+            self._position.stream = Parts.from_plain(parts)
         size, now = state["global_batch_size"], self._position.global_batch_size
         if self._keeps_batch and size and size != now:
             log.info("going on with the global batch size %d of the checkpoint instead of %d", size, now)
@@ -218,185 +269,9 @@ class Loader:
         self._workers_follow = False
 
 
-def make_loader(
-    dataset: Any,
-    *,
-    batch_size: int | None = None,
-    global_batch_size: int | None = None,
-    shuffle: bool = False,
-    seed: int = 0,
-    rank: int = 0,
-    world_size: int = 1,
-    device: torch.device | str = "cpu",
-    num_workers: int = 0,
-    collate_fn: Collate | None = None,
-    sampler: Iterable[Any] | None = None,
-    batch_sampler: Iterable[list[Any]] | None = None,
-    weights: Tensor | Iterable[float] | None = None,
-    replacement: bool = True,
-    num_samples: int | None = None,
-    drop_last: bool = False,
-    evaluation: bool = False,
-    pin_memory: bool | None = None,
-    prefetch_factor: int | None = None,
-    persistent_workers: bool = False,
-    multiprocessing_context: Any = None,
-    timeout: float = 0,
-    worker_init_fn: Callable[[int], None] | None = None,
-) -> Loader:
-    """Build the loader of a map-style or iterable data set.
-
-    What is not described here is as in `torch.utils.data.DataLoader`.
-
-    Args:
-        dataset: with `__getitem__` and `__len__`, or with `__iter__`; see `StreamFetch` for what the latter must do.
-        batch_size: samples a step and rank, so that the global batch size is this times the number of ranks of the
-            first start; it stays that when a checkpoint is resumed with another number of ranks.
-        global_batch_size: samples a step, over all ranks together; give one of the two.
-        shuffle: a new order every epoch, see `ElasticSampler`.
-        seed: seed of the order and of random augmentation, the same on every rank.
-        rank: this rank.
-        world_size: number of ranks.
-        device: where batches go.
-        sampler: the user's own order, see `UserSampler`.
-        batch_sampler: the user's own batches, see `UserBatchSampler`.
-        weights: one number a sample, for weighted draws, see `ElasticSampler`.
-        replacement: weighted draws may repeat a sample within an epoch.
-        num_samples: weighted draws an epoch; the length of the data set if None.
-        drop_last: leave out the last global batch of an epoch where it is smaller.
-        evaluation: every iteration starts with the first sample; ranks without a sample stop early.
-        pin_memory: copy batches to pinned memory first; None means on GPUs.
-
-    Raises:
-        TypeError: the data set has neither items with a length nor elements, or can be iterated only once.
-        ValueError: a number is out of range, or options exclude each other.
-    """
-    orders = {"sampler": sampler, "batch_sampler": batch_sampler, "weights": weights, "shuffle": shuffle or None}
-    _at_most_one(**orders)
-    target = torch.device(device)
-    build = functools.partial(
-        DataLoader[Any],
-        num_workers=num_workers,
-        collate_fn=_as_it_is,  # the data set collates
-        pin_memory=target.type == "cuda" if pin_memory is None else pin_memory,
-        timeout=timeout,
-        worker_init_fn=worker_init_fn,
-        multiprocessing_context=multiprocessing_context,
-        # Otherwise each iteration draws from the global generator, which a resumed run does once more.
-        generator=torch.Generator().manual_seed(derive_seed(seed, rank)),
-        prefetch_factor=prefetch_factor,
-        persistent_workers=persistent_workers,
-    )
-    loader = functools.partial(
-        Loader, dataset, world_size=world_size, device=target, evaluation=evaluation, keeps_batch=batch_size is not None
-    )
-    sharding: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size}
-    collate = collate_fn or default_collate
-    size = 0
-    if batch_sampler is None:
-        size = _global_batch_size(batch_size, global_batch_size, world_size)
-        sharding |= {"drop_last": drop_last}
-    else:
-        cuts = {"batch_size": batch_size, "global_batch_size": global_batch_size, "drop_last": drop_last or None}
-        _at_most_one(batch_sampler=batch_sampler, **cuts)
-    if _is_iterable(dataset):
-        _at_most_one(iterable_dataset=dataset, **orders)
-        stream = StreamFetch(dataset, collate, stand_in=not evaluation, **sharding)
-        position = EpochPosition(order="iterable", seed=seed, size=_length(dataset), global_batch_size=size)
-        steps = functools.partial(_steps, dataset, position, drop_last)
-        return loader(position, lambda: build(stream, batch_size=None), steps=steps, stream=stream)
-    draws = {"weights": weights, "replacement": replacement, "num_samples": num_samples}
-    if batch_sampler is None:
-        sharding |= {"global_batch_size": size}
-    shards = _sampler(dataset, sampler, batch_sampler, {"shuffle": shuffle, **draws}, sharding)
-    fetch, plan = MapFetch(dataset, collate, seed), _Plan(shards, stand_in=not evaluation)
-    batches: Any = plan  # the DataLoader passes on whatever its batch sampler yields
-    return loader(shards, lambda: build(fetch, batch_sampler=batches), steps=shards.__len__, stream=None)
-
-
-def _sampler(
-    dataset: Any,
-    sampler: Iterable[Any] | None,
-    batch_sampler: Iterable[list[Any]] | None,
-    order: dict[str, Any],
-    sharding: dict[str, Any],
-) -> ShardedSampler:
-    """The sampler of a map-style data set."""
-    size = _length(dataset)
-    if batch_sampler is not None:
-        return UserBatchSampler(batch_sampler, size=size, **sharding)
-    if sampler is not None:
-        return UserSampler(sampler, size=size, **sharding)
-    if size is None:
-        raise TypeError(f"{type(dataset).__name__} has no __len__: add it, or pass a sampler")
-    return ElasticSampler(size, **order, **sharding)
-
-
-class _Plan:
-    """The batch sampler of the DataLoader: reads ahead of training, which its own position does not move."""
-
-    def __init__(self, sampler: ShardedSampler, *, stand_in: bool) -> None:
-        self._sampler = sampler
-        self._stand_in = stand_in
-
-    def __iter__(self) -> Iterator[Shard]:
-        for shard in self._sampler.ahead():
-            if not shard.samples and not self._stand_in:
-                return
-            yield shard
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 def _ignore(_: bool) -> None:
     """Nobody wants to know."""
-
-
-def _as_it_is(packet: T) -> T:
-    return packet
-
-
-def _is_iterable(dataset: Any) -> bool:
-    """Whether the data set has elements to iterate, rather than items to index."""
-    if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__getitem__"):
-        return False
-    if not isinstance(dataset, Iterable):
-        raise TypeError(f"{type(dataset).__name__} is no data set: it needs __getitem__ and __len__, or __iter__")
-    if isinstance(dataset, Iterator):
-        raise TypeError(
-            f"{type(dataset).__name__} can be iterated only once, but each epoch needs its elements: "
-            "pass an object with __iter__, not a generator"
-        )
-    return True
-
-
-def _length(dataset: Any) -> int | None:
-    return len(dataset) if isinstance(dataset, Sized) else None
-
-
-def _steps(dataset: Any, position: EpochPosition, drop_last: bool) -> int:
-    """Global batches of an iterable data set."""
-    if not isinstance(dataset, Sized):
-        raise TypeError(f"{type(dataset).__name__} has no __len__: the number of steps is not known")
-    size = position.global_batch_size
-    return (len(dataset) + (0 if drop_last else size - 1)) // size
-
-
-def _global_batch_size(batch_size: int | None, global_batch_size: int | None, world_size: int) -> int:
-    """The samples of a step over all ranks together, from the one of the two sizes that is given."""
-    _at_most_one(batch_size=batch_size, global_batch_size=global_batch_size)
-    if batch_size is not None:
-        return check_positive("batch_size", batch_size) * world_size
-    if global_batch_size is None:
-        raise ValueError("pass batch_size, for one rank, or global_batch_size, for all ranks together")
-    if check_positive("global_batch_size", global_batch_size) < world_size:
-        warnings.warn(
-            f"global_batch_size={global_batch_size} is smaller than the {world_size} ranks: "
-            f"{world_size - global_batch_size} of them never get a sample; use fewer ranks or larger batches",
-            stacklevel=3,
-        )
-    return global_batch_size
-
-
-def _at_most_one(**options: Any) -> None:
-    given = [name for name, value in options.items() if value is not None]
-    if len(given) > 1:
-        raise ValueError(f"{' and '.join(given)} exclude each other: pass one of them")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import random
 import sys
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,36 @@ if TYPE_CHECKING:
 def derive_seed(*parts: int) -> int:
     """A seed of 63 bits, a function of the integers `parts`; unrelated for any two different lists of parts."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of Python, torch (CPU and GPUs) and, where it is imported, numpy."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy" in sys.modules:  # which imports numpy.random only when it is first used
+        importlib.import_module("numpy.random").seed(seed % 2**32)
+
+
+class SharedDraws:
+    """Ranks draw the same numbers from their global generators until `end`, and different ones from then on.
+
+    So what a script splits or shuffles at its beginning is the same on all ranks. Rank 0 goes on as one process would.
+
+    Args:
+        seed: of all ranks together; None leaves the generators alone.
+        rank: this rank.
+    """
+
+    def __init__(self, seed: int | None, rank: int) -> None:
+        self._own_seed = None if seed is None or rank == 0 else seed + rank
+        if seed is not None:
+            seed_generators(seed)
+
+    def end(self) -> None:
+        """From now on, this rank draws numbers of its own; ending again does nothing."""
+        if self._own_seed is not None:
+            seed_generators(self._own_seed)
+            self._own_seed = None
 
 
 class RandomStream:

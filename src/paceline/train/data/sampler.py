@@ -22,9 +22,8 @@ from torch.utils.data import DistributedSampler
 from .permutation import Order, Permutation, Sequential, WeightedDraws, WeightedPermutation
 from .random_state import RandomStream, derive_seed
 
-Mark = tuple[
-    int, int, Any, bool
-]  # where training is: epoch, position, state of the data set, whether the epoch is over
+# Where training is: epoch, position, state of the data set, whether the epoch is over, batches.
+Mark = tuple[int, int, Any, bool, int]
 LOOKAHEAD = 4096  # positions that are mapped to indices in one call
 
 
@@ -84,9 +83,9 @@ class EpochPosition:
         self.position = 0
         self.stream: Any = None  # state of an iterable data set at this position, where it has one
         self.is_over = False  # the epoch is, as far as that is known before the next one begins
-        self.looks_ahead = (
-            False  # asks user's orders and data sets for more, to find out which batch is an epoch's last
-        )
+        self.batches = 0  # of the epoch, that were consumed
+        # Whether user's orders and data sets are asked for more, to find out which batch is an epoch's last.
+        self.looks_ahead = False
         self._order_name = order
         self._seed = seed
         self._size = size
@@ -94,10 +93,11 @@ class EpochPosition:
     def advance(self, shard: Shard) -> None:
         """Count the global batch of `shard` as consumed."""
         self.epoch, self.position, self.stream, self.is_over = shard.epoch, shard.end, shard.stream, shard.is_last
+        self.batches += 1
 
     def rewind(self) -> None:
         """Go back to the start of the epoch."""
-        self.position, self.stream, self.is_over = 0, None, False
+        self.position, self.stream, self.is_over, self.batches = 0, None, False, 0
 
     def end_epoch(self) -> None:
         """Go to the start of the next epoch."""
@@ -110,11 +110,11 @@ class EpochPosition:
 
     def mark(self) -> Mark:
         """Where training is, for `go_back`."""
-        return self.epoch, self.position, self.stream, self.is_over
+        return self.epoch, self.position, self.stream, self.is_over, self.batches
 
     def go_back(self, mark: Mark) -> None:
         """Go to where `mark` was taken."""
-        self.epoch, self.position, self.stream, self.is_over = mark
+        self.epoch, self.position, self.stream, self.is_over, self.batches = mark
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch and the position, and what they mean nothing without; the same on every rank, O(1)."""
@@ -123,6 +123,7 @@ class EpochPosition:
             "position": self.position,
             "stream": self.stream,
             "is_over": self.is_over,
+            "batches": self.batches,
             "order": self._order_name,
             "seed": self._seed,
             "dataset_size": self._size,
@@ -141,7 +142,9 @@ class EpochPosition:
                     f"cannot resume: the checkpoint was made with {key}={state[key]!r}, now it is {now!r}; "
                     f"go back to {state[key]!r}, or start anew without the checkpoint"
                 )
-        self.go_back((state["epoch"], state["position"], state["stream"], state.get("is_over", False)))
+        batches = state["position"] // (state["global_batch_size"] or 1)  # as older versions have counted them
+        is_over = state.get("is_over", False)
+        self.go_back((state["epoch"], state["position"], state["stream"], is_over, state.get("batches", batches)))
 
 
 class ShardedSampler(EpochPosition, ABC):
@@ -170,6 +173,19 @@ class ShardedSampler(EpochPosition, ABC):
     @abstractmethod
     def __len__(self) -> int:
         """Global batches of a whole epoch."""
+
+    @property
+    def weights(self) -> Tensor | None:
+        """Weights of the samples, if they are drawn by weight."""
+        return None
+
+    def own_samples(self) -> int:
+        """This rank's samples of a whole epoch.
+
+        Raises:
+            TypeError: the user's sampler has no length.
+        """
+        raise TypeError(f"with a {self._order_name} the number of this rank's samples is not known")
 
     @abstractmethod
     def _shards(self) -> Iterator[Shard]:
@@ -244,6 +260,17 @@ class ElasticSampler(ShardedSampler):
         """See `EpochPosition.left`."""
         rest = self._epoch_size - shard.end
         return rest - rest % self.global_batch_size if self._drop_last else rest
+
+    @property
+    def weights(self) -> Tensor | None:
+        """See `ShardedSampler.weights`."""
+        return self._weights
+
+    def own_samples(self) -> int:
+        """See `ShardedSampler.own_samples`."""
+        whole, rest = divmod(self._epoch_size, self.global_batch_size)
+        parts = [(self.global_batch_size, whole), (0 if self._drop_last else rest, 1)]
+        return sum(share(0, size, self._rank, self._world_size)[2] * number for size, number in parts)
 
     def _order(self) -> Order:
         if self._weights is not None:

@@ -8,18 +8,18 @@ and random augmentation differs.
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
-from torch.utils.data._utils import worker as torch_worker
 
+from .part_reader import PartReader
+from .parts import Parts
 from .random_state import RandomStream, derive_seed
 from .sampler import EpochPosition, Shard, share
+from .source import Indexed, Source, as_worker
 
 Collate = Callable[[list[Any]], Any]
 
@@ -51,10 +51,11 @@ class MapFetch(Dataset[Any]):
 class StreamFetch(IterableDataset[Any]):
     """An iterable data set whose elements are whole shards, collated.
 
-    Global batches are cut from the stream in order, and global batch k after the start is read by worker k modulo the
-    number of workers, the order in which a DataLoader asks its workers. Every worker of every rank reads the whole
-    stream and keeps its shards. So the stream must be the same in every process: the data set must not shard itself
-    over ranks. Where it shards itself over workers, as `get_worker_info` invites it to, it is told that there are none.
+    A stream that can be split (see `parts`) is read in parts, each by one worker of one rank. From every other stream,
+    global batches are cut in order. Worker k modulo the number of workers makes global batch k after the start, as a
+    DataLoader asks its workers in that order. Every worker of every rank then reads the whole stream and keeps its own
+    shards; if the data set has `__getitem__` and `__len__` as well, each reads its own samples only. So the stream must
+    be the same in every process: the data set must not shard itself over ranks.
 
     Resuming loads the data set's own state, where it has `state_dict` and `load_state_dict`: the state must say which
     element comes next, as after the last one that `__iter__` has yielded. It is read before the next element is asked
@@ -69,7 +70,7 @@ class StreamFetch(IterableDataset[Any]):
         seed: seed of whatever the data set draws from the global random generators.
         rank: this rank.
         world_size: number of ranks.
-        drop_last: leave out a last global batch that is smaller.
+        drop_last: leave out a last global batch that is smaller; of a stream in parts, a smaller last batch of each.
         stand_in: where this rank has no element of a global batch, read rank 0's instead of stopping.
     """
 
@@ -95,40 +96,67 @@ class StreamFetch(IterableDataset[Any]):
         self._random = RandomStream()
         self._random_batch = RandomStream()  # of its own, since the other one is continued
         self._start: tuple[int, int, Any] = (0, 0, None)
-        self._is_stateful = hasattr(dataset, "load_state_dict") and hasattr(dataset, "state_dict")
-        self._looks_ahead = self._is_stateful
-        self._first_state: Any = None  # of the data set, before the first iteration in this process
-        self._is_within = False  # an iteration of the data set has not come to its end
+        self._parts: Parts | None = None  # how the epoch is split, and from where it goes on
+        self._source = Source(dataset)
+        self._indexed = Indexed(dataset) if Indexed.may_be(dataset) else None
+        self._looks_ahead = False
 
-    def begin(self, start: EpochPosition) -> None:
-        """Let the next iteration begin at `start`; the one after it is the next epoch, in workers that live on too."""
+    def begin(self, start: EpochPosition, parts: Parts | None = None) -> None:
+        """Let the next iteration begin at `start`; the one after it is the next epoch, in workers that live on too.
+
+        Args:
+            start: where training is.
+            parts: how the epoch is split, and how far each part was read; None reads it whole.
+        """
         self._start = (start.epoch, start.position, start.stream)
+        self._parts = parts
         self._global_batch_size = start.global_batch_size
-        self._looks_ahead = self._is_stateful or start.looks_ahead
+        self._looks_ahead = self._source.is_stateful or start.looks_ahead
 
     def __iter__(self) -> Iterator[tuple[Any, Shard]]:
         worker = get_worker_info()
         worker_id, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        yield from self._in_parts(worker_id, workers) if self._parts is not None else self._whole(worker_id, workers)
+        self._start = (self._start[0] + 1, 0, None)
+        self._parts = Parts(self._parts.count) if self._parts is not None else None
+
+    def _in_parts(self, worker_id: int, workers: int) -> Iterator[tuple[Any, Shard]]:
+        """This worker's parts, one after the other; what the other ranks have is not known here."""
+        assert self._parts is not None
+        epoch = self._start[0]
+        low, high, _ = share(0, self._global_batch_size, self._rank, self._world_size)
+        reader = PartReader(self._source, self._collate_fn, seed=self._seed, drop_last=self._drop_last)
+        for part, progress in self._parts.of_rank(self._rank, self._world_size)[worker_id::workers]:
+            batches = reader.batches(epoch, part, self._parts.count, progress, size=high - low)
+            for batch, samples, after in batches:
+                yield (
+                    batch,
+                    Shard([], samples, samples, epoch, after.count - samples, after.count, False, (part, after)),
+                )
+
+    def _whole(self, worker_id: int, workers: int) -> Iterator[tuple[Any, Shard]]:
+        """This worker's and rank's shards of global batches that are cut from the whole stream."""
         epoch = self._start[0]
         for step, cut in enumerate(self._cuts(worker_id, workers)):
             start, stop = cut.start, cut.start + len(cut.elements)
             low, high, samples = share(start, stop, self._rank, self._world_size)
             if not samples and not self._stand_in:
-                break
+                return
             if step % workers == worker_id:
                 indices = list(range(low, high))
                 shard = Shard(indices, samples, stop - start, epoch, low, stop, cut.is_last, cut.state)
                 with self._random_batch.active(derive_seed(self._seed, epoch, low, 1)):
-                    batch = self._collate_fn(cut.elements[low - start : high - start])
+                    batch = self._collate_fn(list(cut.elements[low - start : high - start]))
                 yield batch, shard
-        self._start = (epoch + 1, 0, None)
 
     def _cuts(self, worker_id: int, workers: int) -> Iterator[_Cut]:
         """The global batches from the start of this iteration on; those of this worker with the data set's state."""
         epoch, position, stream = self._start
-        if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
-            set_epoch(epoch)
-        at = self._load_state(position, stream)
+        self._source.set_epoch(epoch)
+        if self._indexed is not None and self._indexed.is_iterated_in_order(derive_seed(self._seed, epoch)):
+            yield from self._indexed_cuts(self._indexed, position)
+            return
+        at = self._source.begin(position, stream)
         elements: Iterator[Any] | None = None
         ahead: list[Any] | None = None  # of the next global batch, as far as it was read already
         step = 0
@@ -136,20 +164,22 @@ class StreamFetch(IterableDataset[Any]):
             skips = at < position
             size = min(self._global_batch_size, position - at) if skips else self._global_batch_size
             taken = ahead or []
-            with self._reading(None if ahead else derive_seed(self._seed, epoch, at)):
+            seed = None if ahead else derive_seed(self._seed, epoch, at)
+            with as_worker(None), self._random.active(seed):
                 elements = iter(self._dataset) if elements is None else elements
                 taken += itertools.islice(elements, size - len(taken))
             is_last, state, ahead = len(taken) < size, None, None
             if not is_last and not skips and self._looks_ahead:
-                if self._is_stateful and step % workers == worker_id:
-                    state = copy.deepcopy(self._dataset.state_dict())  # type: ignore[attr-defined]  # it has one
+                if self._source.is_stateful and step % workers == worker_id:
+                    state = self._source.state()
                 # A smaller batch is dropped: only when the next one is complete, this one is not the last.
                 least = size if self._drop_last else 1
-                with self._reading(derive_seed(self._seed, epoch, at + size), continued=True):
+                following = derive_seed(self._seed, epoch, at + size)
+                with as_worker(None), self._random.active(following, continued=True):
                     ahead = list(itertools.islice(elements, least))
                 is_last = len(ahead) < least
             if is_last:
-                self._is_within = False
+                self._source.end()
             if taken and not skips and not (self._drop_last and len(taken) < size):
                 yield _Cut(at, taken, is_last, None if is_last else state)
                 step += 1
@@ -157,25 +187,15 @@ class StreamFetch(IterableDataset[Any]):
                 return
             at += size
 
-    def _load_state(self, position: int, stream: Any) -> int:
-        """Bring the data set to where its state `stream` is, or to its beginning; returns the position there."""
-        if not self._is_stateful:
-            return 0
-        dataset: Any = self._dataset
-        if self._first_state is None:
-            self._first_state = copy.deepcopy(dataset.state_dict())
-        if stream is not None:
-            dataset.load_state_dict(copy.deepcopy(stream))
-        elif self._is_within:
-            dataset.load_state_dict(copy.deepcopy(self._first_state))
-        self._is_within = True
-        return 0 if stream is None else position
-
-    @contextlib.contextmanager
-    def _reading(self, seed: int | None, *, continued: bool = False) -> Iterator[None]:
-        """Around asking the data set for elements."""
-        with _without_worker_info(), self._random.active(seed, continued=continued):
-            yield
+    def _indexed_cuts(self, indexed: Indexed, position: int) -> Iterator[_Cut]:
+        """The same, where elements are read by their index when they are used, and so by one worker of one rank."""
+        size, end = self._global_batch_size, len(indexed)
+        for at in range(position, end, size):
+            stop = min(at + size, end)
+            if self._drop_last and stop - at < size:
+                return
+            is_last = stop == end or (self._drop_last and end - stop < size)
+            yield _Cut(at, indexed.between(at, stop, derive_seed(self._seed, self._start[0], at)), is_last, None)
 
 
 @dataclass(slots=True)
@@ -190,17 +210,6 @@ class _Cut:
     """
 
     start: int
-    elements: list[Any]
+    elements: Sequence[Any]
     is_last: bool
     state: Any
-
-
-@contextlib.contextmanager
-def _without_worker_info() -> Iterator[None]:
-    """Let `torch.utils.data.get_worker_info()` return None, as in the main process."""
-    info = torch_worker._worker_info
-    torch_worker._worker_info = None
-    try:
-        yield
-    finally:
-        torch_worker._worker_info = info

@@ -46,6 +46,26 @@ class Feed:
         """This rank's samples in the batch yielded last; 0 if it is a stand-in, which counts nothing."""
         return self.loader.samples
 
+    @property
+    def batch_size(self) -> int | None:
+        """This rank's samples of a full batch; None where a batch sampler makes the batches."""
+        return self.loader.batch_size
+
+    @property
+    def batch_index(self) -> int:
+        """Number of the batch at hand within its epoch, from 0; outside of a loop that of the batch that comes next."""
+        return self.loader.batch_index
+
+    @property
+    def sampler(self) -> Any:
+        """The script's own sampler, or what stands for it, see `Loader`."""
+        return self.loader.sampler
+
+    @property
+    def batch_sampler(self) -> Any:
+        """The script's own batch sampler, None if there is none."""
+        return self.loader.batch_sampler
+
     def __iter__(self) -> Iterator[Any]:
         if self._steps.accumulates:
             self.loader.look_ahead()

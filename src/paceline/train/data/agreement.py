@@ -1,0 +1,191 @@
+"""Whether the ranks have made their loaders of the same data: compared at the first batch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import Dataset, Sampler
+
+from .content import COMPARED, DEEPEST, Content, as_tensor
+
+if TYPE_CHECKING:
+    from .loader import Loader
+    from .ranks import Ranks
+
+
+class DataMismatch(RuntimeError):
+    """The ranks have made a loader of different data, or with different options."""
+
+    __module__ = "paceline"  # where users find it
+
+
+@dataclass
+class Description:
+    """What a rank has made a loader of.
+
+    Attributes:
+        what: the data set in words.
+        settings: options and lengths that must be the same on all ranks.
+        contents: of the data set, the sampler and the weights, by their names.
+    """
+
+    what: str
+    settings: dict[str, Any]
+    contents: dict[str, Content]
+
+    @classmethod
+    def of(cls, loader: Loader) -> Description:
+        """What this rank's loader is made of; reads no sample of a data set that computes them."""
+        settings = {"length": _length(loader.dataset), **loader.settings()}
+        contents: dict[str, Content] = {}
+        for name, thing in loader.made_of.items():
+            for path, value in _contents(thing, name, 0):
+                contents[path] = Content()
+                contents[path].add(value)
+        return cls(_in_words(loader.dataset), settings, contents)
+
+    def difference(self, first: Description) -> str:
+        """What this rank has that rank 0, which has `first`, has not; empty if nothing."""
+        if self.what != first.what and type(self.settings["length"]) is type(first.settings["length"]):
+            return f"has {self.what}"
+        for name, value in self.settings.items():
+            if value != first.settings[name]:
+                return f"has {name} {value!r} and not {first.settings[name]!r}"
+        for name in sorted({*self.contents, *first.contents}):
+            mine, theirs = self.contents.get(name), first.contents.get(name)
+            if mine is None or theirs is None or not mine.agrees(theirs):
+                return f"has other {name}"
+        return ""
+
+
+@dataclass
+class _Made:
+    """A loader that was not compared yet; `where` is the line of the script that has made it."""
+
+    loader: Loader
+    where: str
+    evaluation: bool
+
+
+class SameData:
+    """Compares what the ranks have made their loaders of.
+
+    All loaders that were made before the first batch of a training loader are compared then; loaders for evaluation
+    alone, where there is no training loader, at the first batch of one of them. After that a loader costs nothing.
+
+    Args:
+        ranks: what compares.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._new: list[_Made] = []
+        self._trains = False
+
+    def add(self, loader: Loader, where: str, *, evaluation: bool) -> None:
+        """Compare this loader at its first batch, or before."""
+        if self._ranks.world_size == 1:
+            return
+        made = _Made(loader, where, evaluation)
+        self._new.append(made)
+        self._trains = self._trains or not evaluation
+        loader.on_begin = functools.partial(self._begin, made)
+
+    def _begin(self, made: _Made) -> None:
+        made.loader.on_begin = _nothing
+        if any(each is made for each in self._new) and not (made.evaluation and self._trains):
+            self.compare()
+
+    def compare(self) -> None:
+        """Compare the loaders made since the last time; a collective of all ranks.
+
+        Raises:
+            DataMismatch: on all ranks, with the ranks that differ from rank 0, and in what.
+        """
+        new, self._new = self._new, []
+        kinds = [[made for made in new if made.evaluation is kind] for kind in (False, True)]
+        mine = [[Description.of(made.loader) for made in kind] for kind in kinds]
+        first = self._ranks.broadcast_object(mine)
+        found = self._ranks.gather_objects(self._difference(mine, first))
+        if not (differing := {rank: difference for rank, difference in enumerate(found) if difference is not None}):
+            return
+        # The first loader that differs, and all ranks on which it differs in the same way.
+        _, (kind, number, how) = min(differing.items(), key=lambda item: (item[1][:2], item[0]))
+        ranks = [rank for rank, difference in differing.items() if difference == (kind, number, how)]
+        where = f" ({kinds[kind][number].where})" if number < len(kinds[kind]) else ""
+        what = first[kind][number].what if number < len(first[kind]) else "fewer loaders"
+        raise DataMismatch(
+            f"the ranks' data differs in a run.dataloader{where}: rank 0 has {what}, {_in_row(ranks)} {how}; "
+            "split or shuffle data before run.setup and the first loader, or with the same seed on all ranks "
+            "(generator=torch.Generator().manual_seed(0), random_state=0)"
+        )
+
+    @staticmethod
+    def _difference(mine: list[list[Description]], first: list[list[Description]]) -> tuple[int, int, str] | None:
+        """The first loader that is not like rank 0's: its kind and number, and how it differs."""
+        for kind, (own, others) in enumerate(zip(mine, first, strict=True)):
+            for number, (one, other) in enumerate(zip(own, others, strict=False)):
+                if how := one.difference(other):
+                    return kind, number, how
+            if kind == 0 and len(own) != len(others):  # some ranks alone may make loaders for evaluation
+                return kind, min(len(own), len(others)), f"has made {len(own)} and not {len(others)} training loaders"
+        return None
+
+
+def _contents(thing: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """The lists, arrays and tensors that a data set or sampler holds, with names."""
+    if _is_data(thing):
+        if isinstance(thing, list | tuple) and any(_has_parts(each) or as_tensor(each) is not None for each in thing):
+            for number, each in enumerate(thing[:COMPARED]):
+                yield from _contents(each, f"{name}[{number}]", depth + 1)
+        else:
+            yield name, thing
+    elif depth < DEEPEST and _has_parts(thing):
+        length = _length(thing)
+        for attribute, value in sorted(vars(thing).items()):
+            # Other lists may be anything: what was read last, devices, what a rank has for itself.
+            holds = isinstance(value, list | tuple) and any(map(_has_parts, value))
+            own = type(thing).__module__.startswith("torch.")
+            if holds or own or _has_parts(value) or (_is_data(value) and length in (None, _length(value))):
+                yield from _contents(value, f"{name}.{attribute}", depth + 1)
+
+
+def _has_parts(thing: Any) -> bool:
+    """Whether something is a data set or a sampler, whose attributes may be data."""
+    return isinstance(thing, Dataset | Sampler) or (
+        not _is_data(thing) and hasattr(type(thing), "__getitem__") and isinstance(thing, Sized) and _has_dict(thing)
+    )
+
+
+def _has_dict(thing: Any) -> bool:
+    return not isinstance(thing, str | bytes | Mapping) and hasattr(thing, "__dict__")
+
+
+def _is_data(thing: Any) -> bool:
+    return isinstance(thing, list | tuple | range) or as_tensor(thing) is not None or hasattr(thing, "to_numpy")
+
+
+def _in_words(dataset: Any) -> str:
+    inner = getattr(dataset, "dataset", None)
+    kind = type(dataset).__name__ + (f" of {type(inner).__name__}" if inner is not None else "")
+    length = _length(dataset)
+    return f"{kind}, {length} samples" if length is not None else kind
+
+
+def _length(thing: Any) -> int | None:
+    try:
+        return len(thing)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _in_row(ranks: Sequence[int]) -> str:
+    few = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+    return f"rank {few}" if len(ranks) == 1 else f"ranks {few}"
+
+
+def _nothing() -> None:
+    """Nothing is left to compare."""

@@ -1,0 +1,138 @@
+"""An iterable data set of a user: iterated from its beginning or from a state of its own, or read by index."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data._utils import worker as torch_worker
+
+from .content import Content
+from .random_state import RandomStream
+
+_TRIED = 3  # elements that are read both ways to see whether they are the same
+
+
+class Source:
+    """A data set and its state, where it has `state_dict` and `load_state_dict`.
+
+    Args:
+        dataset: of the user.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.is_stateful = hasattr(dataset, "load_state_dict") and hasattr(dataset, "state_dict")
+        self._first_state: Any = None  # before the first iteration in this process
+        self._is_within = False  # an iteration has not come to its end
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch begins, if the data set wants to know."""
+        if callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
+            set_epoch(epoch)
+
+    def begin(self, position: int, state: Any) -> int:
+        """Bring the data set to where its `state` is, or to its beginning; returns the position there."""
+        if not self.is_stateful:
+            return 0
+        if self._first_state is None:
+            self._first_state = self.state()
+        if state is not None:
+            self.dataset.load_state_dict(copy.deepcopy(state))
+        elif self._is_within:
+            self.dataset.load_state_dict(copy.deepcopy(self._first_state))
+        self._is_within = True
+        return 0 if state is None else position
+
+    def state(self) -> Any:
+        """The state after the element yielded last."""
+        return copy.deepcopy(self.dataset.state_dict())
+
+    def end(self) -> None:
+        """The iteration has come to its end, where data sets may go back to their beginning."""
+        self._is_within = False
+
+
+class Indexed:
+    """A data set that can be iterated, and whose elements can be read by index as well.
+
+    Args:
+        dataset: of the user.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._random = RandomStream()
+        self._agrees: bool | None = None
+
+    @staticmethod
+    def may_be(dataset: Any) -> bool:
+        """Whether a data set has `__getitem__` and `__len__` of its own, and no state."""
+        kind = type(dataset)
+        return (
+            isinstance(dataset, IterableDataset)
+            and getattr(kind, "__getitem__", None) not in (None, Dataset.__getitem__)
+            and hasattr(kind, "__len__")
+            and not hasattr(dataset, "state_dict")
+        )
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def is_iterated_in_order(self, seed: int) -> bool:
+        """Whether iterating gives the elements by their index; found out once, from the first ones.
+
+        Args:
+            seed: of what the data set draws from the global random generators.
+        """
+        if self._agrees is None:
+            with as_worker(None), self._random.active(seed):
+                iterated = list(itertools.islice(iter(self._dataset), _TRIED))
+            count = min(_TRIED, len(self))
+            with as_worker(None), self._random.active(seed):
+                read = [self._dataset[index] for index in range(count)]
+            one, other = Content(), Content()
+            one.add(iterated)
+            other.add(read)
+            self._agrees = count > 0 and one.agrees(other)
+        return self._agrees
+
+    def between(self, start: int, stop: int, seed: int) -> Sequence[Any]:
+        """The elements from `start` to `stop` - 1, of which a slice is read when it is taken."""
+        return _Between(self._dataset, range(start, stop), self._random, seed)
+
+
+class _Between(Sequence[Any]):
+    """Elements that are read when they are taken."""
+
+    def __init__(self, dataset: Any, indices: range, random: RandomStream, seed: int) -> None:
+        self._dataset, self._indices, self._random, self._seed = dataset, indices, random, seed
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        chosen = self._indices[index]
+        with as_worker(None), self._random.active(self._seed):
+            if isinstance(chosen, range):
+                return [self._dataset[each] for each in chosen]
+            return self._dataset[chosen]
+
+
+@contextlib.contextmanager
+def as_worker(info: Any) -> Iterator[None]:
+    """Let `torch.utils.data.get_worker_info()` return `info`; None is what it returns in the main process."""
+    before = torch_worker._worker_info
+    torch_worker._worker_info = info
+    try:
+        yield
+    finally:
+        torch_worker._worker_info = before
