@@ -1,14 +1,16 @@
-"""The first batch: of an epoch of many samples, and after a resume in the middle of one."""
+"""The first batch: of an epoch of many samples, and after a resume in the middle of one. A whole epoch of a stream."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
-from ..case import Case, Goal, Side
+from ..case import Case, Goal, Pair, Side
 from ..lab import SCRIPTS, Lab
 from ..sample import Sample
 
 SCRIPT = str(SCRIPTS / "first_batch.py")
+STREAM = str(SCRIPTS / "stream.py")
 
 
 def _side(label: str, who: str, size: int, position: int = 0) -> Side:
@@ -29,6 +31,11 @@ def _epoch(exponent: int, goal: Goal, *, once: bool = False) -> Case:
     )
 
 
+def _stream(lab: Lab, count: int) -> Iterator[Pair]:
+    for ours, other in lab.answer([sys.executable, STREAM, str(count)]):
+        yield Sample(ours), Sample(other)
+
+
 GOAL = Goal(seconds=0.010, megabytes=10)
 CASES = [
     _epoch(7, GOAL),
@@ -39,5 +46,13 @@ CASES = [
         _side("run.dataloader", "paceline", 2 * 10**7, 10**7),
         _side("skipping batches", "torch", 2 * 10**7, 10**7),
         Goal(seconds=0.050),
+    ),
+    Case(
+        "stream",
+        "an epoch of 8192 elements of a stream, 4 workers",
+        Side("run.dataloader"),
+        Side("torch's DataLoader"),
+        Goal(1.05),
+        together=_stream,
     ),
 ]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import collections
+import itertools
+import os
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -250,6 +253,62 @@ def test_an_evaluation_counts_each_element_once_and_starts_again() -> None:
     one, two = on_ranks(2, work)
     for a, b in zip(one, two, strict=True):
         assert sorted(a + b) == list(range(SIZE))
+
+
+class StatefulWhole(Stateful):
+    """Says where it stands, and is read as a whole."""
+
+    def __iter__(self) -> Iterator[int]:
+        while self.next < SIZE:
+            self.next += 1
+            yield self.next - 1
+        self.next = 0
+
+
+@pytest.mark.parametrize("kind", [StatefulWhole, Stateful])
+@pytest.mark.parametrize("trial", range(int(os.environ.get("PACELINE_SOAK_STREAMS", "2"))))
+def test_a_stateful_stream_with_workers_that_is_killed_eleven_times(kind: Callable[[], Any], trial: int) -> None:
+    """Each life starts from the last checkpoint, and what it has done after its own last one is lost."""
+    dice = random.Random(trial)
+    epochs, every, size = 5, dice.choice([1, 2, 3]), 4
+    state: Any = None
+    done = 0
+    used: list[tuple[int, int]] = []  # epoch and element, of all steps that a checkpoint holds
+    for life in itertools.count():
+        last = life >= 11
+        until = sys.maxsize if last else dice.randint(0, 9)
+        options: dict[str, Any] = {"global_batch_size": size, "num_workers": dice.choice([0, 1, 2, 3])}
+        if options["num_workers"]:
+            options |= {"multiprocessing_context": "fork", "persistent_workers": dice.choice([False, True])}
+
+        def live(
+            ranks: Any, state: Any = state, done: int = done, until: int = until, options: dict[str, Any] = options
+        ) -> tuple[Any, int, list[tuple[int, int]]]:
+            loader = make_loader(kind(), rank=ranks.rank, world_size=ranks.world_size, ranks=ranks, **options)
+            if state is not None:
+                loader.load_state_dict(state)
+            saved: tuple[Any, int, list[tuple[int, int]]] = (state, done, [])
+            seen: list[tuple[int, int]] = []
+            steps = 0
+            while loader.epoch < epochs:
+                for batch in loader:
+                    if steps == until:
+                        return saved
+                    steps, done = steps + 1, done + 1
+                    seen += [(loader.epoch, i) for i in batch.tolist()[: loader.samples]]
+                    if done % every == 0:
+                        saved = (loader.state_dict(), done, list(seen))
+            return loader.state_dict(), done, seen
+
+        results = on_ranks(2 - life % 2, live)
+        assert len({(repr(after), steps) for after, steps, _ in results}) == 1, "all ranks save the same"
+        state, done, _ = results[0]
+        used += [each for _, _, seen in results for each in seen]
+        if state is not None and state["epoch"] == epochs:
+            break
+    assert collections.Counter(used) == {(epoch, i): 1 for epoch in range(epochs) for i in range(SIZE)}
+    if kind is StatefulWhole:
+        assert done == epochs * -(-SIZE // size)
 
 
 class Seeds(IterableDataset[int]):
