@@ -156,7 +156,7 @@ def test_samples_survive_kills_of_the_job_and_other_numbers_of_ranks(paceline: P
 @pytest.mark.parametrize("data", ["stateful", "stateful-split", "split"])
 def test_a_stream_with_workers_survives_kills_on_two_and_one_ranks(paceline: Paceline, data: str, trial: int) -> None:
     dice = random.Random(trial)
-    kills = 11 if trial else 3
+    kills = 11 if trial else 2
     training = Training(paceline, dice.choice([1, 2, 3]), data, epochs=3 + kills)
     for number in range(kills + 1):
         training.workers = dice.choice([1, 2, 3])
