@@ -1,13 +1,13 @@
-"""What a backend is: something that runs jobs. The verbs know no more of one than this file says.
+"""The interface of a backend, which runs jobs. The verbs use nothing else of it.
 
 A backend subclasses `Backend` and is found by the name of its kind (see `registry`): one of paceline's own, or of the
 entry-point group `paceline.backends` of an installed package. docs/backends.md shows how to write one.
 
 A job starts in two steps. `prepare` finds everything that is wrong with it and starts nothing; `start`, or `run` for a
-job that is watched, starts what was prepared. What not every backend can do is a protocol below (`Elastic`, `Checks`,
-`Metered`, `TensorBoards`, `Volumes`): a backend that has its methods can do it.
+job in the foreground, starts what was prepared. Optional abilities are protocols (`Elastic`, `Checks`, `Metered`,
+`TensorBoards`, `Volumes`): a backend has an ability if it has the methods of its protocol.
 
-Methods return what they find, and raise `UserError` for what a person can correct. Nothing but `cli/` prints.
+Methods return results, and raise `UserError` for errors that a user can correct. Only `cli/` prints.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class LogQuery:
 
     Attributes:
         ranks: of these; None for all.
-        follow: go on until the job ends.
-        tail: only the last so many lines; None for all.
+        follow: continue until the job ends.
+        tail: how many of the last lines; None for all.
         since: only what was written after this time, in seconds since the epoch.
-        attempt: of this attempt; None for the last one, and with `follow` for those that come.
+        attempt: of this attempt; None for the last one, and with `follow` for later ones too.
         timed: the lines' times are wanted, not only their order.
         raw: with `follow`, pass on unfinished lines too, such as a progress bar.
     """
@@ -56,9 +56,9 @@ class LogQuery:
 
 
 class LogLines(NamedTuple):
-    """Lines with their ends: when they were written (about), and by whom.
+    """Lines with their line ends, when they were written (about), and by which rank.
 
-    The last one of an attempt may have no end, and a line of more than 1 MiB comes in pieces that have none.
+    The last line of an attempt may have no line end. A line of more than 1 MiB comes in pieces without line ends.
     """
 
     time: float
@@ -70,7 +70,7 @@ class LogLines(NamedTuple):
 
 @dataclass(frozen=True)
 class Shell:
-    """A command to replace this process with, its variables and its folder."""
+    """A command that replaces this process, with its variables and its folder."""
 
     command: tuple[str, ...]
     env: dict[str, str]
@@ -78,13 +78,13 @@ class Shell:
 
 
 class ProgressReporter(Protocol):
-    """Is called with how far something is."""
+    """Receives the progress of an operation."""
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
-        """What is being done, how much of it is done, and how much there is, or None."""
+        """Report what is being done, how much of it is done, and how much there is (None if unknown)."""
 
     def say(self, line: str) -> None:
-        """Something that the user should read."""
+        """Show a line to the user."""
 
 
 class Listing(NamedTuple):
@@ -92,8 +92,8 @@ class Listing(NamedTuple):
 
     Attributes:
         jobs: the newest first, or in the order of the names that were asked for.
-        hidden: how many others there are that ended before `since`.
-        warnings: what is not in there, and why: a line for each host that did not answer, for example.
+        hidden: how many other jobs ended before `since`.
+        warnings: what is missing, and why; for example one line per host that did not answer.
     """
 
     jobs: list[Job]
@@ -106,15 +106,15 @@ MOST_RANKS = 4096  # on one node
 
 @dataclass(frozen=True)
 class Prepared:
-    """A job that nothing is wrong with, so far as that can be known before it starts.
+    """A job that has passed all checks that are possible before it starts.
 
-    A backend adds what it needs to start it in a subclass.
+    A backend may subclass it and add what it needs to start the job.
 
     Attributes:
-        spec: the job, as complete as it is before it starts. A name that ends in `-` gets its number when it starts.
-        ranks: for each rank its variables, those known before it starts.
-        node_ranks: the most ranks that any node may have.
-        is_part: whether this is one machine's part of a job that people start on each machine by hand.
+        spec: the job, as complete as it is before the start. A name that ends in `-` gets its number at the start.
+        ranks: the variables of each rank that are known before the start.
+        node_ranks: the greatest number of ranks on a node.
+        is_part: whether this is one machine's part of a job that is started on each machine by hand.
     """
 
     spec: JobSpec
@@ -133,13 +133,13 @@ class Flag:
 
     Attributes:
         option: the field of `Backend.Options` that it sets.
-        names: such as `--ssh-port`; the first one stands in messages.
-        metavar: what stands for its value in `--help`.
-        help: its line there.
-        letter: for it, in the verbs that start jobs; other verbs have other meanings for letters.
+        names: such as `--ssh-port`; messages use the first one.
+        metavar: the placeholder of its value in `--help`.
+        help: its help text.
+        letter: a short form, in the verbs that start jobs; in other verbs letters have other meanings.
         number: the least and the greatest value of a whole number; None for text.
-        names_hosts: `list`: its value is HOST[:SLOTS],…; `file`: that of a file with such lines. Hosts that are named
-            so need no target in the settings.
+        names_hosts: `list` if its value is HOST[:SLOTS],…; `file` if it is a file with such lines. Such hosts need no
+            target in the settings.
     """
 
     option: str
@@ -152,26 +152,26 @@ class Flag:
 
     @property
     def parameter(self) -> str:
-        """What click calls its value."""
+        """The name of click's parameter."""
         return self.names[-1].lstrip("-").replace("-", "_")
 
 
 class Backend(ABC):
-    """Something that runs jobs. Every method takes many jobs at once where that saves calls.
+    """Runs jobs. Methods take several jobs at once if that saves calls.
 
     Attributes:
-        Options: a pydantic model of what its targets say in the settings, beside `backend`; None: nothing.
-        unsupported: the fields of a `JobSpec` that mean nothing to it, and why; a job that sets one is refused. A field
-            in another one is `rendezvous.node_rank`, for example.
-        name: of the target; of this machine `local`.
-        where: the flags that lead to it, with a space before them.
+        Options: a pydantic model of a target's keys other than `backend`; None if it has none.
+        unsupported: the fields of a `JobSpec` that it cannot honour, each with the reason; a job that sets one is
+            refused. A nested field is written like `rendezvous.node_rank`.
+        name: of the target; `local` for this machine.
+        where: the flags that select it, with a space before them.
     """
 
     Options: ClassVar[type[BaseModel] | None] = None
     unsupported: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, name: str, options: Any = None, where: str = "") -> None:
-        """Connect to nothing yet.
+        """Make no connection yet.
 
         Args:
             name: see the attribute.
@@ -184,13 +184,13 @@ class Backend(ABC):
 
     @abstractmethod
     def prepare(self, spec: JobSpec, *, detached: bool = True) -> Prepared:
-        """Find out what `start` or `run` would do with a job. Starts nothing and leaves nothing.
+        """Check a job, and find out what `start` or `run` would do with it. Starts nothing and leaves nothing behind.
 
-        Begin it with `refuse_unsupported`.
+        An implementation calls `refuse_unsupported` first.
 
         Args:
             spec: what the user asks for.
-            detached: whether the job is to go on by itself; otherwise it ends with this process.
+            detached: whether the job goes on without the client; otherwise it ends with this process.
 
         Raises:
             UserError: it cannot run there, or its name is taken.
@@ -198,23 +198,23 @@ class Backend(ABC):
 
     @abstractmethod
     def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
-        """Start a job that goes on by itself.
+        """Start a job that goes on without the client.
 
         Args:
             prepared: by this backend, `detached`.
-            progress: is called with how far it is.
+            progress: receives the progress.
 
         Raises:
-            UserError: it cannot run there after all; then nothing of it is left.
+            UserError: it cannot run there after all; nothing of it is left.
         """
 
     def run(self, prepared: Prepared, progress: ProgressReporter, shown: Shown) -> Foreground:
-        """Start a job that ends with this process, which watches it.
+        """Start a job in the foreground: it ends with this process.
 
         Args:
             prepared: by this backend, not `detached`.
-            progress: is called with how far it is.
-            shown: what of its output is watched.
+            progress: receives the progress.
+            shown: which output is shown.
 
         Raises:
             UserError: as for `start`.
@@ -222,7 +222,7 @@ class Backend(ABC):
         raise UserError(f"{self.name} cannot run jobs in the foreground; start it with paceline submit{self.where}")
 
     def refuse_unsupported(self, spec: JobSpec) -> None:
-        """See `unsupported`.
+        """Refuse a job that sets a field in `unsupported`.
 
         Raises:
             UserError: the job sets such a field.
@@ -238,11 +238,11 @@ class Backend(ABC):
 
     @abstractmethod
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
-        """These jobs, or all; those that are unknown are left out.
+        """Describe these jobs, or all; unknown names are left out.
 
         Args:
             names: of the jobs; None for all.
-            since: leave out, of all, those that ended before this time, in seconds since the epoch.
+            since: if `names` is None, leave out jobs that ended before this time, in seconds since the epoch.
 
         Raises:
             UserError: it is not known whether there is a job of such a name.
@@ -250,15 +250,15 @@ class Backend(ABC):
 
     @abstractmethod
     def spec(self, name: str) -> JobSpec:
-        """What a job's user asked for."""
+        """The specification with which a job was submitted."""
 
     @abstractmethod
     def events(self, name: str) -> list[dict[str, Any]]:
-        """What happened to a job: time, event, and details; of a job on several machines the host, too."""
+        """The events of a job: time, event, and details; the host too if the job has several."""
 
     @abstractmethod
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
-        """Lines of a job in the order in which they were written; a query that cannot be met is a UserError at once."""
+        """Lines of a job in the order in which they were written; an invalid query raises UserError at once."""
 
     # -- act -----------------------------------------------------------------------------------------------------------
 
@@ -266,29 +266,29 @@ class Backend(ABC):
     def wait(
         self, names: Sequence[str], seconds: float | None = None, tick: Callable[[int], None] = lambda ended: None
     ) -> bool:
-        """Come back when these jobs have ended or the time is over; returns whether they have.
+        """Wait until these jobs have ended, or the time is over; returns whether they have ended.
 
-        `tick` is called now and then with how many of them have.
+        `tick` is called from time to time with how many have ended.
         """
 
     @abstractmethod
     def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
-        """How to run a command, or a shell if it is empty, where a rank runs, and as it does."""
+        """A command (a shell if it is empty) in the folder of a rank, with its variables."""
 
     @abstractmethod
     def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:
-        """Ask jobs to stop: cleanly, with their grace, or at once. Jobs that have ended are left as they are.
+        """Ask jobs to stop: within their grace period, or at once. Jobs that have ended are not changed.
 
         Returns:
-            Of jobs that were not reached everywhere, which others are left, and why: name → a line.
+            For jobs that were not reached on all hosts: name → a line that says where and why.
         """
 
     @abstractmethod
     def delete(self, names: Sequence[str]) -> list[str]:
-        """Remove jobs that have ended, with all that was written for them; returns what is left, a line each."""
+        """Remove jobs that have ended, with all their files; returns one line for each remainder."""
 
     def forget(self, name: str) -> list[str]:
-        """Remove what can be reached of a LOST job, and know it no more; returns the hosts where something is left.
+        """Remove what can be reached of a LOST job, and forget it; returns the hosts where something is left.
 
         Raises:
             UserError: it cannot be forgotten.
@@ -297,7 +297,7 @@ class Backend(ABC):
 
 
 def _field(spec: JobSpec, field: str) -> tuple[Any, Any]:
-    """The value of a field, which may be in another one, and its default."""
+    """The value of a field, which may be nested, and its default."""
     value: Any = spec
     *above, last = field.split(".")
     for part in above:
@@ -305,22 +305,22 @@ def _field(spec: JobSpec, field: str) -> tuple[Any, Any]:
     return getattr(value, last), type(value).model_fields[last].get_default(call_default_factory=True)
 
 
-# -- what not every backend can do -------------------------------------------------------------------------------------
+# -- optional abilities ------------------------------------------------------------------------------------------------
 
 
 @runtime_checkable
 class Elastic(Protocol):
-    """The machines of a job that runs can become more or fewer."""
+    """Machines can be added to and removed from a running job."""
 
     def scaleout(self, name: str, more: Sequence[str] | int | None) -> list[str]:
-        """Have more nodes take part in a job: these hosts, so many, or None for all that may; returns which come.
+        """Add nodes to a job: these hosts, this number, or None for all possible; returns the added ones.
 
         Raises:
-            UserError: one cannot; then none does.
+            UserError: one cannot be added; then none is.
         """
 
     def scalein(self, name: str, fewer: Sequence[str] | int) -> list[str]:
-        """Have these hosts, or so many, leave a job, which goes on without them; returns which leave.
+        """Remove these hosts, or this number, from a job, which goes on without them; returns the removed ones.
 
         Raises:
             UserError: one takes no part in it, or too few would be left.
@@ -329,21 +329,21 @@ class Elastic(Protocol):
 
 @runtime_checkable
 class Checks(Protocol):
-    """It can say what would go wrong with jobs before there are any."""
+    """It can be checked without a job."""
 
     def check(self, progress: ProgressReporter) -> Inspected | Survey:
-        """What there is, and what would go wrong; starts no job."""
+        """Find out what there is, and what would go wrong with a job; starts none."""
 
 
 @runtime_checkable
 class Metered(Protocol):
-    """What jobs and machines use is measured."""
+    """It measures what jobs and machines use."""
 
     def nodes(self, warn: Callable[[str], None]) -> list[Node]:
-        """The machines, and what is in use there; `warn` is called with why one is left out."""
+        """The machines, and what is in use; `warn` gets the reason if one is left out."""
 
     def usage(self, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
-        """What these jobs use now, over a moment or since the last call; those that do not run are left out."""
+        """What these jobs use, measured briefly or since the last call; jobs that do not run are left out."""
 
 
 @runtime_checkable
@@ -356,7 +356,7 @@ class TensorBoards(Protocol):
         Args:
             name: of the job.
             logdir: what it shows; None for its default.
-            warn: is called with how to reach it, where the address alone does not do.
+            warn: gets a line that says how to reach it, if the address is not enough.
         """
 
     def reach_tensorboard(self, name: str, url: str) -> str | None:
@@ -385,10 +385,10 @@ Ability = TypeVar("Ability", Elastic, Checks, Metered, TensorBoards, Volumes)
 
 
 def able(backend: Backend, ability: type[Ability]) -> Ability:
-    """The backend as what has an ability.
+    """The backend, typed as one that has the ability.
 
     Raises:
-        UserError: it has not.
+        UserError: it lacks the ability.
     """
     if not isinstance(backend, ability):
         raise UserError(f"{backend.name}: {_LACKING[ability]}")

@@ -1,4 +1,4 @@
-"""A job that somebody watches while it runs: its output and events as they come."""
+"""A job in the foreground: its output and events while it runs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Shown:
     """Which streams of which local ranks are shown, in torchrun's numbers: 1 stdout, 2 stderr, 3 both.
 
     Attributes:
-        first: where rank 0 is.
+        first: on the host of rank 0.
         others: on the other hosts of a run.
-        split: the local ranks whose stderr is kept apart.
+        split: the local ranks whose stderr is separate from stdout.
         several: whether more than one rank is shown.
     """
 
@@ -39,12 +39,12 @@ class Shown:
 
 
 class Foreground(Protocol):
-    """A run that is watched.
+    """A job that ends with this process.
 
     Attributes:
         name: of the job.
-        first_line: what is said of it first.
-        max_restarts: how often it may start again.
+        first_line: the first message about it.
+        max_restarts: how many restarts after failures it may have.
     """
 
     name: str
@@ -55,23 +55,23 @@ class Foreground(Protocol):
         """Ask to stop the job; asked twice, it is stopped at once."""
 
     def updates(self) -> Iterator[Update]:
-        """What ranks write and what happens, as it comes, until the job is over."""
+        """Output of the ranks and events, until the job has ended."""
 
     def leads(self, output: Output) -> bool:
-        """Whether this is the rank that is shown as it writes."""
+        """Whether this is the rank that is shown without a prefix, as it writes."""
 
     def unreported_end(self) -> tuple[int, list[str]]:
-        """An exit code and an explanation, for a job that is over without a word."""
+        """An exit code and an explanation, for a job that ended without a report."""
 
 
 def how_it_ended(code: int, pid: int, log: object, on: str = "") -> tuple[int, list[str]]:
-    """The exit code of a job whose agent ended without a report, and what is to be said of that.
+    """The exit code of a job whose agent ended without a report, and lines that explain it.
 
     Args:
         code: the agent's.
         pid: the agent's.
-        log: where it printed, None where that says nothing.
-        on: says on which host.
+        log: the file with its output; None if that does not help.
+        on: " on HOST" for a job on hosts.
     """
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     lines = [f"the job's agent{on} (pid {pid}) ended without a report ({how}); its ranks were ended too"]

@@ -18,14 +18,14 @@ _SCRIPT_SECONDS = 10.0
 
 
 class NamedHost(NamedTuple):
-    """A host, and how many ranks it has room for, None where that was not said."""
+    """A host and its slots; None if they were not given."""
 
     name: str
     slots: int | None
 
 
 def in_list(flag: str, text: str) -> list[NamedHost]:
-    """Those of `HOST[:SLOTS],…`.
+    """The hosts of `HOST[:SLOTS],…`.
 
     Raises:
         UserError: it cannot be read.
@@ -34,7 +34,7 @@ def in_list(flag: str, text: str) -> list[NamedHost]:
 
 
 def in_file(flag: str, file: str) -> list[NamedHost]:
-    """Those of a file with a host a line, `HOST:SLOTS` or `HOST slots=N`.
+    """The hosts of a file with one host per line, `HOST:SLOTS` or `HOST slots=N`.
 
     Raises:
         UserError: it cannot be read.
@@ -51,7 +51,7 @@ def in_file(flag: str, file: str) -> list[NamedHost]:
 
 
 def printed_by(script: str) -> list[NamedHost]:
-    """Those that a script prints, a line each, as `HOST` or `HOST:SLOTS`.
+    """The hosts that a script prints, one per line, as `HOST` or `HOST:SLOTS`.
 
     Raises:
         UserError: it cannot be run, fails, or prints none.
@@ -77,7 +77,7 @@ def printed_by(script: str) -> list[NamedHost]:
 
 
 def _hosts(lines: list[tuple[str, str]]) -> list[NamedHost]:
-    """The hosts of lines, each with where it stands."""
+    """The hosts of lines, each given with its origin for messages."""
     hosts: list[NamedHost] = []
     for line, where in lines:
         found = _LINE.fullmatch(line)

@@ -1,4 +1,4 @@
-"""Packs what a node needs of paceline into one file that Python runs as it is (`python3 FILE agent …`)."""
+"""Packs what a node needs of paceline into one file that Python can run (`python3 FILE agent …`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAIN = b"from paceline.node.__main__ import main\n\nmain()\n"
 
 
 class Archive(NamedTuple):
-    """A zip archive; its name has the hash of what is in it."""
+    """A zip archive; its name contains the hash of its contents."""
 
     name: str
     data: bytes

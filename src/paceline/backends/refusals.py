@@ -1,4 +1,4 @@
-"""What code of a node refuses, as an error of the command line."""
+"""Turns refusals of a node into errors of the command line."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """Whatever a node's code refuses is the user's to mend.
+    """Raise a node's `Refused` as `UserError`.
 
     Raises:
-        UserError: it was refused.
+        UserError: the block was refused.
     """
     try:
         yield

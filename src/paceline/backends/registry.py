@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .base import Flag
 
 BACKENDS = {"local": "paceline.backends.local.backend:Local", "ssh": "paceline.backends.ssh.backend:Ssh"}
-# The flags of a kind are in a module of their own, since every verb has them, and few need the backend.
+# Flags are in their own module, because every verb has them, and few load the backend.
 _FLAGS = {"ssh": "paceline.backends.ssh.flags:FLAGS"}
 
 HERE = "local"
@@ -37,17 +37,17 @@ def load(
     given_by: Mapping[str, str] | None = None,
     where: str = "",
 ) -> Backend:
-    """The backend of this name: this machine, a target of the settings, or one that the options alone describe.
+    """The backend of this name: this machine, a target of the settings, or one that `kind` and the options describe.
 
     Args:
-        name: of it; None for this machine.
-        options: go over what the settings say.
-        kind: of backend, where the options alone describe it; the settings are not asked then.
+        name: of the target; None for this machine.
+        options: take precedence over the settings.
+        kind: of backend, if the options describe it completely; the settings are not read then.
         given_by: option → the flag that set it, for messages.
-        where: the flags that lead there, without --on.
+        where: the flags that select it, without --on.
 
     Raises:
-        UserError: there is none, or its options make no sense.
+        UserError: there is no such backend, or its options are invalid.
     """
     name = name or HERE
     options, given_by, where = options or {}, given_by or {}, f" {where}" if where else ""
@@ -70,7 +70,7 @@ def _configured(kind: str, name: str, options: Mapping[str, Any], given_by: Mapp
     """A backend with its options.
 
     Raises:
-        UserError: they make no sense.
+        UserError: they are invalid.
     """
     backend = _kind(kind)
     own = {flag.names[0] for flag in flags().get(kind, ())}
@@ -97,7 +97,7 @@ def _configured(kind: str, name: str, options: Mapping[str, Any], given_by: Mapp
 
 
 def _not_its_own(flag: str, kind: str, name: str) -> str:
-    """What is wrong with a flag of another kind of backend."""
+    """The message for a flag of another kind of backend."""
     if name != HERE:
         return f"{flag} means nothing to {name}, whose backend is {kind}; leave it out"
     beside = next(those for those in flags().values() if any(flag in one.names for one in those))
@@ -115,7 +115,7 @@ def _kind(kind: str) -> type[Backend]:
     if entry is not None:
         own: type[Backend] = _loaded(entry)
         return own
-    from importlib.metadata import entry_points  # takes longer than all else here
+    from importlib.metadata import entry_points  # slow to import
 
     found = {point.name: point.value for point in entry_points(group="paceline.backends")}
     if kind not in found:

@@ -1,4 +1,4 @@
-"""What every backend does on the client before it starts a job: its name, its secrets, its volumes, its code."""
+"""What every backend does on the client before it starts a job: check the name, secrets and volumes; get the code."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class NameTaken(UserError):
 
 
 def checked(spec: JobSpec, *, detached: bool) -> JobSpec:
-    """The job as it is stored; changes nothing, and fetches nothing.
+    """Check a job, and return it as it will be stored; changes and fetches nothing.
 
     Args:
         spec: what the user asked for.
-        detached: it goes on by itself, watched by nobody.
+        detached: whether it goes on without the client.
 
     Raises:
-        UserError: it cannot run anywhere, as far as this machine knows.
+        UserError: it cannot run on any machine, as far as this machine can tell.
     """
     if spec.name:
         _check_name(f"{spec.name}1" if spec.name.endswith("-") else spec.name)
@@ -57,7 +57,7 @@ def checked(spec: JobSpec, *, detached: bool) -> JobSpec:
 
 
 def source_of(spec: JobSpec) -> Path | None:
-    """The folder here that the job's code will be a copy of, if it is one."""
+    """The local folder of which the job's code will be a copy; None if there is none."""
     if spec.code is None or spec.code.mode == "git":
         return None
     source = _current_folder() / os.path.expanduser(spec.code.source or ".")
@@ -65,10 +65,10 @@ def source_of(spec: JobSpec) -> Path | None:
 
 
 def _in_copy(spec: JobSpec) -> JobSpec:
-    """The job with its script named as in the copy of the code, not as in what is copied.
+    """The job with the path of its script in the copy of the code, instead of in the source.
 
     Raises:
-        UserError: it is not in what is copied, as far as can be seen before that is done.
+        UserError: the source does not contain it, as far as can be seen before copying.
     """
     assert spec.code is not None
     spec, source = _relative(spec), source_of(spec)
@@ -92,10 +92,10 @@ def _relative(spec: JobSpec) -> JobSpec:
 
 
 def _current_folder() -> Path:
-    """This process's folder.
+    """The current folder.
 
     Raises:
-        UserError: it is gone.
+        UserError: it was deleted.
     """
     try:
         return Path.cwd()
@@ -104,7 +104,7 @@ def _current_folder() -> Path:
 
 
 def as_planned(kind: type[JobSpec], job: Mapping[str, Any]) -> JobSpec:
-    """A job as a node has completed it, whose name and framework may be known only when it starts."""
+    """A job as a node has completed it; its name and framework may be placeholders."""
     open_ = {"name": job["name"], "framework": job["framework"]}
     return kind.model_validate({**job, "name": "", "framework": None}).model_copy(update=open_)
 
@@ -113,10 +113,10 @@ def as_planned(kind: type[JobSpec], job: Mapping[str, Any]) -> JobSpec:
 
 
 def fetched(spec: JobSpec, destination: Path, progress: ProgressReporter) -> dict[str, Any]:
-    """Bring the code of a job to a folder that is not there yet; returns what is known of it.
+    """Copy the code of a job to a folder that does not exist yet; returns the record of it.
 
     Raises:
-        UserError: it cannot be brought, or lacks the job's script.
+        UserError: it cannot be copied, or lacks the job's script.
     """
     assert spec.code is not None
     from paceline.job.code.bring import fetch
@@ -136,14 +136,14 @@ def fetched(spec: JobSpec, destination: Path, progress: ProgressReporter) -> dic
 
 
 def shown_name(spec: JobSpec) -> str:
-    """The job's name, as far as it is known before the job starts."""
+    """The job's name for a dry run, with a placeholder for what is chosen at the start."""
     if not spec.name:
         return new_name(_stem(spec))[:-5] + CHOSEN
     return f"{spec.name}{CHOSEN}" if spec.name.endswith("-") else spec.name
 
 
 def start_named(spec: JobSpec, start: Callable[[str], Started]) -> Started:
-    """Start a job under its name: one that ends in '-' is completed by the next free number, an empty one is made up.
+    """Start a job under its name: one that ends in '-' gets the next free number, an empty one is generated.
 
     Args:
         spec: the job.
@@ -163,10 +163,10 @@ def start_named(spec: JobSpec, start: Callable[[str], Started]) -> Started:
 
 
 def _check_name(name: str) -> None:
-    """Whether a job may be called so.
+    """Check a job's name.
 
     Raises:
-        UserError: it may not.
+        UserError: it is not valid.
     """
     if not NAME.fullmatch(name):
         raise UserError(f"{name!r} is not a job name; use up to 63 letters, digits, '.', '_' and '-'")

@@ -24,14 +24,14 @@ PATIENCE = 5.0  # seconds that a file system has to answer
 
 @dataclass(frozen=True)
 class Source:
-    """A volume that a job wants, and where it finds it.
+    """A volume of a job, and its path on this machine.
 
     Attributes:
         volume: its name.
         path: where it is on this machine.
         wanted: where the job wants to see it.
-        visible: whether it is seen there: the paths are the same, or a link or mount leads from one to the other.
-        variable: the environment variable with `path`, which the job gets in any case.
+        visible: whether `wanted` is the same folder as `path`, perhaps through a link or mount.
+        variable: the environment variable with `path`, which the job always gets.
     """
 
     volume: str
@@ -42,7 +42,7 @@ class Source:
 
 
 def volumes(settings: Settings) -> list[Volume]:
-    """All volumes of the settings, by name, looked at at the same time."""
+    """All volumes of the settings, by name; all are examined at the same time."""
     looks = {name: _Look(path) for name, path in sorted(settings.volumes.items())}
     for look in looks.values():
         look.wait()
@@ -53,10 +53,10 @@ def volumes(settings: Settings) -> list[Volume]:
 
 
 def check(mounts: Sequence[Mount], settings: Settings) -> dict[str, str]:
-    """Name → path of a job's volumes, by the settings alone.
+    """Name → path of a job's volumes, from the settings; does not look at the paths.
 
     Raises:
-        UserError: one is unknown, or two of them cannot be told apart.
+        UserError: one is unknown, or two of them clash.
     """
     variables: dict[str, str] = {}
     wanted: dict[str, str] = {}
@@ -76,7 +76,7 @@ def resolve(mounts: Sequence[Mount], settings: Settings) -> list[Source]:
     """Where a job's volumes are on this machine.
 
     Raises:
-        UserError: one is unknown or cannot be read, or two of them cannot be told apart.
+        UserError: one is unknown or cannot be read, or two of them clash.
     """
     looks = {name: _Look(path) for name, path in check(mounts, settings).items()}
     for name, look in looks.items():
@@ -98,7 +98,7 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 
 
 class _Look:
-    """Tries to read a folder or file, in a thread of its own: a network file system may never answer."""
+    """Tries to read a folder or file in its own thread, because a network file system may never answer."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -109,7 +109,7 @@ class _Look:
         threading.Thread(target=self._look, daemon=True).start()
 
     def wait(self) -> None:
-        """Until there is an answer, or for as long as is decent."""
+        """Wait for the answer, at most `PATIENCE` seconds."""
         if not self._answered.wait(PATIENCE):
             self.problem = f"no answer within {PATIENCE:g} s"
 

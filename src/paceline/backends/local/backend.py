@@ -49,7 +49,7 @@ class Local(Backend):
     }
 
     def __init__(self, name: str, options: None = None, where: str = "") -> None:
-        """Look at nothing yet."""
+        """Read nothing yet."""
         super().__init__(name, options, where)
         self._jobs = jobs_folder()
         self._measures: Gauge | None = None
@@ -57,7 +57,7 @@ class Local(Backend):
     # -- start ---------------------------------------------------------------------------------------------------------
 
     def prepare(self, spec: JobSpec, *, detached: bool = True) -> Prepared:
-        """Find out what would become of a job here.
+        """Check a job, and find out what `start` or `run` would do with it.
 
         Raises:
             UserError: it cannot run here, or its name is taken.
@@ -68,7 +68,7 @@ class Local(Backend):
         return prepared(spec, detached=detached)
 
     def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
-        """Start a job that goes on by itself.
+        """Start a job that goes on without the client.
 
         Raises:
             UserError: it cannot run here, or its name is taken.
@@ -78,7 +78,7 @@ class Local(Backend):
         return Job.from_record(start(prepared, progress).record)
 
     def run(self, prepared: Prepared, progress: ProgressReporter, shown: Shown) -> LocalRun:
-        """Start a job that ends with this process, which watches it.
+        """Start a job in the foreground: it ends with this process.
 
         Raises:
             UserError: it cannot run here, or its name is taken.
@@ -90,7 +90,7 @@ class Local(Backend):
     # -- look ----------------------------------------------------------------------------------------------------------
 
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
-        """These jobs, or all; those that are unknown are left out."""
+        """Describe these jobs, or all; unknown names are left out."""
         if names is not None:
             line = records.line_of(self._jobs.parent)
             runs = [run for name in names if (run := records.find(self._jobs, name)) is not None]
@@ -104,8 +104,8 @@ class Local(Backend):
     def _all(self, since: float, warn: Callable[[str], None]) -> tuple[list[dict[str, Any]], int]:
         """The records of all jobs but those that ended before `since`, and how many jobs there are.
 
-        Jobs whose time to live is over go. Records of jobs that have ended come from the index, as far as it knows
-        them, the others from their folders.
+        Jobs whose time to live is over are removed. Records of jobs that have ended come from the index, if it has
+        them; the others are read from their folders.
         """
         from paceline.job.index import Index
 
@@ -145,7 +145,7 @@ class Local(Backend):
         return [record for record in (*old, *new) if record["name"] not in expired], count
 
     def spec(self, name: str) -> JobSpec:
-        """What a job's user asked for."""
+        """The specification with which a job was submitted."""
         from paceline.job.spec import JobSpec
 
         stored = read_json(self._run(name).job) or {}
@@ -155,7 +155,7 @@ class Local(Backend):
             raise UserError(f"what job {name} runs cannot be read from its folder; submit it again") from None
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """What happened to a job."""
+        """The events of a job."""
         return records.events(self._run(name))
 
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
@@ -179,14 +179,14 @@ class Local(Backend):
         return [Node(**self._gauge.machine())]
 
     def usage(self, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
-        """What these jobs use now, over a moment or since the last call; those that do not run are left out."""
+        """What these jobs use, measured briefly or since the last call; jobs that do not run are left out."""
         from paceline.job.job import Usage
 
         return {name: Usage(**usage) for name, usage in self._gauge.of_jobs(names).items()}
 
     @property
     def _gauge(self) -> Gauge:
-        """What measures from call to call."""
+        """Measures usage between calls."""
         if self._measures is None:
             from paceline.node.store.usage import Gauge
 
@@ -209,7 +209,7 @@ class Local(Backend):
     def wait(
         self, names: Sequence[str], seconds: float | None = None, tick: Callable[[int], None] = lambda ended: None
     ) -> bool:
-        """Come back when these jobs have ended or the time is over; returns whether they have."""
+        """Wait until these jobs have ended, or the time is over; returns whether they have ended."""
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         for ended, run in enumerate(map(self._run, names)):
             thread = threading.Thread(target=run.wait_until_free, daemon=True)  # the kernel wakes it, and nobody else
@@ -223,14 +223,14 @@ class Local(Backend):
         return True
 
     def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:
-        """Ask jobs to stop: cleanly, with their grace, or at once. Jobs that have ended are left as they are."""
+        """Ask jobs to stop: within their grace period, or at once. Jobs that have ended are not changed."""
         with refusals():
             for name in dict.fromkeys(names):
                 lifecycle.stop(self._run(name), now)
         return {}
 
     def delete(self, names: Sequence[str]) -> list[str]:
-        """Remove jobs that have ended, with all that was written for them; one that is gone already is no error.
+        """Remove jobs that have ended, with all their files; a job that does not exist is no error.
 
         Raises:
             UserError: one has not ended, or cannot be removed.
@@ -245,14 +245,14 @@ class Local(Backend):
         return []
 
     def _remove(self, name: str) -> None:
-        """Take a job's folder away in one step, and then apart."""
+        """Rename a job's folder to a hidden name, then remove it."""
         from .prepare import home
 
         with refusals():
             home().remove(RunDirectory(self._jobs / name))
 
     def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
-        """How to run a command where a rank runs, and as it does."""
+        """A command in the folder of a rank, with its variables."""
         with refusals():
             env, folder = placement.shell_of(self._run(name), rank)
         return Shell(tuple(command) or (os.environ.get("SHELL", "/bin/sh"),), env, folder)

@@ -1,4 +1,4 @@
-"""A job on this machine that ends with whoever started it."""
+"""A job on this machine that ends with the client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class LocalRun:
-    """A job on this machine that ends with whoever started it."""
+    """A job on this machine that ends with the client."""
 
     def __init__(self, prepared: Prepared, progress: ProgressReporter, shown: Shown) -> None:
         """Start it.
@@ -48,7 +48,7 @@ class LocalRun:
             self._process.send_signal(number)
 
     def updates(self) -> Iterator[Update]:
-        """What ranks write and what happens, as it comes, until the agent is gone."""
+        """Output of the ranks and events, until the agent has ended."""
         yield from updates(self._directory, self._lifeline.fileno())
         self._process.wait()
         self._lifeline.close()
@@ -58,7 +58,7 @@ class LocalRun:
         return output.local_rank == 0
 
     def unreported_end(self) -> tuple[int, list[str]]:
-        """What became of the agent."""
+        """The agent's exit code, and lines that explain it."""
         log = None if is_disk_full(self._directory.path) else self._directory.agent_log
         code, lines = how_it_ended(self._process.returncode, agent_pid(self._directory, self._process.pid), log)
         if log is None:

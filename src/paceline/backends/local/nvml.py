@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs as the driver's own library tells them, where `nvidia-ml-py` is installed (`paceline[gpu]`)."""
+"""NVIDIA's GPUs as read from NVML, if `nvidia-ml-py` is installed (`paceline[gpu]`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RECENT = 2.0  # seconds that a process's use is of
 
 
 def reader() -> Callable[[], tuple[Gpu, ...]]:
-    """What tells the GPUs each time it is called: NVML, or nvidia-smi where NVML cannot be used."""
+    """A function that reads the GPUs: from NVML, or from nvidia-smi if NVML cannot be used."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
@@ -66,7 +66,7 @@ def _processes(nvml: Any, ask: _Ask, handle: Any) -> tuple[GpuProcess, ...]:
 
 
 class _Ask:
-    """Calls NVML; what a GPU or its driver cannot tell is None."""
+    """Calls NVML; the result is None if the GPU or its driver does not support the query."""
 
     def __init__(self, nvml: Any) -> None:
         self._error = nvml.NVMLError

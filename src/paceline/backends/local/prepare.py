@@ -1,4 +1,4 @@
-"""What a job will be on this machine; starts nothing."""
+"""Prepares a job for this machine; starts nothing."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class LocalPrepared(Prepared):
     """A job for this machine.
 
     Attributes:
-        asked: what its user asked for.
-        plan: what it will be, under the name that is shown before it has one.
+        asked: the specification as submitted.
+        plan: the complete job, with a placeholder for a name that is chosen at the start.
     """
 
     asked: JobSpec = field(kw_only=True)
@@ -61,11 +61,11 @@ class LocalPrepared(Prepared):
 
 
 def prepared(spec: JobSpec, *, detached: bool) -> LocalPrepared:
-    """What a job will be; nothing is written or fetched.
+    """Check a job and complete it; writes and fetches nothing.
 
     Args:
         spec: what the user asked for.
-        detached: it goes on by itself, watched by nobody.
+        detached: whether it goes on without the client.
 
     Raises:
         UserError: it cannot run here, or its name is taken.
@@ -87,7 +87,7 @@ def prepared(spec: JobSpec, *, detached: bool) -> LocalPrepared:
 
 
 def _sources(spec: JobSpec) -> list[dict[str, Any]]:
-    """Where its volumes are."""
+    """Its volumes and their paths."""
     if not spec.data:
         return []
     from paceline.backends.volumes import resolve
@@ -98,7 +98,7 @@ def _sources(spec: JobSpec) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def writing(spec: JobSpec) -> Iterator[None]:
-    """A run directory that cannot be written is the user's to mend.
+    """Raise errors of writing a run directory as `UserError`.
 
     Raises:
         UserError: it cannot be written.

@@ -1,7 +1,7 @@
-"""Machines that ssh reaches as a backend: each keeps its jobs itself, and nothing of ours is installed there.
+"""A backend for hosts over ssh. Each host keeps its own jobs, and nothing has to be installed there.
 
-A verb asks all hosts at once, in one round trip each. What a host says of its jobs comes from its run directories, by
-the same code as on this machine; this one only remembers where the jobs went that it has submitted.
+A verb asks all hosts at once, in one round trip each. A host reads its jobs from their run directories, with the same
+code as on this machine. This machine only records on which hosts the jobs are that it has submitted.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _CLOSING = 5.0  # seconds from the end of a job on one host to its end on the ot
 
 @dataclass(frozen=True)
 class _Prepared(Prepared):
-    """A job for hosts, with all that its start needs."""
+    """A job for hosts, with what is needed to start it."""
 
     parts: RemoteStart | None = None
 
     def text(self) -> str:
-        """The complete job, as its hosts say, and the variables of its ranks."""
+        """The job as its hosts complete it, and the variables of its ranks."""
         assert self.parts is not None
         return json.dumps(self.parts.plan(), indent=2)
 
@@ -67,7 +67,7 @@ class Ssh(Backend):
     }
 
     def __init__(self, name: str, options: target.Options, where: str = "") -> None:
-        """Connect to nothing yet."""
+        """Make no connection yet."""
         super().__init__(name, options, where)
         self._ssh, self._hosts = options, Hosts(name, options)
         self._jobs = RemoteJobs(self._hosts)
@@ -75,7 +75,7 @@ class Ssh(Backend):
     # -- submit --------------------------------------------------------------------------------------------------------
 
     def prepare(self, spec: JobSpec, *, detached: bool = True) -> Prepared:
-        """Find out what would become of a job on the hosts.
+        """Check a job, and find out what `start` or `run` would do with it.
 
         Raises:
             UserError: it cannot run there.
@@ -91,7 +91,7 @@ class Ssh(Backend):
         return _Prepared(parts.spec, node_ranks=ranks if isinstance(ranks, int) else MOST_RANKS, parts=parts)
 
     def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
-        """Start a job that goes on by itself.
+        """Start a job that goes on without the client.
 
         Raises:
             UserError: it cannot run there, or its name is taken.
@@ -102,7 +102,7 @@ class Ssh(Backend):
         return self._jobs.add([(host, parts.records[host]) for host in parts.hosts])
 
     def run(self, prepared: Prepared, progress: ProgressReporter, shown: Shown) -> RemoteRun:
-        """Start a job that ends with this process, which watches it.
+        """Start a job in the foreground: it ends with this process.
 
         Raises:
             UserError: see `start`.
@@ -116,10 +116,10 @@ class Ssh(Backend):
         return RemoteRun(parts, prepared.spec.max_restarts, self.where, shown, wanted)
 
     def scaleout(self, name: str, more: Sequence[str] | int | None) -> list[str]:
-        """Have more hosts take part in a job: these, so many, or those of the target that do not yet, up to its MAX.
+        """Add hosts to a job: these, this number, or all other hosts of the target, up to the job's MAX.
 
         Raises:
-            UserError: one cannot; then none does.
+            UserError: one cannot be added; then none is.
         """
         from .elastic import code_of, invitation, order
         from .parts import Parts
@@ -145,7 +145,7 @@ class Ssh(Backend):
         return [host.name for host in chosen]
 
     def scalein(self, name: str, fewer: Sequence[str] | int) -> list[str]:
-        """Have these hosts, or the last ones, leave a job, which goes on without them.
+        """Remove these hosts, or the last ones, from a job, which goes on without them.
 
         Raises:
             UserError: one takes no part in it, or too few would be left.
@@ -177,7 +177,7 @@ class Ssh(Backend):
         return self._jobs.describe(names, since)
 
     def spec(self, name: str) -> JobSpec:
-        """What a job's user asked for."""
+        """The specification with which a job was submitted."""
         from paceline.job.spec import JobSpec
 
         stored = self._jobs.hosts_of(name)[0].ask({"do": "spec", "name": name})["spec"]
@@ -186,7 +186,7 @@ class Ssh(Backend):
         return JobSpec.model_validate(stored)
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """What happened to a job; where it has several hosts each event says on which of them."""
+        """The events of a job; if it has several hosts, each event names its host."""
         hosts = self._jobs.hosts_of(name)
         answers = self._hosts.answers(hosts, lambda _: {"do": "events", "name": name})
         happened = [
@@ -223,7 +223,7 @@ class Ssh(Backend):
         return found
 
     def volumes(self) -> list[Volume]:
-        """The volumes that the settings name, each with what keeps a host from reading it."""
+        """The volumes of the settings, each with the first host that cannot read it, and why."""
         from paceline.job.settings import load
 
         settings = load()
@@ -243,9 +243,9 @@ class Ssh(Backend):
     def wait(
         self, names: Sequence[str], seconds: float | None = None, tick: Callable[[int], None] = lambda ended: None
     ) -> bool:
-        """Come back when these jobs have ended or the time is over; returns whether they have.
+        """Wait until these jobs have ended, or the time is over; returns whether they have ended.
 
-        A host that hangs keeps nobody waiting for a job that has ended without it.
+        A host that hangs is not waited for if its job has ended on the other hosts.
 
         Raises:
             UserError: a host can no longer be reached.
@@ -280,12 +280,12 @@ class Ssh(Backend):
 
     def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:
         """Ask jobs to stop, on the hosts that answer; returns why others did not."""
-        untold = {name: ", ".join(why) for name in names if (why := self._jobs.unreachable(name))}
+        unreached = {name: ", ".join(why) for name in names if (why := self._jobs.unreachable(name))}
         self._act({"do": "stop", "names": list(names), "now": now})
-        return untold
+        return unreached
 
     def delete(self, names: Sequence[str]) -> list[str]:
-        """Remove jobs that have ended, with all that was written for them; returns what is left on silent hosts.
+        """Remove jobs that have ended, with all their files; returns what is left on hosts that do not answer.
 
         Raises:
             UserError: one has not ended everywhere; then nothing is removed.
@@ -304,7 +304,7 @@ class Ssh(Backend):
         return left
 
     def forget(self, name: str) -> list[str]:
-        """Remove what can be reached of a LOST job, and know it no more; returns where something is left."""
+        """Remove what can be reached of a LOST job, and forget it; returns the hosts where something is left."""
         hosts = self._jobs.hosts_of(name)
         self._hosts.ask(hosts, lambda _: {"do": "stop", "names": [name], "now": True})
         _, failed = self._hosts.ask(hosts, lambda _: {"do": "delete", "names": [name]})
@@ -312,16 +312,16 @@ class Ssh(Backend):
         return [host.name for host in failed]
 
     def _act(self, request: Request) -> None:
-        """Have all hosts do something with their jobs of these names.
+        """Send a request to all hosts that have one of its jobs.
 
         Raises:
-            UserError: a host that has one of them does not.
+            UserError: one of them fails, or does not answer.
         """
         hosts = list(dict.fromkeys(host for name in request["names"] for host in self._jobs.hosts_of(name)))
         self._hosts.answers(hosts, lambda _: request)
 
     def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
-        """How to run a command where a rank runs, and as it does."""
+        """A command in the folder of a rank, with its variables."""
         host = self._jobs.host_of(name, rank)
         request = {"name": name, "rank": rank, "command": list(command)}
         return Shell(tuple(host.shell_command(request, sys.stdin.isatty())), dict(os.environ), os.getcwd())

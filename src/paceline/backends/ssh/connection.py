@@ -1,7 +1,7 @@
-"""Connections to hosts, by the system's own ssh: so the user's configuration, keys, agents and jump hosts just work.
+"""Connections to hosts by the system's ssh, so that the user's configuration, keys, agents and jump hosts apply.
 
-What runs on a host is a constant command; everything else goes through its stdin. The first line is the program of
-`bootstrap.py`, which brings the archive of paceline's node side along where the host does not have it yet.
+The remote command is constant; everything else goes through its stdin. The first line is the program of `bootstrap.py`,
+which receives the archive of paceline's node side if the host does not have it yet.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Host:
     """A machine that ssh reaches.
 
     Attributes:
-        name: as the settings have it, without slots: what people are shown.
-        slots: how many devices it counts where it has no accelerators.
+        name: as in the settings, without slots.
+        slots: how many devices it counts if it has no accelerators.
         port: of its sshd; None leaves it to ssh's own configuration.
         identity_file: the key to use; None leaves it to ssh.
         python: the interpreter there.
@@ -79,7 +79,7 @@ class Host:
 
     @property
     def by_hand(self) -> str:
-        """What a person types to log in there."""
+        """The command to log in there."""
         return self._typed()
 
     def forward(self, port: int) -> str:
@@ -119,12 +119,12 @@ class Host:
         apart: bool = False,
         patience: float | None = None,
     ) -> Iterator[Answers]:
-        """Its answers to a request that it answers again and again; it is told when the block is left.
+        """Its answers to a request with several answers; the connection is closed when the block ends.
 
         Args:
             request: what `node/host/serve.py` understands.
             body: writes what follows it.
-            opened: is given the answers before the host is heard, so that others can stop them.
+            opened: gets the answers before the first one is read, so that another thread can stop them.
             apart: Ctrl-C does not end the connection.
             patience: seconds to wait for each answer.
 
@@ -139,7 +139,7 @@ class Host:
             answers = Answers(self, process, errors, patience)
             opened(answers)
             try:
-                with contextlib.suppress(BrokenPipeError):  # why, the answers tell
+                with contextlib.suppress(BrokenPipeError):  # the answers say why
                     _write(process.stdin, json.dumps(BEGIN), json.dumps(order), json.dumps(request))
                     if next(answers)["need"]:
                         process.stdin.write(packed.data)
@@ -162,11 +162,11 @@ class Host:
 
 
 class Unreachable(UserError):
-    """A host cannot be reached, or breaks off."""
+    """A host cannot be reached, or the connection broke."""
 
 
 class Answers:
-    """What a host says, line by line."""
+    """The answers of a host, line by line."""
 
     def __init__(
         self, host: Host, process: subprocess.Popen[bytes], errors: IO[bytes], patience: float | None = None
@@ -231,13 +231,13 @@ class Answers:
         return line
 
     def say(self, word: str) -> None:
-        """Send a line; that nobody hears it any more, the answers tell."""
+        """Send a line; if the connection is closed, the answers say so."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError, ValueError):  # ValueError: it is closed
             os.write(self._process.stdin.fileno(), f"{word}\n".encode())
 
     def stop(self) -> None:
-        """Listen no more, and let the host know."""
+        """Close the connection."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -246,7 +246,7 @@ class Answers:
         self._process.wait()
 
     def _failure(self) -> str:
-        """Why it said no more."""
+        """Why there are no more answers."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -282,7 +282,7 @@ def _quoted(path: str) -> str:
 
 
 def ask_all(hosts: Iterable[Host], request: Callable[[Host], Request]) -> dict[Host, Answer | UserError]:
-    """The answers of hosts, or why there is none, all asked at once."""
+    """The answers or errors of hosts, all asked at once."""
 
     def ask(host: Host) -> Answer | UserError:
         try:
@@ -297,10 +297,10 @@ def ask_all(hosts: Iterable[Host], request: Callable[[Host], Request]) -> dict[H
 
 
 def _control_folder() -> Path:
-    """A folder of this user alone for the sockets of shared connections; its path must be short.
+    """A private folder for the sockets of shared connections; its path must be short.
 
     Raises:
-        UserError: there is none.
+        UserError: it cannot be made, or is not private.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     folder = Path(runtime, "paceline") if 0 < len(runtime) < 32 else Path(f"/tmp/paceline-{os.getuid()}")
@@ -310,5 +310,5 @@ def _control_folder() -> Path:
     except OSError as error:
         raise UserError(f"cannot make {folder}: {error.strerror}; set XDG_RUNTIME_DIR to a folder of yours") from None
     if status.st_uid != os.getuid() or status.st_mode & 0o77 or folder.is_symlink():
-        raise UserError(f"{folder} is not yours alone; remove it, or set XDG_RUNTIME_DIR to a folder of yours")
+        raise UserError(f"{folder} is not private to you; remove it, or set XDG_RUNTIME_DIR to a folder of yours")
     return folder

@@ -26,7 +26,7 @@ def read_logs(name: str, hosts: Sequence[Host], query: LogQuery) -> Iterator[Log
     """
     request = {"do": "logs", "name": name, "choice": dataclasses.asdict(query), "checked": len(hosts) == 1}
     streams = Streams(hosts, lambda _: request)
-    first = streams.next()  # so that what cannot be met is told at once
+    first = streams.next()  # so that a query without an answer fails at once
     assert first is not None
     lines = _lines(streams)
     if len(hosts) == 1 or query.follow:

@@ -1,4 +1,4 @@
-"""The parts of a job on its hosts, from their start until it is said what becomes of them."""
+"""The parts of a job on its hosts, from their start until they are kept or dropped."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Parts:
-    """A job being started on hosts: unless it is kept or held, nothing of it stays, whatever becomes of this process.
+    """A job that is being started on hosts: unless it is kept or held, nothing of it stays, even if this process dies.
 
     Attributes:
         name: of the job.
         hosts: node 0 first.
-        started: what they said of their parts.
-        records: what is true of the parts that are kept.
-        streams: what they say.
+        started: their answers about the started parts.
+        records: records of the kept parts.
+        streams: the connections.
     """
 
     def __init__(self, name: str, hosts: Sequence[Host], request: Callable[[Host], Request], body: Body | None) -> None:
@@ -47,18 +47,18 @@ class Parts:
             UserError: one cannot be started; nothing is left of the others.
         """
         answers = self._answers(self.hosts)
-        told = {host: answer for host, answer in answers.items() if not isinstance(answer, UserError)}
-        self.started = {host: answer for host, answer in told.items() if "started" in answer}
+        answered = {host: answer for host, answer in answers.items() if not isinstance(answer, UserError)}
+        self.started = {host: answer for host, answer in answered.items() if "started" in answer}
         if len(self.started) == len(self.hosts):
             return None
         self._drop()
         in_order = [(host.name, answers[host]) for host in self.hosts if host in answers]
         if failed := [(name, str(answer)) for name, answer in in_order if isinstance(answer, UserError)]:
             raise UserError("\n".join(grouped(failed)))
-        return next(host for host in told if host not in self.started)
+        return next(host for host in answered if host not in self.started)
 
     def keep(self) -> None:
-        """Let the job go on by itself. Node 0 is told last: before it knows, the job is none.
+        """Let the job go on without the client. Node 0 is confirmed last: before that, there is no job.
 
         Raises:
             UserError: a host does not answer; nothing is left of the others.
@@ -78,7 +78,7 @@ class Parts:
         self._finish()
 
     def hold(self) -> None:
-        """Let the job run as long as the connections last, over which its news come."""
+        """Let the job run while the connections last, which carry its output and events."""
         for host in self.hosts:
             self.streams.say(host, "hold")
 
@@ -88,7 +88,7 @@ class Parts:
         self._finish()
 
     def _finish(self) -> None:
-        """Wait until the hosts have done as they were told."""
+        """Wait until the hosts have finished."""
         while self.streams.take() is not None:
             pass
 

@@ -1,4 +1,4 @@
-"""What several hosts say to a request that they answer again and again, as it comes."""
+"""The answers of several hosts to a request with several answers, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEPT = 64  # answers that nobody has taken yet; then hosts wait
 
 
 class Streams:
-    """Connections to hosts, each listened to by a thread of its own. Every stream of answers finishes with `end`."""
+    """Connections to hosts, each read by its own thread. Every stream of answers finishes with `end`."""
 
     def __init__(
         self,
@@ -26,11 +26,11 @@ class Streams:
         body: Body | None = None,
         apart: bool = False,
     ) -> None:
-        """Ask.
+        """Send the requests.
 
         Args:
-            hosts: whom.
-            request: what each of them is asked.
+            hosts: the hosts.
+            request: makes the request for a host.
             body: writes what follows the request.
             apart: Ctrl-C does not end the connections.
         """
@@ -44,7 +44,7 @@ class Streams:
             self.add(host, request(host), body)
 
     def add(self, host: Host, request: Request, body: Body | None = None) -> None:
-        """Ask another host, or the same again."""
+        """Send a request to another host, or to the same one again."""
         with self._lock:
             self._left += 1
         threading.Thread(target=self._listen, args=(host, request, body), daemon=True).start()
@@ -76,10 +76,10 @@ class Streams:
                 raise
 
     def take(self, seconds: float | None = None) -> tuple[Host, Answer | UserError] | None:
-        """The next answer and whose it is, or why that host answers no more; None when all have said everything.
+        """The next answer and its host, or the error of that host; None when all streams have ended.
 
         Raises:
-            TimeoutError: nobody said anything in time.
+            TimeoutError: no answer came in time.
         """
         while self._left:
             try:
@@ -95,15 +95,15 @@ class Streams:
         return None
 
     def put(self, host: Host, answer: Answer) -> None:
-        """Have an answer taken as if this host had said it."""
+        """Insert an answer as if it came from this host."""
         if not self._closed:
             self._news.put((host, answer))
 
     def next(self, seconds: float | None = None) -> tuple[Host, Answer] | None:
-        """The next answer and whose it is; None when all have said everything.
+        """The next answer and its host; None when all streams have ended.
 
         Raises:
-            TimeoutError: nobody said anything in time.
+            TimeoutError: no answer came in time.
             UserError: a host does not answer.
         """
         found = self.take(seconds)
@@ -119,7 +119,7 @@ class Streams:
         self._open[host].say(word)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close all connections."""
         with self._lock:
             self._closed = True
             for answers in self._open.values():

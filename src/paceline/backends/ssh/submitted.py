@@ -1,4 +1,4 @@
-"""Which jobs were submitted from here to machines elsewhere, so that they are known while their hosts do not answer."""
+"""Which jobs were submitted from here to other machines, so that they are listed while their hosts do not answer."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class SubmittedJobs:
-    """The jobs of one target, a file each in a folder."""
+    """The jobs of one target: a folder with one file per job."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def add(self, job: Job, hosts: Sequence[str]) -> None:
-        """Remember a job and its hosts. A folder that cannot be written to only makes us forget."""
+        """Remember a job and its hosts. If the folder cannot be written to, it is not remembered."""
         with contextlib.suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_json(self._folder / job.name, {"hosts": list(hosts), "record": asdict(job)})

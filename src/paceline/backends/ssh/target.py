@@ -1,4 +1,4 @@
-"""The hosts of a target: what the settings or the flags say of them, and how all are asked at once."""
+"""The hosts of a target, from the settings or the flags, and requests to all of them at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SILENCE = 10.0  # seconds in which a host that does not answer is not asked aga
 
 
 class Options(BaseModel):
-    """What a target's settings say, beside its backend, or the flags."""
+    """The keys of a target other than `backend`; flags can set them too."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     hosts: list[str] = Field(min_length=1, description="names that ssh knows, each with the ranks on it: HOST[:SLOTS]")
@@ -52,10 +52,10 @@ class Options(BaseModel):
 
 
 def _parsed(hosts: Sequence[str]) -> dict[str, int]:
-    """Host → slots, 0 where that is not said.
+    """Host → slots, 0 if they are not given.
 
     Raises:
-        ValueError: they make no sense.
+        ValueError: a host is malformed or named twice.
     """
     parsed: dict[str, int] = {}
     for text in hosts:
@@ -82,11 +82,11 @@ class Hosts:
     Attributes:
         name: of the target.
         all: its hosts, as the settings or the flags have them.
-        is_exact: a job's nodes are the first of the hosts in this order, and not those that suit best.
+        is_exact: a job gets the first of the hosts in this order, instead of the first that are free.
     """
 
     def __init__(self, name: str, options: Options) -> None:
-        """Connect to nothing yet.
+        """Make no connection yet.
 
         Args:
             name: of the target.
@@ -100,7 +100,7 @@ class Hosts:
         """The hosts of these names.
 
         Raises:
-            UserError: one is none of the target's.
+            UserError: one is not a host of the target.
         """
         known = {host.name: host for host in self.all}
         for name in names:
@@ -109,7 +109,7 @@ class Hosts:
         return [known[name] for name in dict.fromkeys(names)]
 
     def wanted(self) -> list[Host]:
-        """The hosts that a job which somebody watches is to have."""
+        """The hosts that a job in the foreground should have now."""
         script = self._options.host_discovery_script
         if script is None:
             return self.all
@@ -121,14 +121,14 @@ class Hosts:
     def ask(
         self, hosts: Sequence[Host], request: Callable[[Host], Request]
     ) -> tuple[dict[Host, Answer], dict[Host, UserError]]:
-        """The answers of these hosts, and why others give none; one that was silent just now is not asked again."""
+        """The answers of these hosts, and the errors of the others; a host that just did not answer is not asked."""
         now = time.monotonic()
         unreachable = {host: error for host, (error, when) in self._unreachable.items() if now - when < _SILENCE}
         asked = [host for host in hosts if host not in unreachable]
-        told: dict[Host, Answer | UserError] = {**unreachable, **(ask_all(asked, request) if asked else {})}
+        results: dict[Host, Answer | UserError] = {**unreachable, **(ask_all(asked, request) if asked else {})}
         answers, failed = {}, {}
         for host in hosts:
-            answer = told[host]
+            answer = results[host]
             if isinstance(answer, UserError):
                 failed[host] = answer
             else:
@@ -148,7 +148,7 @@ class Hosts:
         return answers
 
     def note(self, failed: Mapping[Host, UserError]) -> None:
-        """Remember who was silent."""
+        """Remember hosts that did not answer."""
         now = time.monotonic()
         self._unreachable.update(
             (host, (error, now)) for host, error in failed.items() if isinstance(error, Unreachable)
@@ -156,10 +156,10 @@ class Hosts:
 
     @property
     def unreachable(self) -> set[str]:
-        """The names of those that were silent."""
+        """The names of the hosts that did not answer."""
         return {host.name for host in self._unreachable}
 
 
 def left_out(failed: Mapping[Host, UserError]) -> tuple[str, ...]:
-    """That hosts did not answer, a line each."""
+    """One line for each host that did not answer."""
     return tuple(f"{error}; what it has is not shown" for error in failed.values())
