@@ -100,7 +100,7 @@ def main() -> None:
         code = 2
     except click.Abort:
         code = 130
-    except BrokenPipeError:  # whoever read our output is gone, as with `| head`
+    except BrokenPipeError:  # the reader of our output has ended, as with `| head`
         code = 128 + signal.SIGPIPE
     except OSError as error:
         if error.errno != errno.ENOSPC or error.filename is not None:
@@ -117,7 +117,7 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Give a process whose standard streams were closed others: the next file that is opened would take their place."""
+    """Reopen closed standard streams: otherwise the next opened file would get their descriptors."""
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(descriptor)

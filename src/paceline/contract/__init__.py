@@ -1,7 +1,8 @@
-"""Who am I: the environment variables of every launcher and framework, written and read in one place.
+"""The environment variables of every launcher and framework, written and read in one place.
 
 `CONTRACTS` maps the name that `--framework` takes to the class that knows that framework's variables; `OWN_CONTRACT`
-knows paceline's own variables, which every rank gets besides. `recognise` tells who started the calling process.
+knows paceline's own variables, which every rank gets too. `recognise` finds out which launcher started the
+calling process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The lock of a folder for checkpoints: one job at a time saves there, and others can say which one that is.
+"""The lock of a folder for checkpoints: one job at a time saves there, and others can find out which one.
 
-The lock is that of `flock` on the file `.paceline-lock` in the folder. The kernel frees it with the process that holds
-it, however that ends. The file says who that is, as JSON, and goes with the lock. Children of the holder do not hold
-it. On a network file system the lock is as good as that one's `flock` between machines.
+The lock is `flock` on the file `.paceline-lock` in the folder. The kernel releases it when its process ends, for
+whatever reason. The file names the holder, as JSON, and is removed with the lock. Children of the holder do not hold
+it. On a network file system the lock is as reliable as `flock` between machines there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FolderLock:
     Within a process a folder may be locked several times; it is free when all have released it.
 
     Attributes:
-        is_held: False where the file system has no locks, and so nobody can hold the folder.
+        is_held: False if the file system has no locks, so that no process can hold the folder.
     """
 
     def __init__(self, folder: Path, rank: int, jobs: Iterable[str] = ()) -> None:
@@ -73,7 +73,7 @@ class FolderLock:
 
 
 def holder_of(folder: Path) -> str | None:
-    """Who holds a folder now, as a message names it; None where nobody does, as far as this machine can know."""
+    """The holder of a folder, for messages; None if there is none, as far as this machine can know."""
     try:
         fd = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -131,10 +131,10 @@ def _take(path: Path, who: Holder) -> int | None:
 
 
 def _wait(fd: int, path: Path, who: Holder, waited: float) -> None:
-    """Give a holder time to be gone.
+    """Wait a moment for the holder to release the lock.
 
     Raises:
-        FolderTaken: it had enough.
+        FolderTaken: the time is over.
     """
     holder = _holder(os.pread(fd, _MOST, 0))
     if waited > _PATIENCE and _is_lost(holder, who):

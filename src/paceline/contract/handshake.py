@@ -10,7 +10,7 @@ therefore good for one connection, one direction and one number only: a recorded
 nothing. The acceptor proves first, so the initiator gives nothing away to a program that happens to listen where the
 acceptor should.
 
-Whoever relays all bytes between two sides that know the key can still read them, and what follows: nothing is
+An attacker who relays all bytes between two sides that know the key can read them, and what follows: nothing is
 encrypted. `session_key` is known to the two sides only; messages that are authenticated with it cannot be changed.
 """
 
@@ -41,7 +41,7 @@ def nonce() -> bytes:
 
 
 def derive_key(secret: bytes, *context: str) -> bytes:
-    """A key of 32 bytes for one purpose; it tells nothing of the secret, or of the keys for other purposes."""
+    """A key of 32 bytes for one purpose; it reveals nothing of the secret, or of keys for other purposes."""
     return prove(secret, "derive", *(part.encode() for part in context))
 
 
@@ -52,7 +52,7 @@ def prove(key: bytes, side: str, *transcript: bytes) -> bytes:
 
 
 def is_proof(given: bytes, key: bytes, side: str, *transcript: bytes) -> bool:
-    """Whether whoever gave this knows the key; takes as long whatever is given."""
+    """Whether a proof is valid, in constant time."""
     return hmac.compare_digest(given, prove(key, side, *transcript))
 
 
@@ -61,7 +61,7 @@ class Acceptance:
 
     Attributes:
         needs: how many bytes `receive` wants next; 0 when the initiator has proved that it knows the key.
-        number: of the initiator; to be believed once `needs` is 0.
+        number: of the initiator; authenticated once `needs` is 0.
         session_key: 32 bytes, once `needs` is 0.
     """
 

@@ -20,7 +20,7 @@ class HorovodContract(Contract):
 
     HOROVOD_CROSS_RANK and HOROVOD_CROSS_SIZE count the nodes that have this local rank. They are the node's rank and
     the number of nodes only where every node has as many ranks, so that is asked for. The rendezvous address is that of
-    an HTTP key-value store, which horovodrun runs; whoever starts the ranks must run one at the main address and port.
+    an HTTP key-value store, which horovodrun runs; without it, one must run at the main address and port.
     """
 
     name: ClassVar[str] = "horovod"

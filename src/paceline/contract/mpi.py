@@ -32,8 +32,8 @@ HYDRA = {
 class MpiContract(Contract):
     """OMPI_COMM_WORLD_RANK, … as Open MPI's mpirun sets them.
 
-    No variable tells which node a rank is on: despite its name, OMPI_COMM_WORLD_NODE_RANK is the rank among the
-    processes of this node, over all jobs. No variable tells where rank 0 listens either: MPI finds its peers itself.
+    No variable says which node a rank is on: despite its name, OMPI_COMM_WORLD_NODE_RANK is the rank among the
+    processes of this node, over all jobs. No variable says where rank 0 listens either: MPI finds its peers itself.
     """
 
     name: ClassVar[str] = "mpi"

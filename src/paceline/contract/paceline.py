@@ -12,20 +12,20 @@ from .values import placement_from, split_list
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Where a rank tells how it ends: a JSON object with type, message, traceback, time (of the monotonic clock), pid,
-# log_start and log_end (where in the log the traceback stands, or null).
+# Where a rank records the exception that ends it: a JSON object with type, message, traceback, time (of the monotonic
+# clock), pid, log_start and log_end (offsets of the traceback in the log, or null).
 ERROR_FILE = "PACELINE_ERROR_FILE"
-# The exit code of a rank that was told to stop and has saved its state (EX_TEMPFAIL of sysexits.h: try again).
+# The exit code of a rank that got a signal to stop and has saved its state (EX_TEMPFAIL of sysexits.h: try again).
 RESUME_CODE = 75
 # The signals that ask ranks to finish their step, save their state and leave with that code.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
-# The secret that the nodes of a job have in common, and the key of its ranks, which is derived from it for one attempt.
+# The secret that the nodes of a job share, and the key of its ranks, which is derived from it for one attempt.
 TOKEN = "PACELINE_TOKEN"
 RANK_KEY = "PACELINE_RANK_KEY"
 
 
 class PacelineContract(Contract):
-    """PACELINE_RANK, PACELINE_WORLD_SIZE, …: one variable a field of `Placement`."""
+    """PACELINE_RANK, PACELINE_WORLD_SIZE, …: one variable per field of `Placement`."""
 
     name: ClassVar[str] = "paceline"
     carries: ClassVar[frozenset[str]] = PLACEMENT_FIELDS

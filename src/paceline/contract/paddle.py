@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class PaddleContract(Contract):
     """PADDLE_TRAINER_ID, PADDLE_TRAINERS_NUM, … as Paddle's launcher sets them for a trainer.
 
-    PADDLE_LOG_DIR and POD_NAME are left to whoever knows them.
+    PADDLE_LOG_DIR and POD_NAME are not set.
     """
 
     name: ClassVar[str] = "paddle"

@@ -8,8 +8,8 @@ innermost one counts, so the order below goes from inside to outside:
 3. torchrun and its like, known by LOCAL_RANK with LOCAL_WORLD_SIZE, which hardly anybody sets by hand;
 4. mpirun, then a step of srun: mpirun starts its daemons with srun, srun never starts within mpirun;
 5. a pod of a PyTorchJob or TrainJob, whose RANK is that of the node;
-6. RANK and WORLD_SIZE that somebody set by hand;
-7. nobody: one process.
+6. RANK and WORLD_SIZE set by hand;
+7. no launcher: one process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Recognised:
 
 
 def recognise(env: Mapping[str, str], argv: Sequence[str]) -> Recognised:
-    """Tell from the environment and the arguments who started this process.
+    """Find out from the environment and the arguments which launcher started this process.
 
     Args:
         env: the environment, `os.environ`.
@@ -103,7 +103,7 @@ def _mpirun_or_srun(env: Mapping[str, str]) -> Recognised | None:
     if mpi is None:
         return None
     if mpi.local_world_size < mpi.world_size and "MASTER_ADDR" not in env:
-        raise ContractError("mpirun tells nobody where rank 0 is: set MASTER_ADDR (mpirun -x MASTER_ADDR=HOST …)")
+        raise ContractError("mpirun does not say where rank 0 is: set MASTER_ADDR (mpirun -x MASTER_ADDR=HOST …)")
     rank, size = (
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE") if "OMPI_COMM_WORLD_RANK" in env else ("PMI_RANK", "PMI_SIZE")
     )

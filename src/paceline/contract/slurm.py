@@ -25,7 +25,7 @@ class SlurmContract(Contract):
 
     The variables of the step count, not those of the job: a step may have fewer nodes and tasks. Main address is the
     step's first host; the port follows from job and step, so that all tasks agree on it without a message. Devices are
-    not told: SLURM_STEP_GPUS numbers a node's GPUs, a process under cgroups sees other numbers.
+    not set: SLURM_STEP_GPUS numbers a node's GPUs, a process under cgroups sees other numbers.
     """
 
     name: ClassVar[str] = "slurm"

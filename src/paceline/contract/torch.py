@@ -42,10 +42,10 @@ class TorchContract(Contract):
         }
 
     def read(self, env: Mapping[str, str]) -> Placement | None:
-        """The placement of a torchrun worker; a process with RANK and WORLD_SIZE alone counts as one rank a node.
+        """The placement of a torchrun worker; a process with only RANK and WORLD_SIZE counts as one rank per node.
 
-        Where nobody set GROUP_RANK, all nodes are taken to have as many ranks as this one; where there is LOCAL_RANK
-        without LOCAL_WORLD_SIZE, as scripts for Slurm and MPI like to set it, as many as the other numbers allow.
+        Without GROUP_RANK, all nodes are assumed to have as many ranks as this one. With LOCAL_RANK but without
+        LOCAL_WORLD_SIZE, as scripts for Slurm and MPI often set it, it is inferred from the other numbers.
         """
         if "RANK" not in env or "WORLD_SIZE" not in env:
             return None

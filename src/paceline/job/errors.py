@@ -1,4 +1,4 @@
-"""Errors that a person can mend."""
+"""Errors that a user can correct."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _MOST = 50  # names that one line lists
 class UserError(Exception):
     """Bad input: one line that says what is wrong, where, and what to do. The command line exits with code 2.
 
-    Where several hosts have something wrong, there is a line for each.
+    If several hosts have a problem, there is one line for each.
     """
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint that names the known word closest to a misspelt one, or all of them when none is close."""
+    """A hint with the known word that is closest to a misspelt one, or with all known words if none is close."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     if close:

@@ -1,6 +1,6 @@
 """An index of the jobs that have ended, so that listing thousands of them opens none of their folders.
 
-What is true is in the run directories; the index only remembers what they said, and is made anew where it is lost.
+The run directories are authoritative. The index is a cache of them, and is rebuilt if it is lost.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _SCHEMA = """
 
 
 class Index:
-    """Records by name, each of the run directory with a certain inode: another one of that name is another job.
+    """Records by name and inode of the run directory: another folder of that name is another job.
 
     Args:
         path: the database (SQLite, WAL).
-        warn: told in a line what was wrong with it.
+        warn: gets one line about each problem with the database.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
@@ -44,7 +44,7 @@ class Index:
             self._give_up(error)
 
     def _open(self) -> None:
-        if self._is_anothers():
+        if self._is_foreign():
             self._warn(f"{self._path} is not paceline's index: move it away; reading the jobs' folders instead")
             return
         try:
@@ -52,10 +52,10 @@ class Index:
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):  # locked, or it cannot be written
                 raise
-            self._start_anew(error)
+            self._rebuild(error)
 
-    def _is_anothers(self) -> bool:
-        """Whether there is a file that paceline did not make; it must stay as it is."""
+    def _is_foreign(self) -> bool:
+        """Whether there is a file that paceline did not create; it is not changed."""
         try:
             with self._path.open("rb") as file:
                 header = file.read(100)
@@ -65,7 +65,7 @@ class Index:
 
     def _connect(self) -> None:
         is_new = not self._path.exists() or not self._path.stat().st_size
-        if not self._is_anothers():
+        if not self._is_foreign():
             self._keep_private()
         self._connection = sqlite3.connect(self._path, timeout=_BUSY, isolation_level=None)
         if is_new:  # before there is a log to which this would go instead of the header
@@ -78,7 +78,7 @@ class Index:
             self._connection.execute(f"PRAGMA user_version={_VERSION}")
 
     def _keep_private(self) -> None:
-        """Have the database be the user's alone; SQLite gives its other files the same mode."""
+        """Give the database mode 0600; SQLite creates its other files with the same mode."""
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
         except OSError:  # SQLite says why
@@ -90,8 +90,8 @@ class Index:
             with contextlib.suppress(OSError):
                 os.chmod(f"{self._path}{end}", 0o600)
 
-    def _start_anew(self, error: Exception) -> None:
-        if self._is_anothers():
+    def _rebuild(self, error: Exception) -> None:
+        if self._is_foreign():
             self.close()
             return
         self._warn(f"the index {self._path} was damaged ({error}); it is rebuilt from the jobs' folders")
@@ -124,8 +124,8 @@ class Index:
         return [name for (name,) in self._execute("SELECT name FROM jobs WHERE expires <= ?", (now,))]
 
     def discard(self, why: Exception) -> None:
-        """Begin anew: what it says makes no sense."""
-        self._start_anew(why)
+        """Rebuild the index, because its records are invalid."""
+        self._rebuild(why)
 
     def update(self, ended: Mapping[str, tuple[int, dict[str, Any]]], gone: Iterable[str]) -> None:
         """Remember jobs that have ended, and forget those whose folders are gone."""
@@ -152,5 +152,5 @@ class Index:
         except sqlite3.OperationalError as error:
             self._give_up(error)
         except sqlite3.DatabaseError as error:
-            self._start_anew(error)
+            self._rebuild(error)
         return []

@@ -1,4 +1,4 @@
-"""A job as the verbs show it: the same picture whatever backend runs it."""
+"""A job as the verbs show it, the same for every backend."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Instance:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Instance:
-        """From what a node says of it, which has all keys."""
+        """From a node's record, which has all keys."""
         instance = object.__new__(cls)
         vars(instance).update(record)
         return instance
@@ -37,7 +37,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class Job:
-    """What is known of a job. Times are seconds since the epoch.
+    """The state of a job. Times are seconds since the epoch.
 
     Attributes:
         name: unique on its backend.
@@ -46,23 +46,23 @@ class Job:
         framework: whose variables the ranks get.
         nodes: how many nodes it has.
         ranks: how many ranks it has, on all nodes together.
-        attempt: how often the ranks were started anew.
-        exit_code: the culprit's, 128 + n for a signal; None as long as there is none.
+        attempt: the number of the last attempt, from 0.
+        exit_code: that of the first rank that failed, 128 + n for signal n; None until the job ends.
         created: when it was submitted.
         started: when all ranks ran for the first time.
         finished: when it ended.
         instances: its ranks.
         error: why it failed, in one line.
         waiting: what it waits for, in one line.
-        restarts: how many of the attempts were restarts after a failure.
-        max_restarts: how many of these it may have.
+        restarts: how many attempts were restarts after a failure.
+        max_restarts: how many such restarts it may have.
         devices: names of the accelerators it was given.
         devices_asked: how many it asked for, or which.
         priority: a waiting job with a higher one starts first.
         queue: the backend's queue.
         labels: the user's.
-        ttl: seconds for which it is kept after its end; None for as long as nobody prunes it.
-        kept_since: from when on that counts; later than `finished` where nobody knew at once that it had ended.
+        ttl: seconds for which it is kept after its end; None to keep it until it is pruned.
+        kept_since: when the ttl began; later than `finished` if its end was noticed later.
         grace: seconds that its ranks have to end when it is stopped.
         command: what each rank runs, with arguments.
         working_dir: where the ranks start.
@@ -126,7 +126,7 @@ class Job:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Job:
-        """From what a node says of it (`node/store/records.py`), which has all keys but `ELSEWHERE`."""
+        """From a node's record (`node/store/records.py`), which has all keys but `ELSEWHERE`."""
         job = object.__new__(cls)  # several times as fast as calling it, and there may be thousands
         vars(job).update(record, instances=tuple(map(Instance.from_record, record["instances"])))
         return job
@@ -150,13 +150,13 @@ class Node:
         devices: names of its accelerators, or of its slots where it has none.
         allocated: device → the jobs that have it.
         cores: how many a job may use.
-        load: how many were busy just now.
-        memory: in all.
-        memory_used: of it.
-        disk: of the file system with the run directories.
-        disk_used: of it.
+        load: how many are busy.
+        memory: its total memory.
+        memory_used: how much of it is used.
+        disk: size of the file system with the run directories.
+        disk_used: how much of it is used.
         gpus: of each GPU `{"index", "uuid", "name", "use", "memory", "memory_used", "temperature", "power"}`, in
-            percent, bytes, degrees Celsius and watts; None is what the driver does not tell.
+            percent, bytes, degrees Celsius and watts; None if the driver does not report it.
     """
 
     name: str
@@ -178,7 +178,7 @@ class Usage:
     Attributes:
         processes: how many it has, paceline's own among them.
         cpu: cores that they keep busy.
-        memory: bytes; what several of them share counts once.
+        memory: bytes; shared memory is counted once.
         gpus: of each accelerator it uses `{"device", "use", "memory"}`: percentage of time and bytes, None if unknown.
     """
 
@@ -190,7 +190,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Volume:
-    """A named place for data on the backend's machines. Sizes are in bytes.
+    """A named path for data on the backend's machines. Sizes are in bytes.
 
     Attributes:
         name: what jobs call it.

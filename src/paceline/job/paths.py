@@ -1,4 +1,4 @@
-"""Where jobs live on this machine."""
+"""The folder of this machine's jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONTENTS = ("jobs", "queue", "targets", "hosts", "paceline-")  # what paceline'
 
 
 def jobs_folder() -> Path:
-    """The folder with one run directory a job: $PACELINE_HOME/jobs, or paceline/jobs in the XDG state folder.
+    """The folder with one run directory per job: $PACELINE_HOME/jobs, or paceline/jobs in the XDG state folder.
 
     Raises:
         UserError: neither is set, and the user has no home.
@@ -64,9 +64,9 @@ def submitted_hosts(target: str, name: str) -> list[str]:
 
 
 def make_private(home: Path) -> None:
-    """Have a folder for jobs be the user's alone, mode 0700: made here, or one that holds nothing but paceline's files.
+    """Make a folder for jobs with mode 0700, or set that mode if it contains only paceline's files.
 
-    Any other folder, such as /tmp, is left as it is. One that cannot be made is no error yet: who writes to it says so.
+    Any other folder, such as /tmp, is not changed. Errors are ignored here; they are reported by whatever writes there.
     """
     with contextlib.suppress(OSError):
         home.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Times and sizes as people write them."""
+"""Durations, times and sizes as text."""
 
 from __future__ import annotations
 

@@ -116,7 +116,10 @@ def _devices(seen: Inspection, env: Mapping[str, str]) -> Iterator[Finding]:
         ):
             what = f"has {size(gpu.memory_used)} of its {size(gpu.memory)} in use"
             yield Finding(
-                "warning", f"GPU {gpu.index}", what, "see by whom with nvidia-smi, or take others by --devices"
+                "warning",
+                f"GPU {gpu.index}",
+                what,
+                "find the processes with nvidia-smi, or use other GPUs with --devices",
             )
 
 

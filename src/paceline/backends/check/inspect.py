@@ -1,4 +1,4 @@
-"""What this machine has: everything that `paceline check` tells, in one record."""
+"""What this machine has: all that `paceline check` shows, in one record."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Inspection:
     Attributes:
         paceline: its version.
         packages: the frameworks and numpy; None for one that is not installed.
-        shared_memory: /dev/shm, None when there is none.
-        jobs: the folder in which jobs keep their files, None when it cannot be looked at.
+        shared_memory: /dev/shm; None if there is none.
+        jobs: the folder with the jobs; None if it cannot be examined.
         shadows: files in the current folder that hide a module from the scripts beside them: module → file.
         variables: environment variables that change how a job runs, as they are set here.
     """

@@ -1,4 +1,4 @@
-"""Hosts that come into a job which runs, and hosts that leave it."""
+"""Hosts that join or leave a running job."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _AGAIN = 5.0  # seconds until a host that could not come in is tried again
 
 
 def invitation(hosts: Iterable[Host], name: str) -> Answer:
-    """What a newcomer needs, from the first of these hosts that can tell.
+    """What a joining host needs, from the first of these hosts that answers.
 
     Raises:
-        UserError: none can.
+        UserError: none answers.
     """
     why = UserError(f"no host of job {name} answers")
     for host in hosts:
@@ -36,13 +36,13 @@ def invitation(hosts: Iterable[Host], name: str) -> Answer:
 
 
 def order(invited: Answer, host: Host, shown: dict[str, Any] | None, terminal: dict[str, str]) -> Request:
-    """What starts a newcomer's part of a job.
+    """The request that starts a joining host's part of a job.
 
     Args:
         invited: see `invitation`.
-        host: the newcomer.
-        shown: see `Shown`; None for a job that nobody watches.
-        terminal: variables that tell of the terminal.
+        host: the joining host.
+        shown: see `Shown`; None for a job that is not in the foreground.
+        terminal: variables that describe the terminal.
     """
     address, port = invited["door"]
     meeting = {"main_address": address, "main_port": port, "node_rank": None, "local_address": None}
@@ -67,7 +67,7 @@ def order(invited: Answer, host: Host, shown: dict[str, Any] | None, terminal: d
 
 
 def code_of(invited: Answer) -> Body | None:
-    """What sends the code that came with an invitation."""
+    """A function that sends the code that came with an invitation; None if there is none."""
     data: bytes = invited.get("data", b"")
 
     def send(stdin: IO[bytes]) -> None:
@@ -77,7 +77,7 @@ def code_of(invited: Answer) -> Body | None:
 
 
 class Recruiter:
-    """Brings hosts into a job that somebody watches, as long as it has fewer than it may; a thread of its own."""
+    """Adds hosts to a job in the foreground while it has fewer than its maximum; runs in its own thread."""
 
     def __init__(
         self,
@@ -87,20 +87,20 @@ class Recruiter:
         enter: Callable[[Host, Answer], None],
         leave: Callable[[Host], None],
         *,
-        tell: Callable[[str | None], None],
+        on_problem: Callable[[str | None], None],
     ) -> None:
         """Begin.
 
         Args:
             name: of the job.
-            wanted: the hosts that it is to have, if they can be reached.
-            present: those that it has.
+            wanted: the hosts that it should have, if they can be reached.
+            present: the hosts that it has.
             enter: starts its part on a host.
             leave: asks a host to leave it.
-            tell: is told once why it is not known which hosts it is to have, and with None when it is known again.
+            on_problem: gets the reason, once, if `wanted` fails, and None when it works again.
         """
         self._name, self._wanted, self._present, self._enter, self._leave = name, wanted, present, enter, leave
-        self._tell = tell
+        self._on_problem = on_problem
         self._problem: str | None = None
         self._coming: set[Host] = set()
         self._not_before: dict[Host, float] = {}
@@ -108,15 +108,15 @@ class Recruiter:
         threading.Thread(target=self._work, daemon=True).start()
 
     def stop(self) -> None:
-        """Bring in no more."""
+        """Add no more hosts."""
         self._over.set()
 
     def has_come(self, host: Host) -> None:
-        """A host takes part now."""
+        """Note that a host takes part now."""
         self._coming.discard(host)
 
     def is_gone(self, host: Host) -> None:
-        """A host takes no part any more, or could not come."""
+        """Note that a host has left, or could not join."""
         self._coming.discard(host)
         self._not_before[host] = time.monotonic() + _AGAIN
 
@@ -144,7 +144,7 @@ class Recruiter:
     def _note(self, problem: str | None) -> None:
         if problem != self._problem and not self._over.is_set():
             self._problem = problem
-            self._tell(problem)
+            self._on_problem(problem)
 
     def _bring(self, missing: Sequence[Host], present: Sequence[Host]) -> None:
         try:

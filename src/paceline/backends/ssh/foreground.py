@@ -1,4 +1,4 @@
-"""A job on hosts that somebody watches while it runs, and that ends with whoever does."""
+"""A job on hosts in the foreground: it ends with the client."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PATIENCE = 2.0  # seconds
 
 
 class RemoteRun:
-    """A job on hosts: what they tell, told as if it were one machine."""
+    """A job on hosts; their output and events are merged as if they were one machine."""
 
     def __init__(
         self, parts: Parts, max_restarts: int, where: str, shown: Shown, wanted: Callable[[], Sequence[Host]] | None
@@ -54,7 +54,7 @@ class RemoteRun:
         self._ends_since = 0.0
         self._later: list[tuple[Host, Answer | UserError]] = []
         self._said: set[tuple[str, Any]] = set()  # of this attempt, what several hosts say
-        self._restarted = -1  # the last attempt that was told to begin again
+        self._restarted = -1  # the last attempt whose restart was reported
         self._is_over = self._is_interrupted = False
         self._gone: dict[Host, Answer] = {}
         parts.hold()
@@ -62,7 +62,7 @@ class RemoteRun:
         if wanted is not None:
             self._recruiter = Recruiter(
                 self.name, wanted, lambda: list(self._followed), self._enter,
-                lambda host: self._streams.say(host, f"signal {int(LEAVE)}"), tell=self._hosts_unknown,
+                lambda host: self._streams.say(host, f"signal {int(LEAVE)}"), on_problem=self._hosts_unknown,
             )  # fmt: skip
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
@@ -82,7 +82,7 @@ class RemoteRun:
     def updates(self) -> Iterator[Update]:
         """What ranks write and what happens, as it comes, until no host has more to say.
 
-        All output of an attempt comes before the event that tells how the attempt ended.
+        All output of an attempt comes before the event that says how it ended.
         """
         while self._followed or not self._is_over:
             try:
@@ -100,7 +100,7 @@ class RemoteRun:
         self._streams.close()
 
     def _patience(self) -> float | None:
-        """How long others may take to tell that the ranks start again: one that the job goes on without never does."""
+        """How long to wait for other hosts to report the restart; a host that was lost never does."""
         if self._recruiter is not None and any(event.name != "finished" for event in self._ends.values()):
             return max(0.0, self._ends_since + _PATIENCE - time.monotonic())
         return None
@@ -162,7 +162,7 @@ class RemoteRun:
             yield from self._take(host, answer)
 
     def _end_attempt(self) -> Iterator[Update]:
-        """Tell how the attempt ended, and go on with what came behind that."""
+        """Yield how the attempt ended, and then what came after it."""
         ends, later = self._ends, self._later
         self._ends, self._later = {}, []
         self._said.clear()
@@ -178,7 +178,7 @@ class RemoteRun:
             yield from self._take(host, answer)
 
     def _weight(self, end: tuple[Host, Event]) -> tuple[bool, int, bool, bool, bool]:
-        """How much the word of a host says: nobody knows better than a rank, and then a host of itself."""
+        """How reliable a host's report is: a failed rank comes first, then what a host says of itself."""
         host, event = end
         failure = event.details.get("failure")
         return (
@@ -192,12 +192,12 @@ class RemoteRun:
     # -- hosts that come and go ----------------------------------------------------------------------------------------
 
     def _enter(self, host: Host, invited: Answer) -> None:
-        """Start the job's part on a newcomer, from the recruiter's thread."""
+        """Start the job's part on a joining host; runs in the recruiter's thread."""
         self._streams.add(host, order(invited, host, self._shown, terminal_size()), code_of(invited))
 
     def _hosts_unknown(self, why: str | None) -> None:
-        """Tell, from the recruiter's thread, why it is not known which hosts there are, or that it is again."""
-        for host in list(self._followed)[:1]:  # it is told among what this one says
+        """Report why the present hosts are unknown, or that they are known again; runs in the recruiter's thread."""
+        for host in list(self._followed)[:1]:  # it is inserted into the answers of this host
             self._streams.put(host, {"event": "discovery", "details": {"why": why}})
 
     def _came(self, host: Host, answer: Answer) -> Iterator[Update]:
@@ -212,7 +212,7 @@ class RemoteRun:
     def _lost(self, host: Host, why: UserError) -> Iterator[Update]:
         if host in self._followed:
             yield Event("lost", {"why": str(why)})
-        elif host not in self._gone and ("apart", host) not in self._said:  # a newcomer that cannot come in
+        elif host not in self._gone and ("apart", host) not in self._said:  # a host that could not join
             self._said.add(("apart", host))
             yield Event("apart", {"why": str(why)})
         self._forget(host)
@@ -224,7 +224,7 @@ class RemoteRun:
             self._recruiter.is_gone(host)
 
     def unreported_end(self) -> tuple[int, list[str]]:
-        """What became of the agents, or that nobody knows."""
+        """The exit code of the agents with an explanation, or that it is unknown."""
         for host, gone in self._gone.items():
             code, lines = how_it_ended(gone["gone"], gone["pid"], gone["log"], f" on {host.name}")
             if gone["log"] is None:

@@ -1,4 +1,4 @@
-"""The jobs on the hosts of a target: each host tells of its parts, and this machine notes what it has submitted."""
+"""The jobs on the hosts of a target: each host reports its parts, and this machine records what it has submitted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Part = tuple[Host, Answer]
 
-_GOING = ("PENDING", "STARTING", "RESTARTING", "RUNNING")  # of several nodes the least advanced tells the job's state
+_GOING = ("PENDING", "STARTING", "RESTARTING", "RUNNING")  # a job on several nodes has the state of the least advanced
 
 
 class _Seen(NamedTuple):
@@ -32,7 +32,7 @@ class _Seen(NamedTuple):
         living: those of them where it had not ended.
         last: those of them that are in the last attempt.
         ranks: where its ranks were.
-        unreachable: why other hosts that have a part of it said nothing.
+        unreachable: why other hosts that have a part of it did not answer.
     """
 
     hosts: list[Host]
@@ -99,7 +99,7 @@ class RemoteJobs:
         self._seen.pop(name, None)
 
     def submitted_to(self, name: str, hosts: Collection[str]) -> list[str]:
-        """Those of these hosts that a job was submitted to from here."""
+        """Which of these hosts a job was submitted to from here."""
         found, _ = self._submitted.on(hosts).get(name, ([], {}))
         return sorted(set(hosts).intersection(found))
 
@@ -143,16 +143,16 @@ class RemoteJobs:
         return self._seen[name].living
 
     def has_ended(self, name: str, host: Host) -> None:
-        """A job that was seen has ended on a host."""
+        """Note that a job has ended on a host."""
         if host in self._seen[name].living:
             self._seen[name].living.remove(host)
 
     def unreachable(self, name: str) -> list[str]:
-        """Why hosts that have a part of a job told nothing of it when it was seen last, while others did."""
+        """Why hosts that have a part of a job did not answer at the last request, while others did."""
         return self._seen[name].unreachable if name in self._seen else []
 
     def host_of(self, name: str, rank: int) -> Host:
-        """Where a rank of a job is, or was; where node 0 is, if nobody knows.
+        """The host of a rank, now or in the past; that of node 0 if it is unknown.
 
         Raises:
             UserError: there is no such job.
@@ -161,7 +161,7 @@ class RemoteJobs:
         return self._seen[name].ranks.get(rank, first)
 
     def _merge(self, parts: list[Part], reasons: Mapping[str, str]) -> Job:
-        """A job by what its hosts say; `reasons` are why hosts of these names say nothing."""
+        """A job from the reports of its hosts; `reasons` are why hosts of these names did not answer."""
         # Those that are in the last attempt come first: from an elastic job others may have gone.
         parts.sort(key=lambda it: (-it[1]["attempt"], not it[1]["has_begun"], it[1]["node_rank"] or 0))
         attempt = parts[0][1]["attempt"]
@@ -183,7 +183,7 @@ class RemoteJobs:
 
 
 def _merged(target: str, parts: list[Answer], is_elastic: bool) -> tuple[Job, bool]:
-    """A job by what is true of its parts, those of its last attempt first; and whether none is missing."""
+    """A job from the records of its parts, those of its last attempt first; and whether no part is missing."""
     asked = ("job_id", "hosts", "node_rank", "is_elastic", "has_begun")
     records = [{key: value for key, value in part.items() if key not in asked} for part in parts]
     merged = {**records[0], "backend": target}
@@ -204,13 +204,13 @@ def _merged(target: str, parts: list[Answer], is_elastic: bool) -> tuple[Job, bo
 
 
 def _together(records: list[dict[str, Any]], knowing: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the hosts of a job's last attempt say together; its state is what those say that know best.
+    """The merged record of a job's last attempt; `knowing` are the records that decide its state.
 
-    A host that hangs does not know yet that the job is over.
+    A host that hangs does not know yet that the job has ended.
     """
     states = [record["state"] for record in knowing]
     going = [state for state in _GOING if state in states]
-    # One that was killed could not say how the job ended; the others know.
+    # An agent that was killed could not record how the job ended; the others did.
     said = [record["state"] for record in knowing if record["exit_code"] is not None] or states
     ended = next((state for state in ("SUCCEEDED", "FAILED", "LOST") if state in said), "STOPPED")
     state = going[0] if going else ended

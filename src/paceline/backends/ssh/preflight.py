@@ -1,6 +1,6 @@
 """What is tried on hosts before a job starts there: connections, Python, disks, clocks, and the routes between them.
 
-All hosts are asked at once, in one conversation each (`node/host/preflight.py`), and all that is wrong is told.
+All hosts are asked at once, over one connection each (`node/host/preflight.py`), and all problems are reported.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _PATIENCE = 60.0  # seconds for each answer; a host may have a stuck disk
 
 
 class Preflight:
-    """Conversations with several hosts at once; a context manager.
+    """Connections to several hosts at once; a context manager.
 
     Attributes:
-        answers: what each host said first, of those that answer.
-        failed: why the others do not.
-        clocks: of those that answer.
-        peers: the hosts as the others find them.
+        answers: the first answer of each host that answers.
+        failed: the errors of the others.
+        clocks: of the hosts that answer.
+        peers: the hosts with the addresses and ports for each other.
     """
 
     def __init__(self, hosts: Sequence[Host], request: Callable[[Host], Request]) -> None:
@@ -49,7 +49,7 @@ class Preflight:
 
     def __enter__(self) -> Preflight:
         try:
-            self._told(self._hosts, self._begin)
+            self._on_all(self._hosts, self._begin)
         except BaseException:
             self._close()
             raise
@@ -67,7 +67,7 @@ class Preflight:
                 pass
 
     def _begin(self, host: Host) -> None:
-        """Ask what a host has, and its time."""
+        """Ask a host what it has, and read its clock."""
         order = {**self._request(host), "do": "preflight", "name": host.name, "token": self._token}
         answers = self._open[host].enter_context(host.listen(order, patience=_PATIENCE))
         answer = next(answers)
@@ -76,8 +76,8 @@ class Preflight:
         self._read_clock(host)
 
     def read_clocks(self) -> None:
-        """Compare the clocks with this machine's once more; what is most exact counts."""
-        self._told(list(self.answers), self._read_clock)
+        """Compare the clocks with this machine's once more; the most exact reading is kept."""
+        self._on_all(list(self.answers), self._read_clock)
 
     def _read_clock(self, host: Host) -> None:
         before, start = time.time(), time.monotonic()
@@ -91,8 +91,8 @@ class Preflight:
         conversation.say(json.dumps(order))
         return next(conversation)
 
-    def _told(self, hosts: Iterable[Host], do: Callable[[Host], Any]) -> dict[Host, Any]:
-        """What `do` returns for each of them, all at once; a host that fails is among `failed` then."""
+    def _on_all(self, hosts: Iterable[Host], do: Callable[[Host], Any]) -> dict[Host, Any]:
+        """The results of `do` for the hosts, all at once; a host that fails is moved to `failed`."""
 
         def attempt(host: Host) -> Any:
             try:
@@ -101,19 +101,19 @@ class Preflight:
                 return error
 
         hosts = list(hosts)
-        told = dict(zip(hosts, self._pool.map(attempt, hosts), strict=True))
-        for host, answer in told.items():
+        results = dict(zip(hosts, self._pool.map(attempt, hosts), strict=True))
+        for host, answer in results.items():
             if isinstance(answer, UserError):
                 self.failed[host] = answer
                 self.answers.pop(host, None)
-        return {host: answer for host, answer in told.items() if host in self.answers}
+        return {host: answer for host, answer in results.items() if host in self.answers}
 
     def ask(self, orders: Mapping[Host, Request]) -> dict[Host, Answer]:
-        """The answers to different orders, of those that answer."""
-        return self._told(orders, lambda host: self._ask(host, orders[host]))
+        """The answers to a request for each host, of the hosts that answer."""
+        return self._on_all(orders, lambda host: self._ask(host, orders[host]))
 
     def broken(self, hosts: Iterable[Host]) -> dict[tuple[Host, Host], str]:
-        """Which of these cannot reach which, and why; every pair is tried, all at once."""
+        """The pairs of these hosts that cannot connect, and why; all pairs are tried at once."""
         among = {host: self.peers[host] for host in hosts if host in self.answers}
         orders = {host: {"do": "reach", "peers": [p for h, p in among.items() if h != host]} for host in among}
         by_name = {host.name: host for host in among}
@@ -125,7 +125,7 @@ class Preflight:
         return found
 
     def routes(self, broken: Mapping[tuple[Host, Host], str]) -> list[Finding]:
-        """Which hosts cannot be reached by which others."""
+        """Findings about pairs of hosts that cannot connect."""
         found: dict[tuple[Host, str], list[str]] = {}
         for (source, target), why in broken.items():
             found.setdefault((target, why), []).append(source.name)
@@ -149,16 +149,16 @@ class Preflight:
         preferred: Callable[[Mapping[Host, Answer]], list[Host]],
         say: Callable[[str], None],
     ) -> list[Host]:
-        """The hosts that a job goes to: those that are fit and reach each other. The user is told of the others.
+        """The hosts for a job: they can take it and reach each other. Problems of the others are reported.
 
         Args:
             least: how many hosts it needs.
-            most: how many it takes.
-            preferred: puts hosts in order.
-            say: is told what a user should know.
+            most: how many it can use.
+            preferred: sorts hosts, best first.
+            say: gets lines for the user.
 
         Raises:
-            UserError: there are too few of them; it has all reasons, a line each.
+            UserError: there are too few; it has all reasons, one per line.
         """
         unfit = self._unfit()
         wrong = [(host.name, text) for host, text in unfit]
@@ -207,7 +207,7 @@ class Preflight:
     def _connected(
         self, chosen: list[Host], order: list[Host], least: int, most: int, say: Callable[[str], None]
     ) -> list[Host]:
-        """Those that reach each other; where some do not, others are tried in their place.
+        """The hosts that reach each other; if some do not, others are tried instead.
 
         Raises:
             UserError: there are too few of them.
@@ -228,7 +228,7 @@ class Preflight:
 
 
 def together(hosts: Sequence[Host], broken: Mapping[tuple[Host, Host], str]) -> list[Host]:
-    """Hosts of which each reaches each: one with the most broken routes is left out until there is none."""
+    """Hosts that all reach each other: the host with most broken routes is removed until no route is broken."""
     left, bad = list(hosts), set(broken)
     while bad:
         worst = max(reversed(left), key=lambda host: sum(host in pair for pair in bad))

@@ -1,4 +1,4 @@
-"""Starts a job on hosts: everything that can be wrong is found before anything is started."""
+"""Starts a job on hosts; all checks come before anything is started."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
 
 
 class RemoteStart:
-    """A job that is to start on hosts of a target, once all that can be wrong with it has been looked for.
+    """A checked job that can be started on hosts of a target.
 
     Attributes:
         spec: the job.
-        notes: what its user should know.
+        notes: lines for the user.
     """
 
     def __init__(self, spec: JobSpec, hosts: Hosts, jobs: RemoteJobs, *, detached: bool) -> None:
-        """Ask the hosts; start nothing.
+        """Check the job on the hosts; start nothing.
 
         Args:
             spec: what the user asked for.
             hosts: of the target.
-            jobs: that are there.
-            detached: it goes on by itself, watched by nobody.
+            jobs: on the hosts.
+            detached: whether it goes on without the client.
 
         Raises:
             UserError: it cannot run there, or its name is taken.
@@ -64,10 +64,10 @@ class RemoteStart:
         self._main = looks[self._chosen[0]]
 
     def _asked(self, spec: JobSpec, detached: bool) -> JobSpec:
-        """What the user asked for, as a host understands it.
+        """What the user asked for, in the form that hosts get.
 
         Raises:
-            UserError: it is nothing for hosts.
+            UserError: it cannot run on these hosts.
         """
         target, there = self._hosts.name, len(self._hosts.all)
         least, _ = spec.node_range
@@ -79,7 +79,7 @@ class RemoteStart:
         return checked(spec, detached=detached).model_copy(update={"backend": target, "working_dir": folder})
 
     def plan(self) -> dict[str, Any]:
-        """The complete job, and the variables of its ranks, as the hosts will have them.
+        """The complete job, and the variables of its ranks on the hosts.
 
         Raises:
             UserError: a host cannot take the job.
@@ -114,11 +114,11 @@ class RemoteStart:
         }
 
     def start(self, progress: ProgressReporter, shown: Shown | None = None) -> Parts:
-        """The job with all its parts there; without further words they go again.
+        """Start all parts of the job; they end unless the result is kept or held.
 
         Args:
-            progress: is called with how far it is.
-            shown: what of its output somebody watches; None for a job that goes on by itself.
+            progress: receives the progress.
+            shown: which output is shown; None for a job that goes on without the client.
 
         Raises:
             UserError: it cannot run there, or its name is taken.
@@ -151,7 +151,7 @@ class RemoteStart:
             return start_named(spec, start_as)
 
     def _check_name(self, name: str) -> None:
-        """Whether a job can have a name.
+        """Check that no host has a job of this name.
 
         Raises:
             NameTaken: a host has a job of the name.
@@ -161,7 +161,7 @@ class RemoteStart:
             raise NameTaken(f"a job named {name} is on {where}; choose another --name, or delete that job")
 
     def _start(self, name: str, common: Request, archive: Path) -> Parts:
-        """Start a job's agents, which meet at what the first host said.
+        """Start a job's agents, which connect at the address of the first host.
 
         Raises:
             NameTaken: a host has a job of the name; nothing is left of the others.
@@ -180,7 +180,7 @@ class RemoteStart:
         return parts
 
     def _common(self, name: str) -> dict[str, Any]:
-        """What all hosts are asked to make; what only a job that starts has is left empty."""
+        """The part of the request that is the same for all hosts, without what only a start has."""
         return {
             "job": {**self.spec.for_node(), "name": name},
             "data": self._data,
@@ -194,7 +194,7 @@ class RemoteStart:
         }
 
     def _request(self, common: Request, host: Host) -> Request:
-        """What one host is asked."""
+        """The request for one host."""
         job = common["job"]
         if self.spec.node_range[1] > 1:
             port = self.spec.rendezvous.main_port or self._main["port"]
@@ -203,7 +203,7 @@ class RemoteStart:
         return {**common, "job": job, "slots": host.slots}
 
     def _sources(self) -> list[dict[str, Any]]:
-        """Where the job's volumes are on the hosts, by the settings."""
+        """The paths of the job's volumes on the hosts, from the settings."""
         data = self.spec.data
         if not data:
             return []
@@ -214,7 +214,7 @@ class RemoteStart:
         return [{"volume": m.volume, "path": paths[m.volume], "wanted": m.path, "variable": m.variable} for m in data]
 
     def _preflight(self) -> dict[Host, Answer]:
-        """What the hosts say that answer; those that the job goes to are chosen.
+        """Check all hosts and choose those for the job; returns the answers.
 
         Raises:
             UserError: too few of them can take it.
@@ -228,10 +228,10 @@ class RemoteStart:
             return dict(preflight.answers)
 
     def _preferred(self, looks: Mapping[Host, Answer]) -> list[Host]:
-        """The hosts for the job, the best first: those with enough free devices, then as the settings have them.
+        """The hosts for the job, best first: those with enough free devices, then in the order of the settings.
 
         Raises:
-            UserError: it goes on with another one's checkpoints, and hosts with these cannot take it.
+            UserError: it resumes another job, and the hosts with its checkpoints cannot take it.
         """
         if self.spec.resume_from is not None:
             return self._resuming(self.spec.resume_from, looks)
@@ -266,7 +266,7 @@ def _size(file: Path) -> int:
 
 
 def _sender(file: Path) -> Callable[[IO[bytes]], None]:
-    """What sends a file."""
+    """A function that sends a file."""
 
     def send(stdin: IO[bytes]) -> None:
         with open(file, "rb") as source:

@@ -23,7 +23,7 @@ _READINGS = 5  # of a clock
 
 
 def survey(hosts: Sequence[Host], progress: ProgressReporter) -> Survey:
-    """Look at hosts, try the routes between all of them, and measure these; starts no job."""
+    """Check hosts, and test and measure the routes between them; starts no job."""
     progress("asking the hosts", 0, None)
     with Preflight(hosts, lambda host: {"job": None}) as preflight:
         for _ in range(_READINGS - 1):
@@ -53,7 +53,7 @@ def _report(host: Host, answer: Answer | None, clock: Clock | None) -> HostRepor
 def _measure(
     preflight: Preflight, hosts: list[Host], known: Mapping[tuple[Host, Host], Link], progress: ProgressReporter
 ) -> dict[tuple[Host, Host], Link]:
-    """Latency and bandwidth of the ways between hosts that are not known to be broken."""
+    """Latency and bandwidth of the routes that work."""
     turns = [[pair for pair in turn if pair not in known] for turn in rounds(hosts)]
     found = {}
     for number, turn in enumerate(turns):
@@ -61,9 +61,9 @@ def _measure(
         values: dict[tuple[Host, Host], dict[str, Any]] = {pair: {} for pair in turn}
         for do in ("latency", "bandwidth"):  # one after the other on all hosts: what is sent would delay messages
             orders = {source: {"do": do, "peer": preflight.peers[target]} for source, target in turn}
-            told = preflight.ask(orders)
+            answered = preflight.ask(orders)
             for pair in turn:
-                values[pair].update(told.get(pair[0], {}))
+                values[pair].update(answered.get(pair[0], {}))
         for (source, target), value in values.items():
             seconds, speed = value.get("seconds"), value.get("bandwidth")
             found[source, target] = Link(
@@ -77,14 +77,14 @@ def _measure(
 
 
 def rounds(hosts: Sequence[Host]) -> list[list[tuple[Host, Host]]]:
-    """The pairs to measure, in turns in which no host has two partners; of many hosts each with the next one only."""
+    """The pairs to measure, in rounds in which each host has one partner; of many hosts, each with the next only."""
     if len(hosts) > MOST_FOR_PAIRS:
         ring = list(zip(hosts, [*hosts[1:], hosts[0]], strict=True))
         last = [ring.pop()] if len(ring) % 2 else []
         return [turn for turn in (ring[::2], ring[1::2], last) if turn]
     table: list[Host | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
     turns = []
-    for _ in range(len(table) - 1):  # as at a tournament: all but the first move on by one place
+    for _ in range(len(table) - 1):  # round robin: all but the first move on by one position
         half = len(table) // 2
         pairs = [(a, b) for a, b in zip(table[:half], table[: half - 1 : -1], strict=True) if a and b]
         turns += [pairs, [(b, a) for a, b in pairs]]

@@ -67,7 +67,7 @@ def parse_streams(flag: str, text: str, ranks: int) -> dict[int, int]:
     """Which streams of which local ranks a flag such as --tee names: local rank → 0, OUT, ERR or BOTH.
 
     The forms are torchrun's: one number for all (0 none, 1 stdout, 2 stderr, 3 both) or `0:3,1:2` by local rank; `all`
-    and `none` are words for 3 and 0.
+    and `none` stand for 3 and 0.
 
     Raises:
         UserError: the text has none of these forms, or names a rank that is not there.
@@ -91,7 +91,7 @@ def parse_numbers(flag: str, text: str) -> list[int]:
     """Whole numbers separated by commas.
 
     Raises:
-        UserError: something else stands there.
+        UserError: the text has another form.
     """
     parts = text.split(",")
     if not all(part.isdecimal() for part in parts):

@@ -40,7 +40,7 @@ _INSTEAD = {
 
 
 def say_what_means_nothing(given: Mapping[str, Any]) -> None:
-    """Say on stderr which flags of torchrun have no effect, and what to use instead; its defaults need no word."""
+    """Say on stderr which flags of torchrun have no effect, and what to use instead; defaults are not reported."""
     for name, instead in _INSTEAD.items():
         if given[name] not in (None, "", "null", "default"):
             click.echo(f"paceline: --{name.replace('_', '-')} has no effect: {instead}", err=True)
@@ -299,7 +299,7 @@ def _shown_streams(given: dict[str, Any], ranks: int, is_first: bool = True) -> 
 
 
 def split_streams(shown: dict[int, int]) -> tuple[int, ...]:
-    """The local ranks whose stdout and stderr must be told apart: one is hidden, or they go to different places."""
+    """The local ranks whose stdout and stderr must be kept apart: one is hidden, or they go to different places."""
     out, err = os.fstat(1), os.fstat(2)
     apart = (out.st_dev, out.st_ino) != (err.st_dev, err.st_ino)
     return tuple(rank for rank, streams in shown.items() if streams in (OUT, ERR) or (streams and apart))

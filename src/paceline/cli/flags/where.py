@@ -94,16 +94,16 @@ def named(given: dict[str, Any]) -> list[NamedHost]:
         UserError: they cannot be read.
     """
     script, naming = given.get("host_discovery_script"), _naming_hosts(given)
-    places = [*(flag.names[0] for _, flag in naming), *(["--on"] if given.get("on") else [])]
+    selectors = [*(flag.names[0] for _, flag in naming), *(["--on"] if given.get("on") else [])]
     if script is not None:
-        if places:
+        if selectors:
             others = ", ".join(flag.names[0] for _, flag in _flags() if flag.names_hosts is not None)
             raise UserError(f"--host-discovery-script says where; leave {others} and --on out")
         return _first_found(script)
     if not naming:
         return []
-    if len(places) > 1:
-        raise UserError(f"{places[0]} and {places[1]} both say where; give one")
+    if len(selectors) > 1:
+        raise UserError(f"{selectors[0]} and {selectors[1]} both say where; give one")
     from paceline.backends import hosts
 
     flag = naming[0][1]
@@ -194,14 +194,14 @@ def _needed(hosts: list[tuple[str, int]], ranks: int) -> int:
 
 
 def backend_for(given: dict[str, Any], target: str | None = None) -> Backend:
-    """The place that the flags name.
+    """The backend that the flags select.
 
     Args:
         given: the flags.
-        target: the place that a job names itself.
+        target: the target that the job itself names.
 
     Raises:
-        UserError: there is no such place.
+        UserError: there is no such backend.
     """
     options = options_of(given)
     given_by = {flag.option: flag.names[0] for _, flag in _given_flags(given)}
@@ -222,7 +222,7 @@ def _listing(kind: str) -> Flag:
 
 
 def where_flags(given: dict[str, Any]) -> str:
-    """The flags that say where, as one may type them again; without --on."""
+    """The flags that select the backend, as typed; without --on."""
     return shlex.join(word for _, flag in _given_flags(given) for word in (flag.names[0], str(given[flag.parameter])))
 
 

@@ -35,7 +35,7 @@ def watch_option() -> Option:
 
 
 def watch(show: Callable[[], bool], title: str) -> None:
-    """Call `show`, which prints, every two seconds, until it returns False, or the user or the reader has enough."""
+    """Call `show`, which prints, every two seconds, until it returns False, the user quits, or the reader ends."""
     if sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb"):
         last = _on_terminal(show, title)
         sys.stdout.write(last)  # stays when the alternate screen is gone
@@ -46,7 +46,7 @@ def watch(show: Callable[[], bool], title: str) -> None:
 
 def _in_pipe(show: Callable[[], bool]) -> None:
     reader = select.poll()
-    reader.register(sys.stdout.fileno(), 0)  # tells of errors alone: nobody reads any more
+    reader.register(sys.stdout.fileno(), 0)  # reports errors only: the reader has ended
     first = True
     while True:
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""A progress bar for what takes longer than a second."""
+"""A progress bar for operations that take longer than a second."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _BAR = 30  # columns
 
 
 class ProgressLine:
-    """Shows how far something is, on stderr: nothing at first, then a bar on a terminal, and one line in a pipe.
+    """Shows progress on stderr: nothing at first, then a bar on a terminal, and one line in a pipe.
 
-    It is called with what is being done, how much is done, and how much there is, or None:
+    It is called with what is being done, how much is done, and how much there is (None if unknown):
 
         with ProgressLine() as progress:
             code.fetch(..., progress, warn=progress.say)
@@ -31,7 +31,7 @@ class ProgressLine:
         self._stream = sys.stderr if stream is None else stream
         self._is_terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._next = time.monotonic() + _PATIENCE
-        self._told = ""
+        self._shown = ""
         self._is_drawn = False
 
     def __enter__(self) -> ProgressLine:
@@ -52,12 +52,12 @@ class ProgressLine:
             columns = shutil.get_terminal_size().columns - 1
             self._write("\r" + _picture(what, done, total)[:columns] + "\x1b[K")
             self._is_drawn = True
-        elif what != self._told:
-            self._told = what
+        elif what != self._shown:
+            self._shown = what
             self._write(f"paceline: {_words(what, total)}…\n")
 
     def say(self, line: str) -> None:
-        """Say something that stays."""
+        """Print a line that stays."""
         self._wipe()
         self._write(f"paceline: {line}\n")
 

@@ -108,17 +108,17 @@ class Screen:
         elif name == "restarting" and details["failure"] is None:
             self._say("the ranks got a signal to stop, and saved their state; starting again from there")
         elif name == "restarting":
-            self._tell_failure(details)
+            self._show_failure(details)
             self._say(f"starting again: attempt {details['restarts']} of {self._job.max_restarts}")
         else:
             self._code = details["exit_code"]
             if details["state"] == "FAILED":
-                self._tell_failure(details)
+                self._show_failure(details)
             else:
                 self._say(f"job {self._job.name} {details['state'].lower()} after {details['took']:.1f} s")
 
     def close(self) -> int:
-        """Say the last word once the agent is gone; returns the job's exit code."""
+        """Report the end once the agent is gone; returns the job's exit code."""
         if self._code is not None:
             return self._code
         self._finish_lines()
@@ -161,7 +161,7 @@ class Screen:
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
-    def _tell_failure(self, details: dict[str, Any]) -> None:
+    def _show_failure(self, details: dict[str, Any]) -> None:
         """The culprit last: its traceback or last lines, then one line that says which rank it was and where."""
         failure, others = details["failure"], details["others"]
         if failure is None:
@@ -198,7 +198,7 @@ def _count(number: int, thing: str) -> str:
 
 
 def _of_host(name: str, details: dict[str, Any]) -> str:
-    """That a host came, or why it is not heard any more, or takes no part."""
+    """That a host joined, or why its output stopped, or why it takes no part."""
     if name == "came":
         return f"{details['host']} comes in"
     return f"{details['why']}; {'its output is no longer received' if name == 'lost' else 'it takes no part'}"

@@ -12,5 +12,5 @@ def write(target: int, data: bytes) -> None:
     while view:
         try:
             view = view[os.write(target, view) :]
-        except BlockingIOError:  # whoever started us made it non-blocking
+        except BlockingIOError:  # the parent process made it non-blocking
             select.select([], [target], [])

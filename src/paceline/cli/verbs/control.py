@@ -71,17 +71,17 @@ def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
     """Stop JOBs: cleanly, so that a script that uses the library saves a checkpoint."""
     names, here = tuple(dict.fromkeys(names)), backend()
     jobs = known(names)
-    # A LOST job that some hosts tell of can be stopped there.
+    # A LOST job can be stopped on the hosts that answer.
     _refuse_lost([job for job in jobs if job.state == "LOST" and not here.describe([job.name]).warnings])
     began = time.time()
-    untold = here.stop(names, now)
+    unreached = here.stop(names, now)
     if not no_wait:
         _wait(names, _PATIENCE + (0 if now else max(job.grace for job in jobs)))
     code = 0
     for before, after in zip(jobs, known(names), strict=True):
         if not before.is_over:
             _say_what_was_suspended(before.name, began)
-        but = f"; not reached everywhere: {untold[before.name]}" if before.name in untold else ""
+        but = f"; not reached everywhere: {unreached[before.name]}" if before.name in unreached else ""
         left = {rank.node: None for rank in after.instances if rank.state in ("STARTING", "RUNNING")}
         if before.is_over and not left:
             _say(f"job {before.name} had ended already ({before.state.lower()})")

@@ -48,8 +48,8 @@ def _logs(
 ) -> int:
     """Show what the ranks of JOB wrote: rank 0, unless -i or --all choose others.
 
-    The lines of several ranks come in the order of time, each behind `[rank N]`. The exit code is 0, or with --follow
-    that of the job. Ctrl-C ends --follow, not the job.
+    The lines of several ranks come in the order of time, each with the prefix `[rank N]`. The exit code is 0,
+    or with --follow that of the job. Ctrl-C ends --follow, not the job.
     """
     (known,) = jobs_named([job])
     if every and instances:
@@ -64,7 +64,7 @@ def _logs(
         click.echo(f"paceline: job {job}: {printable(known.waiting)}", err=True)
     try:
         nothing = _show(lines, edits, raw)
-    except BrokenPipeError:  # whoever read our output is gone, as with `| head`
+    except BrokenPipeError:  # the reader of our output has ended, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
     except OSError as error:

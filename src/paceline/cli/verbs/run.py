@@ -76,7 +76,7 @@ def _follow(job: Foreground, shown: Shown) -> int:
         for _ in updates:  # until it has ended
             pass
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        if isinstance(error, BrokenPipeError):  # whoever read our output is gone, as with `| head`
+        if isinstance(error, BrokenPipeError):  # the reader of our output has ended, as with `| head`
             return 128 + signal.SIGPIPE
         raise UserError(f"cannot write what the ranks print: {error.strerror}; the job was stopped") from None
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def _submit(**given: Any) -> int:
     """Submit a job that goes on without this terminal: SCRIPT with ARGS, or a YAML file that describes one.
 
-    Flags go over what the file says. `paceline get`, `logs -f`, `wait` and `stop` take the name that is printed.
+    Flags take precedence over the file. `paceline get`, `logs -f`, `wait` and `stop` take the name that is printed.
     """
     from paceline.cli.flags.spec import say_what_means_nothing, spec_of
 
@@ -36,10 +36,10 @@ def _submit(**given: Any) -> int:
 
 
 def refuse_script(given: dict[str, Any]) -> None:
-    """Nobody would run it for a job that goes on by itself.
+    """Refuse --host-discovery-script, which only a job in the foreground can use.
 
     Raises:
-        UserError: there is one.
+        UserError: it is given.
     """
     if given["host_discovery_script"] is not None:
         raise UserError(
@@ -49,7 +49,7 @@ def refuse_script(given: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """What is half done is undone also when the terminal is closed or the process is told to end."""
+    """Turn SIGHUP and SIGTERM into SystemExit, so that an incomplete start is undone."""
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)
@@ -76,7 +76,7 @@ def detached(spec: JobSpec, there: Backend) -> int:
     with ended_by_signals(), ProgressLine() as progress:
         job = there.start(there.prepare(spec), progress)
     it = f"{there.where} {job.name}".lstrip()
-    with contextlib.suppress(OSError):  # the job runs, whether anybody hears of it or not
+    with contextlib.suppress(OSError):  # the job runs, even if its name cannot be printed
         click.echo(job.name)
         click.echo(f"paceline: submitted; follow it with: paceline logs -f {it}", err=True)
         click.echo(f"paceline: see it with: paceline get {it}; stop it with: paceline stop {it}", err=True)

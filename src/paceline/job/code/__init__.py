@@ -1,1 +1,1 @@
-"""Brings a job's code to its place."""
+"""Copies a job's code: by git, by rsync, or as a snapshot."""

@@ -1,4 +1,4 @@
-"""Brings a job's code to its place: from a git repository, by rsync, or as a snapshot of a folder."""
+"""Copies a job's code from a git repository, by rsync, or as a snapshot of a folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from .transfer import OnProgress
 
-_ABANDONED = 86400.0  # seconds after which nobody is still building
+_ABANDONED = 86400.0  # seconds after which a folder is certainly not being built any more
 _MARK = b"The code of a job, made by paceline; `paceline delete` removes it with the job.\n"
 _HIDDEN_MARKER = ".paceline"  # in a folder to build code in
 _MOST = 4096  # bytes of a marker
@@ -36,7 +36,7 @@ def parse(mode: str | None, source: str | None) -> Code | None:
     """What `--sync-mode` and `--sync-source` ask for; None when neither is given.
 
     Raises:
-        UserError: the mode is unknown, one is given without the other, or the source would smuggle something in.
+        UserError: the mode is unknown, one is given without the other, or the source is malicious.
     """
     if mode is None:
         if source is None:
@@ -50,10 +50,10 @@ def parse(mode: str | None, source: str | None) -> Code | None:
 
 
 def check(code: Code) -> None:
-    """Refuse what can be refused without looking anywhere: also for jobs that come from a file or from Python.
+    """Check the source without looking at any file or host; also for jobs from a file or from Python.
 
     Raises:
-        UserError: the source is missing, of an unknown kind, holds a password, or would smuggle something in.
+        UserError: the source is missing, of an unknown kind, contains a password, or is malicious.
     """
     if not code.source:
         if code.source is None and code.mode == "snapshot":
@@ -69,14 +69,14 @@ def check(code: Code) -> None:
 
 
 def check_source(code: Code, folder: Path) -> None:
-    """Refuse what can be refused without bringing anything; connects to no other machine.
+    """Check the source without copying; connects to no other machine.
 
     Args:
-        code: what to bring.
+        code: what to copy.
         folder: what relative paths are relative to.
 
     Raises:
-        UserError: see `check`; or what is on this machine is not there, or what brings it is not installed.
+        UserError: see `check`; or a local source does not exist, or git or rsync is not installed.
     """
     check(code)
     if code.mode == "git":
@@ -92,20 +92,20 @@ def check_source(code: Code, folder: Path) -> None:
 def fetch(
     code: Code, folder: Path, destination: Path, progress: OnProgress, warn: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
-    """Bring the code to `destination`, all of it or nothing.
+    """Copy the code to `destination`, all of it or nothing.
 
     Args:
-        code: what to bring.
+        code: what to copy.
         folder: what relative paths are relative to, and what a snapshot is taken of.
-        destination: a folder that is not there yet.
-        progress: called with what is being done, how much of it is done, and how much there is, or None.
-        warn: called with a line that the user should read.
+        destination: a folder that does not exist yet.
+        progress: gets what is being done, how much of it is done, and how much there is (None if unknown).
+        warn: gets lines for the user.
 
     Returns:
         For the record: mode, source without credentials, for git ref and commit, files, bytes.
 
     Raises:
-        UserError: it cannot be brought; nothing is left at `destination`.
+        UserError: it cannot be copied; nothing is left at `destination`.
     """
     check(code)
     folder = Path(os.path.abspath(folder))
@@ -148,7 +148,7 @@ def _building(destination: Path) -> Iterator[Path]:
 def _begin(destination: Path, undo: contextlib.ExitStack) -> tuple[Path, int | None]:
     """An empty folder beside the destination to build it in, and a descriptor of the destination's locked marker.
 
-    The latter is None where a job has claimed the destination already. `undo` takes everything back that was made.
+    The latter is None if a job has claimed the destination already. `undo` removes everything that was created.
 
     Raises:
         OSError: it cannot be made.
@@ -160,7 +160,7 @@ def _begin(destination: Path, undo: contextlib.ExitStack) -> tuple[Path, int | N
         path.mkdir(exist_ok=True)
         undo.callback(_remove_if_empty, path)
     if missing:  # it is ours alone: git need not look into it
-        with contextlib.suppress(FileExistsError):  # somebody else has just made it as well
+        with contextlib.suppress(FileExistsError):  # another client has just created it
             undo.callback(_remove_if_alone, write_gitignore(parent))
     for left in parent.glob(".*.paceline.????????"):
         if _is_abandoned(left):  # by a client that was killed
@@ -176,11 +176,11 @@ def _begin(destination: Path, undo: contextlib.ExitStack) -> tuple[Path, int | N
 
 
 def _claim(destination: Path, undo: contextlib.ExitStack) -> int:
-    """A descriptor of the destination's marker, which is locked as long as it is open: nobody else brings code there.
+    """A descriptor of the destination's marker, locked while it is open, so that no other client copies code there.
 
     Raises:
         OSError: it cannot be made.
-        UserError: somebody has that lock, or the file is not ours.
+        UserError: another client holds that lock, or the file is not paceline's.
     """
     marker = marker_of(destination)
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -245,7 +245,7 @@ def _is_abandoned(hidden: Path) -> bool:
 
 
 def _remove_hidden(hidden: Path) -> None:
-    """Remove a folder to build code in; last what says that it is one."""
+    """Remove a folder in which code was built; its marker last."""
     with contextlib.suppress(OSError):
         shutil.rmtree(hidden / "code", ignore_errors=True)
         if os.listdir(hidden) == [_HIDDEN_MARKER]:

@@ -25,10 +25,10 @@ class Source:
     """A repository and a ref.
 
     Attributes:
-        url: what git is told; it holds no password.
+        url: for git; it contains no password.
         ref: branch, tag or commit; None for the default branch.
         origin: scheme, host and port for which credentials are meant; None where git takes none.
-        user: who is named in the URL.
+        user: the user name in the URL.
         is_local: whether it is a path on this machine.
     """
 
@@ -40,7 +40,7 @@ class Source:
 
 
 def check(source: str) -> None:
-    """Refuse a source that is malformed, holds a password, or would smuggle an option or a command into git.
+    """Refuse a source that is malformed, holds a password, or would be read as an option or a command by git.
 
     Raises:
         UserError: it is one of these.
@@ -49,7 +49,7 @@ def check(source: str) -> None:
 
 
 def resolve(source: str, folder: Path) -> Source:
-    """Tell the repository from the ref; a local repository must be there."""
+    """Split a source into repository and ref; a local repository must exist."""
     path, is_url = os.path.expanduser(source), False
     if re.match(r"file://", source, re.IGNORECASE):
         path, is_url = source[7:].removeprefix("localhost"), True

@@ -1,4 +1,4 @@
-"""What paceline itself writes into a user's folders, so that snapshots can leave it out."""
+"""Names of what paceline writes into a user's folders, so that snapshots can leave it out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GITIGNORE = b"# The code of jobs; made by paceline.\n*\n"
 
 
 def write_gitignore(folder: Path) -> Path:
-    """Let git leave out a folder that is paceline's alone."""
+    """Make git ignore a folder that only paceline uses."""
     path = folder / ".gitignore"
     with path.open("xb") as file:
         file.write(_GITIGNORE)
@@ -33,22 +33,22 @@ def is_for_code(folder: str) -> bool:
 
 
 def marker_of(destination: Path) -> Path:
-    """The file that tells that the folder beside it is a job's code."""
+    """The marker file that says that the folder beside it is a job's code."""
     return destination.with_name(f".{destination.name}.paceline")
 
 
 def building_name(name: str, suffix: str) -> str:
-    """What a folder is called that will be `name`; `suffix` is eight hexadecimal digits."""
+    """The name of a folder while `name` is built in it; `suffix` is eight hexadecimal digits."""
     return f".{name}.paceline.{suffix}"
 
 
 def is_our_name(name: str) -> bool:
-    """Whether a file or folder is called as paceline calls what it puts beside the code of jobs."""
+    """Whether a file or folder has a name that paceline uses beside the code of jobs."""
     return _OURS.fullmatch(name) is not None
 
 
 class Ours:
-    """Knows the folders that are paceline's: where jobs are kept, run directories, the code of jobs."""
+    """Recognises paceline's folders: the folder of jobs, run directories, and the code of jobs."""
 
     def __init__(self) -> None:
         try:

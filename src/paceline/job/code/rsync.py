@@ -1,4 +1,4 @@
-"""Code from a folder by rsync, here or on a host that ssh reaches."""
+"""Code from a folder by rsync, on this machine or on a host over ssh."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OPTIONS = ("-rlptgo", "--secluded-args", "--no-inc-recursive", "--info=progress
 
 
 def check(source: str) -> None:
-    """Refuse a source that is malformed, or would smuggle an option into rsync or ssh.
+    """Refuse a source that is malformed, or would be read as an option by rsync or ssh.
 
     Raises:
         UserError: it is one of these.
@@ -61,7 +61,7 @@ def fetch(
     """Copy all of a folder but `.git`, `__pycache__`, what its .pacelineignore names and what paceline made there.
 
     Raises:
-        UserError: it cannot be had.
+        UserError: it cannot be copied.
         OSError: it cannot be written.
     """
     require("rsync")
@@ -112,17 +112,17 @@ def _rsync(options: tuple[str, ...], origin: str, destination: Path, progress: O
 def _why(result: Result) -> str:
     """Why rsync could not, in one line."""
     text = result.text
-    complaints = "\n".join(result.complaints)
+    messages = "\n".join(result.messages)
     unreadable = re.search(
-        r'^rsync: .*?"(.+?)"(?: \(in .*\))?(?: failed)?: Permission denied \(\d', complaints, re.MULTILINE
+        r'^rsync: .*?"(.+?)"(?: \(in .*\))?(?: failed)?: Permission denied \(\d', messages, re.MULTILINE
     )
     if unreadable:
         return f"{printable(unreadable[1])} cannot be read; check its permissions, or name it in .pacelineignore"
     if re.search(r"permission denied \([a-z]|permission denied, please", text):
         return "its host refused the ssh key; add yours there, and to ssh-agent if it has a passphrase"
     if re.search(r"vanished|no such file or directory", text):
-        told = [line for line in result.complaints if re.search("vanished|No such file", line)]
-        return f"{printable(told[0].removeprefix('rsync: '))}; check the path, and stop what removes files there"
+        found = [line for line in result.messages if re.search("vanished|No such file", line)]
+        return f"{printable(found[0].removeprefix('rsync: '))}; check the path, and stop what removes files there"
     if "command not found" in text:
         return "rsync is not installed on its host; install it there"
     return reason(text) or result.last

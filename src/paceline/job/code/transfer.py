@@ -1,4 +1,4 @@
-"""Runs programs that bring files from elsewhere, and says in a line why they could not."""
+"""Runs programs that copy files, and turns their errors into one line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 OnProgress = Callable[[str, int, "int | None"], None]
 
-_MANY = 200  # lines of a program's complaints that are kept
+_MANY = 200  # lines of a program's messages that are kept
 
 # What programs say (in English, in lower case) → what is wrong, and what to do.
 _REASONS: tuple[tuple[str, str], ...] = (
@@ -44,22 +44,22 @@ _REASONS: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True)
 class Result:
-    """How a program ended, what it printed, and what it complained about, line by line."""
+    """A program's exit code, its output, and its error messages, line by line."""
 
     code: int
     output: bytes
-    complaints: tuple[str, ...]
+    messages: tuple[str, ...]
 
     @property
     def text(self) -> str:
-        """The complaints in one, in lower case, to look for reasons in."""
-        return "\n".join(self.complaints).lower()
+        """The error messages in lower case, for searching."""
+        return "\n".join(self.messages).lower()
 
     @property
     def last(self) -> str:
-        """The complaint that says most: the last fatal one, or else the last."""
-        fatal = [line for line in self.complaints if re.match(r"(fatal|error|rsync):", line, re.IGNORECASE)]
-        line = (fatal or [*self.complaints] or [f"exit code {self.code}"])[-1]
+        """The most useful error message: the last fatal one, or else the last."""
+        fatal = [line for line in self.messages if re.match(r"(fatal|error|rsync):", line, re.IGNORECASE)]
+        line = (fatal or [*self.messages] or [f"exit code {self.code}"])[-1]
         return printable(re.sub(r"^(fatal|error|rsync):\s*", "", line, flags=re.IGNORECASE).rstrip("."))
 
 
@@ -97,11 +97,11 @@ def run(
         folder: where it runs.
         env: its environment.
         on_line: gets every line of its stderr; returns whether it was about progress. It also gets empty lines now
-            and then while the program is silent.
+            and then while the program prints nothing.
         on_output: the same for stdout; then `Result.output` is empty.
         given: what it reads from stdin.
     """
-    complaints: list[str] = []
+    messages: list[str] = []
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as output:
         stdin.write(given)
         stdin.seek(0)
@@ -118,7 +118,7 @@ def run(
             handlers = {process.stderr.fileno(): on_line}  # type: ignore[union-attr]
             if on_output is not None:
                 handlers[process.stdout.fileno()] = on_output  # type: ignore[union-attr]
-            _read_lines(process, handlers, complaints)
+            _read_lines(process, handlers, messages)
             code = process.wait()
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
@@ -130,13 +130,13 @@ def run(
                 if pipe is not None:
                     pipe.close()
         output.seek(0)
-        return Result(code, output.read(), tuple(complaints[-_MANY:]))
+        return Result(code, output.read(), tuple(messages[-_MANY:]))
 
 
 def _read_lines(
-    process: subprocess.Popen[bytes], handlers: dict[int, Callable[[str], bool]], complaints: list[str]
+    process: subprocess.Popen[bytes], handlers: dict[int, Callable[[str], bool]], messages: list[str]
 ) -> None:
-    """Hand out lines until the program ends; what it left running in the background may keep the pipes open."""
+    """Pass lines to the handlers until the program ends; processes that it left running may keep the pipes open."""
     rests = dict.fromkeys(handlers, b"")
     while rests:
         is_over = process.poll() is not None
@@ -149,8 +149,8 @@ def _read_lines(
             for line in lines:
                 text = os.fsdecode(line).strip()
                 if text and not handlers[descriptor](text):
-                    complaints.append(text)
-                    del complaints[: -2 * _MANY]
+                    messages.append(text)
+                    del messages[: -2 * _MANY]
         if not ready:
             if is_over:
                 return
@@ -159,5 +159,5 @@ def _read_lines(
 
 
 def reason(text: str) -> str | None:
-    """Why a program could not bring anything, as far as that does not depend on the program."""
+    """The reason for a failure that any program may report, such as a host that cannot be reached."""
     return next((why for pattern, why in _REASONS if re.search(pattern, text)), None)
