@@ -55,10 +55,10 @@ def main() -> None:
     model = build_model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     model, optimizer = run.setup(model, optimizer)
+    sums = run.state(loss=0.0, samples=0, reshard="sum")  # of an epoch, in every checkpoint
 
     for epoch in run.epochs(args.epochs):
         model.train()
-        loss_sum, samples = 0.0, 0
         for images, labels in train:
             images, labels = images.to(device), labels.to(device)
             loss = F.cross_entropy(model(images), labels)
@@ -66,8 +66,8 @@ def main() -> None:
             run.backward(loss)
             optimizer.step()
             run.log(loss=loss)
-            loss_sum += loss.item() * len(labels)
-            samples += len(labels)
+            sums.loss += loss.item() * len(labels)
+            sums.samples += len(labels)
 
         model.eval()
         correct, total = 0, 0
@@ -76,7 +76,8 @@ def main() -> None:
                 images, labels = images.to(device), labels.to(device)
                 correct += (model(images).argmax(dim=1) == labels).sum().item()
                 total += len(labels)
-        loss, accuracy = run.mean(loss_sum, samples), run.mean(correct, total)
+        loss, accuracy = run.mean(sums.loss, sums.samples), run.mean(correct, total)
+        sums.loss, sums.samples = 0.0, 0
         print(f"epoch {epoch + 1}/{args.epochs} loss {loss:.4f} test accuracy {accuracy:.4f}")
 
 

@@ -52,18 +52,18 @@ def main() -> None:
     test = data.DataLoader(test_set, batch_size=256)
     model = build_model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    sums = argparse.Namespace(loss=0.0, samples=0)  # of an epoch
 
     for epoch in range(args.epochs):
         model.train()
-        loss_sum, samples = 0.0, 0
         for images, labels in train:
             images, labels = images.to(device), labels.to(device)
             loss = F.cross_entropy(model(images), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            loss_sum += loss.item() * len(labels)
-            samples += len(labels)
+            sums.loss += loss.item() * len(labels)
+            sums.samples += len(labels)
 
         model.eval()
         correct, total = 0, 0
@@ -72,7 +72,8 @@ def main() -> None:
                 images, labels = images.to(device), labels.to(device)
                 correct += (model(images).argmax(dim=1) == labels).sum().item()
                 total += len(labels)
-        loss, accuracy = loss_sum / samples, correct / total
+        loss, accuracy = sums.loss / sums.samples, correct / total
+        sums.loss, sums.samples = 0.0, 0
         print(f"epoch {epoch + 1}/{args.epochs} loss {loss:.4f} test accuracy {accuracy:.4f}")
 
 

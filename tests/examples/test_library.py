@@ -35,9 +35,9 @@ def as_diff(before, after):
 
 
 @pytest.mark.parametrize("example", SHOWN_IN)
-def test_at_most_ten_lines_differ(example):
+def test_at_most_eleven_lines_differ(example):
     before, after = lines(f"{example}_single.py"), lines(f"{example}_library.py")
-    assert 0 < changed_lines(before, after) <= 10, "\n".join(difflib.unified_diff(before, after, n=0, lineterm=""))
+    assert 0 < changed_lines(before, after) <= 11, "\n".join(difflib.unified_diff(before, after, n=0, lineterm=""))
 
 
 @pytest.mark.parametrize(("example", "page"), SHOWN_IN.items())

@@ -9,7 +9,7 @@ import os
 import sys
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 
@@ -22,12 +22,14 @@ from paceline.train.group import join
 from paceline.train.group.collectives import Collectives
 from paceline.train.group.group import Group
 from paceline.train.loop.checkpointing import Checkpointing, Interval, open_store
-from paceline.train.loop.steps import Feed, Steps, run_folder
+from paceline.train.loop.feed import Feed
+from paceline.train.loop.state import SavedState, State, make_reshard
+from paceline.train.loop.steps import Steps, run_folder
 from paceline.train.metrics.metrics import Metrics
 from paceline.train.parallel.prepared import Prepared
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from paceline.train.checkpoint.store import CheckpointStore
     from paceline.train.parallel.strategy import Strategy
 
+Item = TypeVar("Item")
 _runs = 0
 _open: weakref.WeakSet[Run] = weakref.WeakSet()
 
@@ -129,6 +132,7 @@ class Run(Collectives):
         self._draws = draws
         self._same_data = SameData(group)
         self._is_closed = False
+        self._states = 0  # how many `state` has made
         self._metrics = Metrics(group, log_dir, progress=progress, progress_file=progress_file, every=log_every)
         self._prepared = Prepared(group)
         checkpoints = Checkpointing(group, self._prepared, store, every)
@@ -278,8 +282,21 @@ class Run(Collectives):
         self._steps.feeds.append(feed)
         return feed
 
-    def register(self, **objects: Any) -> None:
+    def register(
+        self,
+        *,
+        per_rank: bool = False,
+        reshard: Callable[[Sequence[Any], int, int], Any] | None = None,
+        **objects: Any,
+    ) -> None:
         """Put further objects into the checkpoints, under these names.
+
+        Args:
+            per_rank: each rank has a state of its own, such as a replay buffer, and gets it back; else all get rank
+                0's. These states go through rank 0's memory.
+            reshard: called as `reshard(states, rank, world_size)` where another number of ranks goes on: makes the
+                states of all ranks that saved, in their order, the one to load here. None makes that an error.
+            objects: with `state_dict` and `load_state_dict`, such as a scheduler. See `state` for numbers and tensors.
 
         Their states must be such as `torch.load(..., weights_only=True)` reads: tensors, numbers, strings, containers
         of them, and classes marked with `torch.serialization.add_safe_globals`; NumPy scalars become numbers. Others
@@ -287,20 +304,70 @@ class Run(Collectives):
 
         Raises:
             TypeError: one lacks `state_dict` or `load_state_dict`.
-            ValueError: a name is taken.
+            ValueError: a name is taken, or `reshard` is given without `per_rank`.
         """
         for name, thing in objects.items():
-            self._prepared.register(name, thing)
+            self._prepared.register(name, thing, per_rank=per_rank, reshard=reshard)
+
+    def state(
+        self,
+        *,
+        reshard: Callable[[Sequence[dict[str, Any]], int, int], dict[str, Any]] | Literal["sum"] | None = None,
+        **values: Any,
+    ) -> State:
+        """Values of the script's own, as attributes: every checkpoint holds them, and a resume sets them.
+
+            state = run.state(best=0.0)
+            state.best = max(state.best, accuracy)
+
+        Each rank has its own. Call it before `epochs`, `steps` or `resume`.
+
+        Args:
+            reshard: what another number of ranks goes on with. None: the values that all had alike, and it is an error
+                where they differ. "sum": rank 0 gets the sum of each value over the ranks, and the others 0, as for
+                sums over the batches of a rank. A function: it is called as `reshard(values, rank, world_size)` with a
+                dict for each rank that saved, and returns the dict of this rank.
+            values: what each is at the first start: a number, a string, a tensor, None, or lists, tuples and dicts of
+                these. Only attributes that are named here can be set.
+
+        Raises:
+            ValueError: a name begins with an underscore, or `reshard` is none of these.
+        """
+        state, function = State(**values), make_reshard(reshard)
+        name = f"run.state-{self._states}" if self._states else "run.state"
+        self._states += 1
+        self._prepared.register_on_rank(name, SavedState(state, self.device), function)
+        return state
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs 0 … count - 1, from where the newest checkpoint was taken; the last state is saved at the end."""
+        """The epochs 0 … count - 1, from where the newest checkpoint was taken; the last state is saved at the end.
+
+        It may be called again when it has ended, as for cross-validation: each call is a loop of its own, and a resumed
+        run goes on in that which was under way. What the script does between two loops is done again.
+
+        Raises:
+            RuntimeError: another loop over epochs is under way; or the checkpoint is another script's.
+            paceline.CheckpointError: the newest checkpoint is whole, but cannot be read.
+        """
         self._draws.end()  # before a checkpoint's random states are loaded
-        self._steps.epochs = count
-        self._steps.resume(by_epochs=True)
-        while self._steps.epoch < count:
-            yield self._steps.epoch
-            self._steps.epoch += 1
-        self._steps.training_ends()
+        return self._steps.over_epochs(count)
+
+    def steps(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Iterate what is not from `dataloader`, so that each item is a step: pieces of a text, episodes, a loader.
+
+        A step is counted when the next item is asked for, and checkpoints are taken and the run is stopped there. All
+        ranks must take the same number. A resumed run leaves out the items that were trained on: by their index where
+        `items` is a sequence or a tensor; else they are iterated once more, with the random states that the pass began
+        with. `run.backward` weighs each rank's loss the same. Outside of `epochs`, the first call resumes the run.
+
+        Args:
+            items: begins with the same item whenever it is iterated.
+
+        Raises:
+            RuntimeError: it is iterated within another loop whose steps are counted.
+        """
+        self._draws.end()
+        return self._steps.over(items)
 
     def resume(self) -> bool:
         """Load the newest checkpoint into everything that was set up and registered; returns whether there is one.
@@ -317,6 +384,10 @@ class Run(Collectives):
     def save(self, block: bool = False) -> None:
         """Take a checkpoint: all ranks in the same step. It is written in the background unless `block`.
 
+        In an epoch's last step, and behind a loop that may not be the epoch's last training, it is
+        taken when the epoch's body is through, so that the rest of the body is not done twice; with `block` it is taken
+        here, and once more there.
+
         Raises:
             RuntimeError: the run has no folder for checkpoints.
             paceline.CheckpointError: this one, or the one before, could not be written.
@@ -325,7 +396,11 @@ class Run(Collectives):
 
     @property
     def step(self) -> int:
-        """Batches trained on, over all attempts; within the loop, that at hand once it was trained on."""
+        """Steps done, over all attempts; within the loop, the one at hand once its batch was trained on.
+
+        A step is a batch of `dataloader` or an item of `steps`. In loops of another form it is a step of the optimizer,
+        of several that which steps first.
+        """
         return self._steps.done + self._steps.counts
 
     def log(self, **values: Tensor | float) -> None:
@@ -355,7 +430,7 @@ class Run(Collectives):
         """The script has not closed the run: finish what can be finished without the other ranks."""
         if os.getpid() == self._pid and not self._is_closed:  # and not a child that the script has forked
             self._is_closed = True
-            self._steps.leave()
+            self._steps.ending.leave()
 
     def __enter__(self) -> Run:
         return self
@@ -367,7 +442,7 @@ class Run(Collectives):
             self._is_closed = True
             atexit.unregister(self._at_exit)
             with contextlib.suppress(RuntimeError):  # what ended the block is what matters
-                self._steps.abandon(error)
+                self._steps.ending.abandon(error)
 
 
 def _watch(placement: Placement, *, stops: bool) -> Watch | None:

@@ -231,18 +231,12 @@ class CheckpointStore:
             self._check_never_saved()
             return None
 
-        def read(name: str, device: torch.device | str) -> Any:
-            try:
-                return torch.load(saved.path / name, map_location=device, weights_only=True)
-            except Exception as error:  # unpickling raises anything
-                names = unsafe_names(saved.path / name)
-                why = why_unread(names) if names else f"{type(error).__name__}: {error}"
-                raise CheckpointError(f"{name}: {why}") from error
-
         def read_all() -> Checkpoint:
-            shared = {part: read(name, map_location) for part, name in files.shared_files(saved.manifest).items()}
+            shared = {
+                n: _read(saved.path / file, map_location) for n, file in files.shared_files(saved.manifest).items()
+            }
             own = files.rank_file(self._rank)
-            rank_state = read(own, "cpu") if own in saved.manifest.files else None
+            rank_state = _read(saved.path / own, "cpu") if own in saved.manifest.files else None
             return Checkpoint(saved.path, saved.step, saved.manifest.world_size, shared, rank_state)
 
         return self._agreement.together(f"cannot load {saved.path}", read_all)
@@ -263,6 +257,17 @@ class CheckpointStore:
                 f"this job has saved step {steps.decode()}, and there is no checkpoint in {self.folder} any more; "
                 f"bring it back, or begin anew: paceline resubmit --fresh {job}"
             )
+
+    def rank_states(self, found: Checkpoint) -> list[Any]:
+        """The own states of all ranks that saved a checkpoint, in their order; on the CPU. All ranks call it.
+
+        Raises:
+            CheckpointError: one cannot be read; the same on all ranks.
+        """
+        names = [files.rank_file(rank) for rank in range(found.world_size)]
+        return self._agreement.together(
+            f"cannot load {found.path}", lambda: [_read(found.path / name, "cpu") for name in names]
+        )
 
     def close(self) -> None:
         """Wait for a save in the background; give its memory back, and the folder free. The exchange stays open.
@@ -396,3 +401,13 @@ class CheckpointStore:
                 raise CheckpointError(f"the part {part!r} of the shared state cannot be the name of a file")
         shared = {f"{part}.pt": state for part, state in shared_state.items()} if self._writes else {}
         return {**shared, files.rank_file(self._rank): rank_state}
+
+
+def _read(file: Path, device: torch.device | str) -> Any:
+    """Read a file of a checkpoint; runs no code from it."""
+    try:
+        return torch.load(file, map_location=device, weights_only=True)
+    except Exception as error:  # unpickling raises anything
+        names = unsafe_names(file)
+        why = why_unread(names) if names else f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{file.name}: {why}") from error

@@ -93,6 +93,7 @@ class Watch:
         self._alike = False  # all have entered the same collectives as far as they have come
         self._exit: int | str | None = None  # what `sys.exit` was called with, other than success
         self._error: Exception | None = None
+        self._has_failed = False  # an exception ends this rank
         self._deadline: float | None = None  # when the process ends unless the main thread has raised the error
         self._closed = False
         self._listener = Listener(self, self._links)
@@ -234,6 +235,7 @@ class Watch:
             return
         why = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         with self._condition:
+            self._has_failed = True
             if not self._closed and not isinstance(error, PeerLost):
                 self._send({"do": "failed", "why": f"failed ({why})"})
 
@@ -264,6 +266,11 @@ class Watch:
         self._closed = True
         self._condition = threading.Condition(threading.RLock())
         self._release()
+
+    @property
+    def ends_well(self) -> bool:
+        """Whether this rank, if it ends now, does so without an error of its own or of another rank."""
+        return not self._has_failed and self._exit is None and self._error is None
 
     @property
     def is_closed(self) -> bool:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from paceline.train.data.loader import Loader
 
+    from .passes import Pass
+
 
 class Window:
     """The batches that make one step of the optimizer: one, or those of an accumulation.
@@ -25,7 +27,7 @@ class Window:
         self._divisor = 0  # of the losses
         self._is_complete = False
 
-    def begin(self, loader: Loader) -> None:
+    def begin(self, loader: Loader | Pass) -> None:
         """A batch of `loader` is there; it is the first of a new window if the last one is complete."""
         if self._usual > 1:
             if self._begun == 0:
@@ -34,7 +36,7 @@ class Window:
         self._begun += 1
         self._is_complete = self._begun >= self._batches or loader.is_last
 
-    def _expect(self, loader: Loader) -> None:
+    def _expect(self, loader: Loader | Pass) -> None:
         """Expect as many samples in each batch as in the first one, but not more than the epoch has."""
         total, left = loader.total, loader.left
         samples, self._batches = self._usual * total, self._usual
@@ -48,7 +50,7 @@ class Window:
         if self._is_complete:
             self._begun = 0
 
-    def put_back(self, loader: Loader) -> None:
+    def put_back(self, loader: Loader | Pass) -> None:
         """The batch was not trained on, and comes again."""
         if self._begun:
             self._begun -= 1
@@ -62,7 +64,7 @@ class Window:
         self._divisor = self._samples
         return factor
 
-    def weight(self, loader: Loader, world_size: int) -> float:
+    def weight(self, loader: Loader | Pass, world_size: int) -> float:
         """What to multiply the mean loss of this rank's batch by, so that gradients are the mean over all samples."""
         if self._usual == 1 or not self._begun:  # set up within the step at hand
             return loader.weight

@@ -15,13 +15,13 @@ from paceline.train.checkpoint.store import CheckpointError, CheckpointStore
 from paceline.train.data.random_state import random_states, set_random_states
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from paceline.contract import Placement
     from paceline.train.checkpoint.store import Checkpoint
     from paceline.train.group.group import Group
-    from paceline.train.parallel.prepared import Prepared, Stateful
+    from paceline.train.parallel.prepared import Prepared, RankPart, Stateful
 
 log = logging.getLogger("paceline")
 _AGREE_EVERY = 10  # steps between two looks at rank 0's clock, which decides for all
@@ -106,6 +106,23 @@ class Checkpointing:
             return done % self._every.steps == 0
         if done % _AGREE_EVERY:
             return False
+        return self._is_time()
+
+    def is_due_after(self, done: int, *, epoch_counts: bool) -> bool:
+        """Whether one is due at the end of an epoch whose steps were not asked about; the same on all ranks.
+
+        Args:
+            done: steps done.
+            epoch_counts: the epoch's steps are not known: each epoch makes one due.
+        """
+        if self._every is None or self._store is None:
+            return False
+        if self._every.steps:
+            return epoch_counts or done // self._every.steps > self.saved // self._every.steps
+        return self._is_time()
+
+    def _is_time(self) -> bool:
+        assert self._every is not None
         due = self._group.broadcast_object(time.monotonic() >= self._due)
         if due:
             self._due = time.monotonic() + self._every.seconds
@@ -127,43 +144,81 @@ class Checkpointing:
             raise RuntimeError("there is no folder for checkpoints; pass checkpoint_dir= to paceline.init")
         with self._group.guard:
             shared = {name: _state_of(thing) for name, thing in self._prepared.stateful().items()}
-            own = {name: _state_of(thing) for name, thing in self._prepared.rank_stateful().items()}
+            own = {name: _state_of(part.thing) for name, part in self._prepared.rank_parts().items()}
             rank_state = {**random_states(), **({"parts": own} if own else {})}
             self._store.save(step, {**shared, "progress": progress}, rank_state, block=block)
         self.saved = step
 
-    def load(self, loaders: int) -> Checkpoint | None:
-        """Load the newest checkpoint into everything that was set up; None if there is none.
-
-        Args:
-            loaders: how many training loaders the script has made.
+    def find(self) -> Checkpoint | None:
+        """Read the newest checkpoint; None if there is none.
 
         Raises:
-            RuntimeError: it is another script's.
             paceline.CheckpointError: it is whole, but cannot be read.
         """
         if self._store is None:
             return None
         with self._group.guard:
-            found = self._store.load(self._group.device)
-        if found is None:
-            return None
+            return self._store.load(self._group.device)
+
+    def load(self, found: Checkpoint, loaders: int) -> None:
+        """Load a checkpoint into everything that was set up.
+
+        Args:
+            found: what `find` has returned.
+            loaders: how many training loaders the script has made.
+
+        Raises:
+            RuntimeError: it is another script's.
+        """
         stateful = self._prepared.stateful()
         check_parts(stateful, found.shared_state, loaders, len(found.shared_state["progress"]["loaders"]))
         for name, thing in stateful.items():
             load(name, thing, found.shared_state[name])
         self.saved = found.shared_state["progress"]["step"]
-        return found
+
+    def load_some(self, found: Checkpoint, *, but: set[str]) -> set[str]:
+        """Load a checkpoint into what was set up so far, where it holds more; returns the names.
+
+        Args:
+            found: what `find` has returned.
+            but: names of what is left as it is.
+        """
+        here = {name: thing for name, thing in self._prepared.stateful().items() if name in found.shared_state}
+        for name, thing in here.items():
+            if name not in but:
+                load(name, thing, found.shared_state[name])
+        if not but:
+            self.load_rank_state(found)
+        return set(here)
 
     def load_rank_state(self, found: Checkpoint) -> None:
-        """Load what this rank alone had, where as many ranks go on as there were."""
-        if found.rank_state is None or found.world_size != self._group.world_size:
+        """Load what each rank has a state of its own of; with another number of ranks, what `reshard` makes of it.
+
+        Raises:
+            RuntimeError: there is no `reshard`; or the checkpoint lacks something.
+        """
+        parts, rank, world_size = self._prepared.rank_parts(), self._group.rank, self._group.world_size
+        if found.rank_state is not None and found.world_size == world_size:
+            set_random_states(found.rank_state)
+            states = [found.rank_state]
+        elif any(part.is_users for part in parts.values()):
+            assert self._store is not None
+            with self._group.guard:
+                states = self._store.rank_states(found)
+        else:
             return
-        set_random_states(found.rank_state)
-        own = found.rank_state.get("parts", {})
-        for name, thing in self._prepared.rank_stateful().items():
-            if name in own:
-                thing.load_state_dict(own[name])
+        for name, part in parts.items():
+            saved = [state["parts"][name] for state in states if name in state.get("parts", {})]
+            if len(saved) == len(states):
+                if found.world_size == world_size:
+                    part.thing.load_state_dict(saved[0])
+                elif part.is_users:
+                    part.thing.load_state_dict(_resharded(name, part, saved, rank, world_size))
+            elif part.is_required:
+                raise RuntimeError(
+                    f"the checkpoint does not fit this script: it has no {name}; "
+                    "register what it was taken with, or take another checkpoint_dir for another script"
+                )
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -198,6 +253,17 @@ class Checkpointing:
 def _state_of(thing: Stateful) -> Any:
     state = thing.state_dict()
     return state if isinstance(thing, torch.nn.Module) else without_numpy_scalars(state)
+
+
+def _resharded(name: str, part: RankPart, states: Sequence[Any], rank: int, world_size: int) -> Any:
+    """What this rank goes on with, of the states of another number of ranks."""
+    if part.reshard is None:
+        raise RuntimeError(
+            f"{name} was registered with per_rank=True and saved by {len(states)} ranks, and now there are "
+            f"{world_size}; pass reshard= to run.register, which makes their states this rank's, or go on with "
+            f"{len(states)} ranks"
+        )
+    return part.reshard(states, rank, world_size)
 
 
 def check_parts(here: Mapping[str, Any], saved: Mapping[str, Any], loaders: int, saved_loaders: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 from pathlib import Path
@@ -10,11 +11,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from paceline.train.control.exit_report import Preempted, record
 
-from .accumulation import Window
+from .ending import Ending
+from .epochs import EpochLoops
+from .gradients import Gradients
+from .passes import Pass, Passes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
+    from paceline.train.checkpoint.store import Checkpoint
     from paceline.train.control.watch import Watch
     from paceline.train.data.loader import Loader
     from paceline.train.group.group import Group
@@ -22,85 +27,20 @@ if TYPE_CHECKING:
     from paceline.train.parallel.prepared import Prepared
 
     from .checkpointing import Checkpointing
+    from .epochs import Body
+    from .feed import Feed
 
-
-class Feed:
-    """A training loader whose batches mark the steps of a `Run`: asking for the next one ends the step before."""
-
-    def __init__(self, loader: Loader, steps: Steps) -> None:
-        self.loader = loader
-        self.finished_in: int | None = None  # the epoch of `Run.epochs` in which the last iteration came to its end
-        self._is_through = False  # a resumed run has done this epoch's training already
-        self._steps = steps
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    @property
-    def dataset(self) -> Any:
-        """The whole data set, of which each rank gets its share."""
-        return self.loader.dataset
-
-    @property
-    def samples(self) -> int:
-        """This rank's samples in the batch yielded last; 0 if it is a stand-in, which counts nothing."""
-        return self.loader.samples
-
-    @property
-    def batch_size(self) -> int | None:
-        """This rank's samples of a full batch; None where a batch sampler makes the batches."""
-        return self.loader.batch_size
-
-    @property
-    def batch_index(self) -> int:
-        """Number of the batch at hand within its epoch, from 0; outside of a loop that of the batch that comes next."""
-        return self.loader.batch_index
-
-    @property
-    def sampler(self) -> Any:
-        """The script's own sampler, or what stands for it, see `Loader`."""
-        return self.loader.sampler
-
-    @property
-    def batch_sampler(self) -> Any:
-        """The script's own batch sampler, None if there is none."""
-        return self.loader.batch_sampler
-
-    def __iter__(self) -> Iterator[Any]:
-        if self._steps.accumulates:
-            self.loader.look_ahead()
-        if self._is_through and self.finished_in == self._steps.epoch:
-            self._is_through = False
-            return
-        self.finished_in = None
-        if self._steps.in_loop:  # of loaders that are iterated together, the first one marks the steps
-            for batch in self.loader:
-                self._steps.add(self.loader)
-                yield batch
-        else:
-            with self._steps.loop(self.loader):
-                for batch in self.loader:
-                    self._steps.begin(self.loader)
-                    yield batch
-                    self._steps.end()
-                self._steps.epoch_ends()
-        self.finished_in = self._steps.epoch
-
-    def resumed(self, finished_in: int | None) -> None:
-        """The last iteration of a resumed run came to its end in that epoch, or did not."""
-        self.finished_in = finished_in
-        self._is_through = finished_in is not None
+log = logging.getLogger("paceline")
 
 
 class Steps:
     """The steps of a run: how many were done, where in the epochs they stand, and what is due after each.
 
     Attributes:
-        epoch: the epoch that goes on, counted by `Run.epochs`.
-        epochs: how many there will be; None where `Run.epochs` is not used.
-        done: batches trained on, over all attempts.
-        in_loop: whether a loop over training batches goes on.
+        done: steps done, over all attempts: batches trained on, or steps of the optimizer in loops of another form.
+        in_loop: whether a loop whose steps are counted is under way.
         feeds: the training loaders.
+        ending: ends the run; see also `close`.
     """
 
     def __init__(
@@ -123,53 +63,160 @@ class Steps:
             watch: agrees with the other ranks on the last step; None in a job of one process without checkpoints.
             close: closes the run.
         """
-        self.epoch = 0
-        self.epochs: int | None = None
         self.done = 0
         self.in_loop = False
         self.feeds: list[Feed] = []
         self._group, self._prepared, self._checkpoints = group, prepared, checkpoints
         self._metrics, self._watch, self._close = metrics, watch, close
-        self._trained = False  # the batch at hand has been trained on
-        self._has_gradients = False  # that no optimizer has used
-        self._is_late = False  # a checkpoint was due in the middle of an accumulation
+        self._epochs = EpochLoops(keep_random=checkpoints.can_save)
+        self._passes = Passes()
+        if checkpoints.can_save:
+            prepared.register_on_rank("run.epochs", self._epochs)
+            prepared.register_on_rank("run.steps", self._passes)
+        self._found: Checkpoint | None = None  # what a resumed run goes on from, until it comes to that loop
+        self._loaded: set[str] = set()  # parts of it
+        self._has_resumed = False  # or found nothing to go on from
+        self._gradients = Gradients(group, prepared)
+        self.ending = Ending(group, checkpoints, metrics, watch)
         self._loops = 0
-        self._batches: list[Loader] = []  # whose batches are being trained on, the one that marks the steps first
-        self._windows: dict[int, Window] = {}  # by the batches per step of the optimizer
-        self._outside: dict[int, int] = {}  # backwards of batches from elsewhere, by the same
-        self._latest = 1  # the batches per step of the last backward
+        self._batches: list[Loader | Pass] = []  # that are being trained on, first the one that counts the steps
+        self._counting: int | None = None  # number of the optimizer whose steps are counted, where no batches are
+        # This epoch's body.
+        self._has_looped = False  # over batches that count
+        self._uncounted = 0  # steps of the optimizer in no such loop
+        # Checkpoints.
+        self._is_late = False  # one was due where none could be taken
+        self._is_fresh = False  # one was taken since the last batch came
+        self._warned: set[str] = set()
+
+    # -- epochs --------------------------------------------------------------------------------------------------------
+
+    @property
+    def body(self) -> Body | None:
+        """The epoch under way and the number of its loop; None outside of `Run.epochs`."""
+        return self._epochs.body
+
+    @property
+    def needs_ends(self) -> bool:
+        """Whether it must be known before the next batch is asked for which batch is an epoch's last."""
+        return self.accumulates or (self._checkpoints.can_save and self.body is not None)
+
+    def over_epochs(self, count: int) -> Iterator[int]:
+        """See `Run.epochs`."""
+        if self._epochs.number < 0:
+            self._found = self._find()
+        self._epochs.enter(count)
+        if self._found is not None and not self._reach(self._found):
+            self._epochs.skip()
+            return
+        first = self._epochs.epoch
+        self._epochs.is_active = first < count
+        try:
+            while self._epochs.epoch < count:
+                self._body_begins()
+                yield self._epochs.epoch
+                self._body_ends()
+        finally:
+            self._epochs.leave()
+        self._training_ends(has_trained=first < count)
+
+    def _body_begins(self) -> None:
+        self._has_looped, self._uncounted, self._counting = False, 0, None
+
+    def _body_ends(self) -> None:
+        """An epoch's body is through: what was logged in it is written, and a checkpoint that was due is taken."""
+        self._metrics.body_ends(self._epochs.epoch, self.done)
+        is_uncounted = self._is_uncounted()
+        if is_uncounted and self._checkpoints.is_due_after(self.done, epoch_counts=not self._uncounted):
+            self._is_late = True
+            self._warn(
+                "checkpoint_every: the steps of this loop come neither from run.dataloader nor from run.steps, so "
+                "checkpoints are taken at the end of its epochs only; iterate run.steps(…) to take them in between"
+            )
+        has_looped = self._has_looped
+        self._epochs.epoch += 1
+        self._passes.restart()
+        self._body_begins()
+        is_last = self._epochs.epoch >= (self._epochs.count or 0)
+        if is_last and self._checkpoints.is_automatic:
+            return  # the last state is saved anyway
+        waits = self._is_accumulating
+        if self._is_late and (is_uncounted or not waits):
+            self._take()
+        if (
+            has_looped
+            and not is_last
+            and self._watch is not None
+            and self._watch.is_to_stop(self.done, may_stop=not waits)
+        ):
+            self._stop()
+
+    def _training_ends(self, *, has_trained: bool) -> None:
+        """`Run.epochs` is over: the last state is saved, and signals to stop do what they do without a run."""
+        self._metrics.settle()
+        if has_trained and (self._checkpoints.is_automatic or self._is_late):
+            self._take(block=True)
+        if self._watch is not None:
+            self._watch.rest()
+
+    def _is_uncounted(self) -> bool:
+        """Whether this epoch's body trains with steps whose place in it is not known."""
+        return not self._has_looped and (self._uncounted > 0 or not (self.feeds or self._prepared.has_optimizers))
 
     # -- a loop over batches -------------------------------------------------------------------------------------------
 
+    def over(self, items: Iterable[Any]) -> Iterator[Any]:
+        """See `Run.steps`."""
+        if self.in_loop:
+            raise RuntimeError(
+                "run.steps was iterated within another loop whose steps are counted; iterate one of them only, or both "
+                "together: for a, b in zip(loader, items)"
+            )
+        if self.body is None and not self._has_resumed:
+            self.resume()
+        one = self._passes.begin(items, self._group.world_size, keep_random=self._checkpoints.can_save)
+        if one is None:
+            return
+        with self.loop(one):
+            for item in one:
+                self.begin(one)
+                yield item
+                self.end()
+            self.epoch_ends()
+
     @contextlib.contextmanager
-    def loop(self, loader: Loader) -> Iterator[None]:
+    def loop(self, loader: Loader | Pass) -> Iterator[None]:
         """One loop over batches; it may end by a `break`, and in the middle of a step."""
+        if self.body is None and not self._has_resumed and self._checkpoints.is_automatic:
+            self._warn(
+                "checkpoint_every: checkpoints are taken, but nothing here resumes from them; iterate run.epochs(…), "
+                "or call run.resume() before the first batch"
+            )
         self._loops += 1
-        self.in_loop = True
-        self._metrics.epoch_begins(self.epoch, self.epochs, _length(loader), loader.done)
+        self.in_loop = self._has_looped = True
+        self._metrics.epoch_begins(self._epochs.epoch, self._epochs.count, _length(loader), loader.done)
         try:
             yield
         finally:
             self.in_loop = False
             if self.within:
                 self._break_off()
+            if isinstance(loader, Pass):
+                self._passes.end()
             self._metrics.loop_left()
             if self._watch is not None:
                 self._watch.loop_ended(self._loops)
 
-    def begin(self, loader: Loader) -> None:
+    def begin(self, loader: Loader | Pass) -> None:
         """A batch of `loader` is there: the step begins, unless the run is to stop before it."""
-        if self._watch is not None and not self._watch.begin(self._loops, self.done + 1, may_stop=not self._begun):
-            loader.put_back()
-            self._stop()
+        if self._watch is not None:
+            may_stop = not self._is_accumulating
+            if not self._watch.begin(self._loops, self.done + 1, may_stop=may_stop):
+                loader.put_back()
+                self._stop()
         self._batches = [loader]
-        self._trained = self._has_gradients = False
-        for every in self._prepared.accumulates:
-            window = self._windows.get(every)
-            if window is None or not window.begun:
-                window = self._windows[every] = Window(every)
-            window.begin(loader)
-        self._prepared.exchange(lambda every: self._window(every).is_complete)
+        self._is_fresh = False
+        self._gradients.batch_begins(loader)
         self._metrics.data_came(loader.samples, loader.total)
 
     def add(self, loader: Loader) -> None:
@@ -177,42 +224,41 @@ class Steps:
         self._batches.append(loader)
 
     def end(self) -> None:
-        """The step is done: the optimizer has stepped, and the next batch is asked for."""
+        """The step is done: the next batch is asked for."""
+        waits = self._is_last or self._gradients.is_accumulating_by_hand(self.done)
         self._count()
-        is_due = self._checkpoints.is_due(self.done) or self._is_late
-        self._is_late = is_due and self._begun
-        if is_due and not self._is_late:
-            self.save()
-        self._metrics.step_done(self.epoch, self.done)
-        if self._watch is not None and self._watch.is_to_stop(self.done, may_stop=not self._begun):
+        waits = waits or self._gradients.is_begun
+        if self._checkpoints.is_due(self.done):
+            self._is_late = True
+        if self._is_late and not waits:
+            self._take()
+        self._metrics.step_done(self._epochs.epoch, self.done)
+        if self._watch is not None and self._watch.is_to_stop(self.done, may_stop=not waits):
             self._stop()
 
     def epoch_ends(self) -> None:
         """The loader has come to the end of its epoch, on all ranks."""
+        if self._is_fresh and self.body is not None:
+            self._is_late = True  # that it was the last batch is known only now
         self._prepared.share_buffers()
         self._metrics.epoch_ends()
 
-    def training_ends(self) -> None:
-        """`Run.epochs` is over: the last state is saved, and signals to stop do what they do without a run."""
-        self._metrics.settle()
-        if self._checkpoints.is_automatic:
-            self.save(block=True)
-        if self._watch is not None:
-            self._watch.rest()
+    @property
+    def _is_last(self) -> bool:
+        """Whether the batch at hand is the last one of its loop, and code of the epoch's body comes after it."""
+        return self.body is not None and any(loader.is_last for loader in self._batches)
 
     def _count(self) -> None:
         self.done += 1
         self._batches = []
-        for window in self._windows.values():
-            window.end()
+        self._gradients.batch_ends()
 
     def _break_off(self) -> None:
         """The loop was left within a step: it counts if its batch was trained on, and else the batch comes again."""
         if self.counts:
             self._count()
             return
-        for window in self._windows.values():
-            window.put_back(self._batches[0])
+        self._gradients.put_back(self._batches[0])
         for loader in self._batches:
             loader.put_back()
         self._batches = []
@@ -221,30 +267,30 @@ class Steps:
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[float]:
-        """Around a backward; gives what to multiply the mean loss of this rank's batch by.
-
-        Raises:
-            RuntimeError: it is not known which models the loss was computed with, whose strategies differ.
-        """
-        every = self._latest = self._prepared.accumulate_of_loss()
-        if self.within:
-            window = self._window(every)
-            if (correction := window.correction()) != 1:
-                self._prepared.scale_gradients(every, correction)
-            weight = window.weight(self._batches[0], self._group.world_size)
-        else:
-            weight = 1 / every
-        with self._group.guard if self._prepared.exchanges() else contextlib.nullcontext():
+        """Around a backward; see `Gradients.backward`."""
+        with self._gradients.backward(self._batches[0] if self._batches else None) as weight:
             yield weight
-        self._trained = self._has_gradients = True
-        if not self.within:  # the batches are not of our loader: each backward is one
-            self._outside[every] = self._outside.get(every, 0) + 1
-            self._prepared.exchange(lambda each: (self._outside.get(each, 0) + 1) % each == 0)
         self._prepared.check_gradients(self)
 
-    def optimizer_stepped(self) -> None:
-        """The gradients were used."""
-        self._trained, self._has_gradients = True, False
+    def optimizer_stepped(self, number: int) -> None:
+        """The gradients were used, by the optimizer that was set up as this one, from 0."""
+        self._gradients.optimizer_stepped()
+        if not self.in_loop and not self._has_looped and not (self.feeds and self.body is None):
+            self._count_outside(number)
+
+    def _count_outside(self, number: int) -> None:
+        """Count a step in a loop of another form; of several optimizers, by that which has stepped first."""
+        if self._counting is None:
+            self._counting = number
+        if number != self._counting:
+            return
+        self.done += 1
+        self._uncounted += 1
+        if self.body is None and self._checkpoints.is_automatic:
+            self._warn(
+                "checkpoint_every: no checkpoints are taken in a loop of this form; iterate run.steps(…) to have them, "
+                "or call run.save() and run.resume(), and begin the loop at run.step"
+            )
 
     def is_accumulating(self, every: int | None = None) -> bool:
         """Whether the last backward only added to the gradients, so that the optimizer does not step yet.
@@ -252,19 +298,21 @@ class Steps:
         Args:
             every: the batches per step of the optimizer; None means those of the last backward.
         """
-        every = every or self._latest
-        if self.within:
-            return not self._window(every).is_complete
-        return self._outside.get(every, 0) % every != 0
+        return self._gradients.is_accumulating(every, within=self.within)
+
+    @property
+    def _is_accumulating(self) -> bool:
+        """Whether there are gradients that wait for those of further batches."""
+        return self._gradients.is_begun or self._gradients.is_accumulating_by_hand(self.done)
 
     @property
     def counts(self) -> bool:
         """Whether the batch at hand was trained on: gradients were computed, and used where there are optimizers."""
-        return self.within and self._trained and not (self._has_gradients and self._prepared.has_optimizers)
+        return self.within and self._gradients.is_used
 
     @property
     def within(self) -> bool:
-        """Whether a step goes on."""
+        """Whether a step is under way."""
         return bool(self._batches)
 
     @property
@@ -272,72 +320,128 @@ class Steps:
         """Whether several batches make a step of some optimizer."""
         return max(self._prepared.accumulates) > 1
 
-    @property
-    def _begun(self) -> bool:
-        """Whether gradients of some batches wait for those of others."""
-        return any(window.begun for window in self._windows.values())
-
-    def _window(self, every: int) -> Window:
-        """The window of what makes a step of so many batches; of what was set up within this step, this batch alone."""
-        return self._windows.get(every) or Window(1)
-
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def save(self, block: bool = False) -> None:
-        """Take a checkpoint of everything the run knows of.
+        """See `Run.save`.
 
-        Within a step, the batch counts as trained on if gradients of it were computed.
+        A checkpoint after which the rest of the epoch's body would run again, without batches or with the same ones,
+        is taken when the body is through.
 
         Raises:
             RuntimeError: the run has no folder for checkpoints, or an accumulation of gradients has begun.
             paceline.CheckpointError: this one or the one before could not be written.
         """
+        self._check_state()
+        if self._epochs.is_resuming:
+            return  # the newest checkpoint is of a later loop, to which the script has yet to come
+        waits = False
+        if self.body is not None:
+            if self.within:
+                waits = self._gradients.trained and self._is_last
+            elif not self.in_loop and self._is_uncounted():
+                self._is_late = True
+                self._warn(
+                    "run.save: the steps of this epoch come neither from run.dataloader nor from run.steps, so the "
+                    "checkpoint is taken when the epoch's body is through"
+                )
+                return
+            else:
+                waits = not self.in_loop and self._has_looped and not self._is_over()
+        if block or not waits:
+            self._take(block=block)
+        self._is_late = waits
+
+    def _check_state(self) -> None:
+        """See that the state is one that a checkpoint can hold: gradients are in none."""
         if not self._checkpoints.can_save:
             raise RuntimeError("there is no folder for checkpoints; pass checkpoint_dir= to paceline.init")
-        for window in self._windows.values():
-            begun = window.begun - (self.within and not self._trained)  # batches whose gradients wait for others
-            if begun > 0 and not (self.within and self._trained and window.is_complete):
-                raise RuntimeError(
-                    f"the gradients of {begun} of {window.batches} accumulated batches are in no checkpoint; "
-                    "save when run.accumulating is False"
-                )
-        if self.within and self._has_gradients and self._prepared.has_optimizers:
-            raise RuntimeError("the gradients of this step are in no checkpoint; save after optimizer.step()")
-        done = self.done + (self.within and self._trained)
-        # Saved behind the loop, the epoch counts as done: what comes after is not done twice.
-        is_over = bool(self.feeds) and all(feed.finished_in == self.epoch for feed in self.feeds)
+        if not self._gradients.check_saved(within=self.within):
+            self._warn("gradients that no optimizer.step() has used are in no checkpoint; save after optimizer.step()")
+
+    def _take(self, block: bool = False) -> None:
+        """Take a checkpoint here."""
+        self._check_state()
+        done = self.done + (self.within and self._gradients.trained)
+        before = self.within and not self._gradients.trained
+        epoch, passes = self._epochs.epoch, self._passes.position(before=before)
+        if self._is_over():  # saved behind the loop: what comes after it is not done twice
+            epoch, passes = epoch + 1, (0, 0)
         progress = {
-            "epoch": self.epoch + is_over,
+            "epoch": epoch,
+            "loop": max(0, self._epochs.number),
             "step": done,
-            "loaders": [self._position(feed) for feed in self.feeds],
+            "passes": passes,
+            "loaders": [feed.state_dict(before=before and feed.loader in self._batches) for feed in self.feeds],
         }
         with self._metrics.checkpointing():
             self._checkpoints.save(done, progress, block=block)
+        self._is_late, self._is_fresh = False, True
 
-    def _position(self, feed: Feed) -> dict[str, Any]:
-        before = feed.loader in self._batches and not self._trained
-        return {"finished_in": feed.finished_in, **feed.loader.state_dict(before=before)}
+    def _is_over(self) -> bool:
+        """Whether this epoch's training is done, as far as that is known before its body is through."""
+        loop, epoch = self._epochs.number, self._epochs.epoch
+        if loop < 0 or self.in_loop:
+            return False
+        if self._uncounted and not self._has_looped:
+            return not self._epochs.is_active  # left by a break
+        feeds = [feed for feed in self.feeds if epoch == 0 or (feed.used_in is not None and feed.used_in[0] == loop)]
+        return bool(feeds) and not self._passes.ended and all(feed.finished_in == (loop, epoch) for feed in feeds)
 
-    def resume(self, *, by_epochs: bool = False) -> bool:
-        """Go to where the newest checkpoint was taken; returns whether there is one.
+    # -- resuming ------------------------------------------------------------------------------------------------------
 
-        Args:
-            by_epochs: the epoch that went on there begins again, but what it has trained on by then is left out.
+    def _find(self) -> Checkpoint | None:
+        """The newest checkpoint."""
+        self._has_resumed = True
+        found = self._checkpoints.find()
+        if found is not None:
+            progress = found.shared_state["progress"]
+            self._epochs.resume((progress.get("loop", 0), progress["epoch"]))
+        return found
+
+    def _reach(self, found: Checkpoint) -> bool:
+        """Load what is there of a checkpoint, and go to its epoch; returns whether it is one of the loop just entered.
+
+        Before that loop some of what the checkpoint holds may not be made yet.
         """
-        found = self._checkpoints.load(len(self.feeds))
+        is_there = not self._epochs.is_skipped()
+        if is_there:
+            self._go_to(found, by_epochs=True)
+            self._epochs.reach()
+            self._found = None
+        else:
+            self._loaded |= self._checkpoints.load_some(found, but=self._loaded)
+        return is_there
+
+    def resume(self) -> bool:
+        """See `Run.resume`."""
+        found = self._find()
         if found is None:
             return False
+        self._go_to(found, by_epochs=False)
+        self._epochs.reach()
+        return True
+
+    def _go_to(self, found: Checkpoint, *, by_epochs: bool) -> None:
+        """Load a checkpoint into everything there is.
+
+        Args:
+            by_epochs: the epoch that was under way begins again, but what it has trained on by then is left out.
+        """
+        self._checkpoints.load(found, len(self.feeds))
         progress = found.shared_state["progress"]
         for feed, state in zip(self.feeds, progress["loaders"], strict=True):
-            feed.loader.load_state_dict(state)
-            feed.resumed(state["finished_in"] if by_epochs else None)
-        self.epoch, self.done = progress["epoch"], progress["step"]
-        self._metrics.resumed(self.epoch, self.done)
+            feed.load_state_dict(state, by_epochs=by_epochs)
+        self._passes.resume(progress.get("passes", (0, 0)))
+        self.done = progress["step"]
+        self._metrics.resumed(progress["epoch"], self.done)
         if self._group.is_main:
-            where = f"step {self.done} in epoch {self.epoch + 1}"
+            is_over = by_epochs and progress["epoch"] == self._epochs.count
+            where = f"step {self.done} {'at the end of' if is_over else 'in'} epoch {progress['epoch'] + (not is_over)}"
+            if loop := progress.get("loop", 0):
+                where += f" of loop {loop + 1}"
             print(f"paceline: going on after {where}, from {found.path}", file=sys.stderr, flush=True)
         self._checkpoints.load_rank_state(found)
-        return True
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -345,7 +449,7 @@ class Steps:
         """Save the state, and leave with the code that asks for a resume."""
         assert self._watch is not None
         why = self._watch.stop_signal
-        self.save(block=True)
+        self._take(block=True)
         if self._group.is_main:
             print(f"paceline: {why}: stopped after step {self.done}, which is saved", file=sys.stderr, flush=True)
         record("Preempted", f"stopped by {why} after step {self.done}")
@@ -353,51 +457,30 @@ class Steps:
         raise Preempted
 
     def close(self) -> None:
-        """Write what is left, wait for a checkpoint under way."""
-        if self._watch is not None:
-            self._watch.ends()
-        try:
-            # The last steps are not saved where `Run.epochs` was left by a break.
-            unsaved = self._checkpoints.is_automatic and self.done > self._checkpoints.saved and not self._begun
-            if self._watch is not None and (unsaved or self._metrics.unreduced):
-                self._watch.meet()
-            if unsaved:
-                self.save()
-            self._metrics.close()
-            self._checkpoints.close(self._watch.explain if self._watch is not None else lambda _: None)
-        except BaseException as error:
-            if self._watch is not None:
-                self._watch.failed(error)
-            with contextlib.suppress(RuntimeError):  # what came first is what matters
-                self._disconnect()
-            raise
-        self._disconnect()
+        """Leave the other ranks, once all is written."""
+        # The last steps are not saved where `Run.epochs` was left by a break.
+        unsaved = self._checkpoints.is_automatic and self.done > self._checkpoints.saved
+        unsaved = (unsaved or self._is_late) and not self._gradients.is_begun and not self._epochs.is_resuming
+        self.ending.close(self._take if unsaved else None)
 
-    def leave(self) -> None:
-        """End without the other ranks, and without what takes all of them."""
-        if self._watch is not None:
-            self._watch.ends()
-        self._checkpoints.leave()
-        self._metrics.discard()
-        self._metrics.close()
-        self._disconnect()
+    # -- helpers -------------------------------------------------------------------------------------------------------
 
-    def abandon(self, error: BaseException) -> None:
-        """End without the other ranks, and send them why."""
-        self._metrics.discard()
-        with contextlib.suppress(OSError):
-            self._metrics.close()
-        if self._watch is not None:
-            self._watch.failed(error)
-        self._disconnect()
+    def warn_of_new_loader(self) -> None:
+        """A loader is made in the epoch that iterates it, and so will be in every epoch."""
+        if self._checkpoints.can_save:
+            self._warn(
+                "a run.dataloader made within an epoch begins with the order of the first one each time, and the epoch "
+                "cannot be resumed in its middle; make it before run.epochs"
+            )
 
-    def _disconnect(self) -> None:
-        self._checkpoints.disconnect()
-        if self._watch is not None:
-            self._watch.close()
+    def _warn(self, text: str) -> None:
+        """Warn on rank 0, once."""
+        if self._group.is_main and text not in self._warned:
+            self._warned.add(text)
+            log.warning(text)
 
 
-def _length(loader: Loader) -> int | None:
+def _length(loader: Loader | Pass) -> int | None:
     try:
         return len(loader)
     except TypeError:

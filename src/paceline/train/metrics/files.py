@@ -78,8 +78,12 @@ class TensorBoard:
             when: seconds since 1970.
         """
         thread = self._thread
-        if thread is not None:
+        if thread is None:
+            return
+        try:
             thread.submit(self._add, values, step, when)
+        except RuntimeError:  # the interpreter is shutting down
+            self._add(values, step, when)
 
     def _add(self, values: Mapping[str, float], step: int, when: float) -> None:
         if self._failed:

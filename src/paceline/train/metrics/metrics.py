@@ -56,6 +56,7 @@ class Metrics:
         self._progress = Progress(screen=progress, file=progress_file) if group.is_main else None
         self._sums: dict[str, Sum] = {}
         self._names: list[str] = []  # all that were ever logged: the same list on every rank
+        self._has_begun = False  # an epoch
         self._in_step = False
         self._samples = self._total = 0  # in this step: of this rank, of all ranks
         self._steps = 0  # since the ranks reduced
@@ -88,11 +89,32 @@ class Metrics:
             steps: batches of the whole epoch; None where nobody knows.
             done: batches of it that were trained on before.
         """
-        if self._steps:  # the epoch before was left by a break
+        # The epoch before was left by a break; or values were logged after the loop before, in no `Run.epochs`.
+        if self._steps or (epochs is None and self._has_begun and self._may_have_values()):
             self.flush()
+        self._has_begun = True
         self._times.restart()
         if self._progress is not None:
             self._progress.begin(epoch, epochs, steps, done)
+
+    def body_ends(self, epoch: int, step: int) -> None:
+        """An epoch's body is through: what was logged in it since the loop over its batches is written as its own.
+
+        Args:
+            epoch: counted from 0.
+            step: steps done, over all attempts.
+
+        Raises:
+            LogMismatch: the ranks have logged different names.
+        """
+        self._last = (epoch, step)
+        if self._steps or self._may_have_values():
+            self.flush()
+        self.settle()
+
+    def _may_have_values(self) -> bool:
+        """Whether some rank may have logged something since the ranks reduced; the same on all ranks."""
+        return self.has_values or self._group.world_size > 1
 
     def epoch_ends(self) -> None:
         """The epoch is over: all ranks at once, and what they have logged is shown.
@@ -180,6 +202,8 @@ class Metrics:
         self.settle()
         times = self._times.read()
         self._write_times(times)
+        if not self._steps:
+            self._first = self._last
         steps, sums = self._steps, self._sums
         self._steps, self._sums = 0, {}
         seconds = [sum(times[part]) / max(steps, 1) for part in PARTS]
@@ -242,6 +266,11 @@ class Metrics:
             again = self._resumed_at > 0 or self._group.attempt > 0
             self._board = TensorBoard(self._folder / "tensorboard", self._resumed_at + 1 if again else None)
         self._board.add({**means, **{f"step_seconds/{part}": value for part, value in seconds.items()}}, step, now)
+
+    @property
+    def has_values(self) -> bool:
+        """Whether this rank has logged something since the ranks reduced."""
+        return bool(self._sums)
 
     @property
     def unreduced(self) -> bool:

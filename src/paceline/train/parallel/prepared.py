@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -11,9 +12,11 @@ from .optimizer import prepare_optimizer
 from .strategy import Strategy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from paceline.train.group.group import Group
+
+    Reshard = Callable[[Sequence[Any], int, int], Any]
 
 
 class Stateful(Protocol):
@@ -32,8 +35,26 @@ class Loop(Protocol):
     def is_accumulating(self, every: int) -> bool:
         """Whether gradients wait for those of further batches, where so many make a step of the optimizer."""
 
-    def optimizer_stepped(self) -> None:
-        """Called after each step of an optimizer."""
+    def optimizer_stepped(self, number: int) -> None:
+        """Called after each step of an optimizer, with its place in the order of `setup`, from 0."""
+
+
+@dataclass(frozen=True)
+class RankPart:
+    """Something that each rank has a state of its own of.
+
+    Attributes:
+        thing: what has the state.
+        reshard: makes the states of all ranks that saved them, in their order, the state of a rank among another number
+            of ranks: `reshard(states, rank, world_size)`.
+        is_users: the script has registered it, so that another number of ranks does not go on without it.
+        is_required: a checkpoint that lacks it does not fit.
+    """
+
+    thing: Stateful
+    reshard: Reshard | None = None
+    is_users: bool = False
+    is_required: bool = False
 
 
 class Prepared:
@@ -48,7 +69,7 @@ class Prepared:
         self._models: list[Model] = []
         self._optimizers: list[torch.optim.Optimizer] = []
         self._registered: dict[str, Stateful] = {}
-        self._rank_local: dict[str, Stateful] = {}
+        self._rank_parts: dict[str, RankPart] = {}
         self._accumulates: set[int] = set()
 
     # -- set up --------------------------------------------------------------------------------------------------------
@@ -77,7 +98,14 @@ class Prepared:
         if isinstance(thing, torch.optim.Optimizer):
             strategy = self._strategy_of(thing, strategy)
             every = strategy.accumulate
-            prepare_optimizer(thing, self._group, strategy, lambda: loop.is_accumulating(every), loop.optimizer_stepped)
+            number = len(self._optimizers)
+            prepare_optimizer(
+                thing,
+                self._group,
+                strategy,
+                is_accumulating=lambda: loop.is_accumulating(every),
+                stepped=lambda: loop.optimizer_stepped(number),
+            )
             self._optimizers.append(thing)
             self._accumulates.add(every)
             return thing
@@ -96,30 +124,46 @@ class Prepared:
                 )
         return own
 
-    def register(self, name: str, thing: Any) -> None:
+    def register(self, name: str, thing: Any, *, per_rank: bool = False, reshard: Reshard | None = None) -> None:
         """Put something further into the checkpoints.
+
+        Args:
+            name: its name there.
+            thing: with `state_dict` and `load_state_dict`.
+            per_rank: each rank has a state of its own.
+            reshard: see `RankPart`.
 
         Raises:
             TypeError: it lacks `state_dict` or `load_state_dict`.
-            ValueError: the name is taken.
+            ValueError: the name is taken, or `reshard` is given without `per_rank`.
         """
         if not callable(getattr(thing, "state_dict", None)) or not callable(getattr(thing, "load_state_dict", None)):
-            raise TypeError(f"{name} has no state_dict and load_state_dict, so it cannot be saved")
-        if name in self.stateful() or name == "progress":
+            value = repr(thing) if isinstance(thing, (bool, int, float, str, type(None))) else "…"
+            raise TypeError(
+                f"{name} is of type {type(thing).__name__}, which has no state_dict and load_state_dict; "
+                f"keep the script's own values in run.state: state = run.state({name}={value}), then state.{name}"
+            )
+        if reshard is not None and not per_rank:
+            raise ValueError("reshard= is for what each rank has a state of its own of: pass per_rank=True as well")
+        if name in self.stateful() or name == "progress" or name in self._rank_parts:
             raise ValueError(f"the name {name} is taken; register {type(thing).__name__} under another one")
-        self._registered[name] = thing
+        if per_rank:
+            self._rank_parts[name] = RankPart(thing, reshard, is_users=True, is_required=True)
+        else:
+            self._registered[name] = thing
 
-    def register_on_rank(self, name: str, thing: Stateful) -> None:
+    def register_on_rank(self, name: str, thing: Stateful, reshard: Reshard | None = None) -> None:
         """Put something into the checkpoints that each rank has a state of its own of, such as a compression's error.
 
-        It is loaded only where the job goes on with as many ranks as it was saved with, and else stays as it is.
+        Without `reshard` it is loaded only where the job goes on with as many ranks as it was saved with, and else
+        stays as it is.
 
         Raises:
             ValueError: the name is taken.
         """
-        if name in self._rank_local or name == "random":
+        if name in self._rank_parts:
             raise ValueError(f"the name {name} is taken")
-        self._rank_local[name] = thing
+        self._rank_parts[name] = RankPart(thing, reshard, is_users=reshard is not None)
 
     def stateful(self) -> dict[str, Stateful]:
         """What is the same on all ranks: `model`, `optimizer` (numbered from the second on), what was registered."""
@@ -130,9 +174,9 @@ class Prepared:
                 named[kind if number == 0 else f"{kind}-{number}"] = thing
         return {**named, **self._registered}
 
-    def rank_stateful(self) -> dict[str, Stateful]:
+    def rank_parts(self) -> dict[str, RankPart]:
         """What each rank has a state of its own of, random states apart."""
-        return dict(self._rank_local)
+        return dict(self._rank_parts)
 
     def clear(self) -> None:
         """Let the models go, whose process group is about to end."""
@@ -154,6 +198,15 @@ class Prepared:
     def accumulates(self) -> set[int]:
         """The numbers of batches that make a step of an optimizer; more than one where strategies differ."""
         return self._accumulates or {1}
+
+    def has_gradients(self) -> bool:
+        """Whether a parameter of some optimizer has a gradient other than zero; on a GPU, waits for it."""
+        return any(
+            p.grad is not None and bool((p.grad._values() if p.grad.is_sparse else p.grad).any())
+            for optimizer in self._optimizers
+            for param_group in optimizer.param_groups
+            for p in param_group["params"]
+        )
 
     def accumulate_of_loss(self) -> int:
         """The batches per step of the models that the loss at hand was computed with.

@@ -1,0 +1,87 @@
+"""How a run ends: with the other ranks, without them, or with an error."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.train.control.watch import Watch
+    from paceline.train.group.group import Group
+    from paceline.train.metrics.metrics import Metrics
+
+    from .checkpointing import Checkpointing
+
+log = logging.getLogger("paceline")
+
+
+class Ending:
+    """Writes what is left, and leaves the other ranks."""
+
+    def __init__(self, group: Group, checkpoints: Checkpointing, metrics: Metrics, watch: Watch | None) -> None:
+        self._group, self._checkpoints, self._metrics, self._watch = group, checkpoints, metrics, watch
+
+    def close(self, save: Callable[[], None] | None) -> None:
+        """Write what is left, wait for a checkpoint under way.
+
+        Args:
+            save: takes the last checkpoint; None where none is lacking.
+        """
+        if self._watch is not None:
+            self._watch.ends()
+        try:
+            if self._watch is not None and (save is not None or self._metrics.unreduced):
+                self._watch.meet()
+            if save is not None:
+                save()
+            self._metrics.close()
+            self._checkpoints.close(self._watch.explain if self._watch is not None else lambda _: None)
+        except BaseException as error:
+            if self._watch is not None:
+                self._watch.failed(error)
+            with contextlib.suppress(RuntimeError):  # what came first is what matters
+                self._disconnect()
+            raise
+        self._disconnect()
+
+    def leave(self) -> None:
+        """The process ends: do without the other ranks, but for what was logged, if all end as they should."""
+        if self._watch is not None:
+            self._watch.ends()
+        self._checkpoints.leave()
+        self._reduce_the_rest()
+        self._metrics.discard()
+        self._metrics.close()
+        self._disconnect()
+
+    def _reduce_the_rest(self) -> None:
+        """Write what was logged last, unless this rank fails or others have left."""
+        if not self._metrics.has_values or sys.exc_info()[0] is not None:
+            return
+        try:
+            if self._watch is not None and self._group.world_size > 1:
+                if not self._watch.ends_well:
+                    return
+                self._watch.meet()
+            self._metrics.flush()
+            self._metrics.settle()
+        except RuntimeError as error:
+            log.warning("what was logged after the last step is lost: %s; call run.close() on all ranks", error)
+
+    def abandon(self, error: BaseException) -> None:
+        """End without the other ranks, and send them why."""
+        self._metrics.discard()
+        with contextlib.suppress(OSError):
+            self._metrics.close()
+        if self._watch is not None:
+            self._watch.failed(error)
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        self._checkpoints.disconnect()
+        if self._watch is not None:
+            self._watch.close()

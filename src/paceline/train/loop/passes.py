@@ -1,0 +1,153 @@
+"""Loops over what is not from `Run.dataloader`, each item of which is a step: `Run.steps`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from paceline.train.data.random_state import random_states, set_random_states
+
+
+class Pass:
+    """One pass over an iterable. To the run it looks like a loader whose batches have one sample on each rank.
+
+    Attributes:
+        taken: items that the pass has yielded, those of attempts before included.
+        samples: of this rank in a step, 1.
+        total: of all ranks in a step, their number.
+        weight: what to multiply a rank's mean loss by, 1.
+    """
+
+    samples = 1
+    weight = 1.0
+
+    def __init__(self, items: Iterable[Any], world_size: int, taken: int, began: Mapping[str, Any] | None) -> None:
+        """Begin none yet.
+
+        Args:
+            items: what is iterated.
+            world_size: number of ranks, which all take as many items.
+            taken: items that were trained on before a resume, and are left out.
+            began: random states at the start of the pass that is resumed.
+        """
+        self.total = world_size
+        self.taken = taken
+        self._items = items
+        self._began = began
+        self._size = _length(items)
+
+    def __len__(self) -> int:
+        if self._size is None:
+            raise TypeError(f"{type(self._items).__name__} has no length")
+        return self._size
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._rest():
+            self.taken += 1
+            yield item
+
+    def _rest(self) -> Iterable[Any]:
+        """The items that were not trained on yet."""
+        if not self.taken:
+            return self._items
+        if isinstance(self._items, (Sequence, torch.Tensor)):
+            return (self._items[index] for index in range(self.taken, len(self._items)))
+        now = random_states()
+        if self._began is not None:  # an order that is drawn when the iteration begins is drawn again
+            set_random_states(self._began)
+        items = iter(self._items)
+        for _ in range(self.taken):
+            next(items, None)
+        if self._began is not None:
+            set_random_states(now)
+        return items
+
+    @property
+    def done(self) -> int:
+        """Items that were taken."""
+        return self.taken
+
+    @property
+    def left(self) -> int | None:
+        """Samples of all ranks that come after this step; None where that is not known."""
+        return None if self._size is None else max(0, self._size - self.taken) * self.total
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this is the last item; False also where that is not known."""
+        return self._size is not None and self.taken >= self._size
+
+    def put_back(self) -> None:
+        """The item yielded last was not trained on: a resumed run begins with it."""
+        self.taken -= 1
+
+
+class Passes:
+    """The passes of an epoch's body in order, each known by its number: how many have ended, and where the last one is.
+
+    Attributes:
+        ended: passes that have come to their end, or were left.
+        current: the one that is under way.
+    """
+
+    def __init__(self) -> None:
+        self.ended = 0
+        self.current: Pass | None = None
+        self._began: Any = None  # random states at its start
+        self._resumed: tuple[int, int] | None = None  # how many had ended when a resumed run was saved, and items taken
+
+    def begin(self, items: Iterable[Any], world_size: int, *, keep_random: bool) -> Pass | None:
+        """The next pass; None if it had ended before the resume."""
+        taken, began = 0, None
+        if self._resumed is not None:
+            if self.ended < self._resumed[0]:
+                self.ended += 1
+                return None
+            taken, began = self._resumed[1], self._began
+            self._resumed = None
+        if began is None:
+            began = random_states() if keep_random else None
+        self._began = began
+        self.current = Pass(items, world_size, taken, began)
+        return self.current
+
+    def end(self) -> None:
+        """The pass under way has ended."""
+        self.ended += 1
+        self.current = self._began = None
+
+    def restart(self) -> None:
+        """Another epoch's body begins."""
+        self.ended, self.current, self._began, self._resumed = 0, None, None, None
+
+    def position(self, *, before: bool) -> tuple[int, int]:
+        """How many passes have ended, and the items taken of the one after them.
+
+        Args:
+            before: the item at hand does not count.
+        """
+        if self._resumed is not None:
+            return self._resumed
+        return self.ended, self.current.taken - before if self.current is not None else 0
+
+    def resume(self, position: Sequence[int]) -> None:
+        """Go on from a position."""
+        self.restart()
+        self._resumed = (position[0], position[1]) if tuple(position) != (0, 0) else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's random states at the start of the pass under way."""
+        return {"began": self._began}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` has returned."""
+        self._began = state["began"]
+
+
+def _length(items: Any) -> int | None:
+    try:
+        return len(items)
+    except TypeError:  # torch's DataLoader has a length or not, as its data set has
+        return None

@@ -1,0 +1,137 @@
+"""The script's own values in checkpoints: `Run.state`."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paceline.train.data.to_device import to_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+log = logging.getLogger("paceline")
+
+
+class State:
+    """Values of a script, as attributes. Every checkpoint holds them, and a resume sets them.
+
+    Each rank has its own. They are numbers, strings, tensors, None, or lists, tuples and dicts of these.
+    """
+
+    def __init__(self, **values: Any) -> None:
+        for name, value in values.items():
+            if name.startswith("_"):
+                raise ValueError(f"run.state({name}=…): a name must not begin with an underscore")
+            self.__dict__[name] = value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.__dict__:
+            raise AttributeError(f"{name} is no value of this run.state; name it there: run.state({name}=…)")
+        self.__dict__[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{name} cannot be deleted: checkpoints hold it; set it to None")
+
+    def __repr__(self) -> str:
+        return f"State({', '.join(f'{name}={value!r}' for name, value in self.__dict__.items())})"
+
+
+class SavedState:
+    """What a checkpoint holds of a `State`, on each rank."""
+
+    def __init__(self, state: State, device: torch.device) -> None:
+        """Load nothing yet.
+
+        Args:
+            state: the values.
+            device: where tensors go that were on a device.
+        """
+        self._state, self._device = state, device
+
+    def state_dict(self) -> dict[str, Any]:
+        """The values, and the names of those with tensors on a device."""
+        values = dict(vars(self._state))
+        return {"values": values, "on_device": [name for name, value in values.items() if _is_on_device(value)]}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Set the values; one that was not saved keeps what the script gave it."""
+        values, own = saved["values"], vars(self._state)
+        for names, what in ((own.keys() - values, "is not in the checkpoint, and keeps its first value"),
+                            (values.keys() - own, "is in the checkpoint alone, and is not set")):  # fmt: skip
+            for name in sorted(names):
+                log.warning("run.state: %s %s", name, what)
+        for name in own.keys() & values:
+            value = values[name]
+            own[name] = to_device(value, self._device) if name in saved["on_device"] else value
+
+
+def make_reshard(how: Callable[[Sequence[Any], int, int], Any] | str | None) -> Callable[..., dict[str, Any]]:
+    """The function that makes the values of all ranks those of one rank among another number of ranks.
+
+    Args:
+        how: the user's function of the values; "sum" for values that are sums over the batches of a rank; None for
+            values that all ranks have alike.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if how is not None and how != "sum" and not callable(how):
+        raise ValueError(f"reshard={how!r} is neither a function nor 'sum'")
+
+    def reshard(states: Sequence[Mapping[str, Any]], rank: int, world_size: int) -> dict[str, Any]:
+        values = [dict(state["values"]) for state in states]
+        if callable(how):
+            own = how(values, rank, world_size)
+        elif how == "sum":
+            own = {name: _sum(name, [each[name] for each in values], rank) for name in values[0]}
+        else:
+            own = {name: _alike(name, [each[name] for each in values], world_size) for name in values[0]}
+        return {"values": own, "on_device": states[0]["on_device"]}
+
+    return reshard
+
+
+def _sum(name: str, values: list[Any], rank: int) -> Any:
+    """The sum on rank 0, and 0 on the others."""
+    if not all(map(_is_number, values)):
+        raise RuntimeError(f"run.state: {name} is no number, so its values on {len(values)} ranks have no sum")
+    total = sum(values[1:], start=values[0])
+    return total if rank == 0 else total * 0
+
+
+def _alike(name: str, values: list[Any], world_size: int) -> Any:
+    if all(_same(values[0], value) for value in values[1:]):
+        return values[0]
+    raise RuntimeError(
+        f"run.state: {name} differs between the {len(values)} ranks that saved it, so it is not known what "
+        f'{world_size} ranks go on with; pass reshard="sum" to run.state if its values are sums over the batches of a '
+        f"rank, or a function, or go on with {len(values)} ranks"
+    )
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and value.dtype is not torch.bool
+    return isinstance(value, (int, float, complex)) and not isinstance(value, bool)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and torch.equal(one, other)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other)
+
+
+def _is_on_device(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.device.type != "cpu"
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return any(_is_on_device(each) for each in inner)
