@@ -59,12 +59,14 @@ class Training:
 
 
 def die(run: paceline.Run, kill_at: str, place: str) -> None:
-    """Kill this process, or wait for whoever kills itself, once the checkpoint under way is committed."""
+    """Kill this process, once the checkpoint under way is committed, or ask it to stop."""
     if place == kill_at:
         store = run._steps._checkpoints._store
         assert store is not None
         store.wait()
         os.kill(os.getpid(), signal.SIGKILL)
+    elif kill_at == f"stop {place}":
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def build(run: paceline.Run, features: int = 1) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -191,8 +193,8 @@ def outermost(folder: str, kill_at: str) -> Any:
 
 def test_steps_without_epochs_resume_by_themselves(tmp_path: Path) -> None:
     training = Training(tmp_path, outermost)
-    training.check("3", "5", "8")
-    assert training.resumed()[0][:2] == (9, list(range(9)))
+    training.check("3", "stop 5", "stop 7", "8", ranks=2)
+    assert [result[:2] for result in training.resumed(2)] == [(9, list(range(9)))] * 2
 
 
 def by_hand(folder: str, kill_at: str, every: int | None) -> Any:

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from paceline.train.control.exit_report import Preempted, record
 
@@ -28,9 +28,22 @@ if TYPE_CHECKING:
 
     from .checkpointing import Checkpointing
     from .epochs import Body
-    from .feed import Feed
 
 log = logging.getLogger("paceline")
+
+
+class TrainingLoader(Protocol):
+    """What `Run.dataloader` returns, see `feed.Feed`."""
+
+    loader: Loader
+    used_in: Body | None
+    finished_in: Body | None
+
+    def state_dict(self, *, before: bool) -> dict[str, Any]:
+        """Where training is in it."""
+
+    def load_state_dict(self, state: dict[str, Any], *, by_epochs: bool) -> None:
+        """Go to where `state` was taken."""
 
 
 class Steps:
@@ -65,7 +78,7 @@ class Steps:
         """
         self.done = 0
         self.in_loop = False
-        self.feeds: list[Feed] = []
+        self.feeds: list[TrainingLoader] = []
         self._group, self._prepared, self._checkpoints = group, prepared, checkpoints
         self._metrics, self._watch, self._close = metrics, watch, close
         self._epochs = EpochLoops(keep_random=checkpoints.can_save)
