@@ -69,7 +69,7 @@ class Ending:
                 self._watch.meet()
             self._metrics.flush()
             self._metrics.settle()
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:  # ValueError: torch's process group is gone
             log.warning("what was logged after the last step is lost: %s; call run.close() on all ranks", error)
 
     def abandon(self, error: BaseException) -> None:
