@@ -232,7 +232,7 @@ def test_an_agent_is_killed_before_the_others_are_met(client: Client, nodes: str
 def _is_agent(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return b"\0agent\0" in file.read()
+            return file.read().startswith(b"paceline: agent of job ")
     except OSError:
         return False
 

@@ -20,7 +20,7 @@ def main() -> None:
     if role == "agent":
         from paceline.node.agent import guard
 
-        guard.begin()  # now, while this process is small and has no threads
+        guard.begin(os.path.basename(sys.argv[2]))  # now, while this process is small and has no threads
         from paceline.node.agent.agent import main as agent
 
         sys.exit(agent(sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
@@ -31,10 +31,12 @@ def main() -> None:
     elif role == "rank":
         from pathlib import Path
 
+        from paceline.node.machine.processes import rank_title, set_title
         from paceline.node.ranks.program import run_program, script_folder
         from paceline.node.spec import Program
 
         error, kind, target, *args = sys.argv[2:]
+        set_title(rank_title(target, os.environ))
         if not getattr(sys.flags, "safe_path", False):
             sys.path.insert(0, script_folder(target) if kind == "script" else os.getcwd())
         run_program(Program(kind, target, tuple(args)), Path(error))

@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -939,3 +940,18 @@ def test_events_and_get_say_which_rank_failed(paceline: Paceline) -> None:
     )
     (line,) = [line for line in paceline("get", "it").stdout.splitlines() if line.startswith("last restart")]
     assert line.endswith(f"Z: rank 1 on {host}: ValueError: a bad value")
+
+
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_processes_are_called_what_they_are(paceline: Paceline, method: str) -> None:
+    paceline.script(FOREVER, "a script.py")
+    submit(paceline, "-n", "2", "--start-method", method, "--name", "it", "a script.py")
+    running(paceline, "it")
+    ranks = {f"a script.py (rank {rank} of 2, job it)" for rank in range(2)}
+    agents = {f"paceline: {what} of job it" for what in ("guard", "agent", "fork server")}
+
+    def titles() -> set[str]:
+        return {Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode() for pid in paceline.processes()}
+
+    eventually(lambda: titles() >= ranks | agents, "all have their titles")
+    paceline("stop", "--now", "it")

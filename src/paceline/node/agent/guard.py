@@ -18,12 +18,13 @@ from paceline.node.signals import HANDLED
 _WOKEN_BY = {*HANDLED, signal.SIGCHLD}
 
 
-def begin() -> None:
-    """Fork: the child goes on as the agent; this process becomes its guard, and does not return."""
+def begin(job: str) -> None:
+    """Fork: the child goes on as the agent of a job; this process becomes its guard, and does not return."""
     processes.adopt_orphans()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _WOKEN_BY)
     guard = os.getpid()
     agent = os.fork()
+    processes.set_title(f"paceline: {'guard' if agent else 'agent'} of job {job}")
     if agent == 0:
         processes.die_with(guard)
         os.setsid()  # what is sent to the group of one is not sent to both

@@ -5,6 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -57,6 +61,27 @@ def is_suspended(pid: int) -> bool:
     """Whether a process was stopped by a signal (SIGSTOP, SIGTSTP) and waits for SIGCONT."""
     fields = _stat(pid)
     return fields is not None and fields[0] == "T"
+
+
+def set_title(text: str) -> None:
+    """Set what `ps` and `top` show as this process's command line, as far as the space of the original one reaches.
+
+    Source: `man 5 proc`, fields arg_start and arg_end of /proc/<pid>/stat.
+    """
+    import ctypes  # not needed by those that only read records
+
+    fields = _stat(os.getpid())
+    begin, end = (int(fields[45]), int(fields[46])) if fields is not None and len(fields) > 46 else (0, 0)
+    if begin and end - begin > 1:  # 0: this kernel does not say
+        # The last byte stays zero: without it the kernel would read on in the environment.
+        title = text.encode(errors="replace")[: end - begin - 1]
+        ctypes.memmove(begin, title.ljust(end - begin, b"\0"), end - begin)
+
+
+def rank_title(target: str, env: Mapping[str, str]) -> str:
+    """The title of a rank: `train.py (rank 3 of 8, job digits-x)`."""
+    rank, ranks, job = (env.get(f"PACELINE_{name}", "?") for name in ("RANK", "WORLD_SIZE", "JOB"))
+    return f"{os.path.basename(target)} (rank {rank} of {ranks}, job {job})"
 
 
 def boot_id() -> str:

@@ -131,6 +131,7 @@ class ForkServer:
         forked = _Forked(self.spec, order)
         if self.method == "exec" or self.spec.program.kind == "command":
             forked.exec()
+        processes.set_title(processes.rank_title(self.spec.program.target, order["env"]))
         return forked
 
     def _spawn(self, name: str, command: list[str], env: dict[str, str]) -> None:
@@ -304,6 +305,7 @@ def main(channel_fd: int, spec_path: str) -> None:
             with contextlib.suppress(OSError):  # the descriptor of this listing
                 os.set_inheritable(int(descriptor), False)
     spec = NodeSpec.load(Path(spec_path))
+    processes.set_title(f"paceline: fork server of job {spec.job}")
     if spec.program.kind == "script" and not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, script_folder(spec.program.target))
     elif spec.program.kind == "module" and not getattr(sys.flags, "safe_path", False):
