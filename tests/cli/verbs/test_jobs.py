@@ -19,8 +19,6 @@ import pytest
 from tests.conftest import eventually
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.conftest import Paceline
 
 FOREVER = """

@@ -45,6 +45,11 @@ def command_line(pid: int) -> list[str]:
         return [""]
 
 
+def _is_called(name: str, pid: int) -> bool:
+    """Whether a word of a process's command line, or its title, is called so."""
+    return any(os.path.basename(word).startswith(name) for word in command_line(pid))
+
+
 def leftovers() -> set[str]:
     """What Open MPI keeps in files while it runs."""
     sessions = Path(os.environ.get("TMPDIR", "/tmp")).glob("ompi.*/pid.*")
@@ -130,7 +135,7 @@ def test_all_start_again_after_a_failure(paceline: Paceline) -> None:
         ("mpirun", 1, "mpirun was killed by SIGKILL"),
         ("mpirank", 1, "mpirun ended with exit status"),
         ("agent", 137, ""),
-        ("forkserver", 1, "the process that the ranks are forked from ended"),
+        ("paceline: fork server of job", 1, "the process that the ranks are forked from ended"),
     ],
 )
 def test_whatever_is_killed_nothing_is_left(paceline: Paceline, victim: str, code: int, said: str) -> None:
@@ -142,8 +147,7 @@ def test_whatever_is_killed_nothing_is_left(paceline: Paceline, victim: str, cod
     (pid, *_) = [
         pid
         for pid in paceline.processes()
-        if (pid == agent if victim == "agent" else victim in map(os.path.basename, command_line(pid)))
-        and pid not in ranks
+        if (pid == agent if victim == "agent" else _is_called(victim, pid)) and pid not in ranks
     ]
     os.kill(pid, signal.SIGKILL)
     _, err = process.communicate()
