@@ -26,12 +26,14 @@ class Shown:
         others: on the other hosts of a run.
         split: the local ranks whose stderr is separate from stdout.
         several: whether more than one rank is shown.
+        stdin: the local rank that reads this process's standard input; None if no rank does.
     """
 
     first: dict[int, int]
     others: dict[int, int]
     split: tuple[int, ...]
     several: bool
+    stdin: int | None = None
 
     def of(self, rank: int, local_rank: int) -> int:
         """The streams of a rank."""

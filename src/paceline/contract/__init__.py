@@ -12,7 +12,7 @@ from .horovod import HorovodContract
 from .indexed import IndexedContract
 from .jax import JaxContract
 from .mpi import MpiContract
-from .paceline import ERROR_FILE, RANK_KEY, RESUME_CODE, STOP_SIGNALS, TOKEN, PacelineContract
+from .paceline import ERROR_FILE, RANK_KEY, RESUME_CODE, STOP_SIGNALS, TOKEN, WANTS_INTERRUPT, PacelineContract
 from .paddle import PaddleContract
 from .placement import ContractError, Placement
 from .recognise import Recognised, recognise
@@ -44,6 +44,7 @@ __all__ = [
     "RESUME_CODE",
     "STOP_SIGNALS",
     "TOKEN",
+    "WANTS_INTERRUPT",
     "Contract",
     "ContractError",
     "Placement",

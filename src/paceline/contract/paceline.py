@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 # Where a rank records the exception that ends it: a JSON object with type, message, traceback, time (of the monotonic
 # clock), pid, log_start and log_end (offsets of the traceback in the log, or null).
 ERROR_FILE = "PACELINE_ERROR_FILE"
+# Beside that file, with this suffix: the rank wants SIGINT instead of SIGTERM when the job is stopped by Ctrl-C.
+WANTS_INTERRUPT = ".interrupt"
 # The exit code of a rank that got a signal to stop and has saved its state (EX_TEMPFAIL of sysexits.h: try again).
 RESUME_CODE = 75
 # The signals that ask ranks to finish their step, save their state and leave with that code.

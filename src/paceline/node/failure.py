@@ -101,7 +101,7 @@ def rank_failure(
             code = 1  # it was stopped after the exception
         is_traceback = record.get("log_start") is not None
         text = (_printed(log, record) or record["traceback"]) if is_traceback else text
-        message = _first_line(f"{record['type']}: {record['message']}" if is_traceback else record["message"])
+        message = _headline(record["type"], record["message"]) if is_traceback else _first_line(record["message"])
         symptom = bool(_SYMPTOM.search(record["type"] + record["message"] + record["traceback"]))
     elif os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
@@ -129,6 +129,14 @@ def node_failure(node: int, host: str, message: str, exit_code: int = 1) -> Fail
 def exit_code(status: int) -> int:
     """The exit code for a wait status, as a shell gives it: 128 + N for signal N."""
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _headline(kind: str, message: str) -> str:
+    """The exception in one line, with the last line of a traceback in its message: torch's mp.spawn has one."""
+    first = _first_line(message)
+    if "Traceback (most recent call last):" in message and not first.startswith("Traceback"):
+        first = f"{first} {message.strip().splitlines()[-1].strip()}"
+    return f"{kind}: {first}" if first else f"{kind}:" if message else kind
 
 
 def _first_line(text: str) -> str:

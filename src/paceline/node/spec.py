@@ -78,6 +78,7 @@ class NodeSpec:
         max_restarts: how many times all ranks may start again after a failure.
         grace: seconds between SIGTERM and SIGKILL when the job is stopped.
         split_streams: local ranks whose stderr goes to a separate file.
+        stdin: a local rank, and the file that is its standard input; that of all others is empty.
         pass_index: append `--process_index I --process_num N` to the arguments.
         role: torchrun's role name.
         numa_binding: which cores near its GPU a rank is bound to, see `machine/numa.py`; None binds none.
@@ -116,6 +117,7 @@ class NodeSpec:
     max_restarts: int = 0
     grace: float = 30.0
     split_streams: tuple[int, ...] = ()
+    stdin: tuple[int, str] | None = None
     pass_index: bool = False
     role: str = "default"
     numa_binding: str | None = None

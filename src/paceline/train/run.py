@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 
+from paceline.train.control.exit_report import ask_for_interrupt
 from paceline.train.control.watch import Collective, Watch
 from paceline.train.data.agreement import SameData
 from paceline.train.data.keep_working import KeepWorking
@@ -57,6 +58,7 @@ def init(
     log_dir: str | os.PathLike[str] | None = None,
     log_every: int | None = None,
     progress: bool = True,
+    stop_signals: bool = True,
 ) -> Run:
     """Join the other ranks, whoever started them; without a launcher this is a job of one process.
 
@@ -79,6 +81,8 @@ def init(
         log_every: steps between two lines of metrics.jsonl; the default is 10, or as many as take about a second where
             steps are shorter than that, up to 100.
         progress: rank 0 shows how far the epoch is: a bar on a terminal, else a line now and then.
+        stop_signals: whether SIGTERM and SIGUSR2 let all ranks finish the step and save. If not, the signals do what
+            they do without the library, and Ctrl-C raises KeyboardInterrupt in each rank, under `paceline run` too.
 
     Raises:
         paceline.Disagreement: this rank and rank 0 were started differently.
@@ -95,7 +99,9 @@ def init(
     job = run_folder()
     folder = Path(checkpoint_dir) if checkpoint_dir is not None else _own_folder(job)
     store = open_store(folder, membership.placement, keep) if folder is not None else None
-    watch = _watch(membership.placement, stops=store is not None)
+    if not stop_signals:
+        ask_for_interrupt()
+    watch = _watch(membership.placement, stops=stop_signals and store is not None)
     return Run(
         Group(membership, Collective(watch) if watch is not None else None),
         watch,
@@ -137,7 +143,7 @@ class Run(Collectives):
         self._prepared = Prepared(group)
         checkpoints = Checkpointing(group, self._prepared, store, every)
         self._steps = Steps(group, self._prepared, checkpoints, self._metrics, watch=watch, close=self.close)
-        self._keeps_workers = watch is not None and store is not None  # a signal to stop lets the step finish
+        self._keeps_workers = watch is not None and watch.stops  # a signal to stop lets the step finish
         self._pid = os.getpid()
         atexit.register(self._at_exit)
         _open.add(self)

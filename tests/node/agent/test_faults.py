@@ -343,3 +343,40 @@ def test_peers_of_a_killed_rank_step_again_after_a_restart(paceline: Paceline) -
     assert done.returncode == 0, done.stderr
     assert done.stdout == "total 3.0\n"
     assert "rank 1 failed first: killed by SIGKILL" in done.stderr
+
+
+@pytest.mark.torch
+def test_failures_of_spawned_workers_are_named(paceline: Paceline) -> None:
+    paceline.script("""
+        import torch.multiprocessing as mp
+
+        def work(index):
+            raise ValueError("mine")
+
+        if __name__ == "__main__":
+            mp.spawn(work, nprocs=1)
+    """)
+    done = paceline.run("script.py")
+    assert "ProcessRaisedException: -- Process 0 terminated with the following error: ValueError: mine" in done.stderr
+
+
+@pytest.mark.torch
+def test_an_exception_in_a_training_loop_stands_alone(paceline: Paceline) -> None:
+    paceline.script("""
+        import torch, paceline
+        run = paceline.init(seed=0, checkpoint_every=2)
+        model = torch.nn.Linear(1, 1)
+        model, optimizer = run.setup(model, torch.optim.SGD(model.parameters(), 1e-3))
+        for epoch in run.epochs(1):
+            for x in run.dataloader([torch.ones(1)] * 8, global_batch_size=2):
+                loss = model(x).mean()
+                run.backward(loss)
+                optimizer.step()
+                run.log(loss=loss)
+                if run.step == 2:
+                    raise ValueError("mine")
+    """)
+    done = paceline.run("script.py")
+    assert done.stderr.count("Traceback") == 1, done.stderr
+    assert "cannot schedule new futures" not in done.stderr
+    assert (paceline.job() / "progress.json").exists()

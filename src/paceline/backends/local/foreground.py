@@ -36,7 +36,7 @@ class LocalRun:
         """
         self._lifeline, theirs = socket.socketpair()
         with theirs:
-            started = start(prepared, progress, lifeline=theirs, split=shown.split)
+            started = start(prepared, progress, lifeline=theirs, split=shown.split, stdin=shown.stdin)
         self._directory, self._process = started.run, started.agent
         self.name, self.max_restarts = started.node.job, started.node.max_restarts
         ranks = f"{started.node.nproc} rank{'' if started.node.nproc == 1 else 's'}"

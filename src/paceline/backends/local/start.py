@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends.refusals import refusals
@@ -26,6 +27,7 @@ def start(
     *,
     lifeline: socket.socket | None = None,
     split: tuple[int, ...] = (),
+    stdin: int | None = None,
 ) -> make.Made:
     """Start a job.
 
@@ -34,12 +36,16 @@ def start(
         progress: is called with how far it is.
         lifeline: the job ends when the other end closes; None for one that outlives its client.
         split: the local ranks whose stderr is kept apart.
+        stdin: the local rank that reads this process's standard input; None if no rank does.
 
     Raises:
         UserError: the job cannot run here, or its name is taken.
     """
     assert isinstance(prepared, LocalPrepared)
     spec, plan = prepared.asked, prepared.plan
+    if stdin is not None:
+        reader = (stdin, f"/proc/{os.getpid()}/fd/0")  # the job ends with this process
+        plan = replace(plan, order=replace(plan.order, stdin=reader), node=replace(plan.node, stdin=reader))
     make_private(jobs_folder().parent)
     _warn_of_no_token(spec, progress)
 

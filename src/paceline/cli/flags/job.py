@@ -169,6 +169,13 @@ FILES = [
 ]
 
 OUTPUT = [
+    Option(
+        ["--stdin"],
+        section="Output",
+        type=click.IntRange(0),
+        metavar="RANK",
+        help="The local rank that reads this command's standard input, for breakpoint() and input().  [default: none]",
+    ),
     Option(["--detach"], section="Output", is_flag=True, help="The same as paceline submit."),
     Option(
         ["-t", "--tee"],

@@ -275,7 +275,23 @@ def shown(given: dict[str, Any], prepared: Prepared) -> Shown:
     )
     split = tuple(sorted({*split_streams(first), *split_streams(others)}))
     several = len(first) + (len(others) if prepared.spec.nodes != 1 and not prepared.is_part else 0) > 1
-    return Shown(first, others, split, several)
+    return Shown(first, others, split, several, _stdin(given, prepared.node_ranks))
+
+
+def _stdin(given: dict[str, Any], ranks: int) -> int | None:
+    """The local rank that reads this process's standard input."""
+    rank: int | None = given["stdin"]
+    if rank is None:
+        return None
+    if rank >= ranks:
+        raise UserError(f"--stdin {rank}: there {'are' if ranks > 1 else 'is'} {ranks} here, numbered from 0")
+    try:
+        os.close(os.open("/proc/self/fd/0", os.O_RDONLY | os.O_NOCTTY))
+    except OSError as error:
+        raise UserError(
+            f"--stdin {rank}: standard input cannot be passed on ({error.strerror}); use a file, a pipe or a terminal"
+        ) from None
+    return rank
 
 
 def _shown_streams(given: dict[str, Any], ranks: int, is_first: bool = True) -> dict[int, int]:

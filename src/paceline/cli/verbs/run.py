@@ -32,6 +32,8 @@ def _run(**given: Any) -> int:
     spec, given = spec_of(given, run)
     say_what_means_nothing(given)
     there = backend_for(given, target_of(spec))
+    if given["stdin"] is not None and (given["detach"] or target_of(spec) != "local"):
+        raise UserError("--stdin: only ranks on this machine, in the foreground, can read it; leave the flag out")
     if given["detach"]:
         refuse_script(given)
     if given["dry_run"]:

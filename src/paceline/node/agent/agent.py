@@ -353,7 +353,8 @@ class Agent:
             if order["save"]:
                 self.ranks.save(self.spec.grace, lambda: self.at_once or self._is_to_halt())
             longest = FAILURE_GRACE if order["grace"] is None else order["grace"]
-            self.ranks.stop(self.spec.grace if number else min(longest, self.spec.grace), lambda: self.at_once)
+            grace = self.spec.grace if number else min(longest, self.spec.grace)
+            self.ranks.stop(grace, lambda: self.at_once, number)
         self.start = None
         failures = [f.to_dict() for f in self.ranks.failures()]
         if self.ranks.server_failure:

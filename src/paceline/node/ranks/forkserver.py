@@ -124,7 +124,8 @@ class ForkServer:
             self.pids[pid] = order["local_rank"]
             self._send({"event": "started", "local_rank": order["local_rank"], "pid": pid})
             return None
-        _redirect(order["out"], order["err"])
+        local_rank, stdin = self.spec.stdin or (-1, "")
+        _redirect(order["out"], order["err"], stdin if local_rank == order["local_rank"] else os.devnull)
         if self.spec.numa_binding is not None:
             _bind(self.spec, order["local_rank"])
         os.environ.update(order["env"])
@@ -243,10 +244,10 @@ def _exec(command: list[str]) -> None:
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
-def _redirect(out: str, err: str) -> None:
-    """Connect stdin to /dev/null, stdout and stderr to their log files."""
+def _redirect(out: str, err: str, stdin: str) -> None:
+    """Connect stdin to a file, or a terminal that does not become this session's; stdout and stderr to log files."""
     for descriptor, path, flags in (
-        (0, os.devnull, os.O_RDONLY),
+        (0, stdin, os.O_RDONLY | os.O_NOCTTY),
         (1, out, os.O_WRONLY | os.O_APPEND | os.O_CREAT),
         (2, err, os.O_WRONLY | os.O_APPEND | os.O_CREAT),
     ):

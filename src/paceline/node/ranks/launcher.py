@@ -12,13 +12,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from paceline.contract import CONTRACTS, RANK_KEY, RESUME_CODE, TOKEN
+from paceline.contract import CONTRACTS, RANK_KEY, RESUME_CODE, TOKEN, WANTS_INTERRUPT
 from paceline.node import ENTRY
 from paceline.node.eventloop.channel import Channel, ChannelClosed
 from paceline.node.failure import Failure, OomWatch, exit_code, rank_failure
 from paceline.node.machine import processes
 from paceline.node.rundir.directory import read_error
 
+from .joining import UNJOINED
 from .placement import environment, place
 
 if TYPE_CHECKING:
@@ -65,6 +66,11 @@ class Rank:
         if self.status == 0:
             return "SUCCEEDED"
         return "FAILED" if self.failure else "STOPPED"
+
+    @property
+    def wants_interrupt(self) -> bool:
+        """Whether the script has asked for SIGINT instead of SIGTERM after Ctrl-C."""
+        return self.error.with_suffix(WANTS_INTERRUPT).exists()
 
     def logs(self) -> dict[Path, bytes]:
         """Its log files, with their names in the time index."""
@@ -222,15 +228,25 @@ class Ranks:
             self.signal(signal.SIGCONT)
             self._loop.run_until(lambda: not self.left or hurry(), seconds)
 
-    def stop(self, grace: float, hurry: Callable[[], bool]) -> None:
-        """End every rank and all it started: SIGTERM, `grace` seconds or until `hurry()`, SIGKILL."""
+    def stop(self, grace: float, hurry: Callable[[], bool], by: int = 0) -> None:
+        """End every rank and all it started: SIGTERM, `grace` seconds or until `hurry()`, SIGKILL.
+
+        Args:
+            grace: seconds until SIGKILL.
+            hurry: whether to send it now.
+            by: the signal that the job was stopped with; after SIGINT, ranks that want it get that instead of SIGTERM.
+        """
         self._stopping = True
         if not self._is_ready:
             self._end_server()  # still importing, so there is no rank yet
             return
         self._wake_server()
         if self.left:
-            self.signal(signal.SIGTERM)
+            wanting = [local for local, rank in self.current.items() if rank.wants_interrupt]
+            interrupted = wanting if by == signal.SIGINT else []
+            self._send({"do": "signal", "signal": signal.SIGINT, "ranks": interrupted})
+            others = [local for local in self.current if local not in interrupted]
+            self._send({"do": "signal", "signal": signal.SIGTERM, "ranks": others})
             self.signal(signal.SIGCONT)  # one that is suspended acts on nothing else
             self._loop.run_until(lambda: not self.left or hurry(), grace)
         if self.left:
@@ -293,6 +309,7 @@ class Ranks:
 
     def _rank_ended(self, rank: Rank, status: int, ended: float) -> None:
         rank.status = status
+        self._note_unjoined(rank)
         record = read_error(rank.error)
         if exit_code(status) == RESUME_CODE and record is not None and record["type"] == "Preempted":
             rank.resumes = True
@@ -304,6 +321,17 @@ class Ranks:
                 status=status, ended=ended, log=rank.err, error=rank.error,
                 oom=status == signal.SIGKILL and self._oom.killed(rank.pid),
             )  # fmt: skip
+
+    def _note_unjoined(self, rank: Rank) -> None:
+        """Record that the ranks did not work together, if the first one has found that out."""
+        if rank.status == 0 and rank.error.with_suffix(UNJOINED).exists():
+            count = rank.placement.world_size
+            self._dir.append_event(
+                "unjoined",
+                why=f"the script never asked which rank it is, so each of the {count} ranks did all of the work; "
+                "join them with paceline.init() or torch.distributed.init_process_group(), "
+                "or add --framework indexed if they are meant to be independent",
+            )
 
     def _server_lost(self) -> None:
         """The fork server ended on its own; the kernel has ended its ranks with it."""

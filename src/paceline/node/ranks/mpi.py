@@ -97,11 +97,11 @@ class MpiRanks(Ranks):
         if self._attempt is not None and self._attempt["attempt"] == attempt and not self._stopping:
             self._spawn("orted", [_shell(), "-c", command])
 
-    def stop(self, grace: float, hurry: Callable[[], bool]) -> None:
+    def stop(self, grace: float, hurry: Callable[[], bool], by: int = 0) -> None:
         """End every rank and all it started, and mpirun."""
         if all(rank.status == 0 for rank in self.current.values()):
             self._loop.run_until(lambda: not self._programs or hurry(), DAEMON_SECONDS)
-        super().stop(grace, hurry)
+        super().stop(grace, hurry, by)
         if all(failure.symptom for failure in self.failures()):
             self.server_failure = self.server_failure or self._daemon_failure
         for rank in list(self._proxies):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.node.files import write_json
 
+from . import joining, stdin
 from .ending import end
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def run_program(program: Program, error_path: Path) -> None:
     _rank_pid = os.getpid()
     _buffer_by_line()
     sys.argv = [program.target, *program.args]
+    stdin.explain_breakpoints()
+    joining.watch()
     code: Any = None
     try:
         if program.kind == "module":
@@ -54,6 +57,8 @@ def run_program(program: Program, error_path: Path) -> None:
             sys.excepthook = lambda *_: None
             raise KeyboardInterrupt from None  # Python ends itself with SIGINT then, as the shell expects
         code = 1
+    if code in (None, 0) and os.getpid() == _rank_pid:
+        joining.report(error_path)
     # Here the exception is gone, and with it whatever its frames held.
     if not _ends_as_python(code):
         if code is not None and not isinstance(code, int):
@@ -130,6 +135,9 @@ def _report(error: BaseException, error_path: Path) -> None:
         sys.excepthook(type(error), error, trace)
     except BaseException:
         sys.__excepthook__(type(error), error, trace)
+    if hint := stdin.explanation(error):
+        with contextlib.suppress(Exception):
+            print(f"paceline: {hint}", file=sys.stderr)
     with contextlib.suppress(Exception):
         sys.stderr.flush()
     _record(error_path, error, lines, when, (start, _log_size()))

@@ -83,6 +83,7 @@ class Order:
         hosts: the nodes' host names as the user gave them, by node rank; empty if unknown.
         joins: the job runs elsewhere already.
         split: the local ranks of the completed job whose stderr is kept apart.
+        stdin: the local rank that has a file as its standard input, and that file.
         source: the folder that the code will be a copy of, where that is known and here: what a plan reads.
         terminal: variables that tell of the terminal that shows the ranks.
         secrets: variables that are never shown.
@@ -95,6 +96,7 @@ class Order:
     hosts: tuple[str, ...] = ()
     joins: bool = False
     split: Split = lambda _: ()
+    stdin: tuple[int, str] | None = None
     source: Path | None = None
     terminal: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
@@ -471,7 +473,15 @@ def _place(
     )  # fmt: skip
     env = {**node.env, **_variables(node)} if home.is_remote else node.env
     why = fitting.exec_reason(order.job, job, code or folder or Path(job["working_dir"]))
-    return replace(node, env=env, why_exec=why, hosts=order.hosts, expected=len(order.hosts) or None, joins=order.joins)
+    return replace(
+        node,
+        env=env,
+        why_exec=why,
+        stdin=order.stdin,
+        hosts=order.hosts,
+        expected=len(order.hosts) or None,
+        joins=order.joins,
+    )
 
 
 def _variables(node: NodeSpec) -> dict[str, str]:

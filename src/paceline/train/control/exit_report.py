@@ -6,9 +6,10 @@ import contextlib
 import json
 import os
 import time
+from pathlib import Path
 from typing import Any
 
-from paceline.contract import ERROR_FILE, RESUME_CODE
+from paceline.contract import ERROR_FILE, RESUME_CODE, WANTS_INTERRUPT
 
 
 class Preempted(SystemExit):
@@ -40,3 +41,11 @@ def last_words(kind: str, message: str, text: str) -> None:
         os.write(2, text.encode(errors="replace"))
         end = os.fstat(2).st_size
     record(kind, message, traceback=text, log_start=start, log_end=end)
+
+
+def ask_for_interrupt() -> None:
+    """Ask whoever started this rank for SIGINT instead of SIGTERM when the job is stopped by Ctrl-C."""
+    path = os.environ.get(ERROR_FILE)
+    if path is not None:
+        with contextlib.suppress(OSError):
+            Path(path).with_suffix(WANTS_INTERRUPT).touch()

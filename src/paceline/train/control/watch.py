@@ -69,6 +69,7 @@ class Watch:
     """
 
     def __init__(self, rank: int, world_size: int, share: connect.Share, *, local: bool, stops: bool) -> None:
+        self.stops = stops
         self._rank = rank
         links = connect.connect(rank, world_size, share, "watch", local=local) if world_size > 1 else {}
         self._links = {other: link.socket for other, link in links.items()}

@@ -235,7 +235,10 @@ class _File(_View):
             self._is_writing = True
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "paceline-progress")
-        self._thread.submit(self._write)
+        try:
+            self._thread.submit(self._write)
+        except RuntimeError:  # Python is shutting down: its executors take no work any more
+            self._write()
 
     def leave(self, moment: Moment) -> None:
         self.show(moment)
