@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from pathlib import Path
 
 NOTE = "saved.json"
@@ -25,12 +26,20 @@ def note(step: int, folder: Path) -> None:
         hidden.replace(path)
 
 
-def noted() -> int | None:
-    """The step of the checkpoint that this job, or the one that it resumes, has committed last; None for none."""
+def noted(folder: Path) -> int | None:
+    """The step of the checkpoint that this job, or the one that it resumes, has committed last; None for none.
+
+    Args:
+        folder: where it should be. A script with several runs has a folder for each (`checkpoints`, `checkpoints-2`);
+            what was noted for another one does not count.
+    """
     path = _path()
     try:
-        step = None if path is None else json.loads(path.read_bytes())["step"]
-    except (OSError, ValueError, KeyError, TypeError):
+        said = {} if path is None else json.loads(path.read_bytes())
+        step, other = said.get("step"), Path(said.get("folder", "")).name
+    except (OSError, ValueError, AttributeError, TypeError):
+        return None
+    if other != folder.name and re.sub(r"-\d+$", "", other) == re.sub(r"-\d+$", "", folder.name):
         return None
     return step if isinstance(step, int) else None
 

@@ -247,7 +247,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: this job, or the one that it resumes, has saved checkpoints; the same on all ranks.
         """
-        step = history.noted()
+        step = history.noted(self.folder)
         steps = self._agreement.decide(
             b"" if step is None else b"%d" % step, lambda notes: max(notes, key=lambda it: int(it or 0))
         )
