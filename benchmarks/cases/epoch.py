@@ -33,7 +33,7 @@ def _epoch(exponent: int, goal: Goal, *, once: bool = False) -> Case:
 
 def _stream(lab: Lab, count: int) -> Iterator[Pair]:
     for ours, other in lab.answer([sys.executable, STREAM, str(count)]):
-        yield Sample(ours), Sample(other)
+        yield Sample(*ours), Sample(*other)
 
 
 GOAL = Goal(seconds=0.010, megabytes=10)

@@ -95,9 +95,11 @@ class PartReader:
                 source.end()
             if taken and not (self._drop_last and len(taken) < size):
                 with self._random_batch.active(derive_seed(self._seed, epoch, part, count, 1)):
-                    batch = self._collate_fn(taken)
-                count += len(taken)
-                yield batch, len(taken), Progress(count, is_last, None if is_last else state)
+                    batch = [self._collate_fn(taken)]
+                samples = len(taken)
+                count += samples
+                del taken  # with what is yielded, it is freed before the next ones are read, which reuse the memory
+                yield batch.pop(), samples, Progress(count, is_last, None if is_last else state)
             if is_last:
                 return
 

@@ -138,7 +138,9 @@ class Split:
             end, turn = end + samples, turn + 1
             is_last = position.looks_ahead and not total()
             count = shard.samples if shard is not None else 0
+            packet = None
             yield batch, Shard([], count, samples, position.epoch, end - samples, end, is_last, parts)
+            del batch
             if not is_known:
                 following = next(own, None)
                 total = self._say(following)
@@ -160,7 +162,7 @@ class Split:
         """A batch for the steps in which this rank has none: its first one, or that of another rank."""
         own = packet[0] if packet is not None else None
         if self._ranks is None or self._evaluation:
-            return own
+            return None
         has = self._ranks.gather_objects(packet is not None)
         if all(has) or not any(has):
             return own

@@ -129,10 +129,9 @@ class StreamFetch(IterableDataset[Any]):
         for part, progress in self._parts.of_rank(self._rank, self._world_size)[worker_id::workers]:
             batches = reader.batches(epoch, part, self._parts.count, progress, size=high - low)
             for batch, samples, after in batches:
-                yield (
-                    batch,
-                    Shard([], samples, samples, epoch, after.count - samples, after.count, False, (part, after)),
-                )
+                first = after.count - samples
+                yield batch, Shard([], samples, samples, epoch, first, after.count, False, (part, after))
+                del batch  # before the next one is made, which reuses its memory
 
     def _whole(self, worker_id: int, workers: int) -> Iterator[tuple[Any, Shard]]:
         """This worker's and rank's shards of global batches that are cut from the whole stream."""
