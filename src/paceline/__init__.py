@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from paceline._version import __version__
 
 __all__ = [
+    "AccumulationChanged",
     "CheckpointError",
     "CheckpointFolderTaken",
     "CollectiveMismatch",
@@ -19,6 +20,7 @@ __all__ = [
     "ModelMismatch",
     "NotConnected",
     "NotExchanged",
+    "OptimizerMismatch",
     "PeerLost",
     "Preempted",
     "RankFailed",
@@ -42,7 +44,14 @@ if TYPE_CHECKING:
     from paceline.train.group.join import Disagreement
     from paceline.train.launch import RankFailed, launch
     from paceline.train.metrics.reduction import LogMismatch
-    from paceline.train.parallel.model import ModelMismatch, NotExchanged, UnusedParameters, WrongDevice
+    from paceline.train.parallel.errors import (
+        AccumulationChanged,
+        ModelMismatch,
+        NotExchanged,
+        OptimizerMismatch,
+        UnusedParameters,
+        WrongDevice,
+    )
     from paceline.train.parallel.strategy import Strategy
     from paceline.train.run import Run, init
 
@@ -51,6 +60,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "init": "train.run", "Run": "train.run", "Strategy": "train.parallel.strategy", "launch": "train.launch",
     # errors
+    "AccumulationChanged": "train.parallel.errors",
     "CheckpointError": "train.checkpoint.errors",
     "CheckpointFolderTaken": "train.checkpoint.errors",
     "CollectiveMismatch": "train.control.watch",
@@ -59,14 +69,15 @@ _HOMES = {
     "Disagreement": "train.group.join",
     "LeftEarly": "train.control.watch",
     "LogMismatch": "train.metrics.reduction",
-    "ModelMismatch": "train.parallel.model",
+    "ModelMismatch": "train.parallel.errors",
     "NotConnected": "train.control.connect",
-    "NotExchanged": "train.parallel.model",
+    "NotExchanged": "train.parallel.errors",
+    "OptimizerMismatch": "train.parallel.errors",
     "PeerLost": "train.control.watch",
     "Preempted": "train.control.exit_report",
     "RankFailed": "train.launch",
-    "UnusedParameters": "train.parallel.model",
-    "WrongDevice": "train.parallel.model",
+    "UnusedParameters": "train.parallel.errors",
+    "WrongDevice": "train.parallel.errors",
 }  # fmt: skip
 
 

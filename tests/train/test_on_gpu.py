@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import TensorDataset  # noqa: E402
 
 import paceline  # noqa: E402
-from paceline.train.parallel.model import WrongDevice  # noqa: E402
+from paceline.train.parallel.errors import WrongDevice  # noqa: E402
 
 GPUS = torch.cuda.device_count()
 

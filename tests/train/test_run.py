@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 import paceline  # noqa: E402 - after torch is known to be there
 from paceline.train.group.join import Disagreement  # noqa: E402
 from paceline.train.launch import RankFailed  # noqa: E402
-from paceline.train.parallel.model import ModelMismatch  # noqa: E402
+from paceline.train.parallel.errors import ModelMismatch  # noqa: E402
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline

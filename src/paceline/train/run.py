@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import math
 import os
 import sys
 import weakref
@@ -28,11 +27,13 @@ from paceline.train.loop.state import SavedState, State, make_reshard
 from paceline.train.loop.steps import Steps, run_folder
 from paceline.train.metrics.metrics import Metrics
 from paceline.train.parallel.prepared import Prepared
+from paceline.train.parallel.wrapper import unwrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import Tensor
+    from torch.nn import Module
 
     from paceline.contract import Placement
     from paceline.train.checkpoint.store import CheckpointStore
@@ -181,7 +182,8 @@ class Run(Collectives):
         """Prepare models and optimizers for training together; returns them in the order given, one alone unpacked.
 
         Models move to this rank's device, start as rank 0's, and exchange gradients (DistributedDataParallel).
-        Optimizers start with rank 0's state. In a job of one process models come back as they are, on the device.
+        Optimizers start with rank 0's state. What comes back for a model has its attributes and names, at any number of
+        ranks; the model itself is `.module` of it.
 
         Args:
             things: models and optimizers; a model before the optimizer that updates it.
@@ -190,9 +192,10 @@ class Run(Collectives):
 
         Raises:
             paceline.ModelMismatch: this rank's model is not like rank 0's; names the first difference.
-            TypeError: something is neither a module nor an optimizer.
-            ValueError: learning rates are to be scaled, and a scheduler has noted what they were before; or an
-                optimizer and its model are to accumulate different numbers of batches.
+            TypeError: something is neither a module nor an optimizer, or is a model that another library has made
+                parallel (DistributedDataParallel, FSDP).
+            ValueError: something was set up before; or learning rates are to be scaled, and a scheduler has noted what
+                they were before; or an optimizer and its model are to accumulate different numbers of batches.
         """
         self._draws.end()
         for thing in things:
@@ -201,23 +204,64 @@ class Run(Collectives):
         prepared = [self._prepared.add(thing, strategy, self._steps) for thing in things]
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(
+        self,
+        loss: Tensor,
+        weight: float | Tensor | None = None,
+        *,
+        reduction: Literal["mean", "sum"] = "mean",
+        retain_graph: bool = False,
+        inputs: Sequence[Tensor] | None = None,
+    ) -> None:
         """Compute the gradients of a step, and exchange them in the last step of an accumulation.
 
         Args:
-            loss: the mean loss over this rank's batch. It is weighted so that the gradients are those of the mean over
-                all ranks' samples, also in the last, uneven batch of an epoch, where a rank may have none that counts.
+            loss: of this rank's batch, a tensor of one number. It is weighed so that the gradients are those of the
+                mean over all ranks' samples, also in the last, uneven batch of an epoch, where a rank may have none
+                that counts.
+            weight: how much this loss counts where that is not the number of samples, such as the number of tokens that
+                it is a mean over: a number or a tensor of one, 0 or more. The gradients are those of the weighted mean,
+                sum(weight * loss) / sum(weight), over all ranks, and over all batches of an accumulation. A rank whose
+                batch is a stand-in counts nothing, whatever it passes. It is one more reduction per step.
+            reduction: "sum" where the loss is a sum over this rank's samples: the gradients are those of the sum over
+                all ranks, and over all batches of an accumulation.
+            retain_graph: keep the graph for another backward through the same forward pass, as in torch.
+            inputs: compute the gradients of these tensors alone, as in torch; of each model that was set up, all
+                parameters that are trained or none.
 
         Raises:
             RuntimeError: no model was set up; or models were set up with different `Strategy.accumulate`, and the loss
-                was not computed with one kind of them.
+                was not computed with one kind of them; or an accumulation has losses weighed in different ways.
+            ValueError: the weight is negative, infinite or not a number; `reduction` is neither of the two, or given
+                together with a weight; or `inputs` has some parameters of a model only.
+            paceline.AccumulationChanged: gradients were changed in the middle of an accumulation.
             paceline.NotExchanged: the loss was computed past the model that `setup` returned.
-            paceline.UnusedParameters: some parameters have no gradient.
+            paceline.OptimizerMismatch: optimizers have stepped on some ranks only.
+            paceline.UnusedParameters: some parameters have no gradient, or the loss does not depend on a model.
         """
         if self.world_size > 1 and not self._prepared.has_models:
             raise RuntimeError("no model was set up, so the ranks would train apart; pass it to run.setup")
-        with self._steps.backward() as weight:
-            self._metrics.backward(loss, weight)
+        if reduction not in ("mean", "sum") or (reduction == "sum" and weight is not None):
+            raise ValueError(f"reduction={reduction!r} is neither 'mean' nor 'sum', of which only 'mean' takes weight=")
+        if weight is not None and not isinstance(weight, torch.Tensor) and not 0 <= weight < float("inf"):
+            raise ValueError(f"weight={weight} is not a number of 0 or more")
+        options: dict[str, Any] = {"retain_graph": retain_graph}
+        if inputs is not None:
+            inputs = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+            options["inputs"] = inputs
+        is_sum = reduction == "sum"
+        with self._steps.backward(weight, is_sum=is_sum, inputs=inputs, again=retain_graph) as factor:
+            self._metrics.backward(loss, factor, **options)
+
+    def unwrap(self, model: Module) -> Module:
+        """The module that was given to `setup` for what it returned; another module comes back as it is.
+
+        `model.module` is the same for a model that was set up.
+
+        Raises:
+            TypeError: it is no module.
+        """
+        return unwrap(model)
 
     def _together(self) -> contextlib.AbstractContextManager[None]:
         return self._group.guard
@@ -237,7 +281,9 @@ class Run(Collectives):
         In the middle of an accumulation they are left as they are.
         """
         parameters = self._prepared.parameters_with_gradients()
-        return torch.nn.utils.clip_grad_norm_(parameters, math.inf if self.accumulating else max_norm)
+        if self.accumulating:
+            return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
 
     def dataloader(
         self,

@@ -16,7 +16,7 @@ from tests.conftest import GENEROUS, eventually
 torch = pytest.importorskip("torch")
 
 import paceline as library  # noqa: E402 - after torch is known to be there
-from paceline.train.parallel.model import UnusedParameters, WrongDevice  # noqa: E402
+from paceline.train.parallel.errors import UnusedParameters, WrongDevice  # noqa: E402
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline
@@ -421,3 +421,23 @@ def test_a_rank_that_leaves_by_itself_is_not_accused_of_leaving_a_loop(paceline:
     else:
         how = "left with exit code 3" if code == 3 else "left with exit code 1 (no more data)"
         assert f"PeerLost: rank 1 {how}; rank 0 cannot go on without it" in zero[1]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_forward_pass_in_training_on_one_rank_is_named(paceline: Paceline, rank: int) -> None:
+    """It shares buffers, so it is a collective; more of the same name are seen by their lines."""
+    paceline.script(
+        TRAIN.replace("torch.nn.Linear(4, 1)", "torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))")
+        + f"""
+    for (x,) in train:
+        if run.rank == {rank} and run.step == 3:
+            model(torch.randn(4, 4))  # a sample
+        step(x)
+    """
+    )
+    done = paceline.run("-n", "2", "script.py")
+    assert done.returncode == 1
+    lines = (paceline.folder / "script.py").read_text().splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if "# a sample" in text)
+    assert "CollectiveMismatch: rank 0 entered " in done.stderr
+    assert f"entered forward (script.py:{line})" in done.stderr

@@ -5,12 +5,14 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from paceline.train.control.relay import EVERYBODY, Relay
-from paceline.train.diagnosis.collective_trace import difference
+from paceline.train.diagnosis.collective_trace import Trace, difference
+from paceline.train.diagnosis.late_ranks import LateRanks
 
 Message = dict[str, Any]
 
@@ -200,6 +202,29 @@ def test_the_one_that_waits_is_sent_whom_it_waits_for() -> None:
     answers = {0: place(["mean", "barrier"], 9.0), 1: place(["mean"], None), 2: place(["mean", "barrier"], 9.0)}
     assert asked(relay, answers) == [(0, {"do": "late", "ranks": [(1, "train.py:99")]})]
     assert asked(relay, dict.fromkeys(range(3), answers[0])) == [], "all have come"
+
+
+def test_rank_zero_is_sent_whom_another_rank_waits_for() -> None:
+    """What it prints is what people see."""
+    waits = place(["mean", "barrier"], 34.0)
+    late = [(0, "train.py:99")]
+    assert asked(Relay(2), {0: place(["mean"], None), 1: waits}) == [
+        (1, {"do": "late", "ranks": late}),
+        (0, {"do": "late", "ranks": late, "rank": 1, "place": waits}),
+    ]
+
+
+def test_a_warning_about_a_rank_that_waits_for_this_one(caplog: pytest.LogCaptureFixture) -> None:
+    waits = place(["mean", "barrier"], 34.0)
+    late = LateRanks(Trace())
+    for _ in range(2):  # it says so once
+        late.warn([(0, "train.py:99"), (2, None)], 1, waits)
+    (line,) = caplog.messages
+    where = waits["recent"][-1][1]
+    assert line == (
+        f"rank 1 has been waiting 34 s for rank 0 and 1 more, which has not entered barrier ({where}); "
+        "it is at train.py:99"
+    )
 
 
 def test_a_rank_that_does_not_answer_is_named() -> None:

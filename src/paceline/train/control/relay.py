@@ -15,7 +15,8 @@ relay → rank   {"do": "met", "number"}                   all have
                {"do": "mismatch", "why"}                 the ranks are in collectives that can never end
                {"do": "alike"}                           to one whose collective has failed: that is not why
                {"do": "late", "ranks"}                   to the one that is farthest: whom it waits for, and the line
-                                                           where each is, or None if it does not answer
+                                                           where each is, or None if it does not answer;
+                                                           to rank 0 also, with "rank" and its "place"
                {"do": "lost", "rank", "why"}, {"do": "left", "rank", …}, {"do": "loop", "rank", …}
                {"do": "accused", "why"}
                {"do": "hold"}                            begin no other step until "stop" comes
@@ -126,7 +127,11 @@ class Relay:
             return [(EVERYBODY, {"do": "mismatch", "why": why})]
         waits, late = collective_trace.waiting(here)
         outbox: Outbox = [(rank, {"do": "alike"}) for rank, place in here.items() if place["failed"]]
-        return [*outbox, (waits, {"do": "late", "ranks": [*late]})] if late else outbox
+        if late:
+            outbox.append((waits, {"do": "late", "ranks": [*late]}))
+            if waits:  # what rank 0 prints is what people see
+                outbox.append((0, {"do": "late", "ranks": [*late], "rank": waits, "place": here[waits]}))
+        return outbox
 
     def _gather(self) -> Outbox:
         """Once every rank has come: send them that."""

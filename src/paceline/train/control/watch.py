@@ -432,7 +432,7 @@ class Watch:
         elif what == "alike":
             self._alike = True
         elif what == "late":
-            self._late.warn(message["ranks"])
+            self._late.warn(message["ranks"], message.get("rank"), message.get("place"))
         else:
             if isinstance(self._error, LeftEarly):
                 self._error = None  # this is why

@@ -130,8 +130,24 @@ def difference(one: Place, other: Place) -> tuple[str, str] | None:
     for number in range(common - _REMEMBERED, common + 1):
         ours, others = _at(one, number), _at(other, number)
         if ours is not None and others is not None and ours[0] != others[0]:
-            return _did(*ours[:2]), _did(*others[:2])
+            return _did(*ours[:2]) + _apart(one, other, number), _did(*others[:2]) + _apart(other, one, number)
     return _did(*one["recent"][-1][:2]), _did(*other["recent"][-1][:2])  # they have differed for long
+
+
+def _apart(one: Place, other: Place, number: int) -> str:
+    """Where a rank has entered the collective before this one, if the other has entered it at another line.
+
+    One more call of the same collective on a rank is seen only when the next one has another name.
+    """
+    ours, others = _at(one, number - 1), _at(other, number - 1)
+    if ours is None or others is None or ours[:2] == others[:2]:
+        return ""
+    return f", after it {_did(*ours[:2])},"
+
+
+def entered(place: Place) -> str:
+    """What a rank has done last, such as `entered barrier (train.py:31)`; empty if nothing."""
+    return _did(*place["recent"][-1][:2]) if place["recent"] else ""
 
 
 def waiting(places: Mapping[int, Place]) -> tuple[int, list[tuple[int, str]]]:
@@ -147,6 +163,21 @@ def waiting(places: Mapping[int, Place]) -> tuple[int, list[tuple[int, str]]]:
         or (place["seconds"] is None and difference(places[waits], place) is not None)
     ]
     return waits, late
+
+
+def script_call() -> tuple[CodeType | None, int]:
+    """Where the script has called this package, found in about a microsecond."""
+    return _caller()[1:]
+
+
+def line_of(call: tuple[CodeType | None, int]) -> str:
+    """The line of a call, such as `train.py:55`."""
+    return _line(*call) or "no line of the script"
+
+
+def script_line() -> str:
+    """The line where the script has called this package."""
+    return line_of(script_call())
 
 
 def current_line(thread: int) -> str:

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from .collective_trace import current_line
+from .collective_trace import current_line, entered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,20 +46,27 @@ class LateRanks:
         self._postpone(self._trace.seconds or 0.0)
         return self._trace.place(current_line(threading.main_thread().ident or 0))
 
-    def warn(self, late: Sequence[tuple[int, str | None]]) -> None:
-        """Name, once per collective, the ranks that have not entered the one that this rank is in.
+    def warn(
+        self, late: Sequence[tuple[int, str | None]], waits: int | None = None, place: Place | None = None
+    ) -> None:
+        """Name, once per collective, the ranks that have not entered the one that a rank is in.
 
         Args:
             late: each rank with the line where it is, or None if it does not answer.
+            waits: the rank that is in the collective; None means this one.
+            place: where that rank is.
         """
         seconds, last = self._trace.seconds, self._trace.last()
+        if waits is not None and place is not None:
+            seconds, last = place["seconds"], entered(place)
         if seconds is None or seconds < LATE_SECONDS or last in self._reported:
             return
         self._reported.add(last)
         rank, line = late[0]
+        who = "waiting" if waits is None else f"rank {waits} has been waiting"
         more = f" and {len(late) - 1} more" if len(late) > 1 else ""
         where = "it does not answer" if line is None else f"it is at {line or 'no line of the script'}"
-        log.warning("waiting %.0f s for rank %d%s, which has not %s; %s", seconds, rank, more, last, where)
+        log.warning("%s %.0f s for rank %d%s, which has not %s; %s", who, seconds, rank, more, last, where)
 
     def _postpone(self, seconds: float) -> None:
         self.due = time.monotonic() + min(max(ASK_SECONDS, seconds / 2), _LONGEST_PAUSE)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 if TYPE_CHECKING:
     from paceline.train.data.loader import Loader
+    from paceline.train.group.group import Group
 
     from .passes import Pass
+
+MEAN, WEIGHT, SUM = "no weight=", "weight=", 'reduction="sum"'  # how a loss is weighed
 
 
 class Window:
@@ -84,3 +89,68 @@ class Window:
     def batches(self) -> int:
         """How many there will be, as far as that is known."""
         return self._batches
+
+
+class GivenWeights:
+    """The weights that a script gives its losses, where several batches make one step of the optimizer or one does.
+
+    The gradients of a step are the weighted mean over ranks and batches. What all weights add up to is known with the
+    last batch, so the gradients of those before are divided by an estimate, which then is corrected.
+
+    Args:
+        group: the ranks.
+        batches: how many make a step.
+    """
+
+    def __init__(self, group: Group, batches: int) -> None:
+        self._group, self._batches = group, batches
+        self._sum: torch.Tensor | None = None  # of this rank's weights in the batches so far
+        self._divisor: torch.Tensor | None = None  # of their gradients
+        self._kind = ""
+        self._batch: object = None
+
+    def begin(self, kind: str, batch: object, *, is_first: bool) -> None:
+        """A backward begins.
+
+        Args:
+            kind: how its loss is weighed.
+            batch: what stands for the batch, and differs for the next one.
+            is_first: whether the batch is the first of its step.
+
+        Raises:
+            RuntimeError: the batches of a step are weighed in different ways, so their sum has no meaning.
+        """
+        if self._batches == 1:
+            return
+        if is_first and batch != self._batch:
+            self._kind, self._sum, self._divisor = kind, None, None
+        if kind != self._kind:
+            raise RuntimeError(f"this loss is given with {kind}, and one before it in this accumulation {self._kind}")
+        if kind == WEIGHT and batch == self._batch:
+            raise RuntimeError(
+                "run.backward was called twice for a batch with weight= and accumulate; add up the losses"
+            )
+        self._batch = batch
+
+    def factors(self, weight: float | torch.Tensor, *, is_last: bool) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """What to multiply the gradients so far by, None for nothing, and what to multiply the loss by.
+
+        In the last batch of a step this is a collective of all ranks.
+
+        Args:
+            weight: how much this rank's loss counts.
+            is_last: whether the batch is the last of its step.
+        """
+        own = torch.as_tensor(weight).detach().to(self._group.device, torch.float64).reshape(())
+        ranks = self._group.world_size
+        total = own if self._sum is None else self._sum + own
+        if not is_last:
+            self._sum = total
+            if self._divisor is None:
+                self._divisor = torch.where(own > 0, own, 1) * ranks * self._batches
+            return None, own * ranks / self._divisor
+        total = self._group.all_reduce(total)
+        total = torch.where(total > 0, total, 1)
+        correction = None if self._divisor is None else self._divisor / total
+        self._sum = self._divisor = None
+        return correction, own * ranks / total

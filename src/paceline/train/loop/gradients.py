@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from .accumulation import Window
+import torch
+
+from .accumulation import MEAN, SUM, WEIGHT, GivenWeights, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
 
     from paceline.train.data.loader import Loader
     from paceline.train.group.group import Group
@@ -40,6 +44,8 @@ class Gradients:
         self._has_ever_stepped = False
         self._windows: dict[int, Window] = {}  # by the batches per step of the optimizer
         self._outside: dict[int, int] = {}  # backwards of batches that are not counted, by the same
+        self._weights: dict[int, GivenWeights] = {}  # that the script gives its losses, by the same
+        self._number = 0  # of the batch at hand
         self._latest = 1  # the batches per step of the last backward
 
     # -- batches -------------------------------------------------------------------------------------------------------
@@ -47,6 +53,7 @@ class Gradients:
     def batch_begins(self, loader: Loader | Pass) -> None:
         """A batch of `loader` is there."""
         self.trained = self._stepped = False
+        self._number += 1
         for every in self._prepared.accumulates:
             window = self._windows.get(every)
             if window is None or not window.begun:
@@ -67,30 +74,67 @@ class Gradients:
     # -- the batch at hand ---------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def backward(self, batch: Loader | Pass | None) -> Iterator[float]:
-        """Around a backward; gives what to multiply the mean loss of this rank's batch by.
+    def backward(
+        self,
+        batch: Loader | Pass | None,
+        step: int,
+        weight: float | Tensor | None = None,
+        *,
+        is_sum: bool = False,
+        inputs: Sequence[Tensor] | None = None,
+    ) -> Iterator[float | Tensor]:
+        """Around a backward; gives what to multiply the loss of this rank's batch by.
 
         Args:
             batch: what the batch came from; None in a loop whose batches are not counted, where each backward is one.
+            step: the number of the step at hand.
+            weight: how much the loss counts; None means the samples of the batch.
+            is_sum: the loss is a sum over the samples, not their mean.
+            inputs: the tensors whose gradients are computed; None means all.
 
         Raises:
-            RuntimeError: it is not known which models the loss was computed with, whose strategies differ.
+            RuntimeError: it is not known which models the loss was computed with, whose strategies differ; or the
+                losses of an accumulation are weighed in different ways.
         """
         every = self._latest = self._prepared.accumulate_of_loss()
-        if batch is not None:
-            window = self._window(every)
-            if (correction := window.correction()) != 1:
-                self._prepared.scale_gradients(every, correction)
-            weight = window.weight(batch, self._group.world_size)
-        else:
-            weight = 1 / every
-        with self._group.guard if self._prepared.exchanges() else contextlib.nullcontext():
-            yield weight
+        self._prepared.check_partial()
+        factor = self._loss_factor(every, batch, weight, is_sum=is_sum)
+        with self._prepared.backward(factor, step, inputs):
+            yield factor
         self.trained = self._unused = True
         self._stepped = False
         if batch is None:
             self._outside[every] = self._outside.get(every, 0) + 1
             self._prepared.exchange(lambda each: (self._outside.get(each, 0) + 1) % each == 0)
+
+    def _loss_factor(
+        self, every: int, source: Loader | Pass | None, weight: float | Tensor | None, *, is_sum: bool
+    ) -> float | Tensor:
+        """What to multiply a loss by, where so many batches make a step; corrects the gradients of those before it."""
+        window = self._window(every)
+        if source is not None:
+            samples = source.samples
+            is_first, is_last, batch = window.begun <= 1, window.is_complete, (True, self._number)
+        else:
+            begun = self._outside.get(every, 0)
+            is_first, is_last, batch = begun % every == 0, (begun + 1) % every == 0, (False, begun)
+            samples = 1
+        weights = self._weights.setdefault(every, GivenWeights(self._group, every))
+        weights.begin(WEIGHT if weight is not None else SUM if is_sum else MEAN, batch, is_first=is_first)
+        correction: float | Tensor | None = None
+        factor: float | Tensor
+        if weight is not None:  # a stand-in for a batch that this rank has no samples of counts nothing
+            correction, factor = weights.factors(weight if samples else 0.0, is_last=is_last)
+        elif is_sum:
+            factor = float(self._group.world_size if samples else 0)  # the exchange divides by it
+        elif source is not None:
+            correction = window.correction()
+            factor = window.weight(source, self._group.world_size)
+        else:
+            factor = 1 / every
+        if correction is not None and (isinstance(correction, torch.Tensor) or correction != 1):
+            self._prepared.scale_gradients(every, correction)
+        return factor
 
     def optimizer_stepped(self) -> None:
         """The gradients were used."""

@@ -17,7 +17,9 @@ from .gradients import Gradients
 from .passes import Pass, Passes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from torch import Tensor
 
     from paceline.train.checkpoint.store import Checkpoint
     from paceline.train.control.watch import Watch
@@ -254,6 +256,7 @@ class Steps:
         if self._is_fresh and self.body is not None:
             self._is_late = True  # that it was the last batch is known only now
         self._prepared.share_buffers()
+        self._prepared.check_steps()
         self._metrics.epoch_ends()
 
     @property
@@ -279,11 +282,19 @@ class Steps:
     # -- the step at hand ----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def backward(self) -> Iterator[float]:
+    def backward(
+        self,
+        weight: float | Tensor | None = None,
+        *,
+        is_sum: bool = False,
+        inputs: Sequence[Tensor] | None = None,
+        again: bool = False,
+    ) -> Iterator[float | Tensor]:
         """Around a backward; see `Gradients.backward`."""
-        with self._gradients.backward(self._batches[0] if self._batches else None) as weight:
-            yield weight
-        self._prepared.check_gradients(self)
+        batch = self._batches[0] if self._batches else None
+        with self._gradients.backward(batch, self.done + 1, weight, is_sum=is_sum, inputs=inputs) as factor:
+            yield factor
+        self._prepared.check_gradients(self, again)
 
     def optimizer_stepped(self, number: int) -> None:
         """The gradients were used, by the optimizer that was set up as this one, from 0."""

@@ -143,9 +143,9 @@ class Metrics:
         self._in_step, self._samples, self._total = True, samples, total
         self._times.data_came()
 
-    def backward(self, loss: torch.Tensor, weight: float) -> None:
-        """`torch.autograd.backward(loss * weight)`, timed."""
-        self._times.backward(loss, weight)
+    def backward(self, loss: torch.Tensor, weight: float | torch.Tensor, **options: Any) -> None:
+        """`torch.autograd.backward(loss * weight, **options)`, timed."""
+        self._times.backward(loss, weight, **options)
 
     @contextlib.contextmanager
     def checkpointing(self) -> Iterator[None]:

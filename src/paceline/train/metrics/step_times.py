@@ -90,15 +90,21 @@ class StepTimes:
         self._lap("data")
         self._now = "forward_backward"
 
-    def backward(self, loss: torch.Tensor, weight: float) -> None:
-        """Compute the gradients of `loss * weight`; the end of computing and the end of their exchange are marked.
+    def backward(self, loss: torch.Tensor, weight: float | torch.Tensor, **options: Any) -> None:
+        """Compute the gradients of `loss * weight`, with autograd's `options`.
 
+        The end of computing and the end of their exchange are marked.
         The hook on the loss runs first in the backward pass, and so queues its callback before DDP queues the one that
         waits for the exchange. Both run when everything is computed, in this order.
         """
         if self._exchanges and self._in_step and loss.requires_grad:
             loss.register_hook(self._queue_mark)  # type: ignore[no-untyped-call]
-        torch.autograd.backward(loss, None if weight == 1 else torch.full_like(loss, weight))
+        scale: torch.Tensor | None
+        if isinstance(weight, torch.Tensor):
+            scale = weight.to(loss.dtype).expand_as(loss)
+        else:
+            scale = None if weight == 1 else torch.full_like(loss, weight)
+        torch.autograd.backward(loss, scale, **options)
         if self._in_step:
             self._lap("sync" if self._exchanges else "forward_backward")
             self._now = _OTHER

@@ -1,7 +1,8 @@
-"""What `Run.setup` makes of models and optimizers."""
+"""A user's model as the ranks train it together: its forward passes, and the exchange of its gradients."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from typing import TYPE_CHECKING, Any
@@ -10,175 +11,42 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.train.diagnosis.collective_trace import line_of, script_call, script_line
+
+from .errors import AccumulationChanged, NotExchanged, UnusedParameters, WrongDevice
+from .precision import HalfPrecision
+from .wrapper import ParallelModel
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from paceline.train.group.group import Group
 
     from .strategy import Strategy
 
-
 log = logging.getLogger("paceline")
 
 
-class ModelMismatch(RuntimeError):
-    """This rank's model differs from rank 0's, or another rank's does."""
+class Exchange(DistributedDataParallel):
+    """Torch's own, whose broadcast of buffers counts as a collective of the run."""
 
-    __module__ = "paceline"  # where users find it
-
-
-class UnusedParameters(RuntimeError):
-    """Parameters that got no gradient, so that ranks would train with different weights."""
-
-    __module__ = "paceline"  # where users find it
-
-
-class WrongDevice(ValueError):
-    """A batch is not where the model is."""
-
-    __module__ = "paceline"  # where users find it
-
-
-class NotExchanged(RuntimeError):
-    """Gradients were computed that no rank exchanges."""
-
-    __module__ = "paceline"  # where users find it
-
-
-class Calls:
-    """The forward passes of a model: what they are given, and whether gradients follow.
-
-    Attributes:
-        exchanging: since the last look, there was one whose gradients will be exchanged.
-        called: since the last look, there was one with gradients.
-        evaluating: they are those of an evaluation, of which ranks may have different numbers.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.exchanging = self.called = self.evaluating = False
-        self._device = device
-
-    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note a forward pass, and see that tensors are where the model is.
-
-        Raises:
-            WrongDevice: one is not; numbers, that is tensors without dimensions, may be.
-        """
-        self.called = self.called or torch.is_grad_enabled()
-        for value in args:
-            if isinstance(value, torch.Tensor) and value.device != self._device and value.dim():
-                self._refuse(value)
-        for value in kwargs.values():
-            if isinstance(value, torch.Tensor) and value.device != self._device and value.dim():
-                self._refuse(value)
-
-    def check_hook(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """`check` as a hook of a module."""
-        self.check(args, kwargs)
-
-    def _refuse(self, value: torch.Tensor) -> None:
-        raise WrongDevice(
-            f"the model is on {self._device}, but its argument of shape {list(value.shape)} on {value.device}; "
-            "take batches from run.dataloader, or move them with .to(run.device)"
-        )
-
-
-class DataParallel(DistributedDataParallel):
-    """Torch's own, with the manners of the module that it wraps.
-
-    Its state_dict has the module's names and its other attributes are the module's, so that a script written for the
-    module works. Errors name parameters. Without gradients, and in evaluations, ranks are independent: their numbers of
-    batches may differ. Only SyncBatchNorm in training mode waits for the other ranks there too.
-    """
-
-    def __init__(
-        self, module: torch.nn.Module, device: torch.device, guard: AbstractContextManager[None], **options: Any
-    ) -> None:
+    def __init__(self, module: torch.nn.Module, guard: AbstractContextManager[None], **options: Any) -> None:
         super().__init__(module, **options)
         self.__dict__["module"] = module  # found at once, where torch asks `__getattr__` each time
-        self.calls = Calls(device)
         self._guard = guard
-        self._has_sync_norm = any(isinstance(m, torch.nn.SyncBatchNorm) for m in module.modules())
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module, and get ready to exchange gradients if there will be some.
-
-        Raises:
-            UnusedParameters: in the step before, some parameters got no gradient.
-            WrongDevice: an argument is on another device.
-        """
-        self.calls.check(args, kwargs)
-        if self._has_sync_norm and self.training:
-            with self._guard:
-                return self._run_forward(args, kwargs)
-        return self._run_forward(args, kwargs)
-
-    def _run_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not torch.is_grad_enabled():
-            return self.module(*args, **kwargs)
-        self.calls.exchanging = True
-        shares_buffers = self.training and not self.calls.evaluating
-        if self.require_forward_param_sync != shares_buffers:
-            self.require_forward_param_sync = shares_buffers
-        try:
-            return super().forward(*args, **kwargs)  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
-            if "Expected to have finished reduction in the prior iteration" not in str(error):
-                raise
-            found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
-            names = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
-            unused = [names[int(index)] for index in found[1].split()] if found else []
-            raise UnusedParameters(_unused(unused)) from None
 
     def _sync_buffers(self) -> None:
         """Give every rank rank 0's buffers, which each forward pass in training begins with."""
         with self._guard:
             super()._sync_buffers()  # type: ignore[no-untyped-call]
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own."""
-        return self.module.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load into the module."""
-        return self.module.load_state_dict(*args, **kwargs)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.module[index]
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if "module" not in self.__dict__:
-                raise
-            return getattr(self.module, name)
-
-
-class HalfPrecision:
-    """Hooks that run a module's forward pass under autocast to bfloat16, and make its results float32 for the loss.
-
-    Hooks stay with a copy of the module, such as an average of its weights over time.
-    """
-
-    def __init__(self, device_type: str) -> None:
-        self._device_type = device_type
-        self._entered: list[torch.autocast] = []
-
-    def enter(self, *_: object) -> None:
-        """Before the forward pass."""
-        context = torch.autocast(self._device_type, dtype=torch.bfloat16)
-        context.__enter__()  # type: ignore[no-untyped-call]
-        self._entered.append(context)
-
-    def leave(self, _: torch.nn.Module, args: object, result: Any) -> Any:
-        """After it, or after the error that ended it."""
-        self._entered.pop().__exit__(None, None, None)
-        return _to_float(result)
-
 
 class Model:
     """A user's model, and the module that takes its place in the training loop.
+
+    Without gradients, and in evaluations, ranks are independent: their numbers of batches may differ. Only
+    SyncBatchNorm in training mode waits for the other ranks there too.
 
     Attributes:
         module: the user's.
@@ -188,6 +56,7 @@ class Model:
 
     def __init__(self, module: torch.nn.Module, group: Group, strategy: Strategy) -> None:
         self.strategy = strategy
+        self._group = group
         module.to(group.device)
         if strategy.sync_batchnorm and group.device.type == "cpu" and group.is_main:
             log.warning("sync_batchnorm does nothing on the CPU: torch has it for GPUs alone")
@@ -198,42 +67,104 @@ class Model:
             module.register_forward_pre_hook(half.enter)
             module.register_forward_hook(half.leave, always_call=True)
         self.module = module
-        self._calls = Calls(group.device)
-        self.wrapped: torch.nn.Module = module
-        self._ddp: DataParallel | None = None
+        self._exchange: Exchange | None = None
+        self._has_sync_norm = any(isinstance(m, torch.nn.SyncBatchNorm) for m in module.modules())
         self._trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
         self._may_be_unused = strategy.find_unused_parameters
+        self._was_called = False  # with gradients, since the last look
+        self._is_exchanging = False  # it was called with gradients, which will be exchanged
+        self._is_evaluating = False  # of evaluations ranks may have different numbers
         self._has_gradients = False  # new ones, since the last look
+        self._may_repeat = False  # the graph of the last backward was retained
+        self._partial: list[tuple[torch.nn.Parameter, torch.Tensor | None, int]] = []
+        self._partial_call = script_call()
         if group.world_size > 1 and self._trained:
-            self._ddp = self.wrapped = DataParallel(
+            self._exchange = Exchange(
                 module,
-                group.device,
                 group.guard,
                 device_ids=[group.device] if group.device.type == "cuda" else None,
                 bucket_cap_mb=strategy.bucket_cap_mb,
                 find_unused_parameters=strategy.find_unused_parameters,
                 gradient_as_bucket_view=True,
             )
-            self._calls = self._ddp.calls
-            for _, parameter in (self._trained[0], self._trained[-1]):
+            for _, parameter in self._trained if self._may_be_unused else (self._trained[0], self._trained[-1]):
                 parameter.register_post_accumulate_grad_hook(self._gradients_came)  # type: ignore[no-untyped-call]
-        else:
-            module.register_forward_pre_hook(self._calls.check_hook, with_kwargs=True)
-        if strategy.compile:
-            self.wrapped.compile(**({} if strategy.compile is True else {"backend": strategy.compile}))
+        self._compute, self._compute_together = self._compile()
+        self.wrapped = ParallelModel(module, self._forward, self._no_sync)
         self.exchange(strategy.accumulate == 1)
+
+    def _compile(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """The forward pass without the other ranks, and the one whose gradients are exchanged."""
+        together: Callable[..., Any] = self._exchange.forward if self._exchange is not None else self.module
+        if not self.strategy.compile:
+            return self.module, together
+        options = {} if self.strategy.compile is True else {"backend": self.strategy.compile}
+        alone: Callable[..., Any] = torch.compile(self.module, **options)  # type: ignore[call-overload]
+        if self._exchange is not None:
+            self._exchange.compile(**options)
+        return alone, self._exchange if self._exchange is not None else alone
+
+    # -- the forward pass ----------------------------------------------------------------------------------------------
+
+    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The forward pass of `wrapped`."""
+        self._see(args, kwargs)
+        if self._has_sync_norm and self.module.training and self._exchange is not None:
+            with self._group.guard:
+                return self._run(args, kwargs)
+        return self._run(args, kwargs)
+
+    def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note a forward pass, and see that tensors are where the model is.
+
+        Raises:
+            WrongDevice: one is not; numbers, that is tensors without dimensions, may be.
+        """
+        self._was_called = self._was_called or torch.is_grad_enabled()
+        device = self._group.device
+        for value in args:
+            if isinstance(value, torch.Tensor) and value.device != device and value.dim():
+                raise self._wrong_device(value)
+        for value in kwargs.values():
+            if isinstance(value, torch.Tensor) and value.device != device and value.dim():
+                raise self._wrong_device(value)
+
+    def _wrong_device(self, value: torch.Tensor) -> WrongDevice:
+        return WrongDevice(
+            f"the model is on {self._group.device}, but its argument of shape {list(value.shape)} on {value.device}; "
+            "take batches from run.dataloader, or move them with .to(run.device)"
+        )
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._exchange is None or not torch.is_grad_enabled():
+            return self._compute(*args, **kwargs)
+        self._is_exchanging = True
+        shares_buffers = self.module.training and not self._is_evaluating
+        if self._exchange.require_forward_param_sync != shares_buffers:
+            self._exchange.require_forward_param_sync = shares_buffers
+        try:
+            return self._compute_together(*args, **kwargs)
+        except RuntimeError as error:
+            if "Expected to have finished reduction in the prior iteration" not in str(error):
+                raise
+            found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+            names = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
+            unused = [names[int(index)] for index in found[1].split()] if found else []
+            raise UnusedParameters(self._unused(unused, "the loss of the step before")) from None
+
+    def _no_sync(self) -> contextlib.AbstractContextManager[None]:
+        return self._exchange.no_sync() if self._exchange is not None else contextlib.nullcontext()
 
     def exchange(self, last: bool) -> None:
         """Say whether the coming step is the last of its accumulation, and so exchanges gradients."""
-        if self._ddp is not None:
-            self._ddp.calls.evaluating = False
-            self._ddp.require_backward_grad_sync = last  # what DDP's `no_sync` sets
+        self._is_evaluating = False
+        if self._exchange is not None:
+            self._exchange.require_backward_grad_sync = last  # what DDP's `no_sync` sets
 
     def evaluate(self, evaluating: bool) -> None:
         """Say whether the coming forward passes are an evaluation's; ranks may have different numbers of them."""
-        if self._ddp is not None:
-            self._ddp.calls.evaluating = evaluating
+        self._is_evaluating = evaluating
 
     @property
     def accumulate(self) -> int:
@@ -243,99 +174,120 @@ class Model:
     @property
     def was_called(self) -> bool:
         """Whether there was a forward pass with gradients since the last `check_gradients` or `forget_calls`."""
-        return self._calls.called
+        return self._was_called
 
     def forget_calls(self) -> None:
         """Let there have been no forward pass."""
-        self._calls.called = False
+        self._was_called = False
+
+    def share_buffers(self) -> None:
+        """Give every rank rank 0's buffers."""
+        if self._exchange is not None:
+            for buffer in self.module.buffers():
+                dist.broadcast(buffer, 0)
+
+    # -- gradients -----------------------------------------------------------------------------------------------------
 
     @property
     def exchanges(self) -> bool:
         """Whether the coming `backward` waits for the other ranks."""
-        return self._ddp is not None and self._ddp.require_backward_grad_sync
+        return self._exchange is not None and self._exchange.require_backward_grad_sync
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a backward since the last `check_gradients` has given some that the ranks have to exchange."""
+        return self._has_gradients
 
     def _gradients_came(self, _: torch.Tensor) -> None:
         self._has_gradients = True
 
-    def scale_gradients(self, factor: float) -> None:
+    def scale_gradients(self, factor: float | torch.Tensor) -> None:
         """Multiply all gradients so far."""
         for parameter in self.module.parameters():
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
 
-    def share_buffers(self) -> None:
-        """Give every rank rank 0's buffers."""
-        if self._ddp is not None:
-            for buffer in self.module.buffers():
-                dist.broadcast(buffer, 0)
+    def check_inputs(self, inputs: set[int]) -> bool:
+        """Whether a backward for these tensors, given by their ids, gives gradients of this model.
 
-    def check_gradients(self, complete: bool) -> None:
+        Raises:
+            ValueError: of some of its parameters alone, for which the other ranks would wait.
+        """
+        given = [id(parameter) in inputs for _, parameter in self._trained]
+        if self._exchange is not None and any(given) and not all(given):
+            missing = self._trained[given.index(False)][0]
+            raise ValueError(
+                f"inputs= has some parameters of a model, but not {missing}: the ranks exchange the gradients of all "
+                "of them; pass all that are trained, or set requires_grad=False on the others before run.setup"
+            )
+        return any(given)
+
+    def check_partial(self) -> None:
+        """See that the gradients of an accumulation are what the last backward has left.
+
+        Raises:
+            AccumulationChanged: they are not.
+        """
+        for parameter, gradient, version in self._partial:
+            if parameter.grad is not gradient or (gradient is not None and gradient._version != version):
+                self._partial = []
+                raise AccumulationChanged(
+                    f"rank {self._group.rank} has changed gradients between run.backward at "
+                    f"{line_of(self._partial_call)} and run.backward at {script_line()}, where they are the sum of "
+                    "some batches of an accumulation: torch.nn.utils.clip_grad_norm_ and model.zero_grad() must wait "
+                    "for the last one; use run.clip_grad_norm and optimizer.zero_grad(), which do, or ask "
+                    "run.accumulating"
+                )
+
+    def prepare_to_repeat(self) -> None:
+        """Get ready for another backward through a forward pass whose graph was retained, if there may be one."""
+        if self._may_repeat and self._exchange is not None:
+            self._may_repeat = False
+            if not self._is_exchanging:
+                self._is_exchanging = True
+                self._exchange.reducer._rebuild_buckets()  # as a forward pass does, before and after it
+                self._exchange.reducer.prepare_for_backward([])
+
+    def check_gradients(self, complete: bool, again: bool = False) -> None:
         """See that the gradients of a backward are exchanged, if there are any.
 
         Args:
             complete: this was the last backward of its accumulation, in which all parameters take part.
+            again: there may be another backward through the same forward pass.
 
         Raises:
             NotExchanged: they were computed past the model that `Run.setup` returned.
             UnusedParameters: some have no gradient, and so the exchange of others is not complete either.
         """
-        self.forget_calls()
-        if self._ddp is None:
+        if not again:
+            self.forget_calls()
+        self._partial = []
+        if not complete and self._trained:
+            ends = {id(p): p for _, p in (self._trained[0], self._trained[-1])}.values()
+            self._partial = [(p, p.grad, -1 if p.grad is None else p.grad._version) for p in ends]
+            self._partial_call = script_call()
+        if self._exchange is None:
             return
-        if self._has_gradients and not self._ddp.calls.exchanging:
+        if self._has_gradients and not self._is_exchanging:
             raise NotExchanged(
-                "these gradients stay on this rank: the loss was computed with the model as it was before run.setup, "
-                "or by one of its methods; call the model that run.setup returned, model(...)"
+                f"these gradients stay on this rank, {self._group.rank} ({script_line()}): the loss was computed with "
+                "the model as it was before run.setup, by one of its methods, or by a forward pass that has had its "
+                "backward; call the model that run.setup returned, model(...), or pass retain_graph=True to the first "
+                "run.backward"
             )
         if self._has_gradients:  # of adversaries, one may have been called whose gradients come later
-            self._has_gradients = self._ddp.calls.exchanging = False
+            self._is_exchanging = self._has_gradients = False
+            self._may_repeat = again and not self._may_be_unused
         if any(p.requires_grad for p in self._frozen):
             raise NotExchanged("parameters were unfrozen after run.setup, which does not exchange them; do it before")
         if complete and not self._may_be_unused and any(p.grad is None for _, p in self._trained):
             unused = [name for name, p in self._trained if p.grad is None]
             if len(unused) < len(self._trained):
-                raise UnusedParameters(_unused(unused))
+                raise UnusedParameters(self._unused(unused, f"the loss at {script_line()}"))
 
-
-def _unused(names: list[str]) -> str:
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return (
-        f"no gradient for {shown or 'some parameters'}: the loss does not depend on them in this step; "
-        "use them, set requires_grad=False before run.setup, or take Strategy(find_unused_parameters=True)"
-    )
-
-
-def check_alike(group: Group, module: torch.nn.Module) -> None:
-    """See that every rank has rank 0's model, before DDP would hang or garble it.
-
-    Raises:
-        ModelMismatch: on every rank; the one that differs names its first difference.
-    """
-    mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in module.named_parameters()]
-    theirs = group.broadcast_object(mine)
-    differ = [rank for rank, alike in enumerate(group.gather_objects(mine == theirs)) if not alike]
-    if group.rank in differ:
-        for ours, others in zip([*mine, None], [*theirs, None], strict=False):
-            if ours != others:
-                raise ModelMismatch(
-                    f"rank {group.rank} has the parameter {_describe(ours)}, rank 0 has {_describe(others)}"
-                )
-    if differ:
-        raise ModelMismatch(f"the model of rank {differ[0]} is not like rank 0's; its own error says where")
-
-
-def _describe(parameter: tuple[Any, ...] | None) -> str:
-    if parameter is None:
-        return "none more"
-    name, shape, dtype, trained = parameter
-    return f"{name} {list(shape)} {dtype}{'' if trained else ', not trained'}"
-
-
-def _to_float(result: Any) -> Any:
-    if isinstance(result, torch.Tensor):
-        return result.float() if result.dtype == torch.bfloat16 else result
-    if isinstance(result, dict):
-        return {key: _to_float(value) for key, value in result.items()}
-    if isinstance(result, (list, tuple)) and not hasattr(result, "_fields"):
-        return type(result)(_to_float(value) for value in result)
-    return result
+    def _unused(self, names: list[str], loss: str) -> str:
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        return (
+            f"no gradient for {shown or 'some parameters'} on rank {self._group.rank}: {loss} does not depend on them; "
+            "use them, set requires_grad=False before run.setup, or take Strategy(find_unused_parameters=True)"
+        )

@@ -20,16 +20,19 @@ def prepare_optimizer(
     optimizer: torch.optim.Optimizer,
     group: Group,
     strategy: Strategy,
+    *,
     is_accumulating: Callable[[], bool],
+    reduced_loss: Callable[[Any], Any],
     stepped: Callable[[], None],
 ) -> None:
-    """Start from rank 0's state, scale learning rates as the strategy says, and step once an accumulation.
+    """Start from rank 0's state, scale learning rates as the strategy says, and step once per accumulation.
 
     Args:
         optimizer: the user's.
         group: the ranks.
         strategy: the choices that it is set up with.
         is_accumulating: whether gradients wait for those of further batches, so that it does not step yet.
+        reduced_loss: makes of what a closure returns the loss over all ranks.
         stepped: called after each of its steps.
 
     Raises:
@@ -50,15 +53,36 @@ def prepare_optimizer(
         param_group["lr"] = param_group["lr"] * factor
         if "initial_lr" in param_group:  # loaded, for a scheduler to go on from
             param_group["initial_lr"] = param_group["initial_lr"] * factor
+    if group.world_size > 1:  # one that looks at its loss must see the same on all ranks
+        optimizer.register_step_pre_hook(functools.partial(_with_reduced_loss, reduced_loss))
     optimizer.register_step_post_hook(lambda *_: stepped())
     if strategy.accumulate > 1:
         for name in ("step", "zero_grad"):
-            setattr(optimizer, name, _once_an_accumulation(getattr(optimizer, name), optimizer, is_accumulating))
+            setattr(optimizer, name, _once_per_accumulation(getattr(optimizer, name), optimizer, is_accumulating))
 
 
-def _once_an_accumulation(method: Any, optimizer: torch.optim.Optimizer, is_accumulating: Callable[[], bool]) -> Any:
+def _with_reduced_loss(
+    reduced_loss: Callable[[Any], Any], _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Before a step: let its closure, if it has one, return the loss over all ranks."""
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if closure is None:
+        return None
+
+    def reduced() -> Any:
+        return reduced_loss(closure())
+
+    return ((args[0], reduced, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": reduced})
+
+
+def _once_per_accumulation(method: Any, optimizer: torch.optim.Optimizer, is_accumulating: Callable[[], bool]) -> Any:
     @functools.wraps(method)
     def call(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if method.__name__ == "step" and (args[0] if args else kwargs.get("closure")) is not None:
+            raise RuntimeError(
+                "a closure computes the gradients of a whole step, so several batches cannot make one; "
+                "take Strategy(accumulate=1) for this optimizer, and go through the batches in the closure"
+            )
         return None if is_accumulating() else method(*args, **kwargs)
 
     return types.MethodType(call, optimizer)  # schedulers take its `__func__`

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from .model import Model, check_alike
+from paceline.train.diagnosis.collective_trace import script_line
+
+from .alike import check_alike, check_kind
+from .errors import UnusedParameters
+from .model import Model
 from .optimizer import prepare_optimizer
+from .step_counts import StepCounts
 from .strategy import Strategy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from paceline.train.group.group import Group
 
@@ -71,6 +77,8 @@ class Prepared:
         self._registered: dict[str, Stateful] = {}
         self._rank_parts: dict[str, RankPart] = {}
         self._accumulates: set[int] = set()
+        self._step_counts = StepCounts(group)
+        self._factor: float | torch.Tensor = 1.0  # of the last loss
 
     # -- set up --------------------------------------------------------------------------------------------------------
 
@@ -85,26 +93,37 @@ class Prepared:
 
         Raises:
             paceline.ModelMismatch: this rank's model is not like rank 0's.
-            TypeError: it is neither a module nor an optimizer.
-            ValueError: learning rates are to be scaled, and a scheduler has noted what they were before; or the
-                optimizer's accumulation is not that of its model.
+            TypeError: it is neither a module nor an optimizer, or a model that another library has made parallel.
+            ValueError: it was set up before; or learning rates are to be scaled, and a scheduler has noted what they
+                were before; or the optimizer's accumulation is not that of its model.
         """
         if isinstance(thing, torch.nn.Module):
+            check_kind(thing)
+            if any(thing is model.module for model in self._models):
+                raise ValueError(f"this {type(thing).__name__} was set up before; pass a model to run.setup once")
             check_alike(self._group, thing)
             model = Model(thing, self._group, strategy or Strategy())
             self._models.append(model)
             self._accumulates.add(model.accumulate)
             return model.wrapped
         if isinstance(thing, torch.optim.Optimizer):
+            if any(thing is optimizer for optimizer in self._optimizers):
+                raise ValueError(f"this {type(thing).__name__} was set up before; pass an optimizer to run.setup once")
             strategy = self._strategy_of(thing, strategy)
             every = strategy.accumulate
-            number = len(self._optimizers)
+            number = self._step_counts.add(thing)
+
+            def stepped() -> None:
+                self._step_counts.stepped(number)
+                loop.optimizer_stepped(number)
+
             prepare_optimizer(
                 thing,
                 self._group,
                 strategy,
                 is_accumulating=lambda: loop.is_accumulating(every),
-                stepped=lambda: loop.optimizer_stepped(number),
+                reduced_loss=self._reduced_loss,
+                stepped=stepped,
             )
             self._optimizers.append(thing)
             self._accumulates.add(every)
@@ -227,30 +246,94 @@ class Prepared:
                 )
         return found.pop()
 
-    def exchanges(self) -> bool:
-        """Whether the coming backward waits for the other ranks."""
-        return any(model.exchanges for model in self._models)
+    @contextlib.contextmanager
+    def backward(
+        self, factor: float | torch.Tensor, step: int, inputs: Sequence[torch.Tensor] | None
+    ) -> Iterator[None]:
+        """Around a backward, which is a collective where gradients are exchanged.
+
+        Args:
+            factor: what the loss is multiplied by.
+            step: the number of the step at hand.
+            inputs: the tensors whose gradients are computed; None means all.
+
+        Raises:
+            paceline.OptimizerMismatch: optimizers have stepped on some ranks only.
+            paceline.UnusedParameters: the loss depends on no model, for whose gradients the other ranks wait.
+            ValueError: `inputs` has some parameters of a model only.
+        """
+        self._factor = factor
+        given = None if inputs is None else {id(tensor) for tensor in inputs}
+        expects = given is None
+        for model in self._models:
+            if given is not None and model.check_inputs(given):
+                expects = True
+        if not any(model.exchanges for model in self._models):
+            yield
+            return
+        self._step_counts.exchanges(step)
+        with self._group.guard:
+            for model in self._models:
+                model.prepare_to_repeat()
+            yield
+        if expects and not any(model.has_gradients for model in self._models):
+            raise UnusedParameters(
+                f"the loss of rank {self._group.rank} at {script_line()} depends on no model that was set up, while "
+                "the other ranks wait for its gradients; where a batch has nothing to learn from, take "
+                "model(x).sum() * 0"
+            )
+
+    def check_partial(self) -> None:
+        """See that nobody has changed the gradients of an accumulation that goes on.
+
+        Raises:
+            paceline.AccumulationChanged: somebody has.
+        """
+        for model in self._models:
+            model.check_partial()
+
+    def _reduced_loss(self, loss: Any) -> Any:
+        """What a closure has returned on each rank, weighed as its gradients were: the loss over all ranks."""
+        if loss is None:
+            return None
+        own = loss.detach() if isinstance(loss, torch.Tensor) else torch.tensor(float(loss), device=self._group.device)
+        # A rank whose batch counts nothing may have a loss that is not a number.
+        own = own * self._factor if isinstance(self._factor, torch.Tensor) or self._factor else torch.zeros_like(own)
+        total = self._group.all_reduce(own) / self._group.world_size
+        return total if isinstance(loss, torch.Tensor) else float(total)
 
     def exchange(self, is_last: Callable[[int], bool]) -> None:
         """Say for each `Strategy.accumulate` whether the coming backward is the last one of its accumulation."""
         for model in self._models:
             model.exchange(is_last(model.accumulate))
 
-    def scale_gradients(self, every: int, factor: float) -> None:
+    def scale_gradients(self, every: int, factor: float | torch.Tensor) -> None:
         """Multiply the gradients of models set up with this `Strategy.accumulate`."""
         for model in self._models:
             if model.accumulate == every:
                 model.scale_gradients(factor)
 
-    def check_gradients(self, loop: Loop) -> None:
+    def check_gradients(self, loop: Loop, again: bool = False) -> None:
         """See that the gradients of a backward are exchanged, and complete where the optimizer steps next.
+
+        Args:
+            loop: where it was.
+            again: there may be another backward through the same forward pass.
 
         Raises:
             paceline.NotExchanged: they were computed past the model that `Run.setup` returned.
             paceline.UnusedParameters: some parameters have no gradient.
         """
         for model in self._models:
-            model.check_gradients(complete=not loop.is_accumulating(model.accumulate))
+            model.check_gradients(complete=not loop.is_accumulating(model.accumulate), again=again)
+
+    def check_steps(self) -> None:
+        """See that all ranks have stepped their optimizers alike; a collective of all ranks.
+
+        Raises:
+            paceline.OptimizerMismatch: on all ranks, if they have not.
+        """
+        self._step_counts.compare()
 
     def share_buffers(self) -> None:
         """Give every rank rank 0's buffers, such as running means, which each has computed from its own batches."""

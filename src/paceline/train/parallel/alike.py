@@ -1,0 +1,70 @@
+"""What `Run.setup` takes, and whether all ranks give it the same."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from .errors import ModelMismatch
+from .wrapper import ParallelModel
+
+if TYPE_CHECKING:
+    from paceline.train.group.group import Group
+
+
+def check_kind(module: torch.nn.Module) -> None:
+    """See that a model is one that the ranks can train together, and that no other library has made parallel.
+
+    Raises:
+        TypeError: it is wrapped in DistributedDataParallel or DataParallel, or sharded by FSDP.
+        ValueError: it, or a model that it holds, was set up before.
+    """
+    for part in module.modules():
+        what = type(part).__name__
+        if isinstance(part, ParallelModel):
+            raise ValueError(f"this {type(part.module).__name__} was set up before; pass a model to run.setup once")
+        if isinstance(part, (DistributedDataParallel, torch.nn.DataParallel)):
+            raise TypeError(
+                f"the model is wrapped in {what}, and run.setup makes the ranks exchange gradients itself; "
+                "pass it the model inside, model.module"
+            )
+        if what == "FullyShardedDataParallel" or any(kind.__name__ == "FSDPModule" for kind in type(part).__mro__):
+            raise TypeError(_SHARDED.format(what="FSDP"))
+    tensors = sys.modules.get("torch.distributed.tensor")
+    if tensors is not None and any(isinstance(p, tensors.DTensor) for p in module.parameters()):
+        raise TypeError(_SHARDED.format(what="DTensor"))
+
+
+_SHARDED = (
+    "the model is sharded ({what}), which run.setup does not support yet: it keeps a whole copy on every rank; "
+    "pass it the model without fully_shard"
+)
+
+
+def check_alike(group: Group, module: torch.nn.Module) -> None:
+    """See that every rank has rank 0's model, before DDP would hang or garble it.
+
+    Raises:
+        ModelMismatch: on every rank; the one that differs names its first difference.
+    """
+    mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in module.named_parameters()]
+    theirs = group.broadcast_object(mine)
+    differ = [rank for rank, alike in enumerate(group.gather_objects(mine == theirs)) if not alike]
+    if group.rank in differ:
+        for ours, others in zip([*mine, None], [*theirs, None], strict=False):
+            if ours != others:
+                raise ModelMismatch(
+                    f"rank {group.rank} has the parameter {_describe(ours)}, rank 0 has {_describe(others)}"
+                )
+    if differ:
+        raise ModelMismatch(f"the model of rank {differ[0]} is not like rank 0's; its own error says where")
+
+
+def _describe(parameter: tuple[Any, ...] | None) -> str:
+    if parameter is None:
+        return "none more"
+    name, shape, dtype, trained = parameter
+    return f"{name} {list(shape)} {dtype}{'' if trained else ', not trained'}"

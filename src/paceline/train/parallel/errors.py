@@ -1,0 +1,37 @@
+"""What is wrong with models, gradients and optimizers of the ranks."""
+
+
+class ModelMismatch(RuntimeError):
+    """This rank's model differs from rank 0's, or another rank's does."""
+
+    __module__ = "paceline"  # where users find it
+
+
+class UnusedParameters(RuntimeError):
+    """Parameters that got no gradient, so that ranks would wait for it or train with different weights."""
+
+    __module__ = "paceline"  # where users find it
+
+
+class WrongDevice(ValueError):
+    """A batch is not where the model is."""
+
+    __module__ = "paceline"  # where users find it
+
+
+class NotExchanged(RuntimeError):
+    """Gradients were computed that no rank exchanges."""
+
+    __module__ = "paceline"  # where users find it
+
+
+class OptimizerMismatch(RuntimeError):
+    """Some ranks have called `optimizer.step()` where others have not, so their weights differ."""
+
+    __module__ = "paceline"  # where users find it
+
+
+class AccumulationChanged(RuntimeError):
+    """The gradients of an accumulation were changed before all of its batches had added theirs."""
+
+    __module__ = "paceline"  # where users find it

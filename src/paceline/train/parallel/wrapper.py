@@ -1,0 +1,148 @@
+"""What takes the place of a user's model in the training loop."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import copyreg
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .precision import without_hooks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# What a module keeps in dicts of its own, and this one shares with the module that it wraps.
+_SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_load_state_dict_post_hooks")
+
+
+class ParallelModel(torch.nn.Module):
+    """A user's model whose gradients the ranks exchange; at any number of ranks, one included, it is the same to use.
+
+    All but the forward pass is the user's module: its attributes and methods, its parameters and their names, its
+    state_dict, also where this one is part of another module. A copy or a pickle of it is one of the user's module.
+
+    Attributes:
+        module: the user's.
+    """
+
+    module: torch.nn.Module
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        forward: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+        no_sync: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> None:
+        super().__init__()
+        own = self.__dict__
+        del own["training"]
+        own.update({name: getattr(module, name) for name in _SHARED})
+        own.update(module=module, _forward_together=forward, _no_sync=no_sync)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module, and get ready to exchange gradients if there will be some.
+
+        Raises:
+            paceline.UnusedParameters: in the step before, some parameters got no gradient.
+            paceline.WrongDevice: an argument is on another device.
+        """
+        return self._forward_together(args, kwargs)
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """Within this block gradients are added up and not exchanged, as in DistributedDataParallel."""
+        return self._no_sync()  # type: ignore[no-any-return]
+
+    # -- the user's module ---------------------------------------------------------------------------------------------
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load into the module."""
+        return self.module.load_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.module._load_from_state_dict(*args, **kwargs)  # as part of another module
+
+    def train(self, mode: bool = True) -> ParallelModel:
+        """Set the mode of the module."""
+        self.module.train(mode)
+        return self
+
+    def apply(self, fn: Callable[[torch.nn.Module], Any]) -> ParallelModel:
+        """Call a function with each module within the user's, and with that."""
+        self.module.apply(fn)
+        return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> ParallelModel:
+        self.module._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if "module" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.__dict__["module"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_own = name in self.__dict__ or (name != "forward" and hasattr(torch.nn.Module, name))
+        if is_own or "module" not in self.__dict__:
+            super().__setattr__(name, value)
+        else:
+            setattr(self.module, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.module, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(type(self)), *dir(self.module)})
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.module[index]  # type: ignore[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.module)  # type: ignore[call-overload,no-any-return]
+
+    def __len__(self) -> int:
+        return len(self.module)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.module  # type: ignore[operator]
+
+    def __repr__(self) -> str:
+        return repr(self.module)
+
+    # -- copies --------------------------------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Module:
+        return copy.deepcopy(self.module, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        made = self.module.__reduce_ex__(protocol)
+        if not isinstance(made, tuple):
+            return made
+        function, args, state, *more = made if len(made) > 2 else (*made, None)
+        if getattr(function, "__name__", "") == "__newobj__" and len(args) == 1:
+            # pickle insists that what `__newobj__` makes is of the class of the object at hand.
+            function, args = copyreg._reconstructor, (args[0], object, None)  # type: ignore[attr-defined]
+        return (function, args, without_hooks(state) if isinstance(state, dict) else state, *more)
+
+
+def unwrap(model: torch.nn.Module) -> torch.nn.Module:
+    """The user's module of a model that was set up, or compiled after that; another one comes back as it is.
+
+    Raises:
+        TypeError: it is no module.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"unwrap takes a model, not {type(model).__name__}")
+    inner = model.__dict__.get("_modules", {}).get("_orig_mod")  # of torch.compile
+    if isinstance(inner, ParallelModel):
+        model = inner
+    return model.module if isinstance(model, ParallelModel) else model

@@ -1,0 +1,170 @@
+"""Losses that are no mean over samples: their gradients are those of one process by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import TensorDataset  # noqa: E402
+
+import paceline  # noqa: E402
+
+pytestmark = pytest.mark.torch
+SIZE, BATCH = 13, 4  # of the last batch, two of three ranks have none
+
+
+def build(seed: int = 1) -> Any:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1)).double()
+
+
+def data() -> tuple[Any, Any]:
+    """Samples, and how much each counts: a token count, 0 for one that a script leaves out."""
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(SIZE, 3, generator=generator, dtype=torch.float64)
+    return x, torch.arange(SIZE) * 7 % 5
+
+
+def values(model: Any) -> list[float]:
+    return [value for p in model.parameters() for value in p.flatten().tolist()]
+
+
+def by_hand(kind: str, accumulate: int) -> list[float]:
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    x, tokens = data()
+    for first in range(0, SIZE, BATCH * accumulate):
+        window = slice(first, first + BATCH * accumulate)
+        losses = model(x[window]).pow(2).flatten()
+        (losses.sum() if kind == "sum" else (losses * tokens[window]).sum() / tokens[window].sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return values(model)
+
+
+def with_the_library(kind: str, accumulate: int, own_loop: bool) -> list[float]:
+    with paceline.init() as run:
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        model, optimizer = run.setup(model, optimizer, strategy=paceline.Strategy(accumulate=accumulate))
+        if own_loop:
+            batches: Any = [[t[i : i + BATCH] for t in data()] for i in range(0, SIZE - SIZE % BATCH, BATCH)]
+            share = slice(run.rank, BATCH, run.world_size)
+            batches = [(x[share], tokens[share]) for x, tokens in batches]
+        else:
+            batches = run.dataloader(TensorDataset(*data()), global_batch_size=BATCH)
+        for x, tokens in batches:
+            losses = model(x).pow(2).flatten()
+            if kind == "sum":
+                run.backward(losses.sum(), reduction="sum")
+            else:
+                count = tokens.sum()
+                mean = (losses * tokens).sum() / count.clamp(min=1)
+                run.backward(mean, weight=count if kind == "tensor" else int(count))
+            optimizer.step()
+            optimizer.zero_grad()
+        return values(model)
+
+
+@pytest.mark.parametrize("nproc", [1, 3])
+def test_the_weight_of_a_loss(nproc: int) -> None:
+    for kind, accumulate in (("number", 1), ("tensor", 2), ("number", 3), ("sum", 1), ("sum", 2)):
+        expected = by_hand(kind, accumulate)
+        for weights in paceline.launch(with_the_library, (kind, accumulate, False), nproc, method="fork"):
+            assert weights == pytest.approx(expected, abs=1e-13), (kind, accumulate)
+
+
+def test_the_weight_of_a_loss_in_a_loop_of_ones_own() -> None:
+    (expected,) = paceline.launch(with_the_library, ("number", 3, True), method="fork")
+    for weights in paceline.launch(with_the_library, ("tensor", 3, True), 2, method="fork"):
+        assert weights == pytest.approx(expected, abs=1e-13)
+
+
+def test_weights_that_mean_nothing() -> None:
+    with paceline.init() as run:
+        model = run.setup(build(), strategy=paceline.Strategy(accumulate=2))
+        x = data()[0]
+        for bad in (-1, float("nan"), float("inf")):
+            with pytest.raises(ValueError, match=r"weight=.* is not a number of 0 or more"):
+                run.backward(model(x).mean(), weight=bad)
+        with pytest.raises(ValueError, match=r"reduction='median' is neither"):
+            run.backward(model(x).mean(), reduction="median")
+        with pytest.raises(ValueError, match=r"only 'mean' takes weight="):
+            run.backward(model(x).mean(), 3, reduction="sum")
+        run.backward(model(x).mean(), weight=3)
+        with pytest.raises(
+            RuntimeError, match=r"given with no weight=, and one before it in this accumulation weight="
+        ):
+            run.backward(model(x).mean())
+
+
+def lbfgs(nproc: int) -> list[float]:
+    with paceline.init() as run:
+        model = build()
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=1, max_iter=8, line_search_fn="strong_wolfe")
+        model, optimizer = run.setup(model, optimizer)
+        seen = []
+        for x, tokens in run.dataloader(TensorDataset(*data()), global_batch_size=7):
+
+            def closure(x: Any = x, tokens: Any = tokens) -> Any:
+                optimizer.zero_grad()
+                loss = (model(x).flatten() - tokens).pow(2).mean()
+                run.backward(loss)
+                return loss
+
+            seen.append(float(optimizer.step(closure)))
+        return seen + values(model)
+
+
+def test_a_closure_sees_the_loss_of_all_ranks() -> None:
+    """The line search takes other steps for other losses, and so other numbers of them on each rank."""
+    (alone,) = paceline.launch(lbfgs, (1,), method="fork")
+    for seen in paceline.launch(lbfgs, (3,), 3, method="fork"):
+        assert seen == pytest.approx(alone, abs=1e-8)
+
+
+def test_a_closure_with_accumulation_is_refused() -> None:
+    with paceline.init() as run:
+        model = build()
+        optimizer = torch.optim.LBFGS(model.parameters())
+        run.setup(model, optimizer, strategy=paceline.Strategy(accumulate=2))
+        with pytest.raises(RuntimeError, match=r"take Strategy\(accumulate=1\)"):
+            optimizer.step(lambda: torch.zeros(()))
+
+
+def twice_through(nproc: int) -> list[float]:
+    """The losses of a pair of models share a forward pass, and each is for the parameters of one."""
+    with paceline.init() as run:
+        maker, judge = (torch.nn.Linear(3, 3).double(), build(4))
+        for parameter in maker.parameters():
+            torch.nn.init.constant_(parameter, 0.5)
+        optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (maker, judge)]
+        maker, judge, *optimizers = run.setup(maker, judge, *optimizers)
+        for x, _ in run.dataloader(TensorDataset(*data()), global_batch_size=6):
+            made = judge(maker(x))
+            run.backward(made.pow(2).mean(), retain_graph=True, inputs=list(judge.parameters()))
+            run.backward((made - 1).pow(2).mean(), inputs=maker.parameters())
+            made = judge(maker(x))
+            run.backward(made.pow(2).mean(), retain_graph=True)
+            run.backward(made.mean())
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        with (
+            pytest.raises(ValueError, match=r"inputs= has some parameters of a model, but not weight")
+            if nproc > 1
+            else (pytest.raises(RuntimeError))
+        ):
+            run.backward(maker(x).sum(), inputs=maker.bias)
+            assert nproc == 1
+            raise RuntimeError
+        return values(maker) + values(judge)
+
+
+def test_retain_graph_and_inputs() -> None:
+    (alone,) = paceline.launch(twice_through, (1,), method="fork")
+    for seen in paceline.launch(twice_through, (2,), 2, method="fork"):
+        assert seen == pytest.approx(alone, abs=1e-12)
