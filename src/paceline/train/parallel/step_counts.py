@@ -29,12 +29,12 @@ class _Span:
     Attributes:
         exchanges: of each exchange of gradients the step, and where the script has called for it.
         stepped: for each optimizer, after how many of these exchanges it has stepped, each time.
-        calls: where each has stepped last.
+        calls: where each has stepped first; None if it has not.
     """
 
     exchanges: list[tuple[int, tuple[CodeType | None, int]]] = field(default_factory=list)
     stepped: list[list[int]] = field(default_factory=list)
-    calls: list[tuple[CodeType | None, int]] = field(default_factory=list)
+    calls: list[tuple[CodeType | None, int] | None] = field(default_factory=list)
 
 
 class StepCounts:
@@ -56,13 +56,15 @@ class StepCounts:
         """Count the steps of another optimizer; returns its number."""
         self._names.append(type(optimizer).__name__)
         self._span.stepped.append([])
-        self._span.calls.append((None, 0))
+        self._span.calls.append(None)
         return len(self._names) - 1
 
     def stepped(self, number: int) -> None:
         """An optimizer has stepped."""
-        self._span.stepped[number].append(len(self._span.exchanges))
-        self._span.calls[number] = script_call()
+        span = self._span
+        span.stepped[number].append(len(span.exchanges))
+        if span.calls[number] is None:  # to look in every step would cost as much as all else here
+            span.calls[number] = script_call()
 
     def exchanges(self, step: int) -> None:
         """Gradients are about to be exchanged, on all ranks.
@@ -94,7 +96,7 @@ class StepCounts:
         sums = [zlib.crc32(repr(times).encode()) >> (32 - _BITS) for times in self._span.stepped]
         tensor = torch.tensor([*sums, *(x * x for x in sums)], dtype=torch.int64, device=self._group.device)
         self._compared = self._group.start_all_reduce(tensor), self._span
-        self._span = _Span(stepped=[[] for _ in self._names], calls=list(self._span.calls))
+        self._span = _Span(stepped=[[] for _ in self._names], calls=[None for _ in self._names])
 
     def _settle(self) -> None:
         compared, self._compared = self._compared, None
@@ -109,7 +111,9 @@ class StepCounts:
 
     def _explain(self, span: _Span, optimizers: int) -> None:
         exchanges = [(step, line_of(call)) for step, call in span.exchanges]
-        everyone = self._group.gather_objects((span.stepped, exchanges, [line_of(call) for call in span.calls]))
+        everyone = self._group.gather_objects(
+            (span.stepped, exchanges, [line_of(call) if call else "" for call in span.calls])
+        )
         for number in range(optimizers):
             for index in range(len(exchanges) + 1):
                 counts = [stepped[number].count(index) for stepped, _, _ in everyone]
