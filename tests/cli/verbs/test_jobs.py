@@ -111,7 +111,7 @@ def test_filters_of_list(paceline: Paceline) -> None:
     assert [job["name"] for job in listed(paceline, "--since", "1h")] == ["bad", "good"]
     assert listed(paceline, "--since", "0.001s") == []
     one_line(paceline("list", "--state", "runing"), "did you mean RUNNING")
-    one_line(paceline("list", "--since", "soon"), "--since 'soon' is not a time")
+    one_line(paceline("list", "--since", "soon"), "--since 'soon' is not a duration")
 
 
 def test_old_jobs_are_left_out_unless_asked_for(paceline: Paceline) -> None:
