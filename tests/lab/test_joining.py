@@ -92,7 +92,7 @@ def test_hosts_come_and_go_as_a_script_says(client: Client) -> None:
     flags = ("--host-discovery-script", "./discover", "--min-np", "1", "--max-np", "2")
     refused = client("submit", *flags, script)
     assert refused.returncode == 2
-    assert "add hosts by paceline scaleout" in refused.stderr
+    assert "add hosts with paceline scaleout" in refused.stderr
     running = client.start("run", *flags, "--ssh-root", f"~/{client.root}", "--name", "it", "--tee", "3", script)
     line(running, "h1 0 of 1")
     hosts.write_text("h1:1\nh2:1\n")
