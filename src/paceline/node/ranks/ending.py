@@ -21,9 +21,9 @@ import types
 import weakref
 from typing import Any, NoReturn
 
-# Modules that stay: the standard library, and these packages with everything in them. paceline is used until the end,
-# and torch uses numpy.
-_STAYS = ("paceline", "torch", "functorch", "numpy")
+# Modules that stay: the standard library, and these packages with everything in them. paceline and
+# mpi4py are used until the end, and torch uses numpy.
+_STAYS = ("paceline", "torch", "functorch", "numpy", "mpi4py")
 
 
 def end(code: int) -> NoReturn:
