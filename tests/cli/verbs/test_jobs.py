@@ -726,7 +726,7 @@ def test_no_way_around_the_rules_for_names(paceline: Paceline) -> None:
     submit(paceline, "--name", "it", "script.py")
     paceline("wait", "it")
     for bad in ("../evil", "a b", ".hid"):
-        one_line(paceline("resubmit", "it", "--name", bad), "is not a job name")
+        one_line(paceline("resubmit", "it", "--name", bad), f"--name {bad!r}: a job name has up to 63")
     (paceline.folder / "job.yaml").write_text("script: script.py\nresume_from: nosuch\n")
     one_line(paceline("submit", "job.yaml"), "no job 'nosuch' to resume from")
     (paceline.folder / "job.yaml").write_text("script: script.py\nresume_from: ../..\n")
