@@ -16,6 +16,9 @@ from paceline.job.errors import UserError
 from paceline.job.quantities import show_time
 
 
+_MOST_DEPTH = 3  # lists in lists that are shown
+
+
 @click.command(params=[*where_options(), output_option()])
 @click.argument("name", metavar="JOB", callback=remember_jobs)
 def events(name: str, output: str) -> int:
@@ -36,12 +39,14 @@ def _details(event: dict[str, Any]) -> str:
     return " ".join([*parts, *([f"failure: {failed(failure)}"] if failure else [])])
 
 
-def _value(value: Any) -> str:
+def _value(value: Any, depth: int = 0) -> str:
     """A detail as a person reads it: `0,1`, `true`, `"no node"`."""
+    if isinstance(value, (list, dict)) and depth >= _MOST_DEPTH:
+        return "…"
     if isinstance(value, list):
-        return ",".join(map(_value, value))
+        return ",".join(_value(inner, depth + 1) for inner in value)
     if isinstance(value, dict):
-        return ",".join(f"{key}:{_value(inner)}" for key, inner in value.items())
+        return ",".join(f"{key}:{_value(inner, depth + 1)}" for key, inner in value.items())
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False) if " " in value else value
     return f"{value:g}" if isinstance(value, float) else json.dumps(value)
