@@ -15,7 +15,6 @@ from paceline.cli.terminal.tables import Column, output_option, show
 from paceline.job.errors import UserError
 from paceline.job.quantities import show_time
 
-
 _MOST_DEPTH = 3  # lists in lists that are shown
 
 
