@@ -430,7 +430,7 @@ def test_get_says_how_to_reach_a_tensorboard(client: Client) -> None:
     url = get(client, name)["tensorboard"]
     port = url.rstrip("/").rpartition(":")[2]
     how = f"reach it with: ssh -p 22 -i {key} -N -L {port}:127.0.0.1:{port} h1"
-    assert f"tensorboard   {url} ({how})\n" in client("get", "--on", "lab", name).stdout
+    assert f"tensorboard  {url} ({how})\n" in client("get", "--on", "lab", name).stdout
     done = client("tensorboard", "--on", "lab", name)
     assert done.stdout == f"{url}\n"
     assert done.stderr.splitlines()[-1] == f"paceline: it is on h1; {how}"

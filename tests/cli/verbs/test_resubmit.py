@@ -157,6 +157,6 @@ def test_what_is_saved_and_the_way_on_are_said(paceline: Paceline) -> None:
     assert paceline("wait", "it").stderr.splitlines()[-1] == way
     assert paceline("logs", "-f", "it").stderr.splitlines()[-1] == way
     folder = paceline.home / "jobs" / "it" / "checkpoints"
-    assert f"checkpoint    step 10, in {folder}\n" in paceline("get", "it").stdout
+    assert f"checkpoint   step 10, in {folder}\n" in paceline("get", "it").stdout
     paceline.script("raise SystemExit(3)", "other.py")
     assert "go on" not in paceline.run("other.py").stderr

@@ -28,10 +28,11 @@ TRAIN = """
     from torch.utils.data import TensorDataset
 
     run = paceline.init(seed=0)
+    samples = TensorDataset(torch.randn(400, 4))
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     model, optimizer = run.setup(model, optimizer)
-    train = run.dataloader(TensorDataset(torch.randn(400, 4)), global_batch_size=8)
+    train = run.dataloader(samples, global_batch_size=8)
 
     def step(x):
         run.backward(model(x).pow(2).mean())

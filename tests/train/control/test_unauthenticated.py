@@ -50,11 +50,12 @@ TRAIN = """
 
     star._reach = wait_and_reach
     run = paceline.init(seed=0)
+    samples = TensorDataset(torch.randn(96, 4))
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     model, optimizer = run.setup(model, optimizer)
     for _ in run.epochs(1):
-        for (x,) in run.dataloader(TensorDataset(torch.randn(96, 4)), global_batch_size=24):
+        for (x,) in run.dataloader(samples, global_batch_size=24):
             run.backward(model(x).pow(2).mean())
             optimizer.step()
             optimizer.zero_grad()

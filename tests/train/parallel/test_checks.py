@@ -34,7 +34,9 @@ def training(strategy: Any = None) -> tuple[Any, Any, Any, Any]:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     model, optimizer = run.setup(model, optimizer, strategy=strategy)
-    train = run.dataloader(TensorDataset(torch.randn(400, 3)), global_batch_size=4)
+    train = run.dataloader(
+        TensorDataset(torch.randn(400, 3, generator=torch.Generator().manual_seed(1))), global_batch_size=4
+    )
     return run, model, optimizer, train
 
 

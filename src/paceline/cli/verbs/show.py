@@ -117,7 +117,7 @@ def get(name: str, output: str) -> int:
         return 0
     now = time.time()
     for key, value in _facts(job, now):
-        click.echo(f"{key:<13} {printable(value)}")
+        click.echo(f"{key:<12} {printable(value)}")
     if job.instances:
         click.echo()
         show(job.instances, _INSTANCES, output, asdict)
