@@ -31,7 +31,7 @@ class Momentum(torch.optim.Optimizer):
                 state = self.state[parameter]
                 mean = state.setdefault("mean", torch.zeros_like(parameter))
                 mean.mul_(group["decay"]).add_(parameter.grad)
-                parameter.sub_(mean, alpha=float(group["lr"]))
+                parameter.sub_(mean, alpha=0.05 if group["lr"] is None else float(group["lr"]))
 
 
 def own(parameters: Any) -> Any:
@@ -53,6 +53,7 @@ OF_OTHERS = {
     "AdamWScheduleFree": of_package("schedulefree", "AdamWScheduleFree"),
     "Prodigy": of_package("prodigyopt", "Prodigy"),
     "a user's own": own,
+    "one without a learning rate": lambda parameters: Momentum(parameters, lr=None),
 }
 
 

@@ -49,10 +49,10 @@ def prepare_optimizer(
         if state is not None:
             optimizer.load_state_dict(state)
     factor = strategy.learning_rate_factor(group.world_size)
-    for param_group in optimizer.param_groups:
-        param_group["lr"] = param_group["lr"] * factor
-        if "initial_lr" in param_group:  # loaded, for a scheduler to go on from
-            param_group["initial_lr"] = param_group["initial_lr"] * factor
+    for param_group in optimizer.param_groups if factor != 1 else ():
+        for name in ("lr", "initial_lr"):  # the latter was loaded, for a scheduler to go on from
+            if param_group.get(name) is not None:  # some optimizers compute their rate by themselves
+                param_group[name] = param_group[name] * factor
     if group.world_size > 1:  # one that looks at its loss must see the same on all ranks
         optimizer.register_step_pre_hook(functools.partial(_with_reduced_loss, reduced_loss))
     optimizer.register_step_post_hook(lambda *_: stepped())
