@@ -130,19 +130,20 @@ def difference(one: Place, other: Place) -> tuple[str, str] | None:
     for number in range(common - _REMEMBERED, common + 1):
         ours, others = _at(one, number), _at(other, number)
         if ours is not None and others is not None and ours[0] != others[0]:
-            return _did(*ours[:2]) + _apart(one, other, number), _did(*others[:2]) + _apart(other, one, number)
+            return _came_to(one, other, number), _came_to(other, one, number)
     return _did(*one["recent"][-1][:2]), _did(*other["recent"][-1][:2])  # they have differed for long
 
 
-def _apart(one: Place, other: Place, number: int) -> str:
-    """Where a rank has entered the collective before this one, if the other has entered it at another line.
+def _came_to(one: Place, other: Place, number: int) -> str:
+    """What a rank has done as the collective of that number, and before it where the other has not been.
 
     One more call of the same collective on a rank is seen only when the next one has another name.
     """
-    ours, others = _at(one, number - 1), _at(other, number - 1)
-    if ours is None or others is None or ours[:2] == others[:2]:
-        return ""
-    return f", after it {_did(*ours[:2])},"
+    entry, ours, others = _at(one, number), _at(one, number - 1), _at(other, number - 1)
+    assert entry is not None
+    if ours is None or others is None or ours[1] == others[1]:
+        return _did(*entry[:2])
+    return f"{_did(*ours[:2])} and then {_did(*entry[:2])}"
 
 
 def entered(place: Place) -> str:
