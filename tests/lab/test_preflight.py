@@ -114,7 +114,7 @@ def test_all_that_is_wrong_with_the_hosts_is_told_at_once(pair: Client) -> None:
     code, said = submit(pair)
     assert code == 2
     assert len(said) == 3
-    assert "is Python 3.8.1, too old; name one from 3.9 on" in said[0]
+    assert "is Python 3.8.1, too old; name Python 3.9 or newer" in said[0]
     assert said[0].startswith("h1: ")
     assert said[1].startswith("no Python on h2 (")
     assert said[2].startswith("cannot reach nowhere: ")
