@@ -219,6 +219,40 @@ def test_launch_raises_what_the_first_failing_rank_raised() -> None:
         paceline.launch(fails, ("exit",), nproc=2)
 
 
+def follows(how: str) -> int:
+    run = paceline.init(timeout=600)
+    run.barrier()
+    if run.rank == 0:
+        if how == "stuck":
+            signal.sigtimedwait([signal.SIGUSR1], 600)  # no step and no collective: its process is ended
+        run.barrier()
+    if how == "with":
+        with run:
+            raise KeyError("bad batch")
+    raise KeyError("bad batch")
+
+
+@pytest.mark.parametrize("how", ["with", "stuck"])
+def test_launch_raises_the_cause_and_not_what_followed_from_it(how: str) -> None:
+    for _ in range(5):
+        with pytest.raises(KeyError, match="bad batch"):
+            paceline.launch(follows, (how,), nproc=2, method="fork")
+
+
+def leaves() -> None:
+    run = paceline.init(timeout=600)
+    run.barrier()
+    if run.rank == 0:  # as a collective on a GPU: it never ends, and nothing can be raised in it
+        torch.distributed.all_reduce = lambda *_, **__: signal.sigtimedwait([signal.SIGUSR1], 600)
+        run.all_reduce(1.0)
+
+
+def test_launch_says_why_a_rank_was_ended() -> None:
+    with pytest.raises(RankFailed, match="rank 0 left with exit code 1: LeftEarly: rank 1 left") as caught:
+        paceline.launch(leaves, nproc=2, method="fork")
+    assert "run.all_reduce(1.0)" in str(caught.value.__cause__)
+
+
 def test_launch_of_nobody() -> None:
     with pytest.raises(ValueError, match="nproc=0 starts no rank"):
         paceline.launch(fails, nproc=0)

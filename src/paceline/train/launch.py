@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import multiprocessing as mp
 import os
 import pickle
@@ -10,12 +11,15 @@ import secrets
 import signal
 import socket
 import sys
+import tempfile
+import time
 import traceback
 from functools import partial
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from paceline.contract import CONTRACTS, OWN_CONTRACT, RANK_KEY, Placement, thread_count
+from paceline.contract import CONTRACTS, ERROR_FILE, OWN_CONTRACT, RANK_KEY, Placement, thread_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,6 +34,7 @@ class RankFailed(RuntimeError):
     """A rank ended without an exception that could be passed on: it was killed, or left by itself."""
 
     __module__ = "paceline"  # where users find it
+    is_peer_lost = False  # because it could not go on without another rank
 
 
 class _RemoteTraceback(Exception):
@@ -70,18 +75,20 @@ def launch(
     processes: list[BaseProcess] = []
     results: dict[Connection, int] = {}
     key = secrets.token_hex(32)
+    reports = tempfile.TemporaryDirectory(prefix="paceline-launch-")  # how ranks end that cannot send anything
     try:
         for rank in range(nproc):
             placement = Placement(
                 rank=rank, world_size=nproc, local_rank=rank, local_world_size=nproc, main_port=port, job="launch"
             )
             receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_rank, args=(partial(fn, *args), placement, sender, os.getpid(), key))
+            own = {RANK_KEY: key, ERROR_FILE: os.path.join(reports.name, str(rank))}
+            process = context.Process(target=_rank, args=(partial(fn, *args), placement, sender, os.getpid(), own))
             process.start()
             sender.close()  # so that the receiver sees the end when the rank is gone
             processes.append(process)
             results[receiver] = rank
-        return _collect(processes, results)
+        return _collect(processes, results, Path(reports.name))
     finally:
         for process in processes:
             process.terminate()
@@ -90,51 +97,92 @@ def launch(
             if process.is_alive():
                 process.kill()
                 process.join()
+        reports.cleanup()
 
 
-def _collect(processes: list[BaseProcess], results: dict[Connection, int]) -> list[Any]:
-    """Take results as they come; the first failure ends the waiting."""
+def _collect(processes: list[BaseProcess], results: dict[Connection, int], reports: Path) -> list[Any]:
+    """Take results as they come; the first failure ends the waiting.
+
+    A rank that could not go on without another one may say so first: then the other one's failure is waited for.
+    """
     returned: dict[int, Any] = {}
     waiting = dict(results)
+    lost: Exception | None = None
+    deadline = 0.0
     while waiting:
-        for connection in wait(list(waiting)):
+        ready = wait(list(waiting), None if lost is None else max(0.0, deadline - time.monotonic()))
+        if not ready:
+            break
+        for connection in ready:
             assert isinstance(connection, Connection)
             rank = waiting.pop(connection)
             try:
                 good, value, text = pickle.loads(connection.recv_bytes())
             except EOFError:
                 processes[rank].join()
-                code = processes[rank].exitcode or 0
-                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
-                raise RankFailed(f"rank {rank} {how}") from None
-            if not good:
-                raise value from _RemoteTraceback(f"rank {rank}:\n{text}")
-            returned[rank] = value
+                good, value, text = False, *_ended(rank, processes[rank].exitcode or 0, reports / str(rank))
+            if good:
+                returned[rank] = value
+                continue
+            if text:
+                value.__cause__ = _RemoteTraceback(f"rank {rank}:\n{text}")
+            if not _is_peer_lost(value):
+                raise value
+            if lost is None:
+                lost, deadline = value, time.monotonic() + _GRACE
+    if lost is not None:
+        raise lost
     return [returned[rank] for rank in range(len(processes))]
 
 
-def _rank(work: Callable[[], Any], placement: Placement, sender: Connection, parent: int, key: str) -> None:
-    """What each process does."""
+def _ended(rank: int, code: int, report: Path) -> tuple[Exception, str]:
+    """What to raise for a rank that has ended without a word, and its traceback where it has reported one."""
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
+    try:
+        said = json.loads(report.read_text())
+    except FileNotFoundError:
+        return RankFailed(f"rank {rank} {how}"), ""
+    error = RankFailed(f"rank {rank} {how}: {said['type']}: {said['message']}")
+    error.is_peer_lost = said["type"] == "PeerLost"
+    return error, said["traceback"]
+
+
+def _is_peer_lost(error: Exception) -> bool:
+    """Whether a rank could only not go on without another one."""
+    return type(error).__name__ == "PeerLost" or getattr(error, "is_peer_lost", False)
+
+
+def _rank(work: Callable[[], Any], placement: Placement, sender: Connection, parent: int, own: dict[str, str]) -> None:
+    """What each process does.
+
+    Args:
+        own: variables for this rank beside those of the placement.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # ranks end with whoever launched them
     if os.getppid() != parent:
         os._exit(1)
     threads = thread_count(len(os.sched_getaffinity(0)), placement.local_world_size)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ.update(CONTRACTS["torch"].write(placement))
-    os.environ.update({**OWN_CONTRACT.write(placement), RANK_KEY: key})
+    os.environ.update({**OWN_CONTRACT.write(placement), **own})
     if isinstance(mp.current_process(), mp.get_context("fork").Process) and "torch" in sys.modules:
         # The threads of a parent that has computed are gone, and would be waited for.
         sys.modules["torch"].set_num_threads(1)
     try:
-        try:
-            value = work()
-        finally:
-            if "paceline.train.run" in sys.modules:
-                sys.modules["paceline.train.run"].leave_all()
-        answer = _packed(True, value, "")
-    except Exception as error:
-        answer = _packed(False, _portable(error), traceback.format_exc())
-    sender.send_bytes(answer)
+        value = work()
+        _leave_runs(None)
+        sender.send_bytes(_packed(True, value, ""))
+    except BaseException as error:
+        if isinstance(error, Exception):  # first of all: what the other ranks raise because of it comes later
+            sender.send_bytes(_packed(False, _portable(error), traceback.format_exc()))
+        _leave_runs(error)
+        if not isinstance(error, Exception):
+            raise
+
+
+def _leave_runs(error: BaseException | None) -> None:
+    if "paceline.train.run" in sys.modules:
+        sys.modules["paceline.train.run"].leave_all(error)
 
 
 def _packed(good: bool, value: Any, text: str) -> bytes:

@@ -478,11 +478,11 @@ class Run(Collectives):
         if self._group.owns_process_group:
             join.leave()
 
-    def _at_exit(self) -> None:
+    def _at_exit(self, error: BaseException | None = None) -> None:
         """The script has not closed the run: finish what can be finished without the other ranks."""
         if os.getpid() == self._pid and not self._is_closed:  # and not a child that the script has forked
             self._is_closed = True
-            self._steps.ending.leave()
+            self._steps.ending.leave(error)
 
     def __enter__(self) -> Run:
         return self
@@ -505,10 +505,14 @@ def _watch(placement: Placement, *, stops: bool) -> Watch | None:
     return Watch(placement.rank, placement.world_size, join.share_object, local=local, stops=stops)
 
 
-def leave_all() -> None:
-    """At the end of a process that does not call `atexit` functions: end what the script has not closed."""
+def leave_all(error: BaseException | None) -> None:
+    """At the end of a process that does not call `atexit` functions: end what the script has not closed.
+
+    Args:
+        error: what ends the process; None at a normal end.
+    """
     for run in list(_open):
-        run._at_exit()
+        run._at_exit(error)
 
 
 def _own_folder(job: Path | None) -> Path | None:

@@ -422,10 +422,9 @@ def _remove_folder(path: Path) -> None:
     for file in files:
         if OURS.fullmatch(file.name) and file.name != MANIFEST:
             file.unlink()
-    left = {file.name for file in path.iterdir()}
-    if left <= {MARKER, MANIFEST}:
-        for name in left:
-            (path / name).unlink()
+    if {file.name for file in path.iterdir()} <= {MARKER, MANIFEST}:
+        for name in (MANIFEST, MARKER):  # in this order: the marker also vouches for a manifest of another checkpoint
+            (path / name).unlink(missing_ok=True)
         path.rmdir()
 
 

@@ -48,9 +48,15 @@ class Ending:
             raise
         self._disconnect()
 
-    def leave(self) -> None:
-        """The process ends: do without the other ranks, but for what was logged, if all end as they should."""
+    def leave(self, error: BaseException | None = None) -> None:
+        """The process ends: do without the other ranks, but for what was logged, if all end as they should.
+
+        Args:
+            error: what ends it, where `sys.excepthook` is not called for it.
+        """
         if self._watch is not None:
+            if error is not None:
+                self._watch.failed(error)
             self._watch.ends()
         self._checkpoints.leave()
         self._reduce_the_rest()
