@@ -14,6 +14,8 @@ from tests.conftest import GENEROUS
 
 torch = pytest.importorskip("torch")
 
+from tests.train.launching import launch  # noqa: E402
+
 import paceline  # noqa: E402 - after torch is known to be there
 from paceline.train.group.join import Disagreement  # noqa: E402
 from paceline.train.launch import RankFailed  # noqa: E402
@@ -44,7 +46,7 @@ def collectives() -> dict[str, Any]:
 
 
 def test_collectives_on_three_ranks() -> None:
-    for rank, seen in enumerate(paceline.launch(collectives, nproc=3)):
+    for rank, seen in enumerate(launch(collectives, nproc=3)):
         assert seen == {
             "who": (rank, 3, rank, 0, rank == 0),
             "sum": [3, 3],
@@ -75,7 +77,7 @@ def init_again() -> list[float]:
 
 
 def test_init_after_close() -> None:
-    assert paceline.launch(init_again, nproc=2) == [[2.0, 2.0, 2.0]] * 2
+    assert launch(init_again, nproc=2) == [[2.0, 2.0, 2.0]] * 2
 
 
 def init_by(method: str, rank: int) -> float:
@@ -90,7 +92,7 @@ def by_method(method: str) -> float:
 
 @pytest.mark.parametrize("method", ["tcp://127.0.0.1:PORT", "file://{folder}/meeting"])
 def test_init_methods(method: str, tmp_path: object) -> None:
-    assert paceline.launch(by_method, (method.format(folder=tmp_path),), nproc=2) == [3.0, 3.0]
+    assert launch(by_method, (method.format(folder=tmp_path),), nproc=2) == [3.0, 3.0]
 
 
 def test_init_methods_that_cannot_be() -> None:
@@ -111,7 +113,7 @@ def test_ranks_that_disagree_on_the_world_size() -> None:
         Disagreement,
         match=r"rank 1 has world size 3, rank 0 has 2; start all|rank 0 has world size 2, rank 1 has 3; start all",
     ):
-        paceline.launch(disagree, nproc=2)
+        launch(disagree, nproc=2)
 
 
 def train(ranks_batch: int, accumulate: int, precision: str) -> list[float]:
@@ -137,10 +139,10 @@ def train(ranks_batch: int, accumulate: int, precision: str) -> list[float]:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_ranks_and_accumulation_train_what_one_process_trains(precision: str) -> None:
-    (alone,) = paceline.launch(train, (12, 1, precision))
+    (alone,) = launch(train, (12, 1, precision))
     tolerance = 1e-6 if precision == "fp32" else 2e-2
     for nproc, batch, accumulate in ((2, 6, 1), (2, 3, 2), (1, 4, 3)):
-        for weights in paceline.launch(train, (batch, accumulate, precision), nproc):
+        for weights in launch(train, (batch, accumulate, precision), nproc):
             assert weights == pytest.approx(alone, abs=tolerance)
 
 
@@ -151,7 +153,7 @@ def mismatch() -> None:
 
 def test_models_that_differ() -> None:
     with pytest.raises(ModelMismatch, match=r"rank 1 has the parameter weight|model of rank 1 is not like"):
-        paceline.launch(mismatch, nproc=2)
+        launch(mismatch, nproc=2)
 
 
 def scaled() -> list[float]:
@@ -165,7 +167,7 @@ def scaled() -> list[float]:
 
 
 def test_learning_rates_scale_only_when_asked() -> None:
-    assert paceline.launch(scaled, nproc=2)[1] == pytest.approx([0.1, 0.2, 0.1 * 2**0.5])
+    assert launch(scaled, nproc=2)[1] == pytest.approx([0.1, 0.2, 0.1 * 2**0.5])
 
 
 def scaled_too_late() -> list[float]:
@@ -188,7 +190,7 @@ def scaled_too_late() -> list[float]:
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_learning_rates_that_a_scheduler_has_noted_are_not_scaled(nproc: int) -> None:
     """It would put back what it has noted; on one rank, too, so that it is found out there."""
-    assert paceline.launch(scaled_too_late, nproc=nproc) == [pytest.approx([0.1, 0.05 * nproc])] * nproc
+    assert launch(scaled_too_late, nproc=nproc) == [pytest.approx([0.1, 0.05 * nproc])] * nproc
 
 
 @pytest.mark.parametrize("wrong", [{"precision": "fp8"}, {"accumulate": 0}, {"lr_scaling": "cubic"}])
@@ -211,12 +213,12 @@ def fails(how: str) -> int:
 
 def test_launch_raises_what_the_first_failing_rank_raised() -> None:
     with pytest.raises(KeyError, match="bad batch") as caught:
-        paceline.launch(fails, ("raise",), nproc=3)
+        launch(fails, ("raise",), nproc=3)
     assert 'raise KeyError("bad batch")' in str(caught.value.__cause__)
     with pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"):
-        paceline.launch(fails, ("kill",), nproc=2)
+        launch(fails, ("kill",), nproc=2)
     with pytest.raises(RankFailed, match="rank 1 left with exit code 7"):
-        paceline.launch(fails, ("exit",), nproc=2)
+        launch(fails, ("exit",), nproc=2)
 
 
 def follows(how: str) -> int:
@@ -236,7 +238,7 @@ def follows(how: str) -> int:
 def test_launch_raises_the_cause_and_not_what_followed_from_it(how: str) -> None:
     for _ in range(5):
         with pytest.raises(KeyError, match="bad batch"):
-            paceline.launch(follows, (how,), nproc=2, method="fork")
+            launch(follows, (how,), nproc=2)
 
 
 def leaves() -> None:
@@ -249,13 +251,13 @@ def leaves() -> None:
 
 def test_launch_says_why_a_rank_was_ended() -> None:
     with pytest.raises(RankFailed, match="rank 0 left with exit code 1: LeftEarly: rank 1 left") as caught:
-        paceline.launch(leaves, nproc=2, method="fork")
+        launch(leaves, nproc=2)
     assert "run.all_reduce(1.0)" in str(caught.value.__cause__)
 
 
 def test_launch_of_nobody() -> None:
     with pytest.raises(ValueError, match="nproc=0 starts no rank"):
-        paceline.launch(fails, nproc=0)
+        launch(fails, nproc=0)
 
 
 def test_library_needs_no_installation_in_the_ranks(paceline: Paceline) -> None:
@@ -289,7 +291,7 @@ def unpicklable() -> Any:
 
 def test_launch_says_what_cannot_be_returned() -> None:
     with pytest.raises(RankFailed, match="what it returned cannot be passed on: "):
-        paceline.launch(unpicklable)
+        launch(unpicklable)
 
 
 def laid_out() -> tuple[Any, Any]:
@@ -301,7 +303,7 @@ def laid_out() -> tuple[Any, Any]:
 
 
 def test_collectives_of_tensors_that_lie_differently_in_memory() -> None:
-    for total, same in paceline.launch(laid_out, nproc=2):
+    for total, same in launch(laid_out, nproc=2):
         assert total.tolist() == [[0, 2, 4], [6, 8, 10]]
         assert same.tolist() == [[0, 1, 2], [3, 4, 5]]
 
@@ -313,7 +315,7 @@ def without_setup() -> None:
 
 def test_training_without_setup_is_refused() -> None:
     with pytest.raises(RuntimeError, match=r"no model was set up.*pass it to run\.setup"):
-        paceline.launch(without_setup, nproc=2)
+        launch(without_setup, nproc=2)
 
 
 def test_both_sides_of_a_difference_are_told(paceline: Paceline) -> None:
@@ -390,9 +392,9 @@ def changed(folder: str, how: str) -> None:
     ],
 )
 def test_a_checkpoint_of_another_script_says_where_it_differs(tmp_path: Any, how: str, why: str) -> None:
-    paceline.launch(begun, (str(tmp_path),))
+    launch(begun, (str(tmp_path),))
     with pytest.raises(RuntimeError) as caught:
-        paceline.launch(changed, (str(tmp_path), how))
+        launch(changed, (str(tmp_path), how))
     assert why in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -15,6 +15,8 @@ from tests.conftest import GENEROUS, eventually
 
 torch = pytest.importorskip("torch")
 
+from tests.train.launching import launch  # noqa: E402
+
 import paceline as library  # noqa: E402 - after torch is known to be there
 from paceline.train.parallel.errors import UnusedParameters, WrongDevice  # noqa: E402
 
@@ -198,7 +200,7 @@ def unused(who: str) -> None:
 @pytest.mark.parametrize("who", ["all", "one"])
 def test_parameters_without_gradient_are_named(who: str) -> None:
     with pytest.raises(UnusedParameters, match=r"no gradient for spare\.weight, spare\.bias on rank \d: the loss at "):
-        library.launch(unused, (who,), nproc=2)
+        launch(unused, (who,), nproc=2)
 
 
 def wrong_device() -> None:
@@ -212,7 +214,7 @@ def test_a_batch_on_the_wrong_device(nproc: int) -> None:
     with pytest.raises(
         WrongDevice, match=r"the model is on cpu, but its argument of shape \[1, 2\] on meta; take batches from"
     ):
-        library.launch(wrong_device, nproc=nproc)
+        launch(wrong_device, nproc=nproc)
 
 
 def fails_within(where: str) -> None:
@@ -224,7 +226,7 @@ def fails_within(where: str) -> None:
 
 def test_an_exception_within_a_block_ends_the_others() -> None:
     with pytest.raises(KeyError, match="bad"):
-        library.launch(fails_within, ("",), nproc=2)
+        launch(fails_within, ("",), nproc=2)
 
 
 def test_a_child_of_a_rank_can_be_terminated(paceline: Paceline) -> None:

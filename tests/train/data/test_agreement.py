@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.train.launching import launch  # noqa: E402
 from torch.utils.data import (  # noqa: E402
     ConcatDataset,
     Dataset,
@@ -50,7 +51,7 @@ def split_and_train() -> dict[str, Any]:
 
 
 def test_ranks_draw_alike_until_the_first_loader_and_apart_from_then_on() -> None:
-    one, two = paceline.launch(split_and_train, nproc=2)
+    one, two = launch(split_and_train, nproc=2)
     assert one["alike"][0] == one["alike"][1]
     assert all(a != b for a, b in zip(*one["apart"], strict=True))
     assert sorted(one["used"]) == list(range(80))
@@ -93,7 +94,7 @@ def refused(folder: str) -> list[str]:
 
 
 def test_data_that_differs_is_refused_at_the_first_batch(tmp_path: Path) -> None:
-    one, two = paceline.launch(refused, (str(tmp_path),), nproc=2)
+    one, two = launch(refused, (str(tmp_path),), nproc=2)
     assert one == two, "all ranks say the same"
     for message, what in zip(
         one,

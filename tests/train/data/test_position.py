@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.train.launching import launch  # noqa: E402
 from torch.utils.data import Dataset  # noqa: E402
 
 import paceline  # noqa: E402
@@ -203,8 +204,8 @@ def batches_of(folder: Any, ranks_batch: int, stop: int) -> list[int]:
 
 
 def test_the_global_batch_stays_when_ranks_go(tmp_path: Any) -> None:
-    assert paceline.launch(batches_of, (tmp_path, 3, 2), nproc=3)[0] == [9, 9]
-    assert paceline.launch(batches_of, (tmp_path, 3, -1), nproc=2)[0] == [9, 9, 4]
+    assert launch(batches_of, (tmp_path, 3, 2), nproc=3)[0] == [9, 9]
+    assert launch(batches_of, (tmp_path, 3, -1), nproc=2)[0] == [9, 9, 4]
 
 
 def test_no_whole_checkpoint_left_is_an_error(tmp_path: Any) -> None:
@@ -233,5 +234,5 @@ def printed() -> float:
 
 
 def test_print_and_the_mean_of_nothing(capfd: Any) -> None:
-    assert str(paceline.launch(printed, nproc=2)) == "[nan, nan]"
+    assert str(launch(printed, nproc=2)) == "[nan, nan]"
     assert capfd.readouterr().out == "mean 0.5\n"

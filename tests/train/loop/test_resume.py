@@ -15,6 +15,7 @@ from tests.conftest import GENEROUS, eventually
 
 torch = pytest.importorskip("torch")
 
+from tests.train.launching import launch  # noqa: E402
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset  # noqa: E402 - after torch is known to be there
 
 import paceline  # noqa: E402
@@ -38,7 +39,7 @@ class Training:
 
     def _run(self, name: str, ranks: int, kill_at: str) -> list[Any]:
         args = (str(self.folder / name), kill_at, *self.args)
-        return list(paceline.launch(self.train, args, ranks, method="fork"))
+        return list(launch(self.train, args, ranks))
 
     def whole(self, ranks: int = 1) -> list[Any]:
         """What it gives when nothing happens."""
@@ -413,10 +414,10 @@ def buffers(folder: str, how: str, save: bool) -> Any:
 
 def test_each_rank_gets_what_it_had(tmp_path: Path) -> None:
     folder = str(tmp_path)
-    paceline.launch(buffers, (folder, "", True), 2, method="fork")
-    assert paceline.launch(buffers, (folder, "", False), 2, method="fork") == [([0, 10], [0.0]), ([1, 11], [1.0])]
+    launch(buffers, (folder, "", True), 2)
+    assert launch(buffers, (folder, "", False), 2) == [([0, 10], [0.0]), ([1, 11], [1.0])]
     hidden = [[0.0], [1.0]]
-    resharded = paceline.launch(buffers, (folder, "reshard", False), 3, method="fork")
+    resharded = launch(buffers, (folder, "reshard", False), 3)
     assert resharded == [([0, 11], hidden), ([10], hidden), ([1], hidden)]
     with pytest.raises(RuntimeError, match=r"buffer was registered with per_rank=True and saved by 2 ranks, and now "):
         buffers(folder, "", False)
@@ -429,7 +430,7 @@ def stateful_alone(folder: str) -> None:
 
 
 def test_values_that_differ_and_are_no_sums(tmp_path: Path) -> None:
-    paceline.launch(lists, (str(tmp_path),), 2, method="fork")
+    launch(lists, (str(tmp_path),), 2)
     with pytest.raises(
         RuntimeError, match=r"hidden differs between the 2 ranks that saved it, .* pass reshard=.sum. to"
     ):

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from tests.conftest import eventually  # noqa: E402
+from tests.train.launching import launch  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402 - after torch is known to be there
 
 import paceline  # noqa: E402
@@ -64,7 +65,7 @@ def log_batches(folder: str, samples: int) -> None:
 
 @pytest.mark.parametrize("samples", [41, 43, 48, 90])
 def test_means_are_those_over_samples_the_uneven_last_batch_included(samples: int, tmp_path: Path) -> None:
-    paceline.launch(log_batches, (str(tmp_path), samples), nproc=3)
+    launch(log_batches, (str(tmp_path), samples), nproc=3)
     lines = read(tmp_path / "metrics.jsonl")
     steps = math.ceil(samples / 4)
     ends = [*range(10, steps, 10), steps]
@@ -86,7 +87,7 @@ def test_means_are_those_over_samples_the_uneven_last_batch_included(samples: in
 
 def test_a_line_of_metrics(tmp_path: Path) -> None:
     began = time.time()
-    paceline.launch(log_batches, (str(tmp_path), 8), nproc=1)
+    launch(log_batches, (str(tmp_path), 8), nproc=1)
     line = read(tmp_path / "metrics.jsonl")[0]
     assert list(line) == [
         "time", "epoch", "step", "attempt", "square", "stand_in", "value", *(f"{part}_seconds" for part in PARTS)
@@ -103,7 +104,7 @@ def log_and_break(folder: str) -> None:
 
 
 def test_after_a_break_every_value_weighs_the_same(tmp_path: Path) -> None:
-    paceline.launch(log_and_break, (str(tmp_path),), nproc=2)
+    launch(log_and_break, (str(tmp_path),), nproc=2)
     (line,) = read(tmp_path / "metrics.jsonl")
     assert line["rank"] == 0.5
     assert "total_seconds" not in line, "no step was done"
@@ -133,7 +134,7 @@ def log_what(names: dict[int, str], when: str) -> None:
 )
 def test_ranks_that_log_different_names_are_told_so(names: dict[int, str], when: str, said: str) -> None:
     with pytest.raises(LogMismatch, match=said):
-        paceline.launch(log_what, (names, when), nproc=3)
+        launch(log_what, (names, when), nproc=3)
 
 
 def told() -> str:
@@ -145,7 +146,7 @@ def told() -> str:
 
 
 def test_different_names_are_an_error_on_every_rank() -> None:
-    for message in paceline.launch(told, nproc=2):
+    for message in launch(told, nproc=2):
         assert "call run.log with the same names on each" in message
 
 
@@ -236,7 +237,7 @@ def slow_steps(seconds: list[float]) -> set[int]:
 
 @pytest.mark.parametrize("part", ["data", "forward_backward", "optimizer", "other"])
 def test_a_slow_part_shows_where_it_is_and_the_other_rank_waits_in_sync(part: str, tmp_path: Path) -> None:
-    paceline.launch(train_slowly, (str(tmp_path), Slow(part, 1)), nproc=2)
+    launch(train_slowly, (str(tmp_path), Slow(part, 1)), nproc=2)
     fast, slow = steps_of(tmp_path, 0), steps_of(tmp_path, 1)
     for times in (fast, slow):
         for step in range(14):
@@ -255,7 +256,7 @@ def test_a_slow_part_shows_where_it_is_and_the_other_rank_waits_in_sync(part: st
 
 
 def test_one_process_waits_for_nobody(tmp_path: Path) -> None:
-    paceline.launch(train_slowly, (str(tmp_path), Slow("forward_backward", 0)))
+    launch(train_slowly, (str(tmp_path), Slow("forward_backward", 0)))
     times = steps_of(tmp_path, 0)
     assert set(times["sync"]) == {0.0}
     assert slow_steps(times["forward_backward"]) >= {4, 12}
@@ -284,7 +285,7 @@ def train_otherwise(folder: str) -> None:
 
 
 def test_loops_of_another_form_are_timed_too(tmp_path: Path) -> None:
-    paceline.launch(train_otherwise, (str(tmp_path),), nproc=2)
+    launch(train_otherwise, (str(tmp_path),), nproc=2)
     for rank in (0, 1):
         lines = read(tmp_path / "steps" / f"rank-{rank}.jsonl")
         assert [line["step"] for line in lines][:5] == [1, 11, 21, 26, 36]

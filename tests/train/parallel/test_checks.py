@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.train.launching import launch  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
 import paceline  # noqa: E402
@@ -25,7 +26,7 @@ def line(text: str) -> str:
 def message(fn: Any, *args: Any) -> str:
     """What the first failing one of two ranks raises."""
     with pytest.raises(RuntimeError) as caught:
-        paceline.launch(fn, args, 2, method="fork")
+        launch(fn, args, 2)
     return f"{type(caught.value).__name__}: {caught.value}"
 
 
@@ -76,7 +77,7 @@ def sound() -> int:
 
 
 def test_ranks_that_step_alike_are_no_mismatch() -> None:
-    assert paceline.launch(sound, nproc=2, method="fork") == [200, 200]
+    assert launch(sound, nproc=2) == [200, 200]
 
 
 def changes(how: str) -> None:

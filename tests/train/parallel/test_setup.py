@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.train.launching import launch  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
 import paceline  # noqa: E402
@@ -65,7 +66,7 @@ def with_the_library(size: int, batch: int, accumulate: int, epochs: int, clip: 
 def test_gradients_are_the_mean_over_samples(nproc: int, size: int, batch: int, accumulate: int) -> None:
     """Whatever is left over: ranks without a sample, an epoch that ends within an accumulation."""
     expected = by_hand(size, batch, accumulate, 2, 0.5)
-    for weights, steps in paceline.launch(with_the_library, (size, batch, accumulate, 2, 0.5), nproc, method="fork"):
+    for weights, steps in launch(with_the_library, (size, batch, accumulate, 2, 0.5), nproc):
         assert weights == pytest.approx(expected, abs=1e-6)
         assert steps == 2 * -(-size // (batch * accumulate))
 
@@ -137,10 +138,10 @@ def test_accumulation_over_an_epoch_of_unknown_length(
             optimizer.zero_grad()
     expected = [value for p in model.parameters() for value in p.flatten().tolist()]
     args = (kind, accumulate, workers, str(tmp_path))
-    for weights, steps in paceline.launch(of_unknown_length, args, nproc, method="fork"):
+    for weights, steps in launch(of_unknown_length, args, nproc):
         assert weights == pytest.approx(expected, abs=1e-6)
         assert steps == 2 * -(-len(sizes) // accumulate)
-    for weights, steps in paceline.launch(of_unknown_length, args, nproc, method="fork"):
+    for weights, steps in launch(of_unknown_length, args, nproc):
         assert (weights, steps) == (pytest.approx(expected, abs=1e-6), 0), "resumed after the last step"
 
 
@@ -171,7 +172,7 @@ def accumulated(stream: bool) -> list[float]:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_accumulation_over_equal_batches_is_that_by_hand_to_the_bit(stream: bool) -> None:
-    assert paceline.launch(accumulated, (stream,)) == [accumulated_by_hand(2)]
+    assert launch(accumulated, (stream,)) == [accumulated_by_hand(2)]
 
 
 def scheduled(when: str, lr_scaling: str) -> tuple[list[float], list[float]]:
@@ -208,7 +209,7 @@ def test_schedulers_with_accumulation(when: str, lr_scaling: str) -> None:
             optimizer.zero_grad()
         optimizer.param_groups[0]["lr"] *= 0.5
     expected = [value for p in model.parameters() for value in p.flatten().tolist()]
-    for weights, rates in paceline.launch(scheduled, (when, lr_scaling), 2):
+    for weights, rates in launch(scheduled, (when, lr_scaling), 2):
         assert weights == pytest.approx(expected, abs=1e-6)
         assert rates == [0.1 * factor, 0.05 * factor]
 
@@ -231,7 +232,7 @@ def state_of_rank_zero() -> tuple[list[float], list[float], float]:
 
 
 def test_all_start_with_what_rank_zero_has() -> None:
-    first, *others = paceline.launch(state_of_rank_zero, nproc=3)
+    first, *others = launch(state_of_rank_zero, nproc=3)
     assert others == [first, first]
 
 
@@ -264,7 +265,7 @@ def uneven_evaluation(training: bool, gradients: bool, compile: bool | str) -> t
     [(False, False, False), (False, True, False), (True, False, False), (True, True, False), (True, True, "eager")],
 )
 def test_evaluation_with_buffers_may_be_uneven(training: bool, gradients: bool, compile: bool | str) -> None:
-    (count, first, steps), (_, second, _) = paceline.launch(uneven_evaluation, (training, gradients, compile), nproc=2)
+    (count, first, steps), (_, second, _) = launch(uneven_evaluation, (training, gradients, compile), nproc=2)
     assert (count, first, second, steps) == (28, 8, 6, 4)
 
 
@@ -294,7 +295,7 @@ def manners(compile: bool | str) -> tuple[list[str], int, list[int], bool]:
 @pytest.mark.parametrize("nproc", [1, 2])
 @pytest.mark.parametrize("compile", [False, "eager"])
 def test_a_model_keeps_its_names_and_methods(nproc: int, compile: bool | str) -> None:
-    for seen in paceline.launch(manners, (compile,), nproc):
+    for seen in launch(manners, (compile,), nproc):
         assert seen == (["layer.bias", "layer.weight"], 7, [1, 2], True)
 
 
@@ -314,7 +315,7 @@ def test_gradients_that_nobody_would_exchange(how: str) -> None:
     with pytest.raises(
         NotExchanged, match=r"these gradients stay on this rank, \d .*call the model that run\.setup returned"
     ):
-        paceline.launch(past, (how,), nproc=2)
+        launch(past, (how,), nproc=2)
 
 
 def adversaries(ranks_batch: int) -> list[float]:
@@ -338,8 +339,8 @@ def adversaries(ranks_batch: int) -> list[float]:
 
 
 def test_several_models_and_optimizers() -> None:
-    (alone,) = paceline.launch(adversaries, (6,))
-    for weights in paceline.launch(adversaries, (3,), nproc=2):
+    (alone,) = launch(adversaries, (6,))
+    for weights in launch(adversaries, (3,), nproc=2):
         assert weights == pytest.approx(alone, abs=1e-6)
 
 
@@ -350,7 +351,7 @@ def refused() -> str:
 
 
 def test_what_cannot_be_set_up() -> None:
-    assert paceline.launch(refused) == ["setup takes modules and optimizers, not dict"]
+    assert launch(refused) == ["setup takes modules and optimizers, not dict"]
 
 
 def half_precision() -> tuple[Any, Any, Any]:
@@ -367,7 +368,7 @@ def half_precision() -> tuple[Any, Any, Any]:
 
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_bf16_computes_in_half_precision_and_gives_floats(nproc: int) -> None:
-    assert paceline.launch(half_precision, nproc=nproc) == [(torch.bfloat16, torch.float32, torch.float32)] * nproc
+    assert launch(half_precision, nproc=nproc) == [(torch.bfloat16, torch.float32, torch.float32)] * nproc
 
 
 def copies(precision: str) -> list[float]:
@@ -385,7 +386,7 @@ def copies(precision: str) -> list[float]:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_a_copy_of_a_model_has_weights_of_its_own(precision: str, nproc: int) -> None:
-    assert paceline.launch(copies, (precision,), nproc) == [[0.0, 0.0, 0.0]] * nproc
+    assert launch(copies, (precision,), nproc) == [[0.0, 0.0, 0.0]] * nproc
 
 
 def unfrozen() -> None:
@@ -399,7 +400,7 @@ def unfrozen() -> None:
 
 def test_layers_that_are_unfrozen_too_late() -> None:
     with pytest.raises(NotExchanged, match=r"unfrozen after run\.setup"):
-        paceline.launch(unfrozen, nproc=2)
+        launch(unfrozen, nproc=2)
 
 
 def recipe() -> list[float]:
@@ -422,8 +423,8 @@ def recipe() -> list[float]:
 
 
 def test_adversaries_as_most_write_them() -> None:
-    (alone,) = paceline.launch(recipe)
-    for weights in paceline.launch(recipe, nproc=2):
+    (alone,) = launch(recipe)
+    for weights in launch(recipe, nproc=2):
         assert weights == pytest.approx(alone, abs=1e-6)
 
 
@@ -436,5 +437,5 @@ def running_means() -> list[list[float]]:
 
 
 def test_after_an_epoch_all_ranks_evaluate_the_same_model() -> None:
-    for first, second in paceline.launch(running_means, nproc=2):
+    for first, second in launch(running_means, nproc=2):
         assert first == second

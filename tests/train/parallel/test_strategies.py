@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.train.launching import launch  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
 import paceline  # noqa: E402
@@ -76,7 +77,7 @@ def run_data(run: Any) -> Any:
 
 @pytest.mark.parametrize(("nproc", "first", "second"), [(1, 4, 1), (2, 3, 1), (2, 1, 4), (2, 2, 3), (1, 2, 2)])
 def test_a_second_setup_does_not_change_the_strategy_of_the_first(nproc: int, first: int, second: int) -> None:
-    for one, two, accumulating in paceline.launch(two_strategies, (first, second), nproc, method="fork"):
+    for one, two, accumulating in launch(two_strategies, (first, second), nproc):
         assert one == pytest.approx(by_hand(1, first), abs=1e-6)
         assert two == pytest.approx(by_hand(2, second), abs=1e-6)
         steps = -(-SIZE // BATCH)
@@ -138,8 +139,8 @@ def loaded_on_rank(folder: Path) -> tuple[bool, float]:
 
 
 def test_each_rank_has_a_state_of_its_own_in_a_checkpoint(tmp_path: Path) -> None:
-    paceline.launch(saved_on_rank, (tmp_path,), 2, method="fork")
-    assert paceline.launch(loaded_on_rank, (tmp_path,), 2, method="fork") == [(True, 10.0), (True, 11.0)]
+    launch(saved_on_rank, (tmp_path,), 2)
+    assert launch(loaded_on_rank, (tmp_path,), 2) == [(True, 10.0), (True, 11.0)]
     assert loaded_on_rank(tmp_path) == (True, 0.0), "another number of ranks"
 
 

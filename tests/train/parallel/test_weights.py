@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.train.launching import launch  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
 import paceline  # noqa: E402
@@ -73,13 +74,13 @@ def with_the_library(kind: str, accumulate: int, own_loop: bool) -> list[float]:
 def test_the_weight_of_a_loss(nproc: int) -> None:
     for kind, accumulate in (("number", 1), ("tensor", 2), ("number", 3), ("sum", 1), ("sum", 2)):
         expected = by_hand(kind, accumulate)
-        for weights in paceline.launch(with_the_library, (kind, accumulate, False), nproc, method="fork"):
+        for weights in launch(with_the_library, (kind, accumulate, False), nproc):
             assert weights == pytest.approx(expected, abs=1e-13), (kind, accumulate)
 
 
 def test_the_weight_of_a_loss_in_a_loop_of_ones_own() -> None:
-    (expected,) = paceline.launch(with_the_library, ("number", 3, True), method="fork")
-    for weights in paceline.launch(with_the_library, ("tensor", 3, True), 2, method="fork"):
+    (expected,) = launch(with_the_library, ("number", 3, True))
+    for weights in launch(with_the_library, ("tensor", 3, True), 2):
         assert weights == pytest.approx(expected, abs=1e-13)
 
 
@@ -121,8 +122,8 @@ def lbfgs(nproc: int) -> list[float]:
 
 def test_a_closure_sees_the_loss_of_all_ranks() -> None:
     """The line search takes other steps for other losses, and so other numbers of them on each rank."""
-    (alone,) = paceline.launch(lbfgs, (1,), method="fork")
-    for seen in paceline.launch(lbfgs, (3,), 3, method="fork"):
+    (alone,) = launch(lbfgs, (1,))
+    for seen in launch(lbfgs, (3,), 3):
         assert seen == pytest.approx(alone, abs=1e-8)
 
 
@@ -165,6 +166,6 @@ def twice_through(nproc: int) -> list[float]:
 
 
 def test_retain_graph_and_inputs() -> None:
-    (alone,) = paceline.launch(twice_through, (1,), method="fork")
-    for seen in paceline.launch(twice_through, (2,), 2, method="fork"):
+    (alone,) = launch(twice_through, (1,))
+    for seen in launch(twice_through, (2,), 2):
         assert seen == pytest.approx(alone, abs=1e-12)

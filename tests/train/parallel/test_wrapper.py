@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.train.launching import launch  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import paceline  # noqa: E402
@@ -74,7 +75,7 @@ def as_the_module() -> dict[str, Any]:
 
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_a_model_is_what_it_was(nproc: int) -> None:
-    for seen in paceline.launch(as_the_module, nproc=nproc, method="fork"):
+    for seen in launch(as_the_module, nproc=nproc):
         assert all(seen.values()), [what for what, good in seen.items() if not good]
 
 
@@ -97,9 +98,9 @@ def averaged(folder: Path, more: int) -> tuple[bool, list[float], list[float]]:
 
 
 def test_an_average_of_weights_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
-    (whole,) = paceline.launch(averaged, (tmp_path / "whole", 3), method="fork")
+    (whole,) = launch(averaged, (tmp_path / "whole", 3))
     for nproc, more in ((2, 1), (1, 1), (2, 1)):
-        seen = paceline.launch(averaged, (tmp_path / "parts", more), nproc, method="fork")
+        seen = launch(averaged, (tmp_path / "parts", more), nproc)
     assert seen == [(True, *whole[1:])] * 2
 
 
@@ -134,7 +135,7 @@ def made_by_hand() -> str:
 
 
 def test_a_model_in_ddp_is_refused() -> None:
-    for why in paceline.launch(made_by_hand, nproc=2, method="fork"):
+    for why in launch(made_by_hand, nproc=2):
         assert why.startswith("the model is wrapped in DistributedDataParallel")
 
 
