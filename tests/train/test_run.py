@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -22,6 +23,8 @@ from paceline.train.launch import RankFailed  # noqa: E402
 from paceline.train.parallel.errors import ModelMismatch  # noqa: E402
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.conftest import Paceline
 
 pytestmark = pytest.mark.torch
@@ -93,6 +96,83 @@ def by_method(method: str) -> float:
 @pytest.mark.parametrize("method", ["tcp://127.0.0.1:PORT", "file://{folder}/meeting"])
 def test_init_methods(method: str, tmp_path: object) -> None:
     assert launch(by_method, (method.format(folder=tmp_path),), nproc=2) == [3.0, 3.0]
+
+
+def again_on_the_same_file(path: str, ending: str) -> list[float]:
+    rank = int(os.environ.pop("PACELINE_RANK"))
+    sums = [init_by(f"file://{path}", rank) for _ in range(3)]
+    run = paceline.init(init_method=f"file://{path}", rank=rank, world_size=2)
+    sums.append(run.all_reduce(run.rank + 1.0))
+    if ending == "fails":
+        raise KeyError("bad batch")
+    return sums  # without run.close()
+
+
+@pytest.mark.parametrize("ending", ["returns", "fails"])
+def test_the_file_of_an_init_method_can_be_used_again(tmp_path: Path, ending: str) -> None:
+    for _ in range(2):
+        with pytest.raises(KeyError) if ending == "fails" else contextlib.nullcontext():
+            assert launch(again_on_the_same_file, (str(tmp_path / "meeting"), ending), 2) == [[3.0] * 4] * 2
+        if ending == "returns":
+            assert not (tmp_path / "meeting").exists()
+        (tmp_path / "meeting").unlink(missing_ok=True)  # a rank that is ended for another one leaves it
+
+
+def killed(path: str) -> None:
+    rank = int(os.environ.pop("PACELINE_RANK"))
+    init_by(f"file://{path}", rank)
+    run = paceline.init(init_method=f"file://{path}", rank=rank, world_size=2)
+    run.barrier()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_file_that_killed_ranks_have_left_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match="SIGKILL"):
+        launch(killed, (str(tmp_path / "meeting"),), 2)
+    with pytest.raises(
+        RuntimeError, match="meeting is left over from ranks that were killed, or in use"
+    ):
+        launch(again_on_the_same_file, (str(tmp_path / "meeting"), "returns"), 2)
+
+
+NEIGHBOURS = """
+    import os, sys
+    import paceline
+    how, rank = sys.argv[1], int(sys.argv[2])
+    kwargs = {}
+    if how == "by hand":
+        os.environ.update(RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[3])
+    elif how == "torch":
+        import torch
+        torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{sys.argv[3]}", rank=rank, world_size=3)
+    else:
+        url = f"tcp://127.0.0.1:{sys.argv[3]}" if how == "tcp" else f"file://{os.getcwd()}/meeting"
+        kwargs = {"init_method": url, "rank": rank, "world_size": 3}
+    run = paceline.init(**kwargs)
+    print(run.rank, run.local_rank)
+    run.close()
+"""
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "--uts", "true"], check=False, capture_output=True).returncode != 0,
+    reason="needs the right to make a UTS namespace",
+)
+@pytest.mark.parametrize("how", ["by hand", "torch", "tcp", "file"])
+def test_ranks_without_a_launcher_ask_who_shares_their_machine(paceline: Paceline, how: str) -> None:
+    paceline.script(NEIGHBOURS)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ranks = []
+    for rank, host in enumerate(["one", "two", "one"]):
+        line = ["unshare", "--uts", "sh", "-c", f'hostname {host} && exec "$@"', "sh", sys.executable, "script.py"]
+        ranks.append(
+            subprocess.Popen(
+                [*line, how, str(rank), str(port)], cwd=paceline.folder, env=paceline.env, stdout=subprocess.PIPE
+            )
+        )
+    said = [rank.communicate(timeout=GENEROUS)[0].decode() for rank in ranks]
+    assert said == ["0 0\n", "1 0\n", "2 1\n"]
 
 
 def test_init_methods_that_cannot_be() -> None:

@@ -18,7 +18,7 @@ from paceline.train.data.agreement import SameData
 from paceline.train.data.keep_working import KeepWorking
 from paceline.train.data.make_loader import make_loader
 from paceline.train.data.random_state import SharedDraws
-from paceline.train.group import join
+from paceline.train.group import file_meeting, join
 from paceline.train.group.collectives import Collectives
 from paceline.train.group.group import Group
 from paceline.train.loop.checkpointing import Checkpointing, Interval, open_store
@@ -483,6 +483,8 @@ class Run(Collectives):
         if os.getpid() == self._pid and not self._is_closed:  # and not a child that the script has forked
             self._is_closed = True
             self._steps.ending.leave(error)
+            if self._group.owns_process_group:
+                file_meeting.leave()
 
     def __enter__(self) -> Run:
         return self

@@ -7,23 +7,24 @@ import fcntl
 import json
 import logging
 import os
-import secrets
 import socket
 import struct
 import sys
 import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import TypeVar, cast
 from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from paceline._version import __version__
 from paceline.contract import Placement, recognise
+
+from . import file_meeting
+from .machines import machine, network, with_neighbours
 
 log = logging.getLogger("paceline")
 T = TypeVar("T")
@@ -74,25 +75,42 @@ def join(
 
     Raises:
         Disagreement: this rank and rank 0 were started differently.
+        RuntimeError: the file of a `file://` init method is that of another run.
         ValueError: the init method is unknown or lacks rank or world size.
         paceline.ContractError: the launcher's variables contradict each other.
     """
     global _joined  # noqa: PLW0603 - counts the groups of this process, so that their keys differ
-    placement = _place(init_method, rank, world_size)
+    placement, is_complete = _place(init_method, rank, world_size)
+    limit = timedelta(seconds=timeout)
+    store: Store | None = None
+    if dist.is_initialized():
+        placement = replace(placement, rank=dist.get_rank(), world_size=dist.get_world_size())
+        if not is_complete:  # under keys of its own: torch's are not for others
+            store = PrefixStore("paceline/machines", dist.distributed_c10d._get_default_store())
+            store.set(f"rank-{placement.rank}", json.dumps({"machine": machine()}))
+    elif placement.world_size > 1:
+        _choose_interface(placement)
+        store = PrefixStore(f"paceline/{placement.attempt}/{_joined}", _store(init_method, placement, limit))
+        _joined += 1
+        try:
+            _agree(store, placement, limit)
+        except BaseException:
+            file_meeting.leave()
+            raise
+    if store is not None and not is_complete:
+        placement = with_neighbours(placement, _machines(store, placement, limit), os.environ)
     mine = torch.device(device) if device is not None else _own_device(placement)
     if mine.type == "cuda":
         torch.cuda.set_device(mine)
-    if dist.is_initialized():
-        return Membership(replace(placement, rank=dist.get_rank(), world_size=dist.get_world_size()), mine, False)
-    if placement.world_size == 1:
+    if dist.is_initialized() or store is None:
         return Membership(placement, mine, False)
-    _choose_interface(placement)
-    limit = timedelta(seconds=timeout)
-    store = PrefixStore(f"paceline/{placement.attempt}/{_joined}", _store(init_method, placement, limit))
-    _joined += 1
-    _agree(store, placement, limit)
-    chosen = backend or _backend(mine, placement)
-    dist.init_process_group(chosen, store=store, rank=placement.rank, world_size=placement.world_size, timeout=limit)
+    dist.init_process_group(
+        backend or _backend(mine, placement),
+        store=store,
+        rank=placement.rank,
+        world_size=placement.world_size,
+        timeout=limit,
+    )
     return Membership(placement, mine, True)
 
 
@@ -104,6 +122,7 @@ def leave() -> None:
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
     dist.destroy_process_group()
+    file_meeting.leave()
 
 
 def share_object(value: T | None) -> T:
@@ -115,19 +134,16 @@ def share_object(value: T | None) -> T:
 
 def on_one_machine() -> bool:
     """Whether all ranks are on one machine, with one network; a collective of all ranks."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        mine = (boot, os.readlink("/proc/self/ns/net"), socket.gethostname(), os.environ.get("PACELINE_NODE_RANK"))
-    except OSError:
-        mine = (secrets.token_hex(16), "", "", None)
     all_of_them: list[object] = [None] * dist.get_world_size()
-    dist.all_gather_object(all_of_them, mine)
+    dist.all_gather_object(all_of_them, network())
     return len(set(all_of_them)) == 1
 
 
-def _place(init_method: str, rank: int | None, world_size: int | None) -> Placement:
+def _place(init_method: str, rank: int | None, world_size: int | None) -> tuple[Placement, bool]:
+    """Where this process stands, and whether that says who shares its machine."""
     if init_method == "env://":
-        return recognise(os.environ, sys.argv).placement
+        found = recognise(os.environ, sys.argv)
+        return found.placement, found.launcher not in ("environment", "none")
     scheme = urlsplit(init_method).scheme
     if scheme not in ("tcp", "file"):
         raise ValueError(f"init_method {init_method!r} is none of env://, tcp://host:port, file:///path")
@@ -137,7 +153,7 @@ def _place(init_method: str, rank: int | None, world_size: int | None) -> Placem
     where = {"main_address": url.hostname, "main_port": url.port} if scheme == "tcp" else {}
     if scheme == "tcp" and None in where.values():
         raise ValueError(f"init_method {init_method!r} is not tcp://host:port")
-    return Placement(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size, **where)  # type: ignore[arg-type]  # None is refused above
+    return Placement(rank=rank, world_size=world_size, **where), False  # type: ignore[arg-type]  # None is refused above
 
 
 def _backend(device: torch.device, placement: Placement) -> str:
@@ -164,7 +180,7 @@ def _own_device(placement: Placement) -> torch.device:
 def _store(init_method: str, placement: Placement, timeout: timedelta) -> Store:
     """The store through which the ranks find each other; rank 0 serves it, or torchrun's agent does."""
     if init_method.startswith("file:"):
-        return FileStore(urlsplit(init_method).path, placement.world_size)
+        return file_meeting.join(urlsplit(init_method).path, placement.world_size)
     key = f"{placement.main_address}:{placement.main_port}"
     if key not in _stores:
         agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -205,7 +221,7 @@ def _agree(store: Store, placement: Placement, timeout: timedelta) -> None:
     Rank 0 looks at all, every other rank at rank 0, so both sides of a difference are told.
     """
     mine = {"world size": placement.world_size, "paceline": __version__, "torch": torch.__version__}
-    store.set(f"rank-{placement.rank}", json.dumps(mine))
+    store.set(f"rank-{placement.rank}", json.dumps({**mine, "machine": machine()}))
     others = range(1, placement.world_size) if placement.rank == 0 else (0,)
     deadline = time.monotonic() + timeout.total_seconds()
     for other in others:
@@ -216,6 +232,16 @@ def _agree(store: Store, placement: Placement, timeout: timedelta) -> None:
                 raise Disagreement(
                     f"rank {placement.rank} has {what} {value}, rank {other} has {theirs[what]}; start all ranks alike"
                 )
+
+
+def _machines(store: Store, placement: Placement, timeout: timedelta) -> dict[int, str]:
+    """rank → machine of every rank; waits for all."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    found = {}
+    for rank in range(placement.world_size):
+        _await(store, rank, placement, deadline)
+        found[rank] = json.loads(store.get(f"rank-{rank}"))["machine"]
+    return found
 
 
 def _await(store: Store, other: int, placement: Placement, deadline: float) -> None:
