@@ -1,4 +1,4 @@
-"""`paceline.launch(fn, …)`: start ranks from inside a Python program, and get back what they return."""
+"""`paceline.launch(fn, …)`: start ranks from within a Python program, and return their results."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 class RankFailed(RuntimeError):
-    """A rank ended without an exception that could be passed on: it was killed, or left by itself."""
+    """A rank ended without an exception that could be passed on: it was killed, or exited by itself."""
 
     __module__ = "paceline"  # where users find it
-    is_peer_lost = False  # because it could not go on without another rank
+    is_peer_lost = False  # whether it only follows from the failure of another rank
 
 
 class _RemoteTraceback(Exception):
@@ -54,7 +54,9 @@ def launch(
     """Call `fn(*args)` on `nproc` ranks of this machine; each finds the others with `paceline.init()`.
 
     Args:
-        fn: with "spawn", a function that can be pickled: defined at the top of a module.
+        fn: called on each rank. With "spawn", it must be picklable: defined at the top level of a module.
+        args: arguments of `fn`, the same on all ranks.
+        nproc: number of ranks.
         method: "spawn" starts fresh interpreters; "fork" copies this process, which must have neither threads nor an
             initialised GPU.
 
@@ -75,7 +77,7 @@ def launch(
     processes: list[BaseProcess] = []
     results: dict[Connection, int] = {}
     key = secrets.token_hex(32)
-    reports = tempfile.TemporaryDirectory(prefix="paceline-launch-")  # how ranks end that cannot send anything
+    reports = tempfile.TemporaryDirectory(prefix="paceline-launch-")  # for ranks that end without a result
     try:
         for rank in range(nproc):
             placement = Placement(
@@ -85,7 +87,7 @@ def launch(
             own = {RANK_KEY: key, ERROR_FILE: os.path.join(reports.name, str(rank))}
             process = context.Process(target=_rank, args=(partial(fn, *args), placement, sender, os.getpid(), own))
             process.start()
-            sender.close()  # so that the receiver sees the end when the rank is gone
+            sender.close()  # so that the receiver gets EOF when the rank is gone
             processes.append(process)
             results[receiver] = rank
         return _collect(processes, results, Path(reports.name))
@@ -101,9 +103,9 @@ def launch(
 
 
 def _collect(processes: list[BaseProcess], results: dict[Connection, int], reports: Path) -> list[Any]:
-    """Take results as they come; the first failure ends the waiting.
+    """Receive the results; the first failure ends the waiting.
 
-    A rank that could not go on without another one may say so first: then the other one's failure is waited for.
+    A failure that only follows from another rank's may arrive first: then the other one is waited for.
     """
     returned: dict[int, Any] = {}
     waiting = dict(results)
@@ -136,19 +138,19 @@ def _collect(processes: list[BaseProcess], results: dict[Connection, int], repor
 
 
 def _ended(rank: int, code: int, report: Path) -> tuple[Exception, str]:
-    """What to raise for a rank that has ended without a word, and its traceback where it has reported one."""
+    """What to raise for a rank that has ended without a result, and its traceback if it has recorded one."""
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
     try:
-        said = json.loads(report.read_text())
+        recorded = json.loads(report.read_text())
     except FileNotFoundError:
         return RankFailed(f"rank {rank} {how}"), ""
-    error = RankFailed(f"rank {rank} {how}: {said['type']}: {said['message']}")
-    error.is_peer_lost = said["type"] == "PeerLost"
-    return error, said["traceback"]
+    error = RankFailed(f"rank {rank} {how}: {recorded['type']}: {recorded['message']}")
+    error.is_peer_lost = recorded["type"] == "PeerLost"
+    return error, recorded["traceback"]
 
 
 def _is_peer_lost(error: Exception) -> bool:
-    """Whether a rank could only not go on without another one."""
+    """Whether a rank's failure only follows from another rank's."""
     return type(error).__name__ == "PeerLost" or getattr(error, "is_peer_lost", False)
 
 
@@ -166,14 +168,14 @@ def _rank(work: Callable[[], Any], placement: Placement, sender: Connection, par
     os.environ.update(CONTRACTS["torch"].write(placement))
     os.environ.update({**OWN_CONTRACT.write(placement), **own})
     if isinstance(mp.current_process(), mp.get_context("fork").Process) and "torch" in sys.modules:
-        # The threads of a parent that has computed are gone, and would be waited for.
+        # A fork has none of its parent's compute threads, and torch would wait for them.
         sys.modules["torch"].set_num_threads(1)
     try:
         value = work()
         _leave_runs(None)
         sender.send_bytes(_packed(True, value, ""))
     except BaseException as error:
-        if isinstance(error, Exception):  # first of all: what the other ranks raise because of it comes later
+        if isinstance(error, Exception):  # before the other ranks fail because of it
             sender.send_bytes(_packed(False, _portable(error), traceback.format_exc()))
         _leave_runs(error)
         if not isinstance(error, Exception):
@@ -186,7 +188,7 @@ def _leave_runs(error: BaseException | None) -> None:
 
 
 def _packed(good: bool, value: Any, text: str) -> bytes:
-    """By pickle itself: multiprocessing would hand over tensors as memory that goes with this process."""
+    """Pickle a result. multiprocessing would pass tensors as shared memory, which ends with this process."""
     try:
         return pickle.dumps((good, value, text))
     except Exception as error:
@@ -195,7 +197,7 @@ def _packed(good: bool, value: Any, text: str) -> bytes:
 
 
 def _portable(error: Exception) -> Exception:
-    """The exception, or what can be said of it where it cannot be pickled."""
+    """The exception, or a description of it if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

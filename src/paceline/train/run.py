@@ -61,35 +61,38 @@ def init(
     progress: bool = True,
     stop_signals: bool = True,
 ) -> Run:
-    """Join the other ranks, whoever started them; without a launcher this is a job of one process.
+    """Join the other ranks, whichever launcher started them. Without a launcher, this is a job of one process.
 
     Args:
-        seed: seeds Python, numpy (if it is imported) and torch. All ranks draw the same numbers until the first
-            `Run.setup` or `Run.dataloader`, so that they split data alike, and each its own from then on. None leaves
-            the generators alone.
-        init_method: `env://` (whatever launcher there was), `tcp://host:port` or `file:///shared/path`, the latter two
-            with `rank` and `world_size`.
-        device: the default is this rank's GPU, or the CPU where there is none.
+        seed: seeds Python, numpy (if it is imported) and torch. Until the first `Run.setup` or `Run.dataloader`, all
+            ranks draw the same numbers, so that they split data alike; from then on, each rank draws its own. If None,
+            nothing is seeded.
+        init_method: `env://` (the launcher's environment variables), `tcp://host:port` or `file:///shared/path`; the
+            latter two need `rank` and `world_size`.
+        rank: this process among all ranks, 0 … world_size - 1; not used with `env://`.
+        world_size: number of ranks; not used with `env://`.
+        device: the default is this rank's GPU, or the CPU if there is none.
         backend: the default is nccl for tensors on GPUs and gloo for those on the CPU.
-        timeout: seconds after which a collective that others do not enter is an error.
-        checkpoint_dir: where checkpoints go, a folder that all ranks share or one on each node; the default is the
-            job's `--checkpoint-dir`, else `checkpoints` in its folder, and none where there is no job.
-        checkpoint_every: steps (`500`) or time (`"90s"`, `"10m"`) between two checkpoints; None takes them only when
-            `Run.save` is called.
-        keep: how many checkpoints are kept.
-        log_dir: where metrics, step times and event files for TensorBoard go; the default is the job's folder, and
-            nowhere where no job has one.
-        log_every: steps between two lines of metrics.jsonl; the default is 10, or as many as take about a second where
-            steps are shorter than that, up to 100.
-        progress: rank 0 shows how far the epoch is: a bar on a terminal, else a line now and then.
-        stop_signals: whether SIGTERM and SIGUSR2 let all ranks finish the step and save. If not, the signals do what
-            they do without the library, and Ctrl-C raises KeyboardInterrupt in each rank, under `paceline run` too.
+        timeout: seconds after which a collective fails if other ranks have not entered it.
+        checkpoint_dir: folder for checkpoints, shared by all ranks or one on each node. The default is the job's
+            `--checkpoint-dir`, else `checkpoints` in the job's folder; without a job, there are no checkpoints.
+        checkpoint_every: steps (`500`) or time (`"90s"`, `"10m"`) between two checkpoints. If None, they are taken
+            only when `Run.save` is called.
+        keep: number of checkpoints to keep.
+        log_dir: folder for metrics, step times and TensorBoard's event files. The default is the job's folder; without
+            a job, none are written.
+        log_every: steps between two lines of metrics.jsonl. The default is 10; if steps are short, it is the number of
+            steps that take about a second, up to 100.
+        progress: whether rank 0 shows the progress of the epoch: a bar on a terminal, else a line from time to time.
+        stop_signals: whether all ranks finish the step and save on SIGTERM and SIGUSR2. If not, the signals have the
+            same effect as without the library, and Ctrl-C raises KeyboardInterrupt in each rank, also under
+            `paceline run`.
 
     Raises:
         paceline.Disagreement: this rank and rank 0 were started differently.
         paceline.CheckpointFolderTaken: another job saves checkpoints into the folder.
         paceline.CheckpointError: the folder for checkpoints cannot be written.
-        ValueError: the init method is unknown or lacks rank or world size, or `checkpoint_every` is no interval.
+        ValueError: the init method is unknown or lacks rank or world size, or `checkpoint_every` is not an interval.
         paceline.ContractError: the launcher's variables contradict each other.
     """
     every = None if checkpoint_every is None else Interval(checkpoint_every)
@@ -118,7 +121,7 @@ def init(
 
 
 class Run(Collectives):
-    """The job as one rank sees it: who it is, what it shares with the others, and the steps of training."""
+    """The job as one rank sees it: its place among the ranks, their collectives, and training."""
 
     def __init__(
         self,
@@ -139,7 +142,7 @@ class Run(Collectives):
         self._draws = draws
         self._same_data = SameData(group)
         self._is_closed = False
-        self._states = 0  # how many `state` has made
+        self._states = 0  # number of objects that `state` has returned
         self._metrics = Metrics(group, log_dir, progress=progress, progress_file=progress_file, every=log_every)
         self._prepared = Prepared(group)
         checkpoints = Checkpointing(group, self._prepared, store, every)
@@ -149,7 +152,7 @@ class Run(Collectives):
         atexit.register(self._at_exit)
         _open.add(self)
 
-    # -- who am I ------------------------------------------------------------------------------------------------------
+    # -- place among the ranks -----------------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
@@ -158,7 +161,7 @@ class Run(Collectives):
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return self._group.world_size
 
     @property
@@ -168,34 +171,37 @@ class Run(Collectives):
 
     @property
     def attempt(self) -> int:
-        """How many times the job was restarted before this start."""
+        """Number of restarts of the job before this start."""
         return self._group.attempt
 
     @property
     def device(self) -> torch.device:
-        """The device that is this rank's own."""
+        """This rank's device."""
         return self._group.device
 
     # -- training ------------------------------------------------------------------------------------------------------
 
     def setup(self, *things: Any, strategy: Strategy | None = None) -> Any:
-        """Prepare models and optimizers for training together; returns them in the order given, one alone unpacked.
+        """Prepare models and optimizers for training on all ranks, and return them in the order given.
 
-        Models move to this rank's device, start as rank 0's, and exchange gradients (DistributedDataParallel).
-        Optimizers start with rank 0's state. What comes back for a model has its attributes and names, at any number of
-        ranks; the model itself is `.module` of it.
+        Models are moved to this rank's device, get rank 0's parameters and buffers, and exchange gradients
+        (DistributedDataParallel). Optimizers get rank 0's state. What is returned for a model has the model's
+        attributes and parameter names, with any number of ranks; its attribute `module` is the model itself.
 
         Args:
             things: models and optimizers; a model before the optimizer that updates it.
-            strategy: the choices for these things; those of other calls are not changed. The default for an optimizer
-                is the strategy of its model.
+            strategy: how these are trained; other calls are not affected. The default for an optimizer is the strategy
+                of its model.
+
+        Returns:
+            A tuple, or for a single argument what it has become.
 
         Raises:
-            paceline.ModelMismatch: this rank's model is not like rank 0's; names the first difference.
-            TypeError: something is neither a module nor an optimizer, or is a model that another library has made
-                parallel (DistributedDataParallel, FSDP).
-            ValueError: something was set up before; or learning rates are to be scaled, and a scheduler has noted what
-                they were before; or an optimizer and its model are to accumulate different numbers of batches.
+            paceline.ModelMismatch: this rank's model differs from rank 0's; the message names the first difference.
+            TypeError: an argument is neither a module nor an optimizer, or is a model that another library has already
+                made parallel (DistributedDataParallel, FSDP).
+            ValueError: an argument was set up before; or learning rates are to be scaled, but a scheduler has already
+                stored them; or an optimizer and its model are to accumulate different numbers of batches.
         """
         self._draws.end()
         for thing in things:
@@ -213,36 +219,37 @@ class Run(Collectives):
         retain_graph: bool = False,
         inputs: Sequence[Tensor] | None = None,
     ) -> None:
-        """Compute the gradients of a step, and exchange them in the last step of an accumulation.
+        """Compute the gradients of a batch. In the last batch of an accumulation, the ranks exchange them.
 
         Args:
-            loss: of this rank's batch, a tensor of one number. It is weighed so that the gradients are those of the
-                mean over all ranks' samples, also in the last, uneven batch of an epoch, where a rank may have none
-                that counts.
-            weight: how much this loss counts where that is not the number of samples, such as the number of tokens that
-                it is a mean over: a number or a tensor of one, 0 or more. The gradients are those of the weighted mean,
-                sum(weight * loss) / sum(weight), over all ranks, and over all batches of an accumulation. A rank whose
-                batch is a stand-in counts nothing, whatever it passes. It is one more reduction per step.
-            reduction: "sum" where the loss is a sum over this rank's samples: the gradients are those of the sum over
-                all ranks, and over all batches of an accumulation.
+            loss: loss of this rank's batch, a tensor with one element. It is weighted so that the gradients are those
+                of the mean over all ranks' samples, also in the last, uneven batch of an epoch, where a rank may have
+                no sample of its own.
+            weight: weight of this loss if that is not the number of samples, such as the number of tokens that it is
+                the mean over: a number or a tensor with one element, 0 or more. The gradients are those of the weighted
+                mean, sum(weight * loss) / sum(weight), over all ranks and all batches of an accumulation. If a rank's
+                batch is a stand-in, its weight is always 0. It costs one more reduction per step.
+            reduction: "sum" if the loss is a sum over this rank's samples: the gradients are those of the sum over all
+                ranks and all batches of an accumulation.
             retain_graph: keep the graph for another backward through the same forward pass, as in torch.
-            inputs: compute the gradients of these tensors alone, as in torch; of each model that was set up, all
-                parameters that are trained or none.
+            inputs: compute only the gradients of these tensors, as in torch. Of each model that was set up, they must
+                contain all trainable parameters or none.
 
         Raises:
-            RuntimeError: no model was set up; or models were set up with different `Strategy.accumulate`, and the loss
-                was not computed with one kind of them; or an accumulation has losses weighed in different ways.
-            ValueError: the weight is negative, infinite or not a number; `reduction` is neither of the two, or given
-                together with a weight; or `inputs` has some parameters of a model only.
+            RuntimeError: no model was set up; or models were set up with different values of `Strategy.accumulate`, and
+                the loss was not computed with models of a single one; or the losses of an accumulation are weighted in
+                different ways.
+            ValueError: the weight is negative, infinite or not a number; `reduction` is neither of the two, or is "sum"
+                together with a weight; or `inputs` has only some of a model's parameters.
             paceline.AccumulationChanged: gradients were changed in the middle of an accumulation.
-            paceline.NotExchanged: the loss was computed past the model that `setup` returned.
+            paceline.NotExchanged: the loss was not computed with the model that `setup` returned.
             paceline.OptimizerMismatch: optimizers have stepped on some ranks only.
             paceline.UnusedParameters: some parameters have no gradient, or the loss does not depend on a model.
         """
         if self.world_size > 1 and not self._prepared.has_models:
-            raise RuntimeError("no model was set up, so the ranks would train apart; pass it to run.setup")
+            raise RuntimeError("no model was set up, so each rank would train alone; pass the model to run.setup")
         if reduction not in ("mean", "sum") or (reduction == "sum" and weight is not None):
-            raise ValueError(f"reduction={reduction!r} is neither 'mean' nor 'sum', of which only 'mean' takes weight=")
+            raise ValueError(f"reduction={reduction!r}: it must be 'mean' or 'sum', and only 'mean' takes weight=")
         if weight is not None and not isinstance(weight, torch.Tensor) and not 0 <= weight < float("inf"):
             raise ValueError(f"weight={weight} is not a number of 0 or more")
         options: dict[str, Any] = {"retain_graph": retain_graph}
@@ -254,12 +261,12 @@ class Run(Collectives):
             self._metrics.backward(loss, factor, **options)
 
     def unwrap(self, model: Module) -> Module:
-        """The module that was given to `setup` for what it returned; another module comes back as it is.
+        """Return the module that was passed to `setup`, given what `setup` returned; another module is returned itself.
 
-        `model.module` is the same for a model that was set up.
+        For a model that was set up, `model.module` is the same.
 
         Raises:
-            TypeError: it is no module.
+            TypeError: `model` is not a module.
         """
         return unwrap(model)
 
@@ -270,15 +277,18 @@ class Run(Collectives):
     def accumulating(self) -> bool:
         """Whether the last `backward` only added to the gradients, so that the optimizer does not step yet.
 
-        `Strategy.accumulate` batches of a loader of this run make a step of the optimizer, or fewer where the epoch
-        ends; of batches from elsewhere, so many calls of `backward`.
+        A step of the optimizer takes `Strategy.accumulate` batches of a loader of this run, or fewer at the end of an
+        epoch. With batches from elsewhere, it takes `Strategy.accumulate` calls of `backward`.
         """
         return self._steps.is_accumulating()
 
     def clip_grad_norm(self, max_norm: float) -> Tensor:
-        """Scale all gradients down to a total norm of `max_norm` if they exceed it; returns the norm before.
+        """Scale all gradients down to a total norm of `max_norm` if they exceed it.
 
-        In the middle of an accumulation they are left as they are.
+        In the middle of an accumulation they are not scaled.
+
+        Returns:
+            The total norm before scaling, a tensor with one element.
         """
         parameters = self._prepared.parameters_with_gradients()
         if self.accumulating:
@@ -294,17 +304,20 @@ class Run(Collectives):
         evaluation: bool = False,
         **options: Any,
     ) -> Any:
-        """A loader of this rank's share of a data set, batches already on the device; see `make_loader.make_loader`.
+        """Return a loader of this rank's share of a data set; its batches are on this rank's device.
 
-        Every sample of an epoch is used once, over all ranks together, also after a resume with another number of
-        ranks. With `evaluation=True` every iteration is a whole pass, and nothing is counted as training.
+        All ranks together use every sample of an epoch exactly once, also after a resume with another number of ranks.
+        With `evaluation=True`, every iteration is a whole pass, and its batches do not count as training.
 
         Args:
+            dataset: with `__getitem__` and `__len__`, or with `__iter__`.
             batch_size: samples per rank and step; or pass `global_batch_size`, of all ranks together.
-            shuffle: a new order every epoch.
+            shuffle: whether every epoch has a new random order.
+            evaluation: whether the batches are for evaluation.
+            options: see `paceline.train.data.make_loader.make_loader`.
 
         Raises:
-            paceline.DataMismatch: not now, but at the first batch: the ranks' data or options differ.
+            paceline.DataMismatch: the ranks' data or options differ; raised at the first batch, not by this call.
             TypeError: the data set has neither items with a length nor elements, or can be iterated only once.
             ValueError: an option is out of range, or options exclude each other.
         """
@@ -341,21 +354,22 @@ class Run(Collectives):
         reshard: Callable[[Sequence[Any], int, int], Any] | None = None,
         **objects: Any,
     ) -> None:
-        """Put further objects into the checkpoints, under these names.
-
-        Args:
-            per_rank: each rank has a state of its own, such as a replay buffer, and gets it back; else all get rank
-                0's. These states go through rank 0's memory.
-            reshard: called as `reshard(states, rank, world_size)` where another number of ranks goes on: makes the
-                states of all ranks that saved, in their order, the one to load here. None makes that an error.
-            objects: with `state_dict` and `load_state_dict`, such as a scheduler. See `state` for numbers and tensors.
+        """Add objects to the checkpoints, under these names.
 
         Their states must be such as `torch.load(..., weights_only=True)` reads: tensors, numbers, strings, containers
-        of them, and classes marked with `torch.serialization.add_safe_globals`; NumPy scalars become numbers. Others
-        are refused by the save.
+        of them, and classes marked with `torch.serialization.add_safe_globals`; NumPy scalars become numbers. A save
+        refuses others.
+
+        Args:
+            per_rank: whether each rank saves and loads a state of its own, such as a replay buffer; these states pass
+                through rank 0's memory. If False, all ranks load rank 0's state.
+            reshard: called as `reshard(states, rank, world_size)` if the job is resumed with another number of ranks:
+                gets the states of all ranks that saved, in rank order, and returns the one that this rank loads. If
+                None, such a resume is an error.
+            objects: with `state_dict` and `load_state_dict`, such as a scheduler. See `state` for numbers and tensors.
 
         Raises:
-            TypeError: one lacks `state_dict` or `load_state_dict`.
+            TypeError: an object lacks `state_dict` or `load_state_dict`.
             ValueError: a name is taken, or `reshard` is given without `per_rank`.
         """
         for name, thing in objects.items():
@@ -367,19 +381,20 @@ class Run(Collectives):
         reshard: Callable[[Sequence[dict[str, Any]], int, int], dict[str, Any]] | Literal["sum"] | None = None,
         **values: Any,
     ) -> State:
-        """Values of the script's own, as attributes: every checkpoint holds them, and a resume sets them.
+        """Return an object for values of the script, as attributes: checkpoints hold them, and a resume sets them.
 
             state = run.state(best=0.0)
             state.best = max(state.best, accuracy)
 
-        Each rank has its own. Call it before `epochs`, `steps` or `resume`.
+        Each rank has values of its own. Call this before `epochs`, `steps` or `resume`.
 
         Args:
-            reshard: what another number of ranks goes on with. None: the values that all had alike, and it is an error
-                where they differ. "sum": rank 0 gets the sum of each value over the ranks, and the others 0, as for
-                sums over the batches of a rank. A function: it is called as `reshard(values, rank, world_size)` with a
-                dict for each rank that saved, and returns the dict of this rank.
-            values: what each is at the first start: a number, a string, a tensor, None, or lists, tuples and dicts of
+            reshard: which values a resume with another number of ranks sets. None: the saved ones, which must be equal
+                on all ranks; otherwise it is an error. "sum": on rank 0 the sum of each value over the ranks, on the
+                other ranks 0, for values that are sums over the batches of a rank. A function: it is called as
+                `reshard(values, rank, world_size)` with a dict of each rank that saved, and returns the dict of this
+                rank.
+            values: the values at the first start: a number, a string, a tensor, None, or lists, tuples and dicts of
                 these. Only attributes that are named here can be set.
 
         Raises:
@@ -392,28 +407,30 @@ class Run(Collectives):
         return state
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs 0 … count - 1, from where the newest checkpoint was taken; the last state is saved at the end.
+        """Iterate over the epochs 0 … count - 1, from where the newest checkpoint was taken.
 
-        It may be called again when it has ended, as for cross-validation: each call is a loop of its own, and a resumed
-        run goes on in that which was under way. What the script does between two loops is done again.
+        The last state is saved at the end. It may be called again when it has ended, as for cross-validation. Each call
+        is a loop of its own, and a resumed run continues in the loop that was under way. The code between two loops
+        runs again.
 
         Raises:
-            RuntimeError: another loop over epochs is under way; or the checkpoint is another script's.
-            paceline.CheckpointError: the newest checkpoint is whole, but cannot be read.
+            RuntimeError: another loop over epochs is under way; or the checkpoint does not fit the script.
+            paceline.CheckpointError: the newest checkpoint is complete, but cannot be read.
         """
         self._draws.end()  # before a checkpoint's random states are loaded
         return self._steps.over_epochs(count)
 
     def steps(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Iterate what is not from `dataloader`, so that each item is a step: pieces of a text, episodes, a loader.
+        """Iterate over items that are not from `dataloader`, each a step: pieces of a text, episodes, another loader.
 
-        A step is counted when the next item is asked for, and checkpoints are taken and the run is stopped there. All
-        ranks must take the same number. A resumed run leaves out the items that were trained on: by their index where
-        `items` is a sequence or a tensor; else they are iterated once more, with the random states that the pass began
-        with. `run.backward` weighs each rank's loss the same. Outside of `epochs`, the first call resumes the run.
+        A step is counted when the next item is requested; that is also where checkpoints are taken and the run is
+        stopped. All ranks must take the same number of items. A resumed run skips the items that were trained on: by
+        their index if `items` is a sequence or a tensor; else by iterating over them again, with the random states from
+        the beginning of the pass. `run.backward` gives each rank's loss the same weight. Outside of `epochs`, the first
+        call resumes the run.
 
         Args:
-            items: begins with the same item whenever it is iterated.
+            items: begins with the same item each time it is iterated.
 
         Raises:
             RuntimeError: it is iterated within another loop whose steps are counted.
@@ -422,53 +439,57 @@ class Run(Collectives):
         return self._steps.over(items)
 
     def resume(self) -> bool:
-        """Load the newest checkpoint into everything that was set up and registered; returns whether there is one.
+        """Load the newest checkpoint into everything that was set up and registered. Returns whether there is one.
 
-        `epochs` does it by itself.
+        `epochs` does this by itself.
 
         Raises:
-            RuntimeError: the checkpoint is another script's.
-            paceline.CheckpointError: it is whole, but cannot be read.
+            RuntimeError: the checkpoint does not fit the script.
+            paceline.CheckpointError: the checkpoint is complete, but cannot be read.
         """
         self._draws.end()
         return self._steps.resume()
 
     def save(self, block: bool = False) -> None:
-        """Take a checkpoint: all ranks in the same step. It is written in the background unless `block`.
+        """Take a checkpoint. All ranks must call this in the same step.
 
-        In an epoch's last step, and behind a loop that may not be the epoch's last training, it is
-        taken when the epoch's body is through, so that the rest of the body is not done twice; with `block` it is taken
-        here, and once more there.
+        In an epoch's last step, and after a loop that other training of the epoch may follow, the checkpoint is taken
+        at the end of the epoch's body, so that a resumed run does not repeat the rest of the body.
+
+        Args:
+            block: whether to wait until the checkpoint is written; otherwise it is written in the background. Where the
+                checkpoint is taken at the end of the body, it is taken here too.
 
         Raises:
             RuntimeError: the run has no folder for checkpoints.
-            paceline.CheckpointError: this one, or the one before, could not be written.
+            paceline.CheckpointError: this checkpoint or the previous one could not be written.
         """
         self._steps.save(block)
 
     @property
     def step(self) -> int:
-        """Steps done, over all attempts; within the loop, the one at hand once its batch was trained on.
+        """Number of steps done, over all attempts. Within the loop, the current step counts once it was trained on.
 
-        A step is a batch of `dataloader` or an item of `steps`. In loops of another form it is a step of the optimizer,
-        of several that which steps first.
+        A step is a batch of `dataloader` or an item of `steps`. In loops of another form, it is a step of the
+        optimizer; of several optimizers, the one that steps first counts.
         """
         return self._steps.done + self._steps.counts
 
     def log(self, **values: Tensor | float) -> None:
-        """Note values of this step, numbers or tensors of one; tensors are not waited for.
+        """Log values of this step: numbers, or tensors with one element, which are not waited for.
 
-        Every ten steps, and at the end of an epoch, their mean over ranks and steps, weighted by the samples of each
-        batch, becomes a line of metrics.jsonl and goes to TensorBoard. Outside of the loop every value weighs the same.
+        Every `log_every` steps (see `init`), and at the end of an epoch, their mean over ranks and steps, weighted by
+        the samples of each batch, is written as a line of metrics.jsonl and to TensorBoard. Outside of the loop, all
+        values have the same weight.
 
         Raises:
-            paceline.LogMismatch: not now, but when the mean is taken: ranks have logged different names.
-            ValueError: a name is one of those that every line has, or a tensor holds more than one number.
+            paceline.LogMismatch: ranks have logged different names; raised when the mean is taken, not by this call.
+            ValueError: a name is one of those that every line has, or a tensor has more than one element.
         """
         self._metrics.log(values)
 
     def close(self) -> None:
-        """Leave the other ranks; another `init` may follow. Closing again does nothing."""
+        """Leave the other ranks. Another `init` may follow. If the run is already closed, this does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -479,7 +500,7 @@ class Run(Collectives):
             join.leave()
 
     def _at_exit(self, error: BaseException | None = None) -> None:
-        """The script has not closed the run: finish what can be finished without the other ranks."""
+        """The script has not closed the run: complete what does not need the other ranks."""
         if os.getpid() == self._pid and not self._is_closed:  # and not a child that the script has forked
             self._is_closed = True
             self._steps.ending.leave(error)
@@ -495,12 +516,12 @@ class Run(Collectives):
         elif not self._is_closed:
             self._is_closed = True
             atexit.unregister(self._at_exit)
-            with contextlib.suppress(RuntimeError):  # what ended the block is what matters
+            with contextlib.suppress(RuntimeError):  # the error that ended the block matters more
                 self._steps.ending.abandon(error)
 
 
 def _watch(placement: Placement, *, stops: bool) -> Watch | None:
-    """What agrees with the other ranks on steps, stops and failures; a job of one process needs it to stop cleanly."""
+    """The agreement with the other ranks on steps, stops and failures. A single process needs it only for stops."""
     if placement.world_size == 1 and not stops:
         return None
     local = placement.world_size == 1 or join.on_one_machine()
@@ -508,17 +529,17 @@ def _watch(placement: Placement, *, stops: bool) -> Watch | None:
 
 
 def leave_all(error: BaseException | None) -> None:
-    """At the end of a process that does not call `atexit` functions: end what the script has not closed.
+    """End the runs that the script has not closed, in a process that does not call `atexit` functions.
 
     Args:
-        error: what ends the process; None at a normal end.
+        error: the exception that ends the process; None at a normal end.
     """
     for run in list(_open):
         run._at_exit(error)
 
 
 def _own_folder(job: Path | None) -> Path | None:
-    """Where checkpoints go unless the script says: each run of a script has a folder of its own."""
+    """The folder for checkpoints if the script names none: each run of a script has a folder of its own."""
     global _runs  # noqa: PLW0603 - counts the runs of this process that ask for a folder
     given = os.environ.get("PACELINE_CHECKPOINT_DIR")
     if given is None and job is None:

@@ -1,4 +1,4 @@
-"""What loaders do together with those of the other ranks."""
+"""The collectives that loaders need."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Ranks(Protocol):
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
 
     def broadcast_object(self, value: T, source: int = 0) -> T:
-        """What rank `source` passes."""
+        """Return the object that rank `source` passes."""
 
     def gather_objects(self, value: T) -> list[T]:
-        """What every rank passes, in rank order."""
+        """Return the objects of all ranks, in rank order."""
 
     def start_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Begin to sum a tensor over all ranks in place; returns what waits for the sum."""
+        """Start to sum a tensor over all ranks, in place. Returns a function that waits for the sum."""

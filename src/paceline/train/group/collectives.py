@@ -17,7 +17,7 @@ Reduction = Literal["sum", "mean", "max", "min"]
 
 
 class Collectives(ABC):
-    """Collectives of all ranks; in a job of one process they come back at once, without a process group."""
+    """Collectives of all ranks. With one rank, they return at once and need no process group."""
 
     @property
     @abstractmethod
@@ -27,15 +27,15 @@ class Collectives(ABC):
     @property
     @abstractmethod
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
 
     @abstractmethod
     def _together(self) -> contextlib.AbstractContextManager[None]:
-        """Around each collective: says what is known of the other ranks where it fails."""
+        """The context of each collective; if it fails, the error says what is known of the other ranks."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which prints and writes what is the same on all."""
+        """Whether this is rank 0, which prints and writes what is the same on all ranks."""
         return self.rank == 0
 
     @overload
@@ -43,11 +43,17 @@ class Collectives(ABC):
     @overload
     def all_reduce(self, value: float, op: Reduction = "sum") -> float: ...
     def all_reduce(self, value: Tensor | float, op: Reduction = "sum") -> Tensor | float:
-        """The sum, mean, maximum or minimum over all ranks; the argument is left as it is.
+        """Return the sum, mean, maximum or minimum over all ranks. The argument is not changed.
 
         Args:
             value: a tensor of the same shape and type on every rank, or a number.
             op: "mean" of integers is a floating-point tensor.
+
+        Returns:
+            A tensor of the same shape, or a float if `value` is a number.
+
+        Raises:
+            ValueError: `op` is unknown.
         """
         if not isinstance(value, torch.Tensor):
             return float(self.all_reduce(torch.tensor(value, dtype=torch.float64), op))
@@ -63,7 +69,7 @@ class Collectives(ABC):
         return result / self.world_size if op == "mean" else result
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Every rank's tensor, in rank order; shapes may differ in the first dimension, but nowhere else."""
+        """Return every rank's tensor, in rank order. Shapes may differ in the first dimension only."""
         if self.world_size == 1:
             return [tensor.detach().clone()]
         sizes: list[int] = self.gather_objects(tensor.shape[0] if tensor.dim() else -1)
@@ -80,7 +86,7 @@ class Collectives(ABC):
         return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
-        """The tensor of rank `source`; the argument gives shape and type, and is left as it is."""
+        """Return the tensor of rank `source`. It has the same shape and type on all ranks, and is not changed."""
         result = tensor.detach().clone(memory_format=torch.contiguous_format)
         if self.world_size > 1:
             with self._together():
@@ -88,7 +94,7 @@ class Collectives(ABC):
         return result
 
     def broadcast_object(self, value: T, source: int = 0) -> T:
-        """What rank `source` passes, whatever it is; it is pickled."""
+        """Return the object that rank `source` passes; it is pickled."""
         if self.world_size == 1:
             return value
         box = [value]
@@ -97,7 +103,7 @@ class Collectives(ABC):
         return box[0]
 
     def gather_objects(self, value: T) -> list[T]:
-        """What every rank passes, in rank order; it is pickled."""
+        """Return the objects of all ranks, in rank order; they are pickled."""
         if self.world_size == 1:
             return [value]
         box: list[Any] = [None] * self.world_size
@@ -106,21 +112,21 @@ class Collectives(ABC):
         return box
 
     def barrier(self) -> None:
-        """Wait until every rank has come here."""
+        """Wait until all ranks have called this."""
         if self.world_size > 1:
             with self._together():
                 dist.barrier()
 
     def mean(self, total: Tensor | float, count: Tensor | float) -> float:
-        """Sum of `total` over all ranks divided by the sum of `count`: exact also when shards are uneven.
+        """Return the sum of `total` over all ranks, divided by the sum of `count`: exact also when shards are uneven.
 
-        Both are what this rank has seen, so pass the number of its own samples and not that of the data set. The mean
-        of nothing is nan.
+        Both are of this rank alone: pass the number of its own samples, not that of the data set. If the sum of `count`
+        is 0, the mean is nan.
         """
         both = self.all_reduce(torch.tensor([float(total), float(count)], dtype=torch.float64))
         return float(both[0] / both[1])
 
     def print(self, *values: object) -> None:
-        """Print on rank 0 alone; the arguments are computed on all ranks, so they may contain collectives."""
+        """Print on rank 0 only. All ranks compute the arguments, so these may contain collectives."""
         if self.is_main:
             print(*values, flush=True)

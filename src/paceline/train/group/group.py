@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class Group(Collectives):
-    """Who this rank is, and what it does together with the others.
+    """This rank's place among the ranks, and the collectives of all ranks.
 
     Args:
         membership: what `join` returned.
-        guard: entered around whatever all ranks do together, also within itself; it raises what is known of the other
-            ranks where that fails. The default does nothing.
+        guard: context of all that the ranks do together; it may be nested. If that fails, it raises what is known of
+            the other ranks. The default does nothing.
     """
 
     def __init__(self, membership: Membership, guard: contextlib.AbstractContextManager[None] | None = None) -> None:
@@ -38,7 +38,7 @@ class Group(Collectives):
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return self._membership.placement.world_size
 
     @property
@@ -48,24 +48,24 @@ class Group(Collectives):
 
     @property
     def attempt(self) -> int:
-        """How many times the job was restarted before this start."""
+        """Number of restarts of the job before this start."""
         return self._membership.placement.attempt
 
     @property
     def device(self) -> torch.device:
-        """The device that is this rank's own."""
+        """This rank's device."""
         return self._membership.device
 
     @property
     def owns_process_group(self) -> bool:
-        """Whether torch's process group was made for this run, and ends with it."""
+        """Whether torch's process group was created for this run, and ends with it."""
         return self._membership.owns_group and dist.is_initialized()
 
     def _together(self) -> contextlib.AbstractContextManager[None]:
         return self.guard
 
     def start_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Begin to sum a tensor over all ranks in place; returns what waits for the sum."""
+        """Start to sum a tensor over all ranks, in place. Returns a function that waits for the sum."""
         if self.world_size == 1:
             return lambda: tensor
         with self.guard:

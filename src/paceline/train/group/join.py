@@ -1,4 +1,4 @@
-"""Joining the other ranks: who am I, which device is mine, and do we agree?"""
+"""Joining the process group: this rank's place and device, and the check that all ranks were started alike."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from .machines import machine, network, with_neighbours
 log = logging.getLogger("paceline")
 T = TypeVar("T")
 _SIOCGIFADDR = 0x8915
-_TELL = 10.0  # seconds to wait for a rank before saying so
-_stores: dict[str, Store] = {}  # one connection an address, as long as the process lives
-_joined = 0  # how often this process has joined: each time under keys of its own
+_WARN_SECONDS = 10.0  # of waiting for a rank, after which a warning says so
+_stores: dict[str, Store] = {}  # one connection per address, kept until the process ends
+_joined = 0  # how often this process has joined; each time it uses other keys in the store
 
 
 class Disagreement(RuntimeError):
-    """This rank was started otherwise than rank 0: another world size, another version."""
+    """This rank and rank 0 were started differently: with another world size or another version."""
 
     __module__ = "paceline"  # where users find it
 
@@ -45,9 +45,9 @@ class Membership:
     """This process among the ranks.
 
     Attributes:
-        placement: where it stands.
-        device: the device that is its own.
-        owns_group: whether the process group was made here, and so is to be destroyed here.
+        placement: its rank, the number of ranks, and where they meet.
+        device: its device.
+        owns_group: whether `join` has created the process group, so that `leave` must destroy it.
     """
 
     placement: Placement
@@ -64,14 +64,16 @@ def join(
     backend: str | None = None,
     timeout: float = 1800.0,
 ) -> Membership:
-    """Join the process group; one process alone makes none.
+    """Join the process group. A single process creates none.
 
     Args:
-        init_method: `env://` (whatever launcher there was), `tcp://host:port` or `file:///shared/path`, the latter two
-            with `rank` and `world_size`.
-        device: the default is this rank's GPU, or the CPU where there is none.
+        init_method: `env://` (the launcher's environment variables), `tcp://host:port` or `file:///shared/path`; the
+            latter two need `rank` and `world_size`.
+        rank: this process among all ranks, 0 … world_size - 1; not used with `env://`.
+        world_size: number of ranks; not used with `env://`.
+        device: the default is this rank's GPU, or the CPU if there is none.
         backend: the default is nccl for tensors on GPUs and gloo for those on the CPU.
-        timeout: seconds after which a collective that others do not enter is an error.
+        timeout: seconds after which a collective fails if other ranks have not entered it.
 
     Raises:
         Disagreement: this rank and rank 0 were started differently.
@@ -80,7 +82,7 @@ def join(
         paceline.ContractError: the launcher's variables contradict each other.
     """
     global _joined  # noqa: PLW0603 - counts the groups of this process, so that their keys differ
-    placement, is_complete = _place(init_method, rank, world_size)
+    placement, is_complete = _placement(init_method, rank, world_size)
     limit = timedelta(seconds=timeout)
     store: Store | None = None
     if dist.is_initialized():
@@ -117,8 +119,8 @@ def join(
 def leave() -> None:
     """Leave the process group.
 
-    Its object is never freed: that would wait, with Python's lock, for a thread of gloo that may be waiting for the
-    lock to free the last tensor (torch 2.13: `~ProcessGroupGloo` joins its threads).
+    Its object is never freed: that would hold the GIL while waiting for a thread of gloo, which may need the GIL to
+    free the last tensor (torch 2.13: `~ProcessGroupGloo` joins its threads).
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
     dist.destroy_process_group()
@@ -126,21 +128,21 @@ def leave() -> None:
 
 
 def share_object(value: T | None) -> T:
-    """What rank 0 passes; a collective of all ranks."""
+    """Return what rank 0 passes. A collective of all ranks."""
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return cast("T", box[0])
 
 
 def on_one_machine() -> bool:
-    """Whether all ranks are on one machine, with one network; a collective of all ranks."""
+    """Whether all ranks are on one machine, in one network namespace. A collective of all ranks."""
     all_of_them: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(all_of_them, network())
     return len(set(all_of_them)) == 1
 
 
-def _place(init_method: str, rank: int | None, world_size: int | None) -> tuple[Placement, bool]:
-    """Where this process stands, and whether that says who shares its machine."""
+def _placement(init_method: str, rank: int | None, world_size: int | None) -> tuple[Placement, bool]:
+    """This process among the ranks, and whether it is known which ranks share its machine."""
     if init_method == "env://":
         found = recognise(os.environ, sys.argv)
         return found.placement, found.launcher not in ("environment", "none")
@@ -157,13 +159,13 @@ def _place(init_method: str, rank: int | None, world_size: int | None) -> tuple[
 
 
 def _backend(device: torch.device, placement: Placement) -> str:
-    """What exchanges tensors: nccl for those on GPUs, unless ranks share one, which nccl refuses."""
+    """The backend that exchanges tensors: nccl for those on GPUs, unless ranks share a GPU, which nccl refuses."""
     if device.type != "cuda":
         return "gloo"
     if placement.local_world_size > torch.cuda.device_count():
         if placement.rank == 0:
             log.warning(
-                "%d ranks share %d GPUs here: gradients go through gloo, which is slower; nccl wants a GPU a rank",
+                "%d ranks share %d GPUs here: gloo exchanges gradients, which is slower; nccl needs one GPU per rank",
                 placement.local_world_size,
                 torch.cuda.device_count(),
             )
@@ -178,7 +180,7 @@ def _own_device(placement: Placement) -> torch.device:
 
 
 def _store(init_method: str, placement: Placement, timeout: timedelta) -> Store:
-    """The store through which the ranks find each other; rank 0 serves it, or torchrun's agent does."""
+    """The store through which the ranks find each other; rank 0 serves it, or torchrun's agent."""
     if init_method.startswith("file:"):
         return file_meeting.join(urlsplit(init_method).path, placement.world_size)
     key = f"{placement.main_address}:{placement.main_port}"
@@ -198,27 +200,27 @@ def _store(init_method: str, placement: Placement, timeout: timedelta) -> Store:
 
 
 def _loopback_server(address: str, port: int) -> int | None:
-    """A socket for the store that listens on the loopback alone, where all ranks meet there; the store closes it.
+    """A socket for the store that listens on the loopback only, if all ranks meet there. The store closes it.
 
-    By itself it listens on all addresses of the machine, whatever it was given.
+    By default, the store listens on all addresses of the machine, whichever address it is given.
     """
     if not (address.startswith("127.") or address == "localhost"):
         return None
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
-        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # the agent holds the port
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # the agent reserves the port
             server.setsockopt(socket.SOL_SOCKET, option, 1)
         try:
             server.bind((address, port))
             server.listen(2048)
         except OSError:
-            return None  # the store says what is wrong
+            return None  # the store reports the error
         return server.detach()
 
 
 def _agree(store: Store, placement: Placement, timeout: timedelta) -> None:
-    """Compare with the others before any collective, which would hang if they differed.
+    """Compare how the ranks were started, before any collective: it would hang if they differed.
 
-    Rank 0 looks at all, every other rank at rank 0, so both sides of a difference are told.
+    Rank 0 compares itself with all others, every other rank with rank 0, so both sides report a difference.
     """
     mine = {"world size": placement.world_size, "paceline": __version__, "torch": torch.__version__}
     store.set(f"rank-{placement.rank}", json.dumps({**mine, "machine": machine()}))
@@ -235,7 +237,7 @@ def _agree(store: Store, placement: Placement, timeout: timedelta) -> None:
 
 
 def _machines(store: Store, placement: Placement, timeout: timedelta) -> dict[int, str]:
-    """rank → machine of every rank; waits for all."""
+    """The machine of every rank, by rank; waits for all ranks."""
     deadline = time.monotonic() + timeout.total_seconds()
     found = {}
     for rank in range(placement.world_size):
@@ -245,23 +247,23 @@ def _machines(store: Store, placement: Placement, timeout: timedelta) -> dict[in
 
 
 def _await(store: Store, other: int, placement: Placement, deadline: float) -> None:
-    """Wait until a rank has come, and say so when it takes long."""
-    told = False
+    """Wait until a rank has joined, and warn if it takes long."""
+    has_warned = False
     while True:
         try:
-            store.wait([f"rank-{other}"], timedelta(seconds=_TELL))
+            store.wait([f"rank-{other}"], timedelta(seconds=_WARN_SECONDS))
             return
         except (RuntimeError, OSError):
             if time.monotonic() > deadline:
                 raise
-            if not told:
+            if not has_warned:
                 where = f"{placement.main_address}:{placement.main_port}"
-                log.warning("rank %d waits for rank %d, to meet at %s", placement.rank, other, where)
-                told = True
+                log.warning("rank %d is waiting for rank %d to join at %s", placement.rank, other, where)
+                has_warned = True
 
 
 def _choose_interface(placement: Placement) -> None:
-    """Tell gloo the interface that leads to rank 0; by itself it takes the one the host name resolves to."""
+    """Set gloo's network interface to the one with the route to rank 0; its default is that of the host name."""
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return
     try:
@@ -279,4 +281,4 @@ def _choose_interface(placement: Placement) -> None:
                     os.environ["GLOO_SOCKET_IFNAME"] = "lo" if mine.startswith("127.") else name
                     return
     except OSError:
-        return  # no IPv4 route: gloo finds its own way
+        return  # no IPv4 route: gloo chooses by itself
