@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from paceline.node.files import is_disk_full
 from paceline.node.rundir.directory import read_error
 
 if TYPE_CHECKING:
-    from paceline.node.rundir.status import FailureRecord
+    from paceline.node.rundir.status import Failure
 
 # What a rank prints when a peer is gone: such a failure is the consequence of another one.
 _SYMPTOM = re.compile(
@@ -28,55 +27,9 @@ _OWN_DEATH = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, sign
 _TAIL_BYTES = 4096
 
 
-@dataclass(frozen=True)
-class Failure:
-    """One rank that ended badly.
-
-    Attributes:
-        rank: its rank, or None when a node or paceline's own process failed.
-        node: node rank.
-        host: name of the machine.
-        pid: process id there.
-        exit_code: 0 … 255; 128 + N for signal N.
-        signal: name of the signal that killed it, or "".
-        oom: the kernel killed it because memory ran out.
-        message: the exception's last line, or what else is known, in one line.
-        traceback: what it printed last: the traceback, or the end of its log when there is none.
-        has_traceback: whether `traceback` is one.
-        log: its log file.
-        symptom: whether it looks like the consequence of another rank's end.
-        ended: when it failed, by the monotonic clock of its machine.
-        age: seconds since then when it was reported; clocks of nodes differ, ages hardly.
-    """
-
-    rank: int | None
-    node: int
-    host: str
-    pid: int
-    exit_code: int
-    signal: str
-    oom: bool
-    message: str
-    traceback: str
-    has_traceback: bool
-    log: str
-    symptom: bool
-    ended: float = 0.0
-    age: float = 0.0
-
-    def to_dict(self) -> FailureRecord:
-        """For status.json and the coordinator."""
-        return cast("FailureRecord", asdict(self))
-
-    @classmethod
-    def from_dict(cls, stored: FailureRecord) -> Failure:
-        """Undo `to_dict`."""
-        return cls(**stored)
-
-
 def culprit(failures: list[Failure]) -> Failure:
     """The failure that came first; symptoms of another one count only if there is nothing else."""
-    return min(failures, key=lambda f: (f.symptom, -f.age))
+    return min(failures, key=lambda f: (f["symptom"], -f["age"]))
 
 
 def rank_failure(
@@ -112,18 +65,20 @@ def rank_failure(
         message, symptom = f"exit code {code}", bool(_SYMPTOM.search(text))
         if code and is_disk_full(log.parent):  # so that the rank could neither print nor record what happened
             message = f"{message}; no space is left on {host} in {log.parent}"
-    return Failure(
-        rank=rank, node=node, host=host, pid=pid, exit_code=code, signal=name, oom=oom, message=message,
-        traceback=text, has_traceback=is_traceback, log=str(log), symptom=symptom, ended=ended,
-    )  # fmt: skip
+    return {
+        "rank": rank, "node": node, "host": host, "pid": pid, "exit_code": code, "signal": name, "oom": oom,
+        "message": message, "traceback": text, "has_traceback": is_traceback, "log": str(log), "symptom": symptom,
+        "ended": ended, "age": 0.0,
+    }  # fmt: skip
 
 
 def node_failure(node: int, host: str, message: str, exit_code: int = 1) -> Failure:
-    """A node, or paceline's own process there, failed, and no rank."""
-    return Failure(
-        rank=None, node=node, host=host, pid=0, exit_code=exit_code, signal="", oom=False, message=message,
-        traceback="", has_traceback=False, log="", symptom=False,
-    )  # fmt: skip
+    """The failure of a node, or of paceline's own process there, and of no rank."""
+    return {
+        "rank": None, "node": node, "host": host, "pid": 0, "exit_code": exit_code, "signal": "", "oom": False,
+        "message": message, "traceback": "", "has_traceback": False, "log": "", "symptom": False,
+        "ended": 0.0, "age": 0.0,
+    }  # fmt: skip
 
 
 def exit_code(status: int) -> int:

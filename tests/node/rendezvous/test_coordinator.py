@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from paceline.contract import RESUME_CODE
-from paceline.node.failure import Failure, culprit
+from paceline.node.failure import culprit
 from paceline.node.rendezvous.coordinator import FINISHED, GATHERING, HALTING, RUNNING, Coordinator
+from paceline.node.rundir.status import Failure
 
 Message = dict[str, Any]
 
@@ -27,7 +28,7 @@ def join(nodes: int, peer: int = 0, **changes: Any) -> Message:
 def failed(rank: int, age: float, symptom: bool = False) -> Failure:
     return Failure(
         rank=rank, node=0, host="h", pid=1, exit_code=rank + 1, signal="", oom=False, message=f"rank {rank}",
-        traceback="", has_traceback=False, log="", symptom=symptom, age=age,
+        traceback="", has_traceback=False, log="", symptom=symptom, ended=0.0, age=age,
     )  # fmt: skip
 
 
@@ -90,7 +91,7 @@ class Job(RuleBasedStateMachine):
         peer = data.draw(st.sampled_from(sorted(self.halting)))
         self.halting.discard(peer)
         self.running.discard(peer)
-        failures = [] if peer in self.preempted else [failed(peer, 1.0).to_dict()]
+        failures = [] if peer in self.preempted else [failed(peer, 1.0)]
         self.deliver(
             self.coordinator.receive(peer, {"do": "stopped", "failures": failures, "main_port": 4321, "ports": []})
         )
@@ -241,5 +242,5 @@ def test_a_node_that_leaves_stays_when_the_others_are_gone() -> None:
 
 
 def test_culprit_is_the_first_that_is_no_mere_symptom() -> None:
-    assert culprit([failed(0, 9.0, symptom=True), failed(1, 1.0), failed(2, 2.0)]).rank == 2
-    assert culprit([failed(0, 1.0, symptom=True), failed(1, 2.0, symptom=True)]).rank == 1
+    assert culprit([failed(0, 9.0, symptom=True), failed(1, 1.0), failed(2, 2.0)])["rank"] == 2
+    assert culprit([failed(0, 1.0, symptom=True), failed(1, 2.0, symptom=True)])["rank"] == 1

@@ -6,28 +6,27 @@ import os
 import re
 from pathlib import Path
 
+from paceline.contract.code_folder import GITIGNORE
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder
 
 # Beside `code/train` lies the file `code/.train.paceline`, which says that paceline made that folder; while the code is
 # being brought, it lies in `code/.train.paceline.1a2b3c4d`, beside a file that says the same of that one.
 _OURS = re.compile(r"\..+\.paceline(\.[0-9a-f]{8})?", re.DOTALL)
-# What a folder for the code of jobs gets, so that git does not look into it.
-_GITIGNORE = b"# The code of jobs; made by paceline.\n*\n"
 
 
 def write_gitignore(folder: Path) -> Path:
     """Make git ignore a folder that only paceline uses."""
     path = folder / ".gitignore"
     with path.open("xb") as file:
-        file.write(_GITIGNORE)
+        file.write(GITIGNORE)
     return path
 
 
 def is_for_code(folder: str) -> bool:
     """Whether paceline made a folder for the code of jobs."""
     try:
-        return Path(folder, ".gitignore").read_bytes() == _GITIGNORE
+        return Path(folder, ".gitignore").read_bytes() == GITIGNORE
     except OSError:
         return False
 

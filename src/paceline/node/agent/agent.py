@@ -218,7 +218,7 @@ class Agent:
         if self.timed_out and finish["state"] == "STOPPED":
             why = f"stopped at its time limit of {self.spec.time_limit:g} s"
             failure = node_failure(self.status.node_rank, self.host, why, TIMED_OUT)
-            finish = {**finish, "state": "FAILED", "exit_code": TIMED_OUT, "failure": failure.to_dict()}
+            finish = {**finish, "state": "FAILED", "exit_code": TIMED_OUT, "failure": failure}
             self.finish = finish
         if not self.halted:
             self.ranks.stop(0.0, lambda: self.at_once)
@@ -330,7 +330,7 @@ class Agent:
             return {"do": "failed" if ranks.failures() or ranks.server_failure else "done"}
         if ranks.failures() and self.spec.framework != "indexed":
             self.loop.run_until(
-                lambda: not ranks.left or not all(f.symptom for f in ranks.failures()) or self._is_to_halt(),
+                lambda: not ranks.left or not all(f["symptom"] for f in ranks.failures()) or self._is_to_halt(),
                 SYMPTOM_WAIT,
             )
             return {"do": "failed"}
@@ -356,9 +356,9 @@ class Agent:
             grace = self.spec.grace if number else min(longest, self.spec.grace)
             self.ranks.stop(grace, lambda: self.at_once, number)
         self.start = None
-        failures = [f.to_dict() for f in self.ranks.failures()]
+        failures = self.ranks.failures()
         if self.ranks.server_failure:
-            failures = [node_failure(self.status.node_rank, self.host, self.ranks.server_failure).to_dict()]
+            failures = [node_failure(self.status.node_rank, self.host, self.ranks.server_failure)]
         self._write_status()
         self._send({"do": "stopped", "failures": failures, **self._offer()})
 
@@ -424,7 +424,7 @@ class Agent:
 
     def _fail(self, message: str, exit_code: int = 1) -> None:
         """End the job here for a reason that no rank is to blame for."""
-        failure = node_failure(self.spec.node_rank or 0, self.host, message, exit_code).to_dict()
+        failure = node_failure(self.spec.node_rank or 0, self.host, message, exit_code)
         self.finish = {"do": "finish", "state": "FAILED", "exit_code": exit_code, "failure": failure, "others": []}
 
     # -- what is recorded ----------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 import socket
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from paceline.contract import CONTRACTS, RANK_KEY, RESUME_CODE, TOKEN, WANTS_INTERRUPT
 from paceline.node import ENTRY
 from paceline.node.eventloop.channel import Channel, ChannelClosed
-from paceline.node.failure import Failure, OomWatch, exit_code, rank_failure
+from paceline.node.failure import OomWatch, exit_code, rank_failure
 from paceline.node.machine import processes
 from paceline.node.rundir.directory import read_error
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from paceline.contract import Placement
     from paceline.node.eventloop.loop import Loop
     from paceline.node.rundir.directory import RunDirectory
-    from paceline.node.rundir.status import Attempt, RankRecord
+    from paceline.node.rundir.status import Attempt, Failure, RankRecord
     from paceline.node.spec import NodeSpec
 
     from .messages import Ended, FromServer, RankOrder, Spawned, ToServer
@@ -139,7 +138,7 @@ class Ranks:
         """The ranks that failed, in no order; their ages are as of now, so they can be compared."""
         now = time.monotonic()
         failures = [rank.failure for rank in self.current.values() if rank.failure]
-        return [dataclasses.replace(failure, age=now - failure.ended) for failure in failures]
+        return [{**failure, "age": now - failure["ended"]} for failure in failures]
 
     def use(self, spec: NodeSpec, kept: tuple[int, ...]) -> None:
         """Before the fork server starts: set the spec, and the descriptors that the server and its forks inherit."""

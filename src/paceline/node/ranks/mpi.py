@@ -9,7 +9,6 @@ proxy. It sends the agent the variables by which MPI_Init finds mpirun's daemon,
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import pwd
 import shutil
@@ -102,7 +101,7 @@ class MpiRanks(Ranks):
         if all(rank.status == 0 for rank in self.current.values()):
             self._loop.run_until(lambda: not self._programs or hurry(), DAEMON_SECONDS)
         super().stop(grace, hurry, by)
-        if all(failure.symptom for failure in self.failures()):
+        if all(failure["symptom"] for failure in self.failures()):
             self.server_failure = self.server_failure or self._daemon_failure
         for rank in list(self._proxies):
             self._drop(self._proxies.pop(rank))
@@ -196,8 +195,8 @@ class MpiRanks(Ranks):
 
     def _rank_ended(self, rank: Rank, status: int, ended: float) -> None:
         super()._rank_ended(rank, status, ended)
-        if rank.failure is not None and not rank.failure.has_traceback and exit_code(status) == LOST_DAEMON:
-            rank.failure = dataclasses.replace(rank.failure, symptom=True, message="lost its connection to mpirun")
+        if rank.failure is not None and not rank.failure["has_traceback"] and exit_code(status) == LOST_DAEMON:
+            rank.failure = {**rank.failure, "symptom": True, "message": "lost its connection to mpirun"}
         proxy = self._proxies.get(rank.placement.rank)
         if status == 0 and proxy is not None:  # the proxy of a failed rank ends when all ranks have been stopped
             with contextlib.suppress(ChannelClosed):

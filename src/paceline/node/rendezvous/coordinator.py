@@ -39,12 +39,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline.contract import RESUME_CODE
-from paceline.node.failure import Failure, culprit, node_failure
+from paceline.node.failure import culprit, node_failure
 
 from .quorum import Membership, Standing
 
 if TYPE_CHECKING:
-    from paceline.node.rundir.status import NodeEntry, OtherFailure
+    from paceline.node.rundir.status import Failure, NodeEntry, OtherFailure
 
     from .messages import (
         FinalState,
@@ -163,7 +163,7 @@ class Coordinator:
             return self._leave(member)
         if message["do"] == "stopped" and self.phase == HALTING:
             member.stopped = True
-            member.failures = [Failure.from_dict(f) for f in message["failures"]]
+            member.failures = message["failures"]
             member.joined.update({"main_port": message["main_port"], "ports": message["ports"]})
             return self._decide()
         return self._forward(message) if message["do"] == "daemon" else []
@@ -409,7 +409,7 @@ class Coordinator:
             return []
         failures = [failure for member in participants for failure in member.failures]
         if self.is_elastic and self._gone:  # failures that the loss of a node has caused do not count
-            failures = [failure for failure in failures if not failure.symptom]
+            failures = [failure for failure in failures if not failure["symptom"]]
         else:
             failures += self._gone
         if self.stop_signal:
@@ -418,7 +418,7 @@ class Coordinator:
             return self._finish("STOPPED", RESUME_CODE, [])
         if failures or not (self.preempted or self._changes):
             if (self._gone and not self.is_elastic) or self.restarts >= self.max_restarts:
-                return self._finish("FAILED", culprit(failures).exit_code if failures else 1, failures)
+                return self._finish("FAILED", culprit(failures)["exit_code"] if failures else 1, failures)
             self.restarts += 1
         self._keep_enough()
         why = ", ".join(dict.fromkeys(self._changes))
@@ -482,6 +482,6 @@ def _outcome(failures: list[Failure]) -> Outcome:
         return {"failure": None, "others": []}
     first = culprit(failures)
     others: list[OtherFailure] = [
-        {"rank": f.rank, "node": f.node, "message": f.message} for f in failures if f is not first
+        {"rank": f["rank"], "node": f["node"], "message": f["message"]} for f in failures if f is not first
     ]
-    return {"failure": first.to_dict(), "others": sorted(others, key=lambda o: (o["rank"] is None, o["rank"] or 0))}
+    return {"failure": first, "others": sorted(others, key=lambda o: (o["rank"] is None, o["rank"] or 0))}

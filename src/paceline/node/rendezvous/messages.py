@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict, Union
 
-from paceline.node.rundir.status import Attempt, FailureRecord, NodeEntry, OtherFailure
+from paceline.node.rundir.status import Attempt, Failure, NodeEntry, OtherFailure
 
 
 class MembershipRecord(TypedDict):
@@ -36,7 +36,7 @@ class Offer(TypedDict):
 class Outcome(TypedDict):
     """What failed: the first failure in full, the others in short; None and none if nothing did."""
 
-    failure: FailureRecord | None
+    failure: Failure | None
     others: list[OtherFailure]
 
 
@@ -85,7 +85,7 @@ class Stop(TypedDict):  # noqa: D101
 
 class Stopped(Offer):  # noqa: D101
     do: Literal["stopped"]
-    failures: list[FailureRecord]
+    failures: list[Failure]
 
 
 class GiveUp(TypedDict):  # noqa: D101

@@ -7,8 +7,25 @@ from typing import Literal, TypedDict
 State = Literal["PENDING", "STARTING", "RUNNING", "RESTARTING", "SUCCEEDED", "FAILED", "STOPPED", "LOST"]
 
 
-class FailureRecord(TypedDict):
-    """The fields of `failure.Failure`."""
+class Failure(TypedDict):
+    """How a rank failed, or a node. `failure` makes it.
+
+    Attributes:
+        rank: its rank, or None when a node or paceline's own process failed.
+        node: node rank.
+        host: name of the machine.
+        pid: process id there.
+        exit_code: 0 … 255; 128 + N for signal N.
+        signal: name of the signal that killed it, or "".
+        oom: whether the kernel killed it because memory ran out.
+        message: the exception's last line, or what else is known, in one line.
+        traceback: what it printed last: the traceback, or the end of its log if there is none.
+        has_traceback: whether `traceback` is one.
+        log: its log file.
+        symptom: whether it looks like the consequence of another rank's end.
+        ended: when it failed, in seconds on the monotonic clock of its machine.
+        age: seconds since then when it was reported. The clocks of nodes differ, ages hardly do.
+    """
 
     rank: int | None
     node: int
@@ -129,7 +146,7 @@ class Status(TypedDict, total=False):
     started: float | None
     finished: float | None
     ranks: list[RankRecord]
-    failure: FailureRecord | None
+    failure: Failure | None
     others: list[OtherFailure]
     devices: list[str]
     waiting: Waiting | None

@@ -16,14 +16,13 @@ import shutil
 import socket
 from typing import TYPE_CHECKING
 
+from paceline.contract.code_folder import GITIGNORE
 from paceline.node.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# What a folder for the code of jobs gets, so that git does not look into it; snapshots leave such a folder out.
-GITIGNORE = b"# The code of jobs; made by paceline.\n*\n"
 _MADE = "made"  # beside the folders of jobs, whose names are identifiers
 
 
