@@ -15,6 +15,7 @@ GROUPS = (
     "epoch",
     "checkpoint",
     "logs",
+    "handshakes",
     "hosts",
     "hosts_elastic",
 )  # in the order of the table

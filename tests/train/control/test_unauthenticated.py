@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import queue
 import socket
@@ -287,6 +288,23 @@ def test_a_checkpoint_that_is_changed_on_its_way_is_refused(key: str, tmp_path: 
     assert list((tmp_path / "here").iterdir()) == []
 
 
+def check_feed(link: Link, sent: list[bytes], stream: bytes, how: str, data: st.DataObject) -> None:
+    """The same for a reader that does not wait, whatever pieces the stream comes in."""
+    theirs, received, error = Messages(link, accepted=False), [], None
+    places = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
+    try:
+        for start, end in itertools.pairwise([0, *places, len(stream)]):
+            for message in theirs.feed(stream[start:end]):
+                received.append(message)
+    except HandshakeError as caught:
+        error = caught
+    assert received == sent[: len(received)]
+    if how == "none":
+        assert received == sent
+    if how in ("flip", "reflect", "repeat"):
+        assert error is not None
+
+
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=4), st.data())
 def test_a_message_that_was_tampered_with_is_noticed(sent: list[bytes], data: st.DataObject) -> None:
@@ -309,7 +327,9 @@ def test_a_message_that_was_tampered_with_is_noticed(sent: list[bytes], data: st
             frames[which] = b"".join([Messages(Link(other, b"k"), accepted=False).pack(sent[which])])
         elif how == "cut":
             frames[which:] = [frames[which][: data.draw(st.integers(0, len(frames[which]) - 1))]]
-        one.sendall(b"".join(frames))
+        stream = b"".join(frames)
+        check_feed(Link(other, b"k"), sent, stream, how, data)
+        one.sendall(stream)
         one.shutdown(socket.SHUT_WR)
         received = []
         error: type[OSError] | None = None
@@ -322,3 +342,69 @@ def test_a_message_that_was_tampered_with_is_noticed(sent: list[bytes], data: st
         assert (error is None) == (how == "none")
         if how in ("flip", "reflect", "repeat"):
             assert error is HandshakeError
+
+
+# What comes from rank 1 passes through a relay of the script, which adds to it what the test says.
+FORGE = """
+    import contextlib, os, pathlib, socket, threading, time, torch, paceline
+    from torch.utils.data import TensorDataset
+    from paceline.train.control import connect as star
+
+    assert os.environ["PACELINE_ATTEMPT"] == "0", "the ranks did what was forged, and start again"
+    rank, folder, reach, added = int(os.environ["RANK"]), pathlib.Path("."), star._reach, {added!r}
+    times = 0
+
+    def through_a_relay(number, port, places, key):
+        global times
+        times += 1
+        if times == 1:  # the checkpoints' own
+            return reach(number, port, places, key)
+        server = socket.create_server(("127.0.0.1", 0))
+
+        def pump(source, target, size, forged):
+            with contextlib.suppress(OSError):
+                while size and (data := source.recv(size)):  # the handshake
+                    size -= len(data)
+                    target.sendall(data)
+                if forged:
+                    threading.Thread(target=forge, args=(target,), daemon=True).start()
+                while data := source.recv(4096):
+                    target.sendall(data)
+
+        def forge(target):
+            while not (folder / "step").exists():
+                time.sleep(0.01)
+            target.sendall(added)
+
+        def relay():
+            theirs, first = server.accept()[0], socket.create_connection(("127.0.0.1", port))
+            for args in ((theirs, first, 76, added), (first, theirs, 96, b"")):
+                threading.Thread(target=pump, args=args, daemon=True).start()
+
+        threading.Thread(target=relay, daemon=True).start()
+        return reach(number, server.getsockname()[1], ["127.0.0.1"], key)
+
+    star._reach = through_a_relay
+    run = paceline.init(seed=0)
+    samples = TensorDataset(torch.zeros(400, 4))
+    model = torch.nn.Linear(4, 1)
+    model, optimizer = run.setup(model, torch.optim.SGD(model.parameters(), 0.1))
+    train = run.dataloader(samples, global_batch_size=2)
+    for _ in run.epochs(1):
+        for (x,) in train:
+            run.backward(model(x).pow(2).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            (folder / "step").touch()
+            time.sleep(0.05)
+    run.close()
+    print("rank", rank, "is done")
+"""
+
+
+def test_what_is_added_to_a_connection_after_its_handshake_is_noticed(paceline: Paceline) -> None:
+    forged = b'{"do": "stop", "signal": 15}\n'
+    done = paceline.run("-n", "2", paceline.script(FORGE.format(added=forged)))
+    assert done.returncode == 1, done.stderr
+    assert "rank 1 failed (what came from it was changed on the way)" in done.stderr
+    assert "is done" not in done.stdout

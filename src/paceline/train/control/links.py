@@ -180,6 +180,8 @@ class Messages:
         self._key = link.key
         self._ours, self._theirs = (b"a", b"i") if accepted else (b"i", b"a")
         self._sent = self._received = 0
+        self._incoming = bytearray()  # the beginning of a message, see `feed`
+        self._size: int | None = None  # of that message, once it has been proved
 
     def pack(self, data: bytes) -> bytes:
         """The bytes of the next message; they must be sent before those of another one."""
@@ -204,13 +206,44 @@ class Messages:
         count = self._received
         self._received += 1
         size = read(self.socket, _SIZE.size)
-        self._check(self._theirs, count, size)
+        self._check(count, size)
         data = read(self.socket, _SIZE.unpack(size)[0])
-        self._check(self._theirs, count, size + data)
+        self._check(count, size + data)
         return data
 
-    def _check(self, side: bytes, count: int, what: bytes) -> None:
-        if not hmac.compare_digest(read(self.socket, _TAG), self._tag(side, count, what)):
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The messages that are complete with these bytes from the socket, for a reader that must not wait.
+
+        A connection is read either with this or with `receive`.
+
+        Raises:
+            HandshakeError: this is not what the other side has sent.
+        """
+        self._incoming += data
+        while True:
+            head = _SIZE.size + _TAG
+            if self._size is None:
+                if len(self._incoming) < head:
+                    return
+                size = bytes(self._incoming[: _SIZE.size])
+                self._compare(self._incoming[_SIZE.size : head], self._received, size)
+                (self._size,) = _SIZE.unpack(size)
+            end = head + self._size
+            if len(self._incoming) < end + _TAG:
+                return
+            message = bytes(self._incoming[head:end])
+            size = bytes(self._incoming[: _SIZE.size])
+            self._compare(self._incoming[end : end + _TAG], self._received, size + message)
+            del self._incoming[: end + _TAG]
+            self._size = None
+            self._received += 1
+            yield message
+
+    def _check(self, count: int, what: bytes) -> None:
+        self._compare(read(self.socket, _TAG), count, what)
+
+    def _compare(self, tag: bytes | bytearray, count: int, what: bytes) -> None:
+        if not hmac.compare_digest(tag, self._tag(self._theirs, count, what)):
             raise HandshakeError("what came is not what the other side has sent")
 
     def _tag(self, side: bytes, count: int, what: bytes) -> bytes:

@@ -10,9 +10,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, Protocol
 
+from paceline.contract.handshake import HandshakeError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from .links import Messages
     from .relay import Message
 
 
@@ -22,8 +25,8 @@ class Events(Protocol):
     def received(self, rank: int, message: Message) -> None:
         """A message came from a rank."""
 
-    def disconnected(self, rank: int) -> None:
-        """The connection to a rank has ended."""
+    def disconnected(self, rank: int, why: str) -> None:
+        """The connection to a rank has ended, or can no longer be trusted."""
 
     def signalled(self, number: int) -> None:
         """This process got a signal."""
@@ -42,7 +45,7 @@ class Listener:
         wakeup: who writes a byte here wakes the thread; the number of a signal reports that signal, 0 nothing.
     """
 
-    def __init__(self, events: Events, links: Mapping[int, socket.socket]) -> None:
+    def __init__(self, events: Events, links: Mapping[int, Messages]) -> None:
         self._events, self._links = events, links
         self._woken, self.wakeup = socket.socketpair()
         for end in (self._woken, self.wakeup):
@@ -72,11 +75,10 @@ class Listener:
         self.wakeup.close()
 
     def _run(self) -> None:
-        buffers = dict.fromkeys(self._links, b"")
         with selectors.DefaultSelector() as selector:
             selector.register(self._woken, selectors.EVENT_READ, None)
             for rank, link in self._links.items():
-                selector.register(link, selectors.EVENT_READ, rank)
+                selector.register(link.socket, selectors.EVENT_READ, rank)
             while not self._is_stopped:
                 deadline = self._events.next_deadline()
                 ready = selector.select(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -85,20 +87,24 @@ class Listener:
                 for key, _ in ready:
                     if key.data is None:
                         self._read_signals()
-                    elif not self._read(key.data, buffers):
+                    elif not self._read(key.data):
                         selector.unregister(key.fileobj)
 
-    def _read(self, rank: int, buffers: dict[int, bytes]) -> bool:
+    def _read(self, rank: int) -> bool:
         """Read what came from a rank; returns whether more may come."""
+        link = self._links[rank]
         try:
-            data = self._links[rank].recv(65536)
+            data = link.socket.recv(65536)
         except OSError:
             data = b""
-        *lines, buffers[rank] = (buffers[rank] + data).split(b"\n")
-        for line in lines:
-            self._events.received(rank, json.loads(line))
+        try:
+            for message in link.feed(data):
+                self._events.received(rank, json.loads(message))
+        except HandshakeError:
+            self._events.disconnected(rank, "what came from it was changed on the way")
+            return False
         if not data:
-            self._events.disconnected(rank)
+            self._events.disconnected(rank, "it is gone")
         return bool(data)
 
     def _read_signals(self) -> None:

@@ -103,9 +103,9 @@ class Relay:
             outbox = [(EVERYBODY, {"do": "lost", "rank": rank, "why": message["why"]})]
         return outbox + self._decide() + self._gather() + self._judge()
 
-    def disconnected(self, rank: int) -> Outbox:
+    def disconnected(self, rank: int, why: str = "it is gone") -> Outbox:
         """A rank's connection has ended; it is lost unless it has left in good order."""
-        return self.receive(rank, {"do": "failed", "why": "failed (it is gone)"}) if rank in self._active else []
+        return self.receive(rank, {"do": "failed", "why": f"failed ({why})"}) if rank in self._active else []
 
     def _ask(self, rank: int) -> Outbox:
         """Ask all where they are, unless the rank that asks has not answered the last question itself."""

@@ -25,6 +25,7 @@ from paceline.train.diagnosis.late_ranks import LateRanks
 
 from . import connect
 from .exit_report import last_words
+from .links import Messages
 from .listener import Listener
 from .process_hooks import ProcessHooks
 from .relay import EVERYBODY, Message, Relay
@@ -72,9 +73,9 @@ class Watch:
         self.stops = stops
         self._rank = rank
         links = connect.connect(rank, world_size, share, "watch", local=local) if world_size > 1 else {}
-        self._links = {other: link.socket for other, link in links.items()}
+        self._links = {other: Messages(link, accepted=rank == 0) for other, link in links.items()}
         for each in self._links.values():
-            each.settimeout(_SEND_SECONDS)
+            each.socket.settimeout(_SEND_SECONDS)
         self._relay = Relay(world_size) if rank == 0 else None
         self._condition = threading.Condition(threading.RLock())
         self._count = 0  # steps begun and collectives entered, the same on all ranks of a sound script
@@ -303,13 +304,13 @@ class Watch:
             else:
                 self._handle(message)
 
-    def disconnected(self, rank: int) -> None:
-        """Handle that a connection has ended."""
+    def disconnected(self, rank: int, why: str) -> None:
+        """Handle that a connection has ended, or can no longer be trusted."""
         with self._condition:
             if self._relay is not None:
-                self._deliver(self._relay.disconnected(rank))
+                self._deliver(self._relay.disconnected(rank, why))
             elif 0 not in self._left:
-                self._lose(0, "failed (it is gone)")
+                self._lose(0, f"failed ({why})")
 
     def signalled(self, number: int) -> None:
         """Handle a signal to stop."""
@@ -393,7 +394,7 @@ class Watch:
         link = self._links.get(rank)
         if link is not None:
             with contextlib.suppress(OSError):  # it is gone: the listener reads that
-                link.sendall(json.dumps(message).encode() + b"\n")
+                link.send(json.dumps(message).encode())
 
     def _handle(self, message: Message) -> None:
         """Handle a message of the relay."""
@@ -470,7 +471,7 @@ class Watch:
         self._hooks.release()
         self._listener.close()
         for link in self._links.values():
-            link.close()
+            link.socket.close()
 
 
 class Collective(contextlib.AbstractContextManager[None]):
