@@ -129,9 +129,7 @@ def killed(path: str) -> None:
 def test_a_file_that_killed_ranks_have_left_is_named(tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match="SIGKILL"):
         launch(killed, (str(tmp_path / "meeting"),), 2)
-    with pytest.raises(
-        RuntimeError, match="meeting is left over from ranks that were killed, or in use"
-    ):
+    with pytest.raises(RuntimeError, match="meeting is left over from ranks that were killed, or in use"):
         launch(again_on_the_same_file, (str(tmp_path / "meeting"), "returns"), 2)
 
 
