@@ -1,15 +1,16 @@
-"""Volumes on a machine that mounts nothing: where they are, and why they cannot be read."""
+"""Volumes: where they are, where a job finds them, and why they cannot be read or mounted."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from paceline.backends import volumes as room
-from paceline.backends.volumes import Source, resolve, volumes
+from paceline.backends.volumes import find, volumes
 from paceline.job.errors import UserError
 from paceline.job.settings import load
 from paceline.job.spec import Mount
@@ -37,25 +38,50 @@ def mounts(*texts: str) -> tuple[Mount, ...]:
     return tuple(Mount.model_validate(text) for text in texts)
 
 
+def resolve(wanted: tuple[Mount, ...], settings: Settings, working_dir: str = "/work") -> list[dict[str, Any]]:
+    return find(wanted, settings, "/home/user/.local/share/paceline", working_dir)
+
+
 def test_where_a_job_finds_its_volumes(tmp_path: Path, defined: Callable[..., Settings]) -> None:
     data = tmp_path / "data"
     data.mkdir()
     (tmp_path / "link").symlink_to(data)
     found = resolve(
-        mounts(f"training-data:{data}", f"training-data:{tmp_path}/link", "training-data:/no/such/place"),
+        mounts(f"training-data:{data}", f"training-data:{tmp_path}/link"),
         defined(training__data=data),
     )
-    variable = "PACELINE_DATA_TRAINING_DATA"
-    assert found == [
-        Source("training-data", str(data), str(data), True, variable),
-        Source("training-data", str(data), f"{tmp_path}/link", True, variable),
-        Source("training-data", str(data), "/no/such/place", False, variable),
-    ]
+    same = {"volume": "training-data", "path": str(data), "variable": "PACELINE_DATA_TRAINING_DATA"}
+    seen = {"visible": True, "mount": False, "problem": None}
+    assert found == [{**same, "wanted": str(data), **seen}, {**same, "wanted": f"{tmp_path}/link", **seen}]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        ("/", "it would hide /home/user/.local/share/paceline"),
+        ("/work", "it would hide /work/code"),
+        (os.path.dirname(sys.prefix), f"it would hide {sys.prefix}"),
+        ("/etc/passwd", "/etc/passwd is a file, and the volume is not"),
+    ],
+)
+def test_where_a_volume_cannot_be_mounted(
+    tmp_path: Path, defined: Callable[..., Settings], wanted: str, why: str
+) -> None:
+    (found,) = resolve(mounts(f"a:{wanted}"), defined(a=tmp_path), "/work/code")
+    assert (found["visible"], found["mount"], found["problem"]) == (False, False, why)
+
+
+def test_only_root_makes_the_folder(
+    tmp_path: Path, defined: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    (found,) = resolve(mounts("a:/no/such/place"), defined(a=tmp_path))
+    assert found["problem"] == "/no/such/place does not exist"
 
 
 def test_a_volume_may_be_a_file(tmp_path: Path, defined: Callable[..., Settings]) -> None:
     (tmp_path / "data.bin").write_bytes(b"1")
-    assert resolve(mounts("a:/b"), defined(a=tmp_path / "data.bin"))[0].path == f"{tmp_path}/data.bin"
+    assert resolve(mounts("a:/b"), defined(a=tmp_path / "data.bin"))[0]["path"] == f"{tmp_path}/data.bin"
 
 
 def test_unknown_volume(tmp_path: Path, defined: Callable[..., Settings]) -> None:

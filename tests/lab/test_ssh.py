@@ -327,6 +327,24 @@ def test_code_and_secrets_travel_with_the_job(client: Client) -> None:
     assert client("list", "--on", "lab", "-A", "-o", "json").stdout == "[]\n"
 
 
+def test_volumes_are_mounted_on_hosts(client: Client) -> None:
+    data = client.folder / "data"
+    data.mkdir()
+    (data / "train.bin").touch()
+    client.write_settings({"lab": {"hosts": ["h1"]}}, volumes={"digits": str(data)})
+    script = client.script("""
+        import os, sys
+        print(os.listdir("/mnt"), os.path.isdir(sys.argv[1]))
+    """)
+    name = submit(client, "--data", "digits:/mnt", script, "/mnt")
+    assert client("wait", "--on", "lab", name).returncode == 0
+    assert client("logs", "--on", "lab", name).stdout == "['train.bin'] True\n"
+    done = client("submit", "--on", "lab", "--data", "digits:/", script, "/")
+    assert done.returncode == 0
+    assert "h1: volume digits cannot be mounted at /: it would hide " in done.stderr
+    assert client("wait", "--on", "lab", done.stdout.strip()).returncode == 0
+
+
 def test_hosts_may_share_the_folder_of_the_code(client: Client) -> None:
     client.script("import os, threading; print(os.getcwd(), flush=True); threading.Event().wait()", "source/main.py")
     shared = client.folder / "shared"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.job.errors import UserError, nearest
 from paceline.job.job import Volume
@@ -20,25 +19,6 @@ if TYPE_CHECKING:
     from paceline.job.spec import Mount
 
 PATIENCE = 5.0  # seconds that a file system has to answer
-
-
-@dataclass(frozen=True)
-class Source:
-    """A volume of a job, and its path on this machine.
-
-    Attributes:
-        volume: its name.
-        path: where it is on this machine.
-        wanted: where the job wants to see it.
-        visible: whether `wanted` is the same folder as `path`, perhaps through a link or mount.
-        variable: the environment variable with `path`, which the job always gets.
-    """
-
-    volume: str
-    path: str
-    wanted: str
-    visible: bool
-    variable: str
 
 
 def volumes(settings: Settings) -> list[Volume]:
@@ -72,8 +52,18 @@ def check(mounts: Sequence[Mount], settings: Settings) -> dict[str, str]:
     return {name: settings.volumes[name] for name in variables.values()}
 
 
-def resolve(mounts: Sequence[Mount], settings: Settings) -> list[Source]:
-    """Where a job's volumes are on this machine.
+def sources(mounts: Sequence[Mount], settings: Settings) -> list[dict[str, Any]]:
+    """A job's volumes as a node is told them: volume, path, wanted (where the job wants it), variable (with the path).
+
+    Raises:
+        UserError: one is unknown, or two of them clash.
+    """
+    paths = check(mounts, settings)
+    return [{"volume": m.volume, "path": paths[m.volume], "wanted": m.path, "variable": m.variable} for m in mounts]
+
+
+def find(mounts: Sequence[Mount], settings: Settings, root: str, working_dir: str) -> list[dict[str, Any]]:
+    """The same for a job on this machine, with what `node.machine.volumes.find` adds.
 
     Raises:
         UserError: one is unknown or cannot be read, or two of them clash.
@@ -84,10 +74,7 @@ def resolve(mounts: Sequence[Mount], settings: Settings) -> list[Source]:
         if look.problem is not None:
             file = settings.file_of("volumes", name)
             raise UserError(printable(f"volume {name}, {look.path}: {look.problem}; correct it in {file}"))
-    return [
-        Source(m.volume, looks[m.volume].path, m.path, node_volumes.is_same(looks[m.volume].path, m.path), m.variable)
-        for m in mounts
-    ]
+    return [node_volumes.find(source, root, working_dir) for source in sources(mounts, settings)]
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:

@@ -58,6 +58,7 @@ class NodeSpec:
         nproc: ranks on this node.
         python: interpreter with its options, as an argument vector.
         working_dir: where the ranks start.
+        mounts: the job's volumes that are mounted for its ranks: path, and where they see it.
         env: variables added to the agent's environment.
         preload: modules the fork server imports before it forks the first rank.
         start_method: "fork" from the fork server, or "exec" of a new process.
@@ -97,6 +98,7 @@ class NodeSpec:
     nproc: int
     python: tuple[str, ...]
     working_dir: str
+    mounts: tuple[tuple[str, str], ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
     start_method: str = "fork"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends.base import Prepared
@@ -76,7 +76,7 @@ def prepared(spec: JobSpec, *, detached: bool) -> LocalPrepared:
         raise UserError(f"no job {spec.resume_from!r} to resume from; see paceline list -A")
     order = make.Order(
         {**spec.for_node(), "name": shown_name(spec)},
-        data=_sources(spec),
+        data=_sources(spec, here_home),
         source=source_of(spec),
         terminal={} if detached else terminal_size(),
     )
@@ -86,14 +86,14 @@ def prepared(spec: JobSpec, *, detached: bool) -> LocalPrepared:
     return LocalPrepared(complete, (), int(complete.ranks), spec.nodes != 1, asked=spec, plan=plan)
 
 
-def _sources(spec: JobSpec) -> list[dict[str, Any]]:
-    """Its volumes and their paths."""
+def _sources(spec: JobSpec, home: Home) -> list[dict[str, Any]]:
+    """Its volumes, and whether it finds them where it wants them."""
     if not spec.data:
         return []
-    from paceline.backends.volumes import resolve
+    from paceline.backends.volumes import find
     from paceline.job.settings import load
 
-    return [asdict(source) for source in resolve(spec.data, load())]
+    return find(spec.data, load(), str(home.root), str(source_of(spec) or spec.working_dir))
 
 
 @contextlib.contextmanager

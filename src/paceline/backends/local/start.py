@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.backends.refusals import refusals
 from paceline.backends.submission import NameTaken, fetched, start_named
 from paceline.job.paths import jobs_folder, make_private
+from paceline.node.machine import volumes
 from paceline.node.store import make
 
 from .prepare import LocalPrepared, writing
@@ -48,6 +49,8 @@ def start(
         plan = replace(plan, order=replace(plan.order, stdin=reader), node=replace(plan.node, stdin=reader))
     make_private(jobs_folder().parent)
     _warn_of_no_token(spec, progress)
+    for line in volumes.notes(plan.order.data):
+        progress.say(line)
 
     def bring(folder: Path) -> dict[str, Any]:
         return fetched(spec, folder, progress)

@@ -204,14 +204,12 @@ class RemoteStart:
 
     def _sources(self) -> list[dict[str, Any]]:
         """The paths of the job's volumes on the hosts, from the settings."""
-        data = self.spec.data
-        if not data:
+        if not self.spec.data:
             return []
-        from paceline.backends.volumes import check
+        from paceline.backends.volumes import sources
         from paceline.job.settings import load
 
-        paths = check(data, load())
-        return [{"volume": m.volume, "path": paths[m.volume], "wanted": m.path, "variable": m.variable} for m in data]
+        return sources(self.spec.data, load())
 
     def _preflight(self) -> dict[Host, Answer]:
         """Check all hosts and choose those for the job; returns the answers.
@@ -225,7 +223,9 @@ class RemoteStart:
         ) as preflight:
             self._hosts.note(preflight.failed)
             self._chosen = preflight.choose(*self.spec.node_range, self._preferred, self.notes.append)
-            return dict(preflight.answers)
+            answers = dict(preflight.answers)
+        self.notes += [f"{host.name}: {line}" for host in self._chosen for line in answers[host]["notes"]]
+        return answers
 
     def _preferred(self, looks: Mapping[Host, Answer]) -> list[Host]:
         """The hosts for the job, best first: those with enough free devices, then in the order of the settings.

@@ -196,7 +196,8 @@ def _volume(volume: Any) -> str:
     where = f"{volume['volume']} at {volume['path']}"
     if volume["visible"]:
         return where
-    return f"{where} (not mounted at {volume['wanted']}: the job reads {volume['variable']})"
+    why = f": {volume['problem']}" if volume.get("problem") else ""  # jobs of older versions have none
+    return f"{where} (not mounted at {volume['wanted']}{why}; the job reads {volume['variable']})"
 
 
 def _code(code: Any) -> str:

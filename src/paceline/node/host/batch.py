@@ -71,7 +71,8 @@ def _run(request: BatchRequest, folder: Path) -> NoReturn:
         Refused: the job cannot run here.
         OSError: something cannot be read or written.
     """
-    home, order = Home(Path(request["root"]).expanduser()), order_of(request)
+    home = Home(Path(request["root"]).expanduser())
+    order = order_of(home, request)
     if make.is_back(home, order):
         make.become_again(home, order)
     plan = make.plan(home, make.this_machine(home, request["slots"], is_scheduled=True), order)

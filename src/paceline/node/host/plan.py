@@ -14,7 +14,7 @@ from paceline.node.planning import fitting
 from paceline.node.store import make, records
 
 from .preflight import all_facts, converse, job_facts
-from .start import order_of
+from .start import found_volumes, order_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ def plan(home: Home, request: PlanRequest) -> Answer:
     Raises:
         Refused: it cannot run here, or its name is taken.
     """
-    plan = make.plan(home, make.this_machine(home, request["slots"]), order_of(request))
+    plan = make.plan(home, make.this_machine(home, request["slots"]), order_of(home, request))
     return {
         "job": plan.shown(),
         "node": {"address": own_address(), "slots": plan.node.nproc},
@@ -49,6 +49,7 @@ def preflight(home: Home, request: Request) -> Iterator[Answer]:
     else:
         facts.update(_look(home, request))
         try:
+            facts["notes"] = volumes.notes(found_volumes(home, request))
             facts.update(job_facts(home.root, home.jobs, _framework(home, request)))
         except Refused as error:
             facts["refused"] = str(error)
@@ -83,8 +84,6 @@ def _framework(home: Home, request: Request) -> str | None:
     job = {**request["job"], "nodes": 1, "node_rank": None, "main_port": None}
     if job["code"] is None or job["working_dir"] != ".":
         job["working_dir"] = os.path.expanduser(job["working_dir"])
-    for source in request["data"]:
-        volumes.find(source)
     try:
         make.check_writable(home.jobs)
     except OSError as error:

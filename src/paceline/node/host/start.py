@@ -69,7 +69,17 @@ def start(home: Home, request: StartRequest) -> Iterator[Answer]:
     yield {"end": True}
 
 
-def order_of(request: Part) -> make.Order:
+def found_volumes(home: Home, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The volumes of a client's job on this machine.
+
+    Raises:
+        Refused: one of them cannot be read here.
+    """
+    working_dir = os.path.expanduser(request["job"]["working_dir"])
+    return [volumes.find(source, str(home.root), working_dir) for source in request["data"]]
+
+
+def order_of(home: Home, request: Part) -> make.Order:
     """What a client asks this machine to make.
 
     Raises:
@@ -77,7 +87,7 @@ def order_of(request: Part) -> make.Order:
     """
     return make.Order(
         request["job"],
-        data=[volumes.find(source) for source in request["data"]],
+        data=found_volumes(home, request),
         job_id=request["job_id"],
         hosts=tuple(request["hosts"]),
         joins=request["joins"],
@@ -89,7 +99,7 @@ def order_of(request: Part) -> make.Order:
 
 
 def _make(home: Home, request: StartRequest, lifeline: socket.socket) -> make.Made:
-    order, archive = order_of(request), Bytes(request["bytes"])
+    order, archive = order_of(home, request), Bytes(request["bytes"])
     if make.is_back(home, order):
         archive.skip()
         return make.take_up(home, order, lifeline)

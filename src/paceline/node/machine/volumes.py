@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.node.errors import Refused
 
+from . import mounts
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 class Look(NamedTuple):
@@ -42,13 +45,36 @@ def is_same(path: str, wanted: str) -> bool:
         return False
 
 
-def find(source: Mapping[str, Any]) -> dict[str, Any]:
-    """A volume that a job wants, and whether it is visible at the path that the job wants.
+def find(source: Mapping[str, Any], root: str, working_dir: str) -> dict[str, Any]:
+    """A volume that a job wants, and whether the job finds it at the path where it wants it.
+
+    Args:
+        source: volume, path, wanted, variable.
+        root: where paceline keeps the jobs; a mount must not hide it.
+        working_dir: of the job; likewise.
+
+    Returns:
+        The same with `visible` (it is there, or will be mounted there), `mount` (it must be mounted for that) and
+        `problem` (why it cannot be mounted; None if it is visible).
 
     Raises:
         Refused: it cannot be read.
     """
-    problem = look(source["path"]).problem
+    path, wanted = source["path"], source["wanted"]
+    problem = look(path).problem
     if problem is not None:
-        raise Refused(f"volume {source['volume']}, {source['path']}: {problem}; correct it in the settings")
-    return {**source, "visible": is_same(source["path"], source["wanted"])}
+        raise Refused(f"volume {source['volume']}, {path}: {problem}; correct it in the settings")
+    if is_same(path, wanted):
+        return {**source, "visible": True, "mount": False, "problem": None}
+    problem = mounts.problem(path, wanted, (root, working_dir, sys.prefix, sys.base_prefix))
+    return {**source, "visible": problem is None, "mount": problem is None, "problem": problem}
+
+
+def notes(sources: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What to say of the volumes that a job does not find where it wants them."""
+    return [
+        f"volume {it['volume']} cannot be mounted at {it['wanted']}: {it['problem']}; "
+        f"the job reads its path, {it['path']}, from {it['variable']}"
+        for it in sources
+        if not it["visible"]
+    ]

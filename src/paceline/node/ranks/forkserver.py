@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, cast
 
 from paceline.node import ENTRY
 from paceline.node.eventloop.channel import Channel, ChannelClosed
-from paceline.node.machine import processes
+from paceline.node.machine import mounts, processes
 from paceline.node.spec import NodeSpec, Program
 
 from .program import run_program, script_folder
@@ -311,6 +311,7 @@ def main(channel_fd: int, spec_path: str) -> None:
         sys.path.insert(0, script_folder(spec.program.target))
     elif spec.program.kind == "module" and not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.getcwd())
+    mounts.enter(spec.mounts)
     server = ForkServer(spec, Channel(socket.socket(fileno=channel_fd)))
     server.import_framework()
     processes.outlive_parent()

@@ -78,7 +78,7 @@ class Order:
 
     Attributes:
         job: what was asked for, as a `JobSpec` is in JSON.
-        data: the job's volumes: volume, path, wanted, visible, variable.
+        data: the job's volumes, as `machine.volumes.find` describes them.
         job_id: what its nodes have in common; None makes one up.
         hosts: the nodes' host names as the user gave them, by node rank; empty if unknown.
         joins: the job runs elsewhere already.
@@ -477,6 +477,7 @@ def _place(
         node,
         env=env,
         why_exec=why,
+        mounts=tuple((it["path"], it["wanted"]) for it in order.data if it["mount"]),
         stdin=order.stdin,
         hosts=order.hosts,
         expected=len(order.hosts) or None,
