@@ -34,6 +34,9 @@ TARGETS = (2, 8, HOSTS)  # of paceline: `lab2` has the first two hosts, and so o
 TAIL_LINES = 12  # of a failed command's output, kept for the report
 # Variables of launchers: one set around the benchmarks would change what is measured.
 FOREIGN = ("PACELINE_", "PET_", "TORCHELASTIC_", "TORCHX", "SLURM_")
+# All hosts share the cores of this machine, so that commands take longer than with hosts of their own.
+PATIENT_LIMITS = {"PACELINE_LOOK_TIMEOUT": "60s", "PACELINE_ACT_TIMEOUT": "60s"}
+DEFAULT_LIMITS = dict.fromkeys(PATIENT_LIMITS, "")
 FOREIGN_NAMES = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"})
 
 
@@ -49,6 +52,7 @@ class Lab:
             for name, value in os.environ.items()
             if not name.startswith(FOREIGN) and name not in FOREIGN_NAMES
         }
+        self.env.update(PATIENT_LIMITS)
         for name in ("PACELINE_HOME", "XDG_CONFIG_HOME", "TMPDIR"):
             folder = self.folder / name.lower()
             folder.mkdir()
@@ -114,11 +118,15 @@ class Lab:
             seconds = job.finish()
         return Sample(seconds, _cpu_of_children() - cpu_before)
 
-    def answer(self, command: Sequence[str]) -> Any:
+    def forget_silent_hosts(self) -> None:
+        """Let the next command wait for every host."""
+        Path(self.env["PACELINE_HOME"], "silent.json").unlink(missing_ok=True)
+
+    def answer(self, command: Sequence[str], **env: str) -> Any:
         """Run a command to its end, with the name of a file as its last argument; returns the JSON that it wrote."""
         path = self.folder / "answer.json"
         path.unlink(missing_ok=True)
-        with self.started([*command, str(path)]) as job:
+        with self.started([*command, str(path)], **env) as job:
             job.finish()
         return json.loads(path.read_text())
 

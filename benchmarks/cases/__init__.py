@@ -18,6 +18,7 @@ GROUPS = (
     "handshakes",
     "hosts",
     "hosts_elastic",
+    "hosts_silent",
 )  # in the order of the table
 
 

@@ -137,7 +137,8 @@ class Host:
         """Make it, and switch it on."""
         self.home.mkdir()
         _do("mount", "-t", "tmpfs", "-o", f"size={_DISK},mode=755", self.namespace, str(self.home))
-        (self._folder / f"{self.name}.sshd_config").write_text(
+        self._config = self._folder / f"{self.name}.sshd_config"
+        self._config.write_text(
             f"ListenAddress {self.address}\nHostKey {self._folder}/host_key\n"
             f"AuthorizedKeysFile {self._folder}/key.pub\nStrictModes no\nUsePAM no\nPidFile none\n"
             "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n"
@@ -202,6 +203,26 @@ class Host:
         """Undo `hang`."""
         _kill(_inside(self.namespace), signal.SIGCONT)
 
+    def hang_logins(self) -> None:
+        """Let users in, whose shells then never start, as where homes are on a dead server; what runs goes on."""
+        self._configure("ForceCommand exec cat > /dev/null")  # it ends with the connection
+
+    def heal_logins(self) -> None:
+        """Undo `hang_logins`."""
+        self._configure("")
+
+    def _configure(self, last: str) -> None:
+        """Give its sshd another last line; connections that are open keep what they had."""
+        lines = self._config.read_text().splitlines()
+        kept = [line for line in lines if not line.startswith("ForceCommand")]
+        if [*kept, *filter(None, [last])] == lines or self._sshd is None:
+            return
+        self._config.write_text("".join(f"{line}\n" for line in (*kept, last)))
+        log = self._folder / f"{self.name}.log"
+        count = log.read_text().count("Server listening")
+        os.kill(self._sshd.pid, signal.SIGHUP)
+        eventually(lambda: log.read_text().count("Server listening") > count, f"{self.name} has read its settings")
+
     # -- network and disk ----------------------------------------------------------------------------------------------
 
     def cut(self) -> None:
@@ -249,6 +270,7 @@ class Host:
         if self._sshd is None:
             self.power_on()
         self.wake()
+        self.heal_logins()
         self.heal()
         self.unlimit()
         self.make_room()
@@ -370,6 +392,8 @@ class Client(Paceline):
         super().__init__(folder)
         self.lab = lab
         self.root = f"state/{folder.name}"
+        # A test that is about limits sets them itself; all hosts share this machine, which may be busy.
+        self.env.update(PACELINE_LOOK_TIMEOUT="60s", PACELINE_ACT_TIMEOUT="60s")
         self.env.update(XDG_RUNTIME_DIR=str(lab.folder), PATH=f"{lab.folder}/bin:{self.env['PATH']}")
         self.settings()
 

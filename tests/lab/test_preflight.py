@@ -17,6 +17,7 @@ from tests.conftest import eventually
 
 from paceline.backends.check.finding import Finding
 from paceline.backends.check.hosts import Clock, clock_finding, differing
+from paceline.backends.limits import Limits
 from paceline.backends.ssh import connection
 from paceline.backends.ssh.preflight import together
 from paceline.backends.ssh.survey import MOST_FOR_PAIRS, rounds
@@ -286,10 +287,14 @@ def test_a_host_that_hangs_is_not_waited_for_for_ever(tmp_path: Path, monkeypatc
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path) if len(str(tmp_path)) < 32 else "")
-    host = connection.Host("h1", 0, None, None, "python3", "~/state")
-    with pytest.raises(connection.Unreachable) as caught, host.listen({"do": "look"}, patience=0.1):
-        pass
-    assert str(caught.value) == "h1 says nothing for 0.1 s; see what it does: ssh h1"
+    host = connection.Host("h1", 0, None, None, "python3", "~/state", Limits(0.1, 0.2))
+    for verb, seconds in (("describe", 0.1), ("stop", 0.2)):
+        with pytest.raises(connection.Silent) as caught, host.listen({"do": verb}):
+            pass
+        said = (
+            f"cannot reach h1: no answer within {seconds:g} s; it may be busy or hang, or a start-up file of its shell"
+        )
+        assert str(caught.value) == f"{said} wait for input: ssh h1"
 
 
 @pytest.fixture

@@ -248,6 +248,13 @@ class Backend(ABC):
             UserError: it is not known whether there is a job of such a name.
         """
 
+    def look_until(self, deadline: float) -> None:
+        """From now on wait for no machine beyond this time (`time.monotonic`) where something is only read.
+
+        What does not answer in time is treated as what does not answer. A backend that waits for nothing does nothing.
+        """
+        return
+
     @abstractmethod
     def spec(self, name: str) -> JobSpec:
         """The specification with which a job was submitted."""
@@ -370,8 +377,8 @@ class TensorBoards(Protocol):
 class Volumes(Protocol):
     """Jobs can use named volumes."""
 
-    def volumes(self) -> list[Volume]:
-        """The named volumes."""
+    def volumes(self, warn: Callable[[str], None]) -> list[Volume]:
+        """The named volumes; `warn` gets the reason if a machine does not say whether it can read them."""
 
 
 _LACKING = {

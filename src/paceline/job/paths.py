@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .errors import UserError
 
-_CONTENTS = ("jobs", "queue", "targets", "hosts", "paceline-")  # what paceline's names there begin with
+_CONTENTS = ("jobs", "queue", "targets", "hosts", "silent", "paceline-")  # what paceline's names there begin with
 
 
 def jobs_folder() -> Path:

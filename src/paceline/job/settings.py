@@ -9,11 +9,12 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 
 from .errors import UserError
+from .quantities import duration
 from .settings_files import project_file, user_file
 from .text import printable
 from .validation import validation_error
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _VOLUME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
+Limit = Annotated[float, BeforeValidator(duration), Field(gt=0, allow_inf_nan=False)]
 Files = dict[tuple[str, ...], Path]  # key → the file that sets it
 
 
@@ -55,9 +57,17 @@ class Target(_Model):
 
 
 class Defaults(_Model):
-    """What holds where no flag says otherwise."""
+    """What holds where no flag says otherwise.
+
+    Attributes:
+        on: the target.
+        look_timeout: seconds that a verb that looks waits for a machine; None leaves it to paceline.
+        act_timeout: the same for a verb that acts.
+    """
 
     on: str = Field(default="local", min_length=1)
+    look_timeout: Limit | None = None
+    act_timeout: Limit | None = None
 
 
 class Settings(_Model):

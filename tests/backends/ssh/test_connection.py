@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from paceline.backends.ssh import connection
-from paceline.backends.ssh.connection import Host
+from paceline.backends.limits import Limits
+from paceline.backends.ssh import asking
+from paceline.backends.ssh.connection import Host, Silent
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,7 +38,8 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
 
     def asks(root: Path, python: str = "python3", startup: str = "") -> dict[str, object]:
         monkeypatch.setenv("STARTUP", startup)
-        return Host("h1", 1, None, None, python, str(root)).ask({"do": "describe", "names": [], "since": None})
+        limits = Limits(*[float(os.environ.get("LIMIT", "60"))] * 2)
+        return Host("h1", 1, None, None, python, str(root), limits).ask({"do": "describe", "names": [], "since": None})
 
     return asks
 
@@ -175,6 +178,24 @@ def test_a_startup_file_that_reads(ask: Ask, tmp_path: Path, startup: str) -> No
 
 
 def test_a_startup_file_that_waits_for_more(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "FIRST_SECONDS", 1.0)
-    said = refusal(ask, tmp_path / "root", startup="cat > /dev/null")
-    assert said.startswith("h1 says nothing for 1 s; does a start-up file of its shell wait for input?; see ")
+    monkeypatch.setenv("LIMIT", "1")
+    with pytest.raises(UserError) as caught:
+        ask(tmp_path / "root", startup="cat > /dev/null")
+    said = str(caught.value)
+    assert said.startswith("cannot reach h1: no answer within 1 s; it may be busy or hang, or a start-up file of its ")
+
+
+def test_a_wrapper_of_ssh_that_leaves_a_child_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f"#!/bin/sh\nsleep 3600 &\necho $! > {tmp_path}/pid\nwait\n")  # the child holds the output open
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "")
+    host = Host("h1", 1, None, None, "python3", "~/state", Limits(0.5, 0.5))
+    request = {"do": "describe", "names": [], "since": None}
+    try:
+        found = asking.ask_all({host: (request, host.patience(request))}, frozenset())
+        assert isinstance(found[host].answer, Silent)
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)

@@ -197,7 +197,7 @@ class Local(Backend):
             self._measures = Gauge(self._jobs.parent, self._jobs, present, reader(), slots=slots)
         return self._measures
 
-    def volumes(self) -> list[Volume]:
+    def volumes(self, warn: Callable[[str], None]) -> list[Volume]:
         """The volumes that the settings name."""
         from paceline.backends.volumes import volumes
         from paceline.job.settings import load

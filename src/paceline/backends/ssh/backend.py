@@ -21,12 +21,13 @@ from paceline.job.errors import UserError
 from paceline.job.job import Node, Usage, Volume
 
 from . import target
+from .connection import Unreachable
 from .jobs import RemoteJobs
 from .streams import Streams
 from .target import Hosts, Options, left_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from paceline.backends.base import Listing, LogLines, LogQuery, ProgressReporter
     from paceline.backends.check.survey import Survey
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from paceline.job.job import Job
     from paceline.job.spec import JobSpec
 
-    from .connection import Request
+    from .connection import Host, Request
     from .foreground import RemoteRun
     from .start import RemoteStart
 
@@ -162,9 +163,13 @@ class Ssh(Backend):
         """What the hosts have, how they reach each other, and what would go wrong there."""
         from .survey import survey
 
-        return survey(self._hosts.all, progress)
+        return survey(self._hosts, progress)
 
     # -- look ----------------------------------------------------------------------------------------------------------
+
+    def look_until(self, deadline: float) -> None:
+        """See `Backend`."""
+        self._hosts.look_until(deadline)
 
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
         """These jobs, or all, the newest first; those that are unknown are left out.
@@ -222,13 +227,17 @@ class Ssh(Backend):
                 )
         return found
 
-    def volumes(self) -> list[Volume]:
+    def volumes(self, warn: Callable[[str], None]) -> list[Volume]:
         """The volumes of the settings, each with the first host that cannot read it, and why."""
         from paceline.job.settings import load
 
         settings = load()
         request = {"do": "volumes", "paths": dict(settings.volumes)}
-        answers = self._hosts.answers(self._hosts.all, lambda _: request)
+        answers, failed = self._hosts.ask(self._hosts.all, lambda _: request)
+        if not answers:
+            raise next(iter(failed.values()))
+        for error in failed.values():
+            warn(f"{error}; whether it can read them is not known")
         found = []
         for name, path in sorted(settings.volumes.items()):
             seen = {host: answer["volumes"][name] for host, answer in answers.items()}
@@ -252,7 +261,7 @@ class Ssh(Backend):
         """
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         look = math.inf  # when to ask whether jobs that have ended somewhere are over
-        hosts = list(dict.fromkeys(host for name in names for host in self._jobs.hosts_of(name)))
+        hosts = _distinct(self._jobs.hosts_of(name) for name in names)
         request = {"do": "wait", "names": list(names)}
         left = {(host, name) for name in names for host in self._jobs.hosts_of(name)}
         with contextlib.closing(Streams(hosts, lambda _: request)) as streams:
@@ -279,10 +288,18 @@ class Ssh(Backend):
                 tick(len(set(names) - {name for _, name in left}))
 
     def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:
-        """Ask jobs to stop, on the hosts that answer; returns why others did not."""
-        unreached = {name: ", ".join(why) for name in names if (why := self._jobs.unreachable(name))}
-        self._act({"do": "stop", "names": list(names), "now": now})
-        return unreached
+        """Ask jobs to stop, on all hosts that answer; returns why others did not."""
+        hosts = {name: self._jobs.all_hosts_of(name) for name in names}
+        request = {"do": "stop", "names": list(names), "now": now}
+        answers, failed = self._hosts.ask(_distinct(hosts.values()), lambda _: request)
+        for error in failed.values():
+            if not answers or not isinstance(error, Unreachable):
+                raise error
+        return {
+            name: ", ".join(str(failed[host]) for host in those if host in failed)
+            for name, those in hosts.items()
+            if not failed.keys().isdisjoint(those)
+        }
 
     def delete(self, names: Sequence[str]) -> list[str]:
         """Remove jobs that have ended, with all their files; returns what is left on hosts that do not answer.
@@ -305,7 +322,7 @@ class Ssh(Backend):
 
     def forget(self, name: str) -> list[str]:
         """Remove what can be reached of a LOST job, and forget it; returns the hosts where something is left."""
-        hosts = self._jobs.hosts_of(name)
+        hosts = self._jobs.all_hosts_of(name)
         self._hosts.ask(hosts, lambda _: {"do": "stop", "names": [name], "now": True})
         _, failed = self._hosts.ask(hosts, lambda _: {"do": "delete", "names": [name]})
         self._jobs.forget(name)
@@ -317,7 +334,7 @@ class Ssh(Backend):
         Raises:
             UserError: one of them fails, or does not answer.
         """
-        hosts = list(dict.fromkeys(host for name in request["names"] for host in self._jobs.hosts_of(name)))
+        hosts = _distinct(self._jobs.hosts_of(name) for name in request["names"])
         self._hosts.answers(hosts, lambda _: request)
 
     def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
@@ -351,3 +368,8 @@ class Ssh(Backend):
         # Of an elastic job some hosts may have left, and have nothing of its last attempt.
         hosts = self._jobs.last_hosts_of(name) if query.attempt is None else self._jobs.hosts_of(name)
         return read_logs(name, hosts, query)
+
+
+def _distinct(groups: Iterable[Sequence[Host]]) -> list[Host]:
+    """All hosts of some groups, each once."""
+    return list(dict.fromkeys(host for group in groups for host in group))

@@ -13,28 +13,28 @@ import os
 import shlex
 import subprocess
 import tempfile
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.backends.limits import DEFAULT, Limits
 from paceline.backends.packing import archive
 from paceline.job.errors import UserError
 from paceline.job.text import printable
 
 from .bootstrap import BEGIN, READ
+from .patience import Limit, Patience
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from typing import IO
 
     Request = dict[str, Any]
     Answer = dict[str, Any]
-    Body = Callable[[IO[bytes]], None]  # writes what follows a request
+    Body = Callable[["Input"], None]  # writes what follows a request
 
 CONNECT_SECONDS = 10
-FIRST_SECONDS = 90  # for the first answer: the login, the start-up files of the shell there, and Python
+_PIECE = 1 << 16  # bytes that are written at once
 PERSIST_SECONDS = 60  # a connection that nobody uses is kept so long for the next command
 _OPTIONS = {
     "BatchMode": "yes",
@@ -57,6 +57,7 @@ class Host:
         identity_file: the key to use; None leaves it to ssh.
         python: the interpreter there.
         root: the folder there with the jobs, and with paceline's archive.
+        limits: how long it is waited for.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Host:
     identity_file: str | None
     python: str
     root: str
+    limits: Limits = DEFAULT
 
     def command(self, remote: str, *options: str) -> list[str]:
         """The argument vector that runs a line of a remote shell."""
@@ -97,18 +99,24 @@ class Host:
         argument = base64.urlsafe_b64encode(json.dumps({**request, "root": self.root}).encode()).decode()
         return self.command(f"exec {_quoted(self.python)} {_quoted(path)} shell {argument}", "-t" if terminal else "-T")
 
-    def ask(self, request: Request, body: Body | None = None) -> Answer:
-        """Its answer to a request.
-
-        Args:
-            request: what `node/host/serve.py` understands.
-            body: writes what follows it.
+    def ask(
+        self,
+        request: Request,
+        body: Body | None = None,
+        opened: Callable[[Answers], None] = lambda _: None,
+        patience: Patience | None = None,
+    ) -> Answer:
+        """Its answer to a request; see `listen` for the arguments.
 
         Raises:
             UserError: it cannot be reached, or does not do what was asked.
         """
-        with self.listen(request, body) as answers:
+        with self.listen(request, body, opened, patience=patience) as answers:
             return next(answers)
+
+    def patience(self, request: Request) -> Patience:
+        """How long it is waited for when this is asked of it."""
+        return Patience.of(request["do"], self.limits)
 
     @contextlib.contextmanager
     def listen(
@@ -117,7 +125,7 @@ class Host:
         body: Body | None = None,
         opened: Callable[[Answers], None] = lambda _: None,
         apart: bool = False,
-        patience: float | None = None,
+        patience: Patience | None = None,
     ) -> Iterator[Answers]:
         """Its answers to a request with several answers; the connection is closed when the block ends.
 
@@ -126,27 +134,32 @@ class Host:
             body: writes what follows it.
             opened: gets the answers before the first one is read, so that another thread can stop them.
             apart: Ctrl-C does not end the connection.
-            patience: seconds to wait for each answer.
+            patience: how long to wait for it; None: as its limits say.
 
         Raises:
             UserError: see `ask`.
         """
+        patience = patience or self.patience(request)
         packed = archive()
         order = {"root": self.root, "name": packed.name, "bytes": len(packed.data)}
         with tempfile.TemporaryFile() as errors:  # ssh keeps it open as long as it keeps the connection
             process = self._start(errors, apart)
             assert process.stdin is not None
-            answers = Answers(self, process, errors, patience)
+            limit = Limit(process)
+            answers = Answers(self, process, errors, limit, patience)
+            limit.begin(patience.login)
             opened(answers)
             try:
                 with contextlib.suppress(BrokenPipeError):  # the answers say why
                     _write(process.stdin, json.dumps(BEGIN), json.dumps(order), json.dumps(request))
-                    if next(answers)["need"]:
-                        process.stdin.write(packed.data)
-                        process.stdin.flush()
+                    if answers.take()["need"]:
+                        limit.begin(patience.copy)
+                        _send(process.stdin, limit, packed.data)
+                        limit.begin(None if patience.work is None else patience.copy)
+                    elif patience.work is None or patience.work > patience.login:
+                        limit.begin(patience.work)
                     if body is not None:
-                        body(process.stdin)
-                        process.stdin.flush()
+                        body(Input(process.stdin, limit))
                 yield answers
             finally:
                 answers.stop()
@@ -165,17 +178,22 @@ class Unreachable(UserError):
     """A host cannot be reached, or the connection broke."""
 
 
+class Silent(Unreachable):
+    """A host does not answer in time."""
+
+
 class Answers:
     """The answers of a host, line by line."""
 
     def __init__(
-        self, host: Host, process: subprocess.Popen[bytes], errors: IO[bytes], patience: float | None = None
+        self, host: Host, process: subprocess.Popen[bytes], errors: IO[bytes], limit: Limit, patience: Patience
     ) -> None:
         self._host = host
         self._process = process
         self._errors = errors
+        self._limit = limit
         self._patience = patience
-        self._is_first = True
+        self._is_first = self._is_fresh = True
 
     def __iter__(self) -> Answers:
         return self
@@ -186,9 +204,21 @@ class Answers:
         Raises:
             UserError: there is none, or it is an error.
         """
+        if not self._is_fresh:  # the first one has been waited for since the request
+            self._limit.begin(self._patience.later)
+        self._is_fresh = False
+        try:
+            return self.take()
+        finally:
+            self._limit.end()
+
+    def take(self) -> Answer:
+        """See `__next__`; within the limit that runs."""
         stdout = self._process.stdout
         assert stdout is not None
-        line = self._line(stdout)
+        line = stdout.readline()
+        if not line and self._limit.is_over:
+            raise Silent(self._silence())
         try:
             answer: Answer = json.loads(line) if line.endswith(b"\n") else {}
         except ValueError:
@@ -210,25 +240,10 @@ class Answers:
             answer["data"] = stdout.read(answer.pop("bytes"))
         return answer
 
-    def _line(self, stdout: IO[bytes]) -> bytes:
-        """The next line.
-
-        Raises:
-            Unreachable: it does not come in time.
-        """
-        patience = FIRST_SECONDS if self._patience is None and self._is_first else self._patience
-        if patience is None:
-            return stdout.readline()
-        limit = threading.Timer(patience, self._process.terminate)
-        limit.start()
-        line = stdout.readline()
-        is_late = not limit.is_alive()
-        limit.cancel()
-        if is_late and not line:
-            name = self._host.name
-            hint = "; does a start-up file of its shell wait for input?" if self._patience is None else ""
-            raise Unreachable(f"{name} says nothing for {patience:g} s{hint}; see what it does: {self._host.by_hand}")
-        return line
+    def _silence(self) -> str:
+        """That it has not answered in time, and what to do."""
+        hint = f"it may be busy or hang, or a start-up file of its shell wait for input: {self._host.by_hand}"
+        return f"cannot reach {self._host.name}: no answer within {self._limit.seconds:g} s; {hint}"
 
     def say(self, word: str) -> None:
         """Send a line; if the connection is closed, the answers say so."""
@@ -239,11 +254,20 @@ class Answers:
     def stop(self) -> None:
         """Close the connection."""
         assert self._process.stdin is not None
+        self._limit.end()
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         if self._process.poll() is None:
             self._process.terminate()
         self._process.wait()
+
+    def when_silent(self, do: Callable[[Silent], None]) -> None:
+        """Call `do`, in another thread, when the host takes too long."""
+        self._limit.on_expiry = lambda: do(Silent(self._silence()))
+
+    def abandon(self) -> None:
+        """End the connection, and wait for nothing; for another thread than the one that listens."""
+        self._process.terminate()
 
     def _failure(self) -> str:
         """Why there are no more answers."""
@@ -276,24 +300,30 @@ def _write(stdin: IO[bytes], *lines: str) -> None:
     stdin.flush()
 
 
+def _send(stdin: IO[bytes], limit: Limit, data: bytes) -> int:
+    """Write much; a host that takes none of it for as long as the limit is waited for no longer."""
+    for start in range(0, len(data), _PIECE):
+        limit.again()
+        stdin.write(data[start : start + _PIECE])
+        stdin.flush()
+    limit.again()
+    return len(data)
+
+
+class Input:
+    """The input of a host, for what follows a request."""
+
+    def __init__(self, stdin: IO[bytes], limit: Limit) -> None:
+        self._stdin, self._limit = stdin, limit
+
+    def write(self, data: bytes) -> int:
+        """Write it all; see `_send`."""
+        return _send(self._stdin, self._limit, data)
+
+
 def _quoted(path: str) -> str:
     """A path as a remote shell takes it; one that begins with `~/` is in the home there."""
     return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
-
-
-def ask_all(hosts: Iterable[Host], request: Callable[[Host], Request]) -> dict[Host, Answer | UserError]:
-    """The answers or errors of hosts, all asked at once."""
-
-    def ask(host: Host) -> Answer | UserError:
-        try:
-            return host.ask(request(host))
-        except UserError as error:
-            return error
-
-    hosts = list(hosts)
-    archive()  # once, not in each thread
-    with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
-        return dict(zip(hosts, pool.map(ask, hosts), strict=True))
 
 
 def _control_folder() -> Path:

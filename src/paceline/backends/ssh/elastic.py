@@ -10,9 +10,8 @@ from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from typing import IO
 
-    from .connection import Answer, Body, Host, Request
+    from .connection import Answer, Body, Host, Input, Request
 
     Enter = Callable[[Host, Request, Body | None], None]
 
@@ -70,7 +69,7 @@ def code_of(invited: Answer) -> Body | None:
     """A function that sends the code that came with an invitation; None if there is none."""
     data: bytes = invited.get("data", b"")
 
-    def send(stdin: IO[bytes]) -> None:
+    def send(stdin: Input) -> None:
         stdin.write(data)
 
     return send if data else None

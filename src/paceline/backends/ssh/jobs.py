@@ -32,14 +32,14 @@ class _Seen(NamedTuple):
         living: those of them where it had not ended.
         last: those of them that are in the last attempt.
         ranks: where its ranks were.
-        unreachable: why other hosts that have a part of it did not answer.
+        unreachable: other hosts that have a part of it and did not answer, and why.
     """
 
     hosts: list[Host]
     living: list[Host]
     last: list[Host]
     ranks: dict[int, Host]
-    unreachable: list[str]
+    unreachable: dict[Host, str]
 
 
 class RemoteJobs:
@@ -62,16 +62,17 @@ class RemoteJobs:
         for host, answer in answers.items():
             for record in answer["jobs"]:
                 parts.setdefault((record["name"], record["job_id"]), []).append((host, record))
-        reasons = {host.name: str(error) for host, error in failed.items()}
+        reasons = {host: str(error) for host, error in failed.items()}
         jobs = {}
         for (name, _), found in parts.items():
             jobs[name] = self._merge(found, reasons)
-        known = self._submitted.on(reasons) if reasons else {}
+        by_name = {host.name: why for host, why in reasons.items()}
+        known = self._submitted.on(by_name) if reasons else {}
         for name, (hosts, record) in known.items():
             if name not in jobs and (names is None or name in names):
                 those = [host for host in self._hosts.all if host.name in hosts]
-                self._seen[name] = _Seen(those, [], those, {}, [])
-                reason = next(reasons[host] for host in hosts if host in reasons)
+                self._seen[name] = _Seen(those, [], those, {}, {})
+                reason = next(by_name[host] for host in hosts if host in by_name)
                 job = Job.from_record(record)
                 jobs[name] = job if job.is_over else dataclasses.replace(job, state="LOST", error=reason)
         if failed and names is not None and (unknown := [name for name in names if name not in jobs]):
@@ -80,7 +81,7 @@ class RemoteJobs:
             raise next(iter(failed.values()))
         if names is not None:
             found_jobs = [jobs[name] for name in dict.fromkeys(names) if name in jobs]
-            unreachable = dict.fromkeys(why for job in found_jobs for why in self._seen[job.name].unreachable)
+            unreachable = dict.fromkeys(why for job in found_jobs for why in self._seen[job.name].unreachable.values())
             return Listing(found_jobs, 0, tuple(f"{why}; what it has is not shown" for why in unreachable))
         there = {name for answer in answers.values() for name in answer["names"]}
         newest_first = sorted(jobs.values(), key=lambda job: job.created, reverse=True)
@@ -147,9 +148,13 @@ class RemoteJobs:
         if host in self._seen[name].living:
             self._seen[name].living.remove(host)
 
-    def unreachable(self, name: str) -> list[str]:
-        """Why hosts that have a part of a job did not answer at the last request, while others did."""
-        return self._seen[name].unreachable if name in self._seen else []
+    def all_hosts_of(self, name: str) -> list[Host]:
+        """The hosts that have a job, and those that may have a part of it and did not answer.
+
+        Raises:
+            UserError: there is no such job.
+        """
+        return list(dict.fromkeys([*self.hosts_of(name), *self._seen[name].unreachable]))
 
     def host_of(self, name: str, rank: int) -> Host:
         """The host of a rank, now or in the past; that of node 0 if it is unknown.
@@ -160,18 +165,20 @@ class RemoteJobs:
         first = self.hosts_of(name)[0]
         return self._seen[name].ranks.get(rank, first)
 
-    def _merge(self, parts: list[Part], reasons: Mapping[str, str]) -> Job:
-        """A job from the reports of its hosts; `reasons` are why hosts of these names did not answer."""
+    def _merge(self, parts: list[Part], reasons: Mapping[Host, str]) -> Job:
+        """A job from the reports of its hosts; `reasons` are why others did not answer."""
         # Those that are in the last attempt come first: from an elastic job others may have gone.
         parts.sort(key=lambda it: (-it[1]["attempt"], not it[1]["has_begun"], it[1]["node_rank"] or 0))
         attempt = parts[0][1]["attempt"]
         named = {host for _, part in parts for host in part["hosts"]}
         is_elastic = any(part["is_elastic"] for _, part in parts)  # then others may have come
         job, is_whole = _merged(self._hosts.name, [part for _, part in parts], is_elastic)
-        unreachable = [why for host, why in reasons.items() if is_elastic or host in named]
+        unreachable = {host: why for host, why in reasons.items() if is_elastic or host.name in named}
         if not is_whole:
-            unreachable = unreachable or list(reasons.values())
-            job = dataclasses.replace(job, state="LOST", error=(*unreachable, "a part of it is gone from its host")[0])
+            unreachable = unreachable or dict(reasons)
+            job = dataclasses.replace(
+                job, state="LOST", error=(*unreachable.values(), "a part of it is gone from its host")[0]
+            )
         self._seen[parts[0][1]["name"]] = _Seen(
             [host for host, _ in parts],
             [host for host, part in parts if part["state"] not in FINAL],

@@ -7,7 +7,9 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from paceline.backends.base import LogLines
+from paceline.job.errors import UserError
 
+from .connection import Unreachable
 from .streams import Streams
 
 if TYPE_CHECKING:
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
     from paceline.backends.base import LogQuery
 
-    from .connection import Host
+    from .connection import Answer, Host
 
 
 def read_logs(name: str, hosts: Sequence[Host], query: LogQuery) -> Iterator[LogLines]:
@@ -26,20 +28,51 @@ def read_logs(name: str, hosts: Sequence[Host], query: LogQuery) -> Iterator[Log
     """
     request = {"do": "logs", "name": name, "choice": dataclasses.asdict(query), "checked": len(hosts) == 1}
     streams = Streams(hosts, lambda _: request)
-    first = streams.next()  # so that a query without an answer fails at once
+    first = streams.take()  # so that a query without an answer fails at once
     assert first is not None
-    lines = _lines(streams)
+    if isinstance(first[1], UserError) and not _can_go_on(first[1], hosts):
+        raise first[1]
+    lines = _lines(streams, hosts, first)
     if len(hosts) == 1 or query.follow:
         return lines
-    return iter(_last(sorted(lines, key=lambda it: (it.attempt, it.time)), query.tail))
+    return _in_order(lines, query.tail)
 
 
-def _lines(streams: Streams) -> Iterator[LogLines]:
+def _can_go_on(error: UserError, hosts: Sequence[Host]) -> bool:
+    """Whether other hosts may have lines although one has failed."""
+    return len(hosts) > 1 and isinstance(error, Unreachable)
+
+
+def _lines(streams: Streams, hosts: Sequence[Host], first: tuple[Host, Answer | UserError]) -> Iterator[LogLines]:
+    """The lines of all hosts; which of them do not answer is raised after those of the others."""
+    silent: list[UserError] = []
     with contextlib.closing(streams):
-        while (found := streams.next()) is not None:
-            if "text" in found[1]:
-                moment, attempt, rank, stream = found[1]["text"]
-                yield LogLines(moment, attempt, rank, stream, found[1]["data"])
+        found: tuple[Host, Answer | UserError] | None = first
+        while found is not None:
+            answer = found[1]
+            if isinstance(answer, UserError):
+                if not _can_go_on(answer, hosts):
+                    raise answer
+                silent.append(answer)
+            elif "text" in answer:
+                moment, attempt, rank, stream = answer["text"]
+                yield LogLines(moment, attempt, rank, stream, answer["data"])
+            found = streams.take()
+    for error in silent:
+        raise UserError(f"{error}; what it has is not shown")
+
+
+def _in_order(lines: Iterator[LogLines], count: int | None) -> Iterator[LogLines]:
+    """The last lines in the order of time, and then the error with which they ended."""
+    found: list[LogLines] = []
+    failure: UserError | None = None
+    try:
+        found.extend(lines)
+    except UserError as error:
+        failure = error
+    yield from _last(sorted(found, key=lambda it: (it.attempt, it.time)), count)
+    if failure is not None:
+        raise failure
 
 
 def _last(found: list[LogLines], count: int | None) -> list[LogLines]:

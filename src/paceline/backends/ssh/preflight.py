@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from .connection import Answer, Answers, Host, Request
+    from .target import Hosts
 
-_PATIENCE = 60.0  # seconds for each answer; a host may have a stuck disk
+_BRIEF = 2.0  # seconds for the login at a host that was silent a moment ago
 
 
 class Preflight:
@@ -36,11 +37,17 @@ class Preflight:
         peers: the hosts with the addresses and ports for each other.
     """
 
-    def __init__(self, hosts: Sequence[Host], request: Callable[[Host], Request]) -> None:
+    def __init__(self, hosts: Hosts, request: Callable[[Host], Request]) -> None:
+        """Make no connection yet.
+
+        Args:
+            hosts: of the target.
+            request: what to ask each of them.
+        """
         self.answers: dict[Host, Answer] = {}
         self.failed: dict[Host, UserError] = {}
         self.clocks: dict[Host, Clock] = {}
-        self._hosts, self._request = list(hosts), request
+        self._target, self._hosts, self._request = hosts, list(hosts.all), request
         self._token = secrets.token_hex(16)
         self._pool = ThreadPoolExecutor(max_workers=len(self._hosts))
         self._open = {host: contextlib.ExitStack() for host in self._hosts}
@@ -50,6 +57,7 @@ class Preflight:
     def __enter__(self) -> Preflight:
         try:
             self._on_all(self._hosts, self._begin)
+            self._target.note(self.failed)
         except BaseException:
             self._close()
             raise
@@ -69,7 +77,11 @@ class Preflight:
     def _begin(self, host: Host) -> None:
         """Ask a host what it has, and read its clock."""
         order = {**self._request(host), "do": "preflight", "name": host.name, "token": self._token}
-        answers = self._open[host].enter_context(host.listen(order, patience=_PATIENCE))
+        patience = host.patience(order)
+        if self._target.was_silent(host, patience.login):
+            patience = patience.shortened(min(_BRIEF, patience.login))
+        patience = patience._replace(later=patience.work)  # it may have a stuck disk
+        answers = self._open[host].enter_context(host.listen(order, patience=patience))
         answer = next(answers)
         self.peers[host] = {"name": host.name, "address": answer["address"], "port": answer["listens"]}
         self.answers[host], self._conversations[host] = answer, answers

@@ -21,14 +21,13 @@ from .parts import Parts
 from .preflight import Preflight
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import IO
+    from collections.abc import Mapping
 
     from paceline.backends.base import ProgressReporter
     from paceline.backends.foreground import Shown
     from paceline.job.spec import JobSpec
 
-    from .connection import Answer, Host, Request
+    from .connection import Answer, Body, Host, Input, Request
     from .jobs import RemoteJobs
     from .target import Hosts
 
@@ -218,10 +217,7 @@ class RemoteStart:
             UserError: too few of them can take it.
         """
         job = self.spec.for_node()
-        with Preflight(
-            self._hosts.all, lambda host: {"slots": host.slots, "job": job, "data": self._data}
-        ) as preflight:
-            self._hosts.note(preflight.failed)
+        with Preflight(self._hosts, lambda host: {"slots": host.slots, "job": job, "data": self._data}) as preflight:
             self._chosen = preflight.choose(*self.spec.node_range, self._preferred, self.notes.append)
             answers = dict(preflight.answers)
         self.notes += [f"{host.name}: {line}" for host in self._chosen for line in answers[host]["notes"]]
@@ -265,10 +261,10 @@ def _size(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
 
 
-def _sender(file: Path) -> Callable[[IO[bytes]], None]:
+def _sender(file: Path) -> Body:
     """A function that sends a file."""
 
-    def send(stdin: IO[bytes]) -> None:
+    def send(stdin: Input) -> None:
         with open(file, "rb") as source:
             shutil.copyfileobj(source, stdin)
 

@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from paceline.backends.check.hosts import Clock
 
     from .connection import Answer, Host
+    from .target import Hosts
 
 _READINGS = 5  # of a clock
 
 
-def survey(hosts: Sequence[Host], progress: ProgressReporter) -> Survey:
+def survey(target: Hosts, progress: ProgressReporter) -> Survey:
     """Check hosts, and test and measure the routes between them; starts no job."""
     progress("asking the hosts", 0, None)
-    with Preflight(hosts, lambda host: {"job": None}) as preflight:
+    hosts = target.all
+    with Preflight(target, lambda host: {"job": None}) as preflight:
         for _ in range(_READINGS - 1):
             preflight.read_clocks()
         answers, clocks = dict(preflight.answers), dict(preflight.clocks)

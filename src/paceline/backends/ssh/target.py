@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -9,18 +10,24 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from paceline.backends import limits
 from paceline.backends.hosts import printed_by
 from paceline.job.errors import UserError, nearest
 
-from .connection import Host, Unreachable, ask_all
+from . import asking
+from .connection import Host, Silent
+from .silence import Silences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from paceline.backends.limits import Limits
+
     from .connection import Answer, Request
+    from .patience import Patience
 
 _HOST = re.compile(r"(?P<name>[^\s:\[\]-][^\s:\[\]]*|\[[0-9A-Fa-f:.]+\])(:(?P<slots>[0-9]{1,4}))?")
-_SILENCE = 10.0  # seconds in which a host that does not answer is not asked again
+_LEAST = 0.1  # seconds that a host is waited for
 
 
 class Options(BaseModel):
@@ -69,9 +76,9 @@ def _parsed(hosts: Sequence[str]) -> dict[str, int]:
     return parsed
 
 
-def _hosts(options: Options, hosts: Sequence[str]) -> list[Host]:
+def _hosts(options: Options, hosts: Sequence[str], within: Limits) -> list[Host]:
     return [
-        Host(name, slots, options.port, options.identity_file, options.python, options.root)
+        Host(name, slots, options.port, options.identity_file, options.python, options.root, within)
         for name, slots in _parsed(hosts).items()
     ]
 
@@ -93,8 +100,10 @@ class Hosts:
             options: of it.
         """
         self.name, self._options = name, options
-        self.all, self.is_exact = _hosts(options, options.hosts), options.exact
-        self._unreachable: dict[Host, tuple[UserError, float]] = {}  # why, and since when
+        self._limits = limits.load()
+        self.all, self.is_exact = _hosts(options, options.hosts, self._limits), options.exact
+        self._silences = Silences()
+        self._deadline = math.inf
 
     def named(self, names: Sequence[str]) -> list[Host]:
         """The hosts of these names.
@@ -113,7 +122,7 @@ class Hosts:
         script = self._options.host_discovery_script
         if script is None:
             return self.all
-        found = _hosts(self._options, [f"{name}:{slots or 1}" for name, slots in printed_by(script)])
+        found = _hosts(self._options, [f"{name}:{slots or 1}" for name, slots in printed_by(script)], self._limits)
         known = {host.name: host for host in self.all}
         self.all += [host for host in found if host.name not in known]
         return [known.get(host.name, host) for host in found]
@@ -121,20 +130,44 @@ class Hosts:
     def ask(
         self, hosts: Sequence[Host], request: Callable[[Host], Request]
     ) -> tuple[dict[Host, Answer], dict[Host, UserError]]:
-        """The answers of these hosts, and the errors of the others; a host that just did not answer is not asked."""
-        now = time.monotonic()
-        unreachable = {host: error for host, (error, when) in self._unreachable.items() if now - when < _SILENCE}
-        asked = [host for host in hosts if host not in unreachable]
-        results: dict[Host, Answer | UserError] = {**unreachable, **(ask_all(asked, request) if asked else {})}
-        answers, failed = {}, {}
+        """The answers of these hosts, and the errors of the others.
+
+        A host that was silent a short while ago is not asked again by this process, and delays a new one only briefly.
+        """
+        found: dict[Host, Answer | UserError] = {}
+        asked: dict[Host, tuple[Request, Patience]] = {}
+        waited: dict[Host, float] = {}
         for host in hosts:
-            answer = results[host]
-            if isinstance(answer, UserError):
-                failed[host] = answer
-            else:
-                answers[host] = answer
-        self.note({host: error for host, error in failed.items() if host not in unreachable})
-        return answers, failed
+            asks = request(host)
+            patience = host.patience(asks)
+            error, already = self._silences.in_this_process(host) or (None, 0.0)
+            if error is not None and already >= patience.login:
+                found[host] = error
+                continue
+            if error is not None or self._silences.before(host) < patience.login:
+                waited[host] = already + self._at_most(patience.login - already)
+            asked[host] = asks, patience.shortened(self._at_most(patience.login - already))
+        outcomes = asking.ask_all(asked, asked.keys() - waited.keys())
+        for host, outcome in outcomes.items():
+            if isinstance(outcome.answer, Silent) and host not in waited:
+                outcomes[host] = outcome._replace(answer=self._silences.explained(host))
+            found[host] = outcomes[host].answer
+        self._silences.note(outcomes, waited)
+        answers = {host: found[host] for host in hosts if not isinstance(found[host], UserError)}
+        failed = {host: found[host] for host in hosts if isinstance(found[host], UserError)}
+        return answers, failed  # type: ignore[return-value]  # mypy does not narrow what is looked up twice
+
+    def _at_most(self, seconds: float) -> float:
+        return max(_LEAST, min(seconds, self._deadline - time.monotonic()))
+
+    def was_silent(self, host: Host, seconds: float) -> bool:
+        """Whether a host did not answer within this time a short while ago, so that it is not worth it again."""
+        _, waited = self._silences.in_this_process(host) or (None, self._silences.before(host))
+        return waited >= seconds
+
+    def look_until(self, deadline: float) -> None:
+        """From now on wait for no host beyond this time (monotonic)."""
+        self._deadline = deadline
 
     def answers(self, hosts: Sequence[Host], request: Callable[[Host], Request]) -> dict[Host, Answer]:
         """The answers of all these hosts.
@@ -149,15 +182,13 @@ class Hosts:
 
     def note(self, failed: Mapping[Host, UserError]) -> None:
         """Remember hosts that did not answer."""
-        now = time.monotonic()
-        self._unreachable.update(
-            (host, (error, now)) for host, error in failed.items() if isinstance(error, Unreachable)
-        )
+        waited = {host: host.limits.act for host in failed if not self.was_silent(host, host.limits.act)}
+        self._silences.note({host: asking.Outcome(error, host.limits.act) for host, error in failed.items()}, waited)
 
     @property
     def unreachable(self) -> set[str]:
         """The names of the hosts that did not answer."""
-        return {host.name for host in self._unreachable}
+        return self._silences.hosts
 
 
 def left_out(failed: Mapping[Host, UserError]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from paceline.backends import registry
+from paceline.backends import limits, registry
 from paceline.backends.base import Listing
 from paceline.job import settings_files
 from paceline.job.errors import UserError
@@ -15,7 +15,7 @@ from paceline.job.errors import UserError
 if TYPE_CHECKING:
     from paceline.job.job import Job
 
-LOOK_SECONDS = 5.0  # in which a target has to answer
+_MORE = 2.0  # seconds beyond its limit for hosts in which a target says which of them do not answer
 
 
 def targets() -> list[str]:
@@ -45,7 +45,8 @@ def describe(names: list[str], since: float | None) -> Listing:
         threading.Thread(target=ask, args=(name,), daemon=True).start()
     jobs: list[Job] = []
     hidden, warnings, missing = 0, [], dict.fromkeys(names)
-    deadline = time.monotonic() + LOOK_SECONDS
+    seconds = limits.load().look
+    deadline = time.monotonic() + seconds + _MORE
     while missing:
         try:
             name, found = answers.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -58,5 +59,5 @@ def describe(names: list[str], since: float | None) -> Listing:
             jobs += found.jobs
             hidden += found.hidden
             warnings += found.warnings
-    warnings += [f"{name} does not answer within {LOOK_SECONDS:g} s; its jobs are not shown" for name in missing]
+    warnings += [f"{name} does not answer within {seconds:g} s; its jobs are not shown" for name in missing]
     return Listing(sorted(jobs, key=lambda job: job.created, reverse=True), hidden, tuple(warnings))

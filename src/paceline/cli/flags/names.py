@@ -55,13 +55,18 @@ def _of_all_targets(since: float | None) -> Listing:
     return backend().describe(since=since) if len(names) == 1 else describe(names, since)
 
 
-def known(names: Sequence[str]) -> list[Job]:
+def known(names: Sequence[str], *, warns: bool = False) -> list[Job]:
     """The jobs of these names, in this order.
+
+    Args:
+        names: of the jobs.
+        warns: say which of their machines do not answer.
 
     Raises:
         UserError: there is no such job.
     """
-    found = {job.name: job for job in backend().describe(names).jobs}
+    listing = backend().describe(names)
+    found = {job.name: job for job in listing.jobs}
     for name in names:
         if name not in found:
             others = [job.name for job in all_jobs().jobs]
@@ -71,6 +76,8 @@ def known(names: Sequence[str]) -> list[Job]:
             if others:
                 hint = f"did you mean {close[0]}?" if close else f"see paceline list{where} -A"
             raise UserError(f"no job {name!r}; {hint}")
+    for line in listing.warnings if warns else ():
+        warn(line)
     return [found[name] for name in names]
 
 

@@ -22,7 +22,7 @@ _MOST_DEPTH = 3  # lists in lists that are shown
 @click.argument("name", metavar="JOB", callback=remember_jobs)
 def events(name: str, output: str) -> int:
     """Show what happened to JOB, in order."""
-    known([name])
+    known([name], warns=True)
     happened = backend().events(name)
     columns = [column for column in _EVENTS if column.title != "HOST" or any("host" in event for event in happened)]
     show(happened, columns, output, lambda event: {**event, "time": show_time(event["time"])})

@@ -27,9 +27,12 @@ _CLOCKS = 5.0  # seconds by which a host's clock may be behind
 @click.option("--timeout", metavar="10m", help="Give up after this time, with exit code 124.")
 def wait(names: tuple[str, ...], timeout: str | None) -> int:
     """Wait until JOBs have ended; the exit code is that of the first one that failed."""
-    known(names)
     seconds = _seconds("--timeout", timeout)
-    if not _wait(names, seconds):
+    if seconds is not None:
+        deadline = time.monotonic() + seconds
+        backend().look_until(deadline)
+    known(names, warns=True)
+    if not _wait(names, None if seconds is None else max(0.0, deadline - time.monotonic())):
         going = [job.name for job in known(names) if not job.is_over]
         click.echo(f"paceline: {', '.join(going)} did not end within {timeout}", err=True)
         return 124
@@ -118,8 +121,8 @@ def delete(names: tuple[str, ...], force: bool) -> int:
         _refuse_lost(jobs)
     for job in jobs:
         if job.state == "LOST":
-            left = here.forget(job.name)
-            _say(f"job {job.name} is forgotten; what {', '.join(left)} has of it is left there")
+            left = ", ".join(here.forget(job.name))
+            _say(f"job {job.name} is forgotten" + (f"; what {left} has of it is left there" if left else ""))
     jobs = [job for job in jobs if job.state != "LOST"]
     names = tuple(job.name for job in jobs)
     going = [job.name for job in jobs if not job.is_over]

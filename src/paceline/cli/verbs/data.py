@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paceline.backends.base import Volumes, able
+from paceline.cli.flags.names import warn
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.tables import Column, output_option, show
@@ -41,7 +42,7 @@ def _list(output: str) -> None:
         Column("SIZE", lambda volume: size(volume.size), wide=True),
         Column("FREE", lambda volume: size(volume.free), wide=True),
     ]
-    volumes = able(backend(), Volumes).volumes()
+    volumes = able(backend(), Volumes).volumes(warn)
     show(volumes, columns, output, asdict)
     if not volumes:
         from paceline.job.settings_files import PROJECT_FILE, user_file

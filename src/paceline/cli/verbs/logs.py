@@ -51,7 +51,7 @@ def _logs(
     The lines of several ranks come in the order of time, each with the prefix `[rank N]`. The exit code is 0,
     or with --follow that of the job. Ctrl-C ends --follow, not the job.
     """
-    (known,) = jobs_named([job])
+    (known,) = jobs_named([job], warns=True)
     if every and instances:
         raise UserError("--all and -i contradict each other; give one of them")
     ranks = None if every else tuple(dict.fromkeys(rank_of(known, text) for text in instances)) or (0,)

@@ -109,9 +109,7 @@ _LIST: list[Column[Job]] = [
 @click.argument("name", metavar="JOB", callback=remember_jobs)
 def get(name: str, output: str) -> int:
     """Show everything that is known of JOB."""
-    (job,) = known([name])
-    for line in backend().describe([name]).warnings:
-        _say(line)
+    (job,) = known([name], warns=True)
     if output in ("json", "yaml"):
         show_data(job.to_dict(), output)
         return 0

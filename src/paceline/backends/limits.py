@@ -1,0 +1,56 @@
+"""How long a verb waits for one machine, as the settings or the environment say."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import NamedTuple
+
+from paceline.job import settings_files
+from paceline.job.errors import UserError
+from paceline.job.quantities import duration
+
+LOOK, ACT = "PACELINE_LOOK_TIMEOUT", "PACELINE_ACT_TIMEOUT"
+
+
+class Limits(NamedTuple):
+    """Seconds that a verb waits for a machine that does not answer.
+
+    Attributes:
+        look: when it reads what is there, such as `list`.
+        act: when it checks machines, or starts, changes or ends something, such as `stop`.
+    """
+
+    look: float = 5.0
+    act: float = 15.0
+
+
+DEFAULT = Limits()
+
+
+def load() -> Limits:
+    """The limits of this user: a variable goes before the settings.
+
+    Raises:
+        UserError: a variable or the settings are wrong.
+    """
+    look, act = _given(LOOK), _given(ACT)
+    if (look is None or act is None) and settings_files.exist():
+        from paceline.job.settings import load as settings  # takes long to import
+
+        defaults = settings().defaults
+        look, act = look or defaults.look_timeout, act or defaults.act_timeout
+    return Limits(look or DEFAULT.look, act or DEFAULT.act)
+
+
+def _given(variable: str) -> float | None:
+    text = os.environ.get(variable)
+    if not text:
+        return None
+    try:
+        seconds = duration(text)
+    except ValueError as error:
+        raise UserError(f"{variable}: {error}") from None
+    if not seconds or not math.isfinite(seconds):
+        raise UserError(f"{variable}={text}: give more than 0, for example 5s")
+    return seconds

@@ -1,0 +1,94 @@
+"""How long a host is waited for: it can be reached and say nothing, for example if its homes are on a dead server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+
+    from paceline.backends.limits import Limits
+
+_LOOKS = ("describe", "spec", "events", "logs", "nodes", "usage", "volumes")
+_ENDLESS = ("wait",)
+_COPY = 3  # times as long if it gets paceline's archive first
+_WORK = 4  # times as long as for its login has a host for what changes something
+_LARGE = 40  # the same where there may be many large files
+_LEAST_DELETION = 600.0  # seconds
+
+
+class Patience(NamedTuple):
+    """Seconds until a host counts as silent.
+
+    Attributes:
+        login: from the start of ssh until its Python runs there; for a request that only looks, until the answer.
+        copy: from one piece of the archive to the next, and then until the answer.
+        work: from there until the first answer; None for no limit.
+        later: for each further answer; None for no limit.
+    """
+
+    login: float
+    copy: float
+    work: float | None
+    later: float | None = None
+
+    @classmethod
+    def of(cls, verb: str, limits: Limits) -> Patience:
+        """For a request of this name."""
+        if verb in _LOOKS:
+            return cls(limits.look, _COPY * limits.look, limits.look)
+        if verb in _ENDLESS:
+            return cls(limits.look, _COPY * limits.look, None)
+        work = max(_LARGE * limits.act, _LEAST_DELETION) if verb == "delete" else _WORK * limits.act
+        return cls(limits.act, work, work)
+
+    def shortened(self, seconds: float) -> Patience:
+        """The same with so many seconds for the login."""
+        return self._replace(login=seconds)
+
+
+class Limit:
+    """Ends a process that is waited for too long.
+
+    Attributes:
+        seconds: how long the wait may take that began last.
+        is_over: whether it took longer.
+        on_expiry: called when it takes longer; a wrapper of ssh may keep the output open when it has ended.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.on_expiry: Callable[[], None] = lambda: None
+        self._timer: threading.Timer | None = None
+        self._begun = 0.0
+        self.seconds = 0.0
+        self.is_over = False
+
+    def begin(self, seconds: float | None) -> None:
+        """A wait of at most so many seconds begins, in place of the one before; None for no limit."""
+        self.end()
+        if seconds is None:
+            return
+        self.seconds, self._begun = seconds, time.monotonic()
+        self._timer = threading.Timer(seconds, self._expire)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def again(self) -> None:
+        """The same limit from now on; a wait that has just begun goes on."""
+        if self._timer is not None and time.monotonic() - self._begun > self.seconds / 10:
+            self.begin(self.seconds)
+
+    def end(self) -> None:
+        """It is not waited for any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        self.is_over = True
+        self._process.terminate()
+        self.on_expiry()

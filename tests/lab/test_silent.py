@@ -1,0 +1,131 @@
+"""A host whose logins hang after authentication: every verb goes on without it, names it, and keeps its time."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.conftest import eventually
+
+from .test_faults import FOREVER, submitted
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+
+    from .lab import Client
+
+LOOK, ACT = 2.0, 4.0  # seconds
+SLOW = 25.0  # seconds that a verb may take on a busy machine; without limits it takes 45 and more
+SILENT = "cannot reach h2: no answer within"
+
+
+@pytest.fixture
+def silent(client: Client) -> Iterator[Client]:
+    """A client with a job on h1 and h2 that runs; then logins hang on h2."""
+    client.settings(hosts=["h1", "h2"])
+    client.script(FOREVER)
+    submitted(client, "2", "script.py")
+    eventually(lambda: json.loads(client("get", "it", "-o", "json").stdout)["state"] == "RUNNING", "it runs")
+    client.hang_up()
+    client.lab.hosts[1].hang_logins()
+    client.env.update(PACELINE_LOOK_TIMEOUT=f"{LOOK}s", PACELINE_ACT_TIMEOUT=f"{ACT}s")
+    yield client
+    client.lab.hosts[1].heal_logins()
+    client.env.update(PACELINE_LOOK_TIMEOUT="60s", PACELINE_ACT_TIMEOUT="60s")
+    client.hang_up()
+    forget(client)
+    client("delete", "--force", "--on", "lab", "it")
+
+
+def forget(client: Client) -> None:
+    """Let the next verb know nothing of the hosts that were silent."""
+    (client.home / "silent.json").unlink(missing_ok=True)
+
+
+def timed(client: Client, *args: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    began = time.monotonic()
+    done = client(*args)
+    return done, time.monotonic() - began
+
+
+def test_every_look_shows_the_others_and_names_it(silent: Client) -> None:
+    for args in (
+        ("list", "--on", "lab"),
+        ("get", "it"),
+        ("logs", "it"),
+        ("logs", "--all", "it"),
+        ("events", "it"),
+        ("top", "node", "--on", "lab"),
+        ("top", "job", "--on", "lab"),
+        ("check", "--on", "lab"),
+        ("data", "list", "--on", "lab"),
+    ):
+        forget(silent)
+        done, seconds = timed(silent, *args)
+        assert SILENT in done.stderr + done.stdout, (args, done)
+        assert done.returncode == (1 if args[0] == "check" else 0), (args, done)
+        assert seconds < SLOW, args
+        if args[0] in ("list", "get"):
+            assert "LOST" in done.stdout
+        if args[0] == "logs":
+            assert "here 2" in done.stdout
+        if args[:2] in (("top", "node"), ("check", "--on")):
+            assert "h1" in done.stdout
+        if args[0] == "events":
+            assert "started" in done.stdout
+
+
+def test_its_second_silence_costs_nothing_and_a_look_finds_it_again(silent: Client) -> None:
+    silent.env["PACELINE_LOOK_TIMEOUT"] = "8s"
+    _, first = timed(silent, "list", "--on", "lab")
+    done, second = timed(silent, "list", "--on", "lab")
+    assert first >= 8 > second
+    assert "no answer within 8 s" in done.stderr
+    assert "s ago" in done.stderr
+    silent.lab.hosts[1].heal_logins()
+    silent.hang_up()
+    eventually(
+        lambda: [job["state"] for job in json.loads(silent("list", "--on", "lab", "-o", "json").stdout)] == ["RUNNING"],
+        "it is seen again",
+    )
+    assert json.loads((silent.home / "silent.json").read_text()) == {}
+
+
+def test_wait_keeps_its_time(silent: Client) -> None:
+    silent.env["PACELINE_LOOK_TIMEOUT"] = "60s"
+    done, seconds = timed(silent, "wait", "--timeout", "2s", "it")
+    assert done.returncode == 124
+    assert "did not end within 2s" in done.stderr
+    assert seconds < SLOW
+
+
+@pytest.mark.parametrize("verb", [("stop",), ("stop", "--now"), ("delete", "--force")])
+def test_what_can_be_reached_is_ended(silent: Client, verb: tuple[str, ...]) -> None:
+    done, seconds = timed(silent, *verb, "it")
+    assert SILENT in done.stderr or "what h2 has of it is left there" in done.stderr
+    assert seconds < LOOK + ACT + SLOW
+    # h2 is told by h1, although nobody can log in there
+    eventually(lambda: not any(host.processes() for host in silent.lab.hosts[:1]), "nothing runs on h1")
+
+
+def test_the_limits_of_the_settings(client: Client) -> None:
+    client.lab.hosts[1].hang_logins()
+    for name in ("PACELINE_LOOK_TIMEOUT", "PACELINE_ACT_TIMEOUT"):
+        del client.env[name]
+    client.write_settings({"lab": {"hosts": ["h1", "h2"]}}, defaults={"look_timeout": "15m"})
+    done = client("list", "--on", "lab", env={**client.env, "PACELINE_LOOK_TIMEOUT": "2s"})
+    assert "no answer within 2 s" in done.stderr
+    forget(client)
+    client.write_settings({"lab": {"hosts": ["h1", "h2"]}}, defaults={"look_timeout": "3s", "act_timeout": 4})
+    assert "no answer within 3 s" in client("list", "--on", "lab").stderr
+    assert "no answer within 4 s" in client("check", "--on", "lab").stdout
+    forget(client)
+    client.write_settings({"lab": {"hosts": ["h1", "h2"]}})
+    assert "no answer within 5 s" in client("list", "--on", "lab").stderr
+    client.write_settings({"lab": {"hosts": ["h1", "h2"]}}, defaults={"look_timeout": "soon"})
+    done = client("list", "--on", "lab")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "defaults.look_timeout" in done.stderr
