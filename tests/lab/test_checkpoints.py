@@ -91,7 +91,7 @@ def test_two_hosts_go_on_from_copies_of_their_own(client: Client) -> None:
     shutil.rmtree(checkpoints(client, first, name) / "step-000028")  # what it lacks, nobody has: 24 is the newest
     again = submitted(client, "resubmit", "--on", "lab", name)
     eventually(lambda: logs(client, again).count("waits") == 2, "it has come to step 30 again")
-    assert "going on after step 24 in epoch 2" in logs(client, again)
+    assert "resuming after step 24 in epoch 2" in logs(client, again)
     assert "step-000024" in [path.name for path in checkpoints(client, second, again).iterdir()]
     assert client("stop", "--on", "lab", "--now", again).returncode == 0
     eventually(lambda: job(client, again)["state"] == "STOPPED", "it is stopped")
@@ -100,7 +100,7 @@ def test_two_hosts_go_on_from_copies_of_their_own(client: Client) -> None:
     shutil.rmtree(checkpoints(client, first, again))  # of the host with rank 0
     last = submitted(client, "resubmit", "--on", "lab", again)
     eventually(lambda: logs(client, last).count("waits") == 2, "it has come to step 30 once more")
-    assert "going on after step 28 in epoch 2" in logs(client, last)
+    assert "resuming after step 28 in epoch 2" in logs(client, last)
     assert client("stop", "--on", "lab", "--now", last).returncode == 0
     after = logs(client, last)
 
@@ -119,7 +119,7 @@ def test_a_job_that_was_stopped_goes_on_where_it_stood(client: Client) -> None:
     said = re.search(r"stopped after step (\d+), which is saved", logs(client, name))
     assert said is not None
     again = submitted(client, "resubmit", "--on", "lab", name)
-    eventually(lambda: f"going on after step {said[1]} in epoch" in logs(client, again), "it goes on")
+    eventually(lambda: f"resuming after step {said[1]} in epoch" in logs(client, again), "it goes on")
     assert client("stop", "--on", "lab", "--now", again).returncode == 0
 
 
@@ -135,7 +135,7 @@ def test_a_job_goes_on_without_a_host_that_has_gone(client: Client) -> None:
     assert done.returncode == 0, done.stderr
     again = done.stdout.strip()
     eventually(lambda: logs(client, again).count("waits") == 2, "it has come to step 30 again")
-    assert "going on after step 28 in epoch 2" in logs(client, again)
+    assert "resuming after step 28 in epoch 2" in logs(client, again)
     assert [rank["node"] for rank in job(client, again)["instances"]] == ["h2", "h3"]
     assert client("stop", "--on", "lab", "--now", again).returncode == 0
 

@@ -295,7 +295,7 @@ def test_launch_raises_what_the_first_failing_rank_raised() -> None:
     assert 'raise KeyError("bad batch")' in str(caught.value.__cause__)
     with pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"):
         launch(fails, ("kill",), nproc=2)
-    with pytest.raises(RankFailed, match="rank 1 left with exit code 7"):
+    with pytest.raises(RankFailed, match="rank 1 exited with code 7"):
         launch(fails, ("exit",), nproc=2)
 
 
@@ -328,7 +328,7 @@ def leaves() -> None:
 
 
 def test_launch_says_why_a_rank_was_ended() -> None:
-    with pytest.raises(RankFailed, match="rank 0 left with exit code 1: LeftEarly: rank 1 left") as caught:
+    with pytest.raises(RankFailed, match="rank 0 exited with code 1: LeftEarly: rank 1 left") as caught:
         launch(leaves, nproc=2)
     assert "run.all_reduce(1.0)" in str(caught.value.__cause__)
 
@@ -368,7 +368,7 @@ def unpicklable() -> Any:
 
 
 def test_launch_says_what_cannot_be_returned() -> None:
-    with pytest.raises(RankFailed, match="what it returned cannot be passed on: "):
+    with pytest.raises(RankFailed, match="its result cannot be pickled: "):
         launch(unpicklable)
 
 

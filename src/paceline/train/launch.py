@@ -139,7 +139,7 @@ def _collect(processes: list[BaseProcess], results: dict[Connection, int], repor
 
 def _ended(rank: int, code: int, report: Path) -> tuple[Exception, str]:
     """What to raise for a rank that has ended without a result, and its traceback if it has recorded one."""
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     try:
         recorded = json.loads(report.read_text())
     except FileNotFoundError:
@@ -192,7 +192,7 @@ def _packed(good: bool, value: Any, text: str) -> bytes:
     try:
         return pickle.dumps((good, value, text))
     except Exception as error:
-        why = f"what it returned cannot be passed on: {type(error).__name__}: {error}"
+        why = f"its result cannot be pickled: {type(error).__name__}: {error}"
         return pickle.dumps((False, RankFailed(why), text or traceback.format_exc()))
 
 

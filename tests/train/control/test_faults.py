@@ -422,7 +422,7 @@ def test_a_rank_that_leaves_by_itself_is_not_accused_of_leaving_a_loop(paceline:
         known_first = "rank 1 left after step 4|while rank 1 reached the end of the script"  # it had begun step 4
         assert re.search(known_first, zero[1]), zero[1]
     else:
-        how = "left with exit code 3" if code == 3 else "left with exit code 1 (no more data)"
+        how = "exited with code 3" if code == 3 else "exited with code 1 (no more data)"
         assert f"PeerLost: rank 1 {how}; rank 0 cannot go on without it" in zero[1]
 
 

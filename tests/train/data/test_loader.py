@@ -466,7 +466,7 @@ class TestIterable:
         (Numbers(5), {"batch_size": 1, "batch_sampler": [[1]]}, ValueError, "batch_sampler and batch_size exclude"),
         (Stream(5), {"batch_size": 1, "shuffle": True}, ValueError, "iterable_dataset and shuffle exclude"),
         (iter([1]), {"batch_size": 1}, TypeError, "can be iterated only once"),
-        (object(), {"batch_size": 1}, TypeError, "object is no data set"),
+        (object(), {"batch_size": 1}, TypeError, "object is not a data set"),
         (
             type("Endless", (), {"__getitem__": lambda s, i: i})(),
             {"batch_size": 1},

@@ -353,7 +353,7 @@ def test_values_of_a_state(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     with paceline.init(checkpoint_dir=tmp_path, progress=False) as run:
         state, other = run.state(best=0.5, gone=1), run.state(best="other")
         state.best = 0.25
-        with pytest.raises(AttributeError, match=r"bets is no value of this run.state; name it there"):
+        with pytest.raises(AttributeError, match=r"bets is not a value of this run.state; name it there"):
             state.bets = 1
         with pytest.raises(AttributeError, match="cannot be deleted"):
             del state.best
@@ -375,7 +375,7 @@ def test_values_of_a_state(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
         assert repr(state) == "State(best=0.25, new=3)"
     assert [record.message for record in caplog.records] == [
         "run.state: new is not in the checkpoint, and keeps its first value",
-        "run.state: gone is in the checkpoint alone, and is not set",
+        "run.state: gone is only in the checkpoint, and is not set",
     ]
 
 

@@ -538,7 +538,7 @@ def test_neither_tqdm_nor_tensorboard_is_needed(paceline: Paceline) -> None:
 def test_a_full_disk_does_not_end_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     log_batches(str(tmp_path), 8)
-    assert caplog.text.count("metrics.jsonl is not written any more: ") == 1
+    assert caplog.text.count("metrics.jsonl is no longer written: ") == 1
 
 
 def test_a_script_that_does_not_close_the_run_ends_well(paceline: Paceline) -> None:

@@ -1,1 +1,1 @@
-"""What a machine or several hosts have, and what would go wrong there."""
+"""Inspects a machine or several hosts, and finds what would go wrong with a job there."""

@@ -8,11 +8,11 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that would go wrong: an error when no run here can work, else a warning.
+    """One thing that would go wrong: an error if no run here can work, else a warning.
 
     Attributes:
-        where: what it is about.
-        what: what is wrong with it, and what comes of that.
+        where: the part of the machine.
+        what: what is wrong with it, and the consequence.
         do: what to do.
     """
 

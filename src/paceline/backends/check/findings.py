@@ -1,4 +1,4 @@
-"""What would go wrong with a job on a machine, found in what `inspect` says of it."""
+"""What would go wrong with a job on a machine, concluded from the result of `inspect`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 
 def findings(seen: Inspection, env: Mapping[str, str]) -> list[Finding]:
-    """All that would go wrong, errors first."""
+    """All findings, errors first."""
     checks = (_python, _torch, _devices, _cores, _memory, _disks, _interfaces, _host, _proxies, _limits, _shadows)
     found = [finding for check in checks for finding in check(seen, env)]
     return sorted(found, key=lambda finding: finding.level != "error")
 
 
 def size(count: int) -> str:
-    """A number of bytes as a person reads it."""
+    """A number of bytes in readable units."""
     amount, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
     while amount >= 1024 and len(units) > 1:
         amount /= 1024
@@ -92,10 +92,10 @@ def _leading_number(text: str) -> int:
 def _devices(seen: Inspection, env: Mapping[str, str]) -> Iterator[Finding]:
     devices = seen.devices
     if devices.problem is not None and "no answer" in devices.problem:
-        what = f"{devices.problem}: every job waits as long for its GPUs"
+        what = f"{devices.problem}: every job waits that long for its GPUs"
         yield Finding("warning", "nvidia-smi", what, "keep the driver loaded: start nvidia-persistenced as root")
     elif devices.problem is not None:
-        do = "load the driver again, or restart the machine if it was updated"
+        do = "reload the driver, or restart the machine if the driver was updated"
         yield Finding("warning", "nvidia-smi", f"fails: {devices.problem.rstrip('.')}", do)
     if devices.nvidia or devices.amd:
         for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
@@ -142,18 +142,20 @@ def _memory(seen: Inspection, env: Mapping[str, str]) -> Iterator[Finding]:
     total, available, limit = seen.memory.total, seen.memory.available, seen.memory.limit
     if limit is not None and limit < total / 2:
         what = f"is limited to {size(limit)} of the machine's {size(total)}: ranks that need more get SIGKILL"
-        yield Finding("warning", "memory", what, "raise the limit of this container or session, or load less a rank")
+        yield Finding(
+            "warning", "memory", what, "raise the limit of this container or session, or load less data per rank"
+        )
     if total and available < GIB:
         what = f"has {size(available)} left, and a rank with a framework takes about half a GiB"
-        yield Finding("warning", "memory", what, "end what else runs here")
+        yield Finding("warning", "memory", what, "end other processes here")
 
 
 def _disks(seen: Inspection, env: Mapping[str, str]) -> Iterator[Finding]:
     shm, jobs = seen.shared_memory, seen.jobs
-    bus_error = "data loader workers that find no room there die with a bus error"
+    bus_error = "data loader workers that find no space there end with a bus error"
     larger = "docker: --shm-size=8g; Kubernetes: mount an emptyDir of medium Memory at /dev/shm"
     if shm is None:
-        yield Finding("warning", "/dev/shm", "does not exist, so that data loader workers cannot share batches", larger)
+        yield Finding("warning", "/dev/shm", "does not exist, so data loader workers cannot share batches", larger)
     elif shm.total < GIB:
         yield Finding("warning", "/dev/shm", f"holds {size(shm.total)}; {bus_error}", larger)
     elif shm.free < max(shm.total // 20, GIB // 16):
@@ -164,7 +166,7 @@ def _disks(seen: Inspection, env: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             "error",
             "jobs' folder",
-            "cannot be looked at: its disk does not answer, or this user has no home",
+            "cannot be examined: its disk does not answer, or this user has no home",
             elsewhere,
         )
     elif not jobs.writable:
@@ -230,7 +232,7 @@ def _proxies(seen: Inspection, env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def bypasses(no_proxy: str, host: str) -> bool:
-    """Whether a list such as `localhost,.lab,10.0.0.0/8` spares a host from the proxy."""
+    """Whether a list such as `localhost,.lab,10.0.0.0/8` excludes a host from the proxy."""
     for entry in re.split(r"[\s,]+", no_proxy.lower()):
         name = entry.lstrip("*").lstrip(".") if entry != "*" else entry
         if name == "*" or (name and (host.lower() == name or host.lower().endswith(f".{name}"))):
@@ -239,7 +241,7 @@ def bypasses(no_proxy: str, host: str) -> bool:
             if "/" in name and ipaddress.ip_address(host) in ipaddress.ip_network(name, strict=False):
                 return True
         except ValueError:
-            continue  # a name, which is in no network
+            continue  # a name, not an address
     return False
 
 

@@ -1,4 +1,4 @@
-"""What would go wrong with a job on several hosts, found in what each says of itself."""
+"""What would go wrong with a job on several hosts, concluded from what each host reports."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from .findings import GIB, size
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-_LEAST_SPACE = 1 << 20  # with less a job cannot even be written down
+_LEAST_SPACE = 1 << 20  # bytes that the files of a job need
 _CLOCK_SECONDS = 2.0
 _MOST_NAMES = 4
 
 
 @dataclass(frozen=True)
 class Clock:
-    """How far a host's clock is ahead of this machine's, and how exact that is, in seconds."""
+    """How far a host's clock is ahead of this machine's, and the uncertainty, in seconds."""
 
     offset: float
     uncertainty: float
 
 
 def line(finding: Finding) -> str:
-    """A finding about hosts, which names them itself."""
+    """A finding about hosts as one line. Its text already names the hosts."""
     return f"{finding.what}; {finding.do}" if finding.do else finding.what
 
 
 def grouped(wrong: Iterable[tuple[str, str]]) -> list[str]:
-    """Lines, each with the host that it is about; those that say the same of several hosts become one."""
+    """Join lines with the same text about several hosts. Each line comes with the host that it is about."""
     found: dict[str, list[str]] = {}
     for host, text in wrong:
         is_about = text.startswith(f"{host}: ")
@@ -56,7 +56,7 @@ def unreachable(host: str, error: UserError) -> Finding:
 
 
 def disk_findings(host: str, found: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """What is wrong with where jobs are kept."""
+    """What is wrong with the disks of the folders for jobs."""
     findings = []
     do = "make room, or choose another root in the target's settings"
     for disk in found:
@@ -73,11 +73,11 @@ def disk_findings(host: str, found: Sequence[Mapping[str, Any]]) -> list[Finding
 
 
 def warnings(answers: Mapping[str, Mapping[str, Any]], clocks: Mapping[str, Clock]) -> list[Finding]:
-    """What may go wrong on hosts that a job could run on.
+    """What may go wrong on hosts on which a job could run.
 
     Args:
-        answers: what each host says of itself, by its name.
-        clocks: by the same names.
+        answers: report of each host, by its name.
+        clocks: clock of each host, by its name.
     """
     found = [
         finding
@@ -94,7 +94,7 @@ def warnings(answers: Mapping[str, Mapping[str, Any]], clocks: Mapping[str, Cloc
 
 
 def clock_finding(host: str, clock: Clock) -> list[Finding]:
-    """That a host's clock is far off."""
+    """Whether a host's clock is wrong by more than `_CLOCK_SECONDS`."""
     if abs(clock.offset) - clock.uncertainty <= _CLOCK_SECONDS:
         return []
     side = "ahead of" if clock.offset > 0 else "behind"
@@ -104,13 +104,13 @@ def clock_finding(host: str, clock: Clock) -> list[Finding]:
 
 
 def minor(version: str) -> str:
-    """3.11 of 3.11.7."""
+    """The major and minor version: 3.11 for 3.11.7."""
     found = re.match(r"\d+\.\d+", version)
     return found.group() if found else version
 
 
 def differing(what: str, versions: Mapping[str, str | None]) -> list[Finding]:
-    """Hosts whose versions of something are not the same; None is none."""
+    """A finding if hosts have different versions of something; None means not installed."""
     found: dict[str | None, list[str]] = {}
     for host, version in versions.items():
         found.setdefault(version, []).append(host)

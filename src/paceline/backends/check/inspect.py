@@ -1,4 +1,4 @@
-"""What this machine has: all that `paceline check` shows, in one record."""
+"""Inspects this machine: everything that `paceline check` shows, in one record."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a machine has. The fields, and theirs, are the keys of `paceline check -o json`.
+    """What a machine has. The fields, and their fields, are the keys of `paceline check -o json`.
 
     Attributes:
-        paceline: its version.
+        paceline: version of paceline.
         packages: the frameworks and numpy; None for one that is not installed.
         shared_memory: /dev/shm; None if there is none.
-        jobs: the folder with the jobs; None if it cannot be examined.
+        jobs: the folder of jobs; None if it cannot be examined.
         shadows: files in the current folder that hide a module from the scripts beside them: module → file.
         variables: environment variables that change how a job runs, as they are set here.
     """
@@ -59,14 +59,14 @@ class Inspected:
     findings: list[Finding]
 
 
-# Those whose value may be shown; a proxy's may hold a password.
+# Variables whose value may be shown; that of a proxy may contain a password.
 _VARIABLES = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", *gpus.VISIBILITY)
 
 
 def inspect_local(env: Mapping[str, str] | None = None, folder: Path | None = None) -> Inspection:
-    """Look at this machine, as a job started with these variables in this folder would find it.
+    """Inspect this machine as a job would find it that is started with these variables in this folder.
 
-    Imports no framework. nvidia-smi and the resolver get a second or so, at the same time.
+    Imports no framework. nvidia-smi and the resolver get about a second, in parallel.
 
     Raises:
         UserError: the current folder is gone.
@@ -75,7 +75,7 @@ def inspect_local(env: Mapping[str, str] | None = None, folder: Path | None = No
     try:
         folder = Path.cwd() if folder is None else folder
     except FileNotFoundError:
-        raise UserError("the current folder does not exist any more; go to another one") from None
+        raise UserError("the current folder no longer exists; go to another one") from None
     devices: list[gpus.Gpus] = []
     asking = threading.Thread(target=lambda: devices.append(gpus.installed(env)))
     asking.start()
@@ -103,5 +103,5 @@ def inspect_local(env: Mapping[str, str] | None = None, folder: Path | None = No
 def _jobs() -> hardware.Space | None:
     try:
         return hardware.space(jobs_folder())
-    except UserError:  # no HOME, and a user whom the system does not know, as in some containers
+    except UserError:  # no HOME, and a user unknown to the system, as in some containers
         return None

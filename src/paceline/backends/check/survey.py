@@ -1,4 +1,4 @@
-"""What several machines have and how they reach each other: what `paceline check --on TARGET` shows."""
+"""What several machines have, and the network between them: what `paceline check --on TARGET` shows."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ if TYPE_CHECKING:
     from .finding import Finding
     from .hosts import Clock
 
-MOST_FOR_PAIRS = 8  # hosts, of which every pair is measured; of more, each with the next one only
+MOST_FOR_PAIRS = 8  # up to so many hosts, every pair is measured; with more, only each host with the next one
 
 
 @dataclass(frozen=True)
 class HostReport:
-    """What a host has. The fields are keys of `paceline check --on TARGET -o json`; all but the name None: no answer.
+    """What a host has. The fields are the keys of `paceline check --on TARGET -o json`.
+
+    If a host does not answer, all fields but its name are None.
 
     Attributes:
-        address: under which the others reach it.
-        clock: how far ahead of this machine's it is, and how exact that is, in seconds.
-        disks: where jobs are kept.
+        address: the address at which other hosts reach it.
+        clock: how far it is ahead of this machine's clock, and the uncertainty, in seconds.
+        disks: the disks of the folders for jobs.
     """
 
     name: str
@@ -37,11 +39,11 @@ class HostReport:
 
 @dataclass(frozen=True)
 class Link:
-    """The way from one host to another.
+    """The network route from one host to another.
 
     Attributes:
-        problem: why there is none.
-        latency: of a round trip, the median, in milliseconds; None where it was not measured.
+        problem: why the other host cannot be reached.
+        latency: median of a round trip, in milliseconds; None if it was not measured.
         bandwidth: of one connection, in Mbit/s.
     """
 
@@ -54,7 +56,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Survey:
-    """What hosts have and how they reach each other; errors come first."""
+    """What hosts have, and the network between them; errors come first."""
 
     hosts: list[HostReport]
     links: list[Link]

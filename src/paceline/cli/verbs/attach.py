@@ -1,4 +1,4 @@
-"""The verbs that look into one job: its events, and a command beside a rank."""
+"""The verbs for one job: `events`, and `attach`, which runs a command in the environment of a rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.cli.terminal.tables import Column, output_option, show
 from paceline.job.errors import UserError
 from paceline.job.quantities import show_time
 
-_MOST_DEPTH = 3  # lists in lists that are shown
+_MOST_DEPTH = 3  # nested lists that are shown
 
 
 @click.command(params=[*where_options(), output_option()])
@@ -39,7 +39,7 @@ def _details(event: dict[str, Any]) -> str:
 
 
 def _value(value: Any, depth: int = 0) -> str:
-    """A detail as a person reads it: `0,1`, `true`, `"no node"`."""
+    """A detail in a readable form: `0,1`, `true`, `"no node"`."""
     if isinstance(value, (list, dict)) and depth >= _MOST_DEPTH:
         return "…"
     if isinstance(value, list):
@@ -61,7 +61,9 @@ _EVENTS: list[Column[dict[str, Any]]] = [
 
 @click.command(params=where_options(), context_settings={"ignore_unknown_options": True})
 @click.argument("name", metavar="JOB", callback=remember_jobs)
-@click.option("-i", "--instance", metavar="INSTANCE|RANK", default="0", help="Whose variables to take.  [default: 0]")
+@click.option(
+    "-i", "--instance", metavar="INSTANCE|RANK", default="0", help="The rank whose variables to use.  [default: 0]"
+)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] [COMMAND]…")
 def attach(name: str, instance: str, command: tuple[str, ...]) -> int:
     """Run COMMAND, or a shell, where a rank of JOB runs: in its folder, with its variables and devices."""
@@ -70,12 +72,13 @@ def attach(name: str, instance: str, command: tuple[str, ...]) -> int:
     how = backend().shell(name, rank, command)
     if not command and sys.stdin.isatty():
         click.echo(
-            f"paceline: a shell beside rank {rank} of job {name}, in {job.working_dir}; leave it with exit", err=True
+            f"paceline: a shell where rank {rank} of job {name} runs, in {job.working_dir}; leave it with exit",
+            err=True,
         )
     try:
         os.chdir(how.folder)
     except OSError as error:
-        raise UserError(f"cannot go to {how.folder}: {error.strerror}; is it still there?") from None
+        raise UserError(f"cannot change to {how.folder}: {error.strerror}; check that it still exists") from None
     try:
         os.execvpe(how.command[0], how.command, how.env)
     except OSError as error:

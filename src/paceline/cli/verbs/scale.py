@@ -1,4 +1,4 @@
-"""`paceline scaleout` and `paceline scalein`: more nodes, or fewer, for a job that runs."""
+"""`paceline scaleout` and `paceline scalein`: add nodes to a running job, or remove them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from paceline.job.errors import UserError
 
 
 def _asked(names: tuple[str, ...], count: int | None) -> tuple[str, ...] | int | None:
-    """The hosts that the command line names, or how many nodes; None where it says neither.
+    """The hosts that the command line names, or the number of nodes; None if it gives neither.
 
     Raises:
-        UserError: it says both.
+        UserError: it gives both.
     """
     if names and count is not None:
-        raise UserError("--nnodes says how many, HOST which; give one of them")
+        raise UserError("--nnodes and HOST exclude each other; give one of them")
     return names or count
 
 
 @click.command(params=where_options())
 @click.argument("job", metavar="JOB", callback=remember_jobs)
 @click.argument("names", nargs=-1, metavar="[HOST]…")
-@click.option("--nnodes", type=click.IntRange(1), metavar="N", help="So many more, whichever they are.")
+@click.option("--nnodes", type=click.IntRange(1), metavar="N", help="Add any N hosts.")
 def scaleout(job: str, names: tuple[str, ...], nnodes: int | None) -> int:
-    """Have HOSTs take part in JOB, which was started with --nnodes MIN:MAX; by default all that do not yet, up to MAX.
+    """Add HOSTs to JOB, which was started with --nnodes MIN:MAX; by default all that are not in it, up to MAX.
 
-    Its ranks start again with them, from the last checkpoint.
+    Its ranks start again on all hosts, from the last checkpoint.
     """
     more = _asked(names, nnodes)
     here = able(backend(), Elastic)
@@ -42,12 +42,12 @@ def scaleout(job: str, names: tuple[str, ...], nnodes: int | None) -> int:
 @click.command(params=where_options())
 @click.argument("job", metavar="JOB", callback=remember_jobs)
 @click.argument("names", nargs=-1, metavar="[HOST]…")
-@click.option("--nnodes", type=click.IntRange(1), metavar="N", help="So many, whichever they are.")
+@click.option("--nnodes", type=click.IntRange(1), metavar="N", help="Remove any N hosts.")
 def scalein(job: str, names: tuple[str, ...], nnodes: int | None) -> int:
-    """Have HOSTs leave JOB, which goes on without them from the last checkpoint."""
+    """Remove HOSTs from JOB, which continues without them from the last checkpoint."""
     fewer = _asked(names, nnodes)
     if fewer is None:
-        raise UserError("scalein: nothing says who is to leave; name HOSTs, or give --nnodes")
+        raise UserError("scalein: no host to remove is given; name HOSTs, or give --nnodes")
     here = able(backend(), Elastic)
     known([job])
     left = here.scalein(job, fewer)

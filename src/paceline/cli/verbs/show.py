@@ -1,4 +1,4 @@
-"""The verbs that look at jobs, wait for them and end them."""
+"""The verbs that show jobs, wait for them and end them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def _ago(seconds: float, now: float) -> str:
 
 
 def _seconds(flag: str, text: str | None) -> float | None:
-    """A time as people write it.
+    """The seconds of a duration such as `2h`.
 
     Raises:
-        UserError: it is none.
+        UserError: it is not a duration.
     """
     try:
         return duration(text)
@@ -47,7 +47,7 @@ def _seconds(flag: str, text: str | None) -> float | None:
 @click.option("--since", metavar="2h", help="Only jobs submitted within this time.")
 @click.option("--label", multiple=True, metavar="NAME=VALUE", help="Only jobs with this label; repeatable.")
 def list_(every: bool, state: tuple[str, ...], since: str | None, label: tuple[str, ...], output: str) -> int:
-    """List the jobs, the newest first."""
+    """List jobs, the newest first."""
     now = time.time()
     states = {one.upper() for text in state for one in text.split(",")}
     for one in sorted(states - set(STATES)):
@@ -108,7 +108,7 @@ _LIST: list[Column[Job]] = [
 @click.command(params=[*where_options(), output_option()])
 @click.argument("name", metavar="JOB", callback=remember_jobs)
 def get(name: str, output: str) -> int:
-    """Show everything that is known of JOB."""
+    """Show all details of JOB."""
     (job,) = known([name], warns=True)
     if output in ("json", "yaml"):
         show_data(job.to_dict(), output)
@@ -123,7 +123,7 @@ def get(name: str, output: str) -> int:
 
 
 def _last_restart(job: Job) -> str | None:
-    """When a job started again last, and which failure was why; None where nobody failed or nothing is known."""
+    """The time and cause of a job's last restart; None if no rank failed, or nothing is known."""
     for event in reversed(backend().events(job.name)) if job.restarts else ():
         if event["event"] == "restarting":
             failure = event.get("failure")
@@ -133,7 +133,7 @@ def _last_restart(job: Job) -> str | None:
 
 
 def _facts(job: Job, now: float) -> list[tuple[str, str]]:
-    """What `get` says, line by line; what is not there is left out."""
+    """The lines of `get`, without those that do not apply."""
     progress = job.progress or {}
     state = job.state if job.exit_code is None else f"{job.state} (exit code {job.exit_code})"
     facts: list[tuple[str, Any]] = [
@@ -169,7 +169,7 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
 
 
 def _tensorboard(job: Job) -> str | None:
-    """The address of its TensorBoard, and how to reach that from here; or why there is none."""
+    """The address of the job's TensorBoard, and how to reach it from here; or why there is none."""
     here, said = backend(), job.tensorboard
     if said is None or "://" not in said or not isinstance(here, TensorBoards):
         return said

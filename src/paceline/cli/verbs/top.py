@@ -33,9 +33,9 @@ def top() -> None:
 
 
 def _job(jobs: tuple[str, ...], watch: bool, output: str) -> None:
-    """Show what JOBs use now: devices, cores, memory, and use and memory of their GPUs.
+    """Show what JOBs use now: devices, cores, memory, and the use and memory of their GPUs.
 
-    Without JOB these are all that have not ended. With -w it goes on until the named ones have.
+    Without JOB, show all jobs that have not ended. With -w, continue until the named jobs have ended.
     """
     here = able(backend(), Metered)
 
@@ -49,7 +49,7 @@ def _job(jobs: tuple[str, ...], watch: bool, output: str) -> None:
 
 
 def _node(watch: bool, output: str) -> None:
-    """Show what machines have and what is in use: devices and whose they are, cores, memory, disk."""
+    """Show what machines have and what is in use: devices and the jobs that use them, cores, memory, disk."""
     here = able(backend(), Metered)
 
     def look() -> bool:
@@ -103,7 +103,7 @@ def _allocated(job: Job) -> str | None:
 
 
 def _sum(usage: Usage | None, what: str) -> Any:
-    """Of all GPUs; None where none is known."""
+    """The sum over all GPUs; None if no value is known."""
     known = [gpu[what] for gpu in (usage.gpus if usage else ()) if gpu[what] is not None]
     return sum(known) if known else None
 

@@ -1,4 +1,4 @@
-"""Copies a job's code from a git repository, by rsync, or as a snapshot of a folder."""
+"""Copies a job's code: from a git repository, by rsync, or as a snapshot of a folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _ABANDONED = 86400.0  # seconds after which a folder is certainly not being built any more
 _MARK = b"The code of a job, made by paceline; `paceline delete` removes it with the job.\n"
-_HIDDEN_MARKER = ".paceline"  # in a folder to build code in
+_HIDDEN_MARKER = ".paceline"  # in a folder in which code is built
 _MOST = 4096  # bytes of a marker
 _MODES = get_args(Code.model_fields["mode"].annotation)
 
@@ -61,7 +61,7 @@ def check(code: Code) -> None:
         wanted = {"git": "URL[@ref] of a repository", "rsync": "a folder or HOST:FOLDER", "snapshot": "a folder"}
         raise UserError(f"--sync-mode {code.mode} without --sync-source; name {wanted[code.mode]}")
     if "\0" in code.source:
-        raise UserError("--sync-source holds a zero byte; write it again")
+        raise UserError("--sync-source contains a zero byte; write it again")
     if code.mode == "git":
         git_source.check(code.source)
     elif code.mode == "rsync":
@@ -73,7 +73,7 @@ def check_source(code: Code, folder: Path) -> None:
 
     Args:
         code: what to copy.
-        folder: what relative paths are relative to.
+        folder: base of relative paths.
 
     Raises:
         UserError: see `check`; or a local source does not exist, or git or rsync is not installed.
@@ -96,13 +96,13 @@ def fetch(
 
     Args:
         code: what to copy.
-        folder: what relative paths are relative to, and what a snapshot is taken of.
+        folder: base of relative paths, and the folder of a snapshot.
         destination: a folder that does not exist yet.
-        progress: gets what is being done, how much of it is done, and how much there is (None if unknown).
-        warn: gets lines for the user.
+        progress: called with the current action, the amount done, and the total amount (None if unknown).
+        warn: called with lines for the user.
 
     Returns:
-        For the record: mode, source without credentials, for git ref and commit, files, bytes.
+        The record of the copy: mode, source without credentials, for git ref and commit, files, bytes.
 
     Raises:
         UserError: it cannot be copied; nothing is left at `destination`.
@@ -131,7 +131,7 @@ def _building(destination: Path) -> Iterator[Path]:
             yield building
             if marker is not None:
                 _write_mark(marker, building)  # a folder keeps its inode when it is renamed
-            if os.path.lexists(destination):  # a rename would replace it, were it an empty folder
+            if os.path.lexists(destination):  # a rename would replace an empty folder
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
             os.rename(building, destination)
         except OSError as error:
@@ -146,20 +146,22 @@ def _building(destination: Path) -> Iterator[Path]:
 
 
 def _begin(destination: Path, undo: contextlib.ExitStack) -> tuple[Path, int | None]:
-    """An empty folder beside the destination to build it in, and a descriptor of the destination's locked marker.
+    """Make an empty folder beside the destination in which to build it, and lock the destination's marker.
 
-    The latter is None if a job has claimed the destination already. `undo` removes everything that was created.
+    Returns:
+        The folder, and a descriptor of the marker; None if a job has claimed the destination already. `undo` removes
+        everything that was created.
 
     Raises:
         OSError: it cannot be made.
-        UserError: another client is just bringing code there, or there is something else.
+        UserError: another client is copying code there now, or something else is there.
     """
     parent = destination.parent
     missing = [p for p in (parent, *parent.parents) if not p.exists()]
     for path in reversed(missing):
         path.mkdir(exist_ok=True)
         undo.callback(_remove_if_empty, path)
-    if missing:  # it is ours alone: git need not look into it
+    if missing:  # only paceline uses it: git can ignore it
         with contextlib.suppress(FileExistsError):  # another client has just created it
             undo.callback(_remove_if_alone, write_gitignore(parent))
     for left in parent.glob(".*.paceline.????????"):
@@ -193,7 +195,7 @@ def _claim(destination: Path, undo: contextlib.ExitStack) -> int:
         if not is_new and not _is_mark(os.pread(fd, _MOST, 0)):
             raise UserError(f"{printable(marker)} is there already; choose another job name")
         if not _lock(fd) or os.path.lexists(destination) or not _is_at(fd, marker):
-            raise UserError(f"another client brings code to {printable(destination)}; choose another job name")
+            raise UserError(f"another client is copying code to {printable(destination)}; choose another job name")
         own.pop_all()
     undo.callback(os.close, fd)
     undo.callback(marker.unlink, missing_ok=True)
@@ -213,7 +215,7 @@ def _lock(fd: int) -> bool:
 
 
 def _is_at(fd: int, path: Path) -> bool:
-    """Whether a path still leads to an open file."""
+    """Whether a path still refers to an open file."""
     try:
         return os.path.samestat(os.fstat(fd), os.lstat(path))
     except FileNotFoundError:
@@ -227,7 +229,7 @@ def _write_mark(fd: int, folder: Path) -> None:
 
 
 def _mark_of(status: os.stat_result) -> bytes:
-    """What the marker of a folder says."""
+    """The content of the marker of a folder."""
     return _MARK + f"inode {status.st_ino}\n".encode()
 
 
@@ -259,7 +261,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _remove_if_alone(file: Path) -> None:
-    """Remove a file, unless another job has come to use its folder meanwhile."""
+    """Remove a file, unless another job uses its folder by now."""
     with contextlib.suppress(OSError):
         if os.listdir(file.parent) == [file.name]:
             file.unlink()

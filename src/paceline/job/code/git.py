@@ -1,7 +1,7 @@
 """Code from git repositories, and what git knows of a folder.
 
-Git is run without a shell, without hooks and templates, and cannot ask anything. A password reaches it through the
-environment alone, and goes to the host that the user named and to no other.
+Git is run without a shell, hooks or templates, and cannot prompt. It gets a password only through the environment, and
+sends it only to the host that the user named.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KEPT = re.compile(r"GIT_(SSH|SSL|PROXY|HTTP|CONFIG|EXEC_PATH|ASKPASS)")  # of t
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _PROGRESS = re.compile(r"(?:remote: )?([A-Z][a-z]+ [a-z]+): +\d+% \((\d+)/(\d+)\)")
 _FETCHED = "refs/paceline/code"
-# A credential helper; git runs it, in a shell, for the host that it is set for.
+# A credential helper; git runs it in a shell, only for the host that it is set for.
 _HELPER = (
     """!f() { test "$1" != get || """
     r"""printf 'username=%s\npassword=%s\n' "$GIT_SYNC_USERNAME" "$GIT_SYNC_PASSWORD"; }; f"""
@@ -44,10 +44,10 @@ _SAFE = (
 
 
 def fetch(source: str, folder: Path, destination: Path, progress: OnProgress) -> dict[str, Any]:
-    """Bring a repository with its submodules into an empty folder, as little of its history as the server can do with.
+    """Fetch a repository with its submodules into an empty folder, with as little history as the server allows.
 
     Raises:
-        UserError: the repository or the ref cannot be had.
+        UserError: the repository or the ref cannot be fetched.
         OSError: it cannot be written.
     """
     require("git")
@@ -64,7 +64,7 @@ def fetch(source: str, folder: Path, destination: Path, progress: OnProgress) ->
 
 
 class _Repository:
-    """One repository on its way from a source to a folder."""
+    """A repository that is fetched from a source into a folder."""
 
     def __init__(self, source: Source, folder: Path, progress: OnProgress) -> None:
         self.source = source
@@ -84,7 +84,7 @@ class _Repository:
             self._fetch_submodules()
 
     def _find(self) -> tuple[str | None, int]:
-        """The full name of the ref, None where it can only be a commit; and how long the repository's ids are."""
+        """The full name of the ref, None if it can only be a commit; and the length of the repository's ids."""
         ref = self.source.ref
         wanted = ("HEAD",) if ref is None else (f"refs/heads/{ref}", f"refs/tags/{ref}", ref)
         result = self._git("ls-remote", "--", self.source.url, *{*wanted, "HEAD"})
@@ -97,7 +97,7 @@ class _Repository:
             if name in names:
                 return name, width
         if ref is None:
-            raise UserError(f"{self._shown} has no default branch; write a branch or commit behind it: URL@REF")
+            raise UserError(f"{self._shown} has no default branch; add a branch or commit: URL@REF")
         if not _COMMIT.fullmatch(ref):
             raise UserError(self._no_such_ref())
         return None, width
@@ -107,7 +107,7 @@ class _Repository:
         return self._parse(_FETCHED) or ""
 
     def _fetch_commit(self, commit: str) -> str:
-        """Fetch a commit; where the server gives none by its id, or the id is abbreviated, the whole history."""
+        """Fetch a commit; if the server gives none by its id, or the id is abbreviated, fetch the whole history."""
         whole = ("+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*")
         if len(commit) in (40, 64):
             self._first_that_works(("--depth=1", f"+{commit}:{_FETCHED}"), whole)
@@ -146,7 +146,7 @@ class _Repository:
         result = self._git("ls-remote", "--heads", "--tags", "--refs", "--", self.source.url)
         names = [re.sub(r"^\S+\trefs/\w+/", "", line) for line in os.fsdecode(result.output).splitlines()]
         close = difflib.get_close_matches(self.source.ref or "", names, n=1, cutoff=0.5)
-        hint = f"did you mean {printable(close[0])}?" if close else "check what follows the '@'"
+        hint = f"did you mean {printable(close[0])}?" if close else "check the part after '@'"
         return f"{self._shown} has no branch, tag or commit {self.source.ref!r}; {hint}"
 
     # -- running git ---------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class _Repository:
             raise UserError(self._why(result, what))
 
     def _why(self, result: Result, what: str) -> str:
-        """Why git could not, in one line without secrets."""
+        """Why git failed, in one line without secrets."""
         text = result.text.replace(self.source.url.lower(), "")
         return f"cannot {what} {self._shown}: " + (
             self._access_refused(text) or reason(text) or _missing(text) or self._redact(result.last)
@@ -180,7 +180,7 @@ class _Repository:
         if re.search(r"dubious ownership", text):
             return f"it belongs to another user; run git config --global --add safe.directory {self._shown}"
         if re.search(r"permission denied \([a-z]|permission denied, please", text):
-            return "its host refused the ssh key; add yours there, and to ssh-agent if it has a passphrase"
+            return "its host refused the ssh key; add your key there, and to ssh-agent if it has a passphrase"
         if not re.search(r"authentication failed|could not read (username|password)|error: 40[13]|access denied", text):
             return None
         missing = [n for n in ("GIT_SYNC_USERNAME", "GIT_SYNC_PASSWORD") if not os.environ.get(n)]
@@ -191,7 +191,7 @@ class _Repository:
             )
         if "GIT_SYNC_PASSWORD" in missing:
             return "authentication failed; GIT_SYNC_USERNAME is set, set GIT_SYNC_PASSWORD too"
-        return "authentication failed; check GIT_SYNC_USERNAME and GIT_SYNC_PASSWORD, and what they may read"
+        return "authentication failed; check GIT_SYNC_USERNAME and GIT_SYNC_PASSWORD, and the permissions of that user"
 
     def _redact(self, text: str) -> str:
         password = self._env.get("GIT_SYNC_PASSWORD")
@@ -213,16 +213,16 @@ def _command(*options: str) -> list[str]:
 
 
 def clean_environment() -> dict[str, str]:
-    """The user's environment without what would point git elsewhere, trace what it does, or hold a password."""
+    """The user's environment without variables that redirect git, trace it, or contain a password."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_") or _KEPT.match(k)}
     return {**env, "LC_ALL": "C", "LANGUAGE": "", "GIT_TERMINAL_PROMPT": "0"}
 
 
 def _environment(source: Source) -> tuple[Mapping[str, str], tuple[str, ...]]:
-    """Environment and options with which git reaches a repository, and only by known transports.
+    """Environment and options with which git reaches a repository, by known transports only.
 
     Raises:
-        UserError: the password cannot be handed to git.
+        UserError: the password cannot be passed to git.
     """
     env = clean_environment()
     env["GIT_ALLOW_PROTOCOL"] = "https:http:ssh:git" + (":file" if source.is_local else "")
@@ -232,12 +232,12 @@ def _environment(source: Source) -> tuple[Mapping[str, str], tuple[str, ...]]:
     if CONTROL.search(user + password):
         raise UserError("GIT_SYNC_USERNAME or GIT_SYNC_PASSWORD holds a line break or control character; set it again")
     env.update(GIT_SYNC_USERNAME=user or source.user or "git", GIT_SYNC_PASSWORD=password, GIT_ASKPASS="")
-    # The first takes away the user's own helpers for this host: one of them might write the password to disk.
+    # The first option removes the user's own helpers for this host: one of them might write the password to disk.
     return env, (f"credential.{source.origin}.helper=", f"credential.{source.origin}.helper={_HELPER}")
 
 
 def _count(folder: Path) -> tuple[int, int]:
-    """How many files lie in a folder and their size, without git's own."""
+    """The number of files in a folder and their total size, without git's own files."""
     files = size = 0
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name != ".git"]
@@ -252,14 +252,15 @@ def _count(folder: Path) -> tuple[int, int]:
 
 
 def list_files(folder: str, matters: Callable[[str], bool]) -> list[str] | None:
-    """Files in a folder that git tracks, or would if they were added, relative to it; a folder is a repository in it.
+    """Files in a folder that git tracks, or would track if they were added.
 
     Args:
         folder: absolute path.
-        matters: whether a folder in it is to be read, as a path relative to it.
+        matters: whether to read a folder in it; gets a path relative to it.
 
     Returns:
-        None where the folder is in no repository, or git is not installed.
+        Paths relative to the folder; one that is a folder is a repository in it. None if the folder is in no
+        repository, or git is not installed.
 
     Raises:
         UserError: git cannot read it.

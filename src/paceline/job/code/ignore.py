@@ -1,4 +1,4 @@
-"""What `.pacelineignore` names, in the syntax of .gitignore."""
+"""The patterns of `.pacelineignore`, in the syntax of .gitignore."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _CLASSES = {
 
 @dataclass(frozen=True)
 class _Pattern:
-    """A line that names something.
+    """A line with a pattern.
 
     Attributes:
-        is_exception: what it matches is not ignored after all.
-        folders_only: it matches no files.
-        is_anchored: it matches from the root on, not at any depth.
-        parts: what stands between its slashes; "**" is any number of folders.
+        is_exception: whether what it matches is not ignored.
+        folders_only: whether it matches folders only.
+        is_anchored: whether it matches from the root, not at any depth.
+        parts: the parts between slashes; "**" is any number of folders.
     """
 
     is_exception: bool
@@ -44,7 +44,7 @@ class _Pattern:
 
     @classmethod
     def parse(cls, line: str) -> _Pattern | None:
-        """None where the line names nothing."""
+        """The pattern of a line; None if the line has none."""
         line = re.sub(r"((?:[^\\ ]|\\.| +(?=[^ ]))*) *", r"\1", line, count=1) if line.endswith(" ") else line
         if not line or line.startswith("#"):
             return None
@@ -62,7 +62,7 @@ class _Pattern:
 
     @property
     def regex(self) -> str:
-        """What it matches, as a regular expression for a path relative to the root."""
+        """The pattern as a regular expression for a path relative to the root."""
         found = "" if self.is_anchored else "(?:.*/)?"
         for number, part in enumerate(self.parts):
             is_last = number == len(self.parts) - 1
@@ -73,15 +73,15 @@ class _Pattern:
         return found
 
     def rsync_rules(self) -> list[str]:
-        """The same as rules for rsync."""
+        """The pattern as rules for rsync."""
         variants = {self.parts}
-        if "**" in self.parts[:-1]:  # it also stands for no folder at all, but not to rsync
+        if "**" in self.parts[:-1]:  # in .gitignore it also matches no folder at all, but not in rsync
             last = len(self.parts) - 1
             variants.add(tuple(part for n, part in enumerate(self.parts) if part != "**" or n == last))
         rules = []
         for parts in sorted(variants):
             text = "/".join(parts)
-            if not re.search(r"[*?\[]", text):  # without wildcards a backslash is just that to rsync
+            if not re.search(r"[*?\[]", text):  # without wildcards, rsync takes a backslash literally
                 text = re.sub(r"\\(.)", r"\1", text)
             sign, start, end = "+" if self.is_exception else "-", "/" * self.is_anchored, "/" * self.folders_only
             rules.append(f"{sign} {start}{text}{end}")
@@ -104,12 +104,12 @@ class Ignore:
                     self._patterns.append((pattern, re.compile(pattern.regex, re.DOTALL)))
             except (ValueError, re.error):
                 raise UserError(
-                    f"{printable(where)} line {number}: {line!r} is no pattern; write it as in .gitignore"
+                    f"{printable(where)} line {number}: {line!r} is not a valid pattern; write it as in .gitignore"
                 ) from None
 
     @classmethod
     def of_folder(cls, folder: Path) -> Ignore:
-        """What the file in `folder` says; nothing where there is none.
+        """The patterns of the file in `folder`; none if there is no file.
 
         Raises:
             UserError: it cannot be read, or a pattern is malformed.
@@ -123,19 +123,19 @@ class Ignore:
             raise UserError(f"cannot read {printable(path)}: {error.strerror}; check its permissions") from None
 
     def __call__(self, path: str, is_folder: bool) -> bool:
-        """Whether it names a path relative to the folder. What lies in an ignored folder is not asked for."""
+        """Whether to ignore a path relative to the folder. It is not called for what is in an ignored folder."""
         for pattern, regex in reversed(self._patterns):
             if (is_folder or not pattern.folders_only) and regex.fullmatch(path):
                 return not pattern.is_exception
         return False
 
     def rsync_rules(self) -> list[str]:
-        """The same as rules for rsync's `--filter`, where the first that matches counts."""
+        """The patterns as rules for rsync's `--filter`, of which the first that matches counts."""
         return [rule for pattern, _ in reversed(self._patterns) for rule in pattern.rsync_rules()]
 
 
 def _part_regex(part: str) -> str:
-    """What stands between two slashes as a regular expression.
+    """A part between two slashes as a regular expression.
 
     Raises:
         ValueError: it ends within a set of characters, or with a backslash.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _SKIPPED = frozenset({".git", "__pycache__"})
 _MANY_BYTES, _MANY_FILES = 10**9, 50_000
-_TRIES = 3  # to copy a file that changes meanwhile
+_TRIES = 3  # attempts to copy a file that changes meanwhile
 _BLOCK = 1 << 24
 _LEAVE_OUT = "or name it in .pacelineignore"
 
@@ -30,10 +30,12 @@ _LEAVE_OUT = "or name it in .pacelineignore"
 def fetch(
     source: str, folder: Path, destination: Path, progress: OnProgress, warn: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Copy what git would list of a folder, or else all but `.git` and `__pycache__`; never what paceline made there.
+    """Copy the files that git lists in a folder, or without git all but `.git` and `__pycache__`.
+
+    Folders that paceline made there are left out.
 
     Raises:
-        UserError: the folder or something in it cannot be read, or changes all the time.
+        UserError: the folder or something in it cannot be read, or keeps changing.
         OSError: the copy cannot be written.
     """
     root = existing_folder(source, folder)
@@ -59,11 +61,11 @@ def existing_folder(source: str, folder: Path) -> Path:
     """A folder that the user named, absolute and without symbolic links.
 
     Raises:
-        UserError: it is not there, or is no folder.
+        UserError: it does not exist, or is not a folder.
     """
     path = folder / os.path.expanduser(source)
     if not os.path.isdir(path):
-        what = "is a file, not a folder" if os.path.lexists(path) else "is not there"
+        what = "is a file, not a folder" if os.path.lexists(path) else "does not exist"
         raise UserError(f"--sync-source {printable(path)} {what}; name a folder")
     return Path(os.path.realpath(path))
 
@@ -89,7 +91,7 @@ class Listing:
         self._known: dict[str, bool] = {"": True}
 
     def add_what_git_lists(self, folder: str) -> None:
-        """Add what git lists in a folder, and in the repositories in it; everything where git lists nothing."""
+        """Add what git lists in a folder and in the repositories in it; everything if git lists nothing."""
         listed = git.list_files(self._path(folder), lambda name: self._has_folder(_join(folder, name)))
         if listed is None or (not listed and not folder):  # a folder that another repository ignores lists nothing
             self.add_everything(folder)
@@ -106,7 +108,7 @@ class Listing:
                 self._add(path)
 
     def add_everything(self, folder: str) -> None:
-        """Add all that lies in a folder but `.git` and `__pycache__`."""
+        """Add everything in a folder but `.git` and `__pycache__`."""
         waiting = [folder]
         while waiting:
             parent = waiting.pop()
@@ -129,7 +131,7 @@ class Listing:
                         self._need(path)
 
     def warn_if_huge(self, warn: Callable[[str], None]) -> None:
-        """Say so where this is more than code, and where most of it is."""
+        """Warn if this is too large to be only code, and say where most of it is."""
         total = sum(size for size, _ in self.files.values())
         if total <= _MANY_BYTES and len(self.files) <= _MANY_FILES:
             return
@@ -144,7 +146,7 @@ class Listing:
             biggest = max((name for name in by_folder if name != "."), key=by_folder.__getitem__, default=".")
         warn(
             f"copying {len(self.files):,} files, {show_size(total)}, of {printable(self._root)}; "
-            f"the biggest part is in {printable(biggest)}: to leave it out, name it in .pacelineignore"
+            f"the largest part is in {printable(biggest)}: to leave it out, name it in .pacelineignore"
         )
 
     # -- one by one ----------------------------------------------------------------------------------------------------
@@ -160,7 +162,7 @@ class Listing:
             return
         try:
             status = os.lstat(self._path(path))
-        except (FileNotFoundError, NotADirectoryError):  # git still knows what has been deleted
+        except (FileNotFoundError, NotADirectoryError):  # git still lists deleted files
             return
         except OSError as error:
             raise UserError(_unreadable(self._path(path), error)) from None
@@ -178,7 +180,7 @@ class Listing:
                 raise UserError(_vanished(self._path(folder), error)) from None
 
     def _has_folder(self, path: str) -> bool:
-        """Whether a folder is to be copied, as far as there is something in it; not through symbolic links."""
+        """Whether to copy a folder, if there is something in it; does not follow symbolic links."""
         if path not in self._known:
             self._known[path] = (
                 self._has_folder(os.path.dirname(path))
@@ -198,7 +200,7 @@ def _unreadable(path: str, error: OSError) -> str:
 
 
 def _copy_link(root: Path, name: str, copy: Path) -> None:
-    """Copy a symbolic link; one that leads out of the folder by a relative path still leads to the same place."""
+    """Copy a symbolic link. A relative link that leads out of the folder is changed, so that its target is the same."""
     try:
         target = os.readlink(root / name)
     except OSError as error:
@@ -236,7 +238,7 @@ def _copy_file(original: Path, copy: Path) -> int:
 
 
 def _copy_bytes(source: int, target: int, size: int) -> int:
-    """Copy up to `size` bytes, within the file system where it can; returns how many there were."""
+    """Copy up to `size` bytes, within the file system if it can; returns the number of bytes copied."""
     done = 0
     in_kernel = True
     while done < size:
@@ -244,7 +246,7 @@ def _copy_bytes(source: int, target: int, size: int) -> int:
         if in_kernel:
             try:
                 count = os.copy_file_range(source, target, block)
-            except OSError:  # between these two file systems it cannot; if it is another error, it comes again
+            except OSError:  # not possible between these file systems; another error is raised again below
                 in_kernel = False
                 continue
         else:
@@ -261,5 +263,5 @@ def _copy_bytes(source: int, target: int, size: int) -> int:
 
 def _vanished(path: str, error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
-        return f"{printable(path)} vanished while the folder was copied; stop what removes it, {_LEAVE_OUT}"
+        return f"{printable(path)} disappeared while the folder was copied; stop what removes it, {_LEAVE_OUT}"
     return _unreadable(path, error)

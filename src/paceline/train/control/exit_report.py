@@ -1,4 +1,4 @@
-"""How a rank ends, for whoever started it."""
+"""Records how a rank ends, for the process that started it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.contract import ERROR_FILE, RESUME_CODE, WANTS_INTERRUPT
 
 
 class Preempted(SystemExit):
-    """The run was told to stop; its state is saved, and the exit code asks whoever started it to resume it."""
+    """The run was asked to stop and has saved its state. The exit code asks the launcher to resume it."""
 
     __module__ = "paceline"  # where users find it
 
@@ -22,10 +22,10 @@ class Preempted(SystemExit):
 
 
 def record(kind: str, message: str, **more: Any) -> None:
-    """Tell whoever started this rank how it ends, where they asked for that; the file is as `node.rank` writes it."""
+    """Record how this rank ends, if the launcher asks for that; the file is as `node.ranks.program` writes it."""
     path = os.environ.get(ERROR_FILE)
     if path is None or os.path.exists(path):
-        return  # nobody asked, or an exception was there before
+        return  # the launcher does not ask, or an exception was recorded before
     what = {"type": kind, "message": message, "traceback": "", "log_start": None, "log_end": None, **more}
     with contextlib.suppress(OSError):
         with open(f"{path}.new", "w") as file:
@@ -33,8 +33,8 @@ def record(kind: str, message: str, **more: Any) -> None:
         os.replace(f"{path}.new", path)
 
 
-def last_words(kind: str, message: str, text: str) -> None:
-    """Write `text` to stderr, and record it with its place in the log."""
+def print_and_record(kind: str, message: str, text: str) -> None:
+    """Write `text` to stderr, and record it with its offsets in the log."""
     start = end = None
     with contextlib.suppress(OSError):
         start = os.fstat(2).st_size
@@ -44,7 +44,7 @@ def last_words(kind: str, message: str, text: str) -> None:
 
 
 def ask_for_interrupt() -> None:
-    """Ask whoever started this rank for SIGINT instead of SIGTERM when the job is stopped by Ctrl-C."""
+    """Ask the launcher to send this rank SIGINT instead of SIGTERM when the job is stopped by Ctrl-C."""
     path = os.environ.get(ERROR_FILE)
     if path is not None:
         with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Events(Protocol):
-    """What the thread reports, each in the thread itself."""
+    """What the thread reports; it calls these methods itself."""
 
     def received(self, rank: int, message: Message) -> None:
         """A message came from a rank."""
@@ -42,7 +42,7 @@ class Listener:
     """Reads from the links to other ranks until it is stopped.
 
     Attributes:
-        wakeup: who writes a byte here wakes the thread; the number of a signal reports that signal, 0 nothing.
+        wakeup: a byte written here wakes the thread; the number of a signal reports that signal, 0 reports nothing.
     """
 
     def __init__(self, events: Events, links: Mapping[int, Messages]) -> None:
@@ -64,7 +64,7 @@ class Listener:
         self._thread.join()
 
     def wake(self) -> None:
-        """Let the thread ask for its next deadline again."""
+        """Make the thread ask for its next deadline again."""
         with contextlib.suppress(OSError):
             self.wakeup.send(b"\0")
 

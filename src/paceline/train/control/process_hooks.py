@@ -1,4 +1,4 @@
-"""What a run changes in its process while it goes on: handlers of signals, of uncaught exceptions and of exits."""
+"""What a run changes in its process: the handlers of signals, of uncaught exceptions and of exits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Events(Protocol):
     """What the hooks report."""
 
     def failed(self, error: BaseException) -> None:
-        """An exception that nobody catches ends the process."""
+        """An uncaught exception ends the process."""
 
     def exits(self, code: Any) -> None:
         """The main thread has called `sys.exit`."""
@@ -31,14 +31,14 @@ class Events(Protocol):
 
 
 class ProcessHooks:
-    """Installs the hooks, and puts back what was there before.
+    """Installs the hooks, and restores what was there before.
 
     Args:
         events: receives what the hooks report.
         wakeup: gets a byte with the number of each signal, from Python's wakeup descriptor, so that it is read while
             the main thread is in a collective.
         signals: whether SIGTERM and SIGUSR2 are caught; those for which the script has handlers of its own are not.
-        terminate: whether C++ is asked to say before it ends the process.
+        terminate: whether to report also that C++ is about to end the process.
     """
 
     def __init__(self, events: Events, wakeup: socket.socket, *, signals: bool, terminate: bool) -> None:
@@ -56,7 +56,7 @@ class ProcessHooks:
         return number in self._handlers and signal.getsignal(number) == self._on_signal
 
     def release(self) -> None:
-        """Put everything back, but where somebody else has put something in between."""
+        """Restore everything, except what other code has replaced since."""
         for number, old in self._handlers.items():
             if signal.getsignal(number) == self._on_signal:
                 signal.signal(number, old)
@@ -74,7 +74,7 @@ class ProcessHooks:
             self._terminate.release()
 
     def release_exceptions(self) -> None:
-        """Put back the handler of uncaught exceptions."""
+        """Restore the handler of uncaught exceptions."""
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._old_hook
 
@@ -86,7 +86,7 @@ class ProcessHooks:
             self._old_wakeup = signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
 
     def _on_signal(self, number: int, _: object) -> None:
-        """Python's own handler: passes the signal on where another library has taken the wakeup descriptor."""
+        """Python's handler: passes the signal on if another library has set its own wakeup descriptor."""
         with contextlib.suppress(OSError):
             self._wakeup.send(bytes([number]))
 

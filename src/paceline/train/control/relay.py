@@ -1,6 +1,6 @@
 """What rank 0 relays between the ranks, apart from the training; pure state.
 
-rank → relay   {"do": "failed", "why"}                   this rank ends, and how: "failed (…)", "left with exit code 3"
+rank → relay   {"do": "failed", "why"}                   this rank ends, and how: "failed (…)", "exited with code 3"
                {"do": "left", "count", "step", "place"}  this rank leaves in good order
                {"do": "loop", "loop", "step"}            it has left a loop over training batches
                {"do": "accuse", "rank", "why"}           that rank left a loop in which this one goes on

@@ -1,4 +1,4 @@
-"""Before C++ ends the process: gloo throws in a thread of its own where ranks exchange different sizes."""
+"""A hook before C++ ends the process: gloo throws in its own thread if ranks exchange different sizes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _HANDLER = ctypes.CFUNCTYPE(None)
 
 
 class BeforeTerminate:
-    """Calls a function in the thread whose C++ exception nobody catches, before what is usual: a line and SIGABRT.
+    """Calls a function in the thread with an uncaught C++ exception, before C++ prints a line and raises SIGABRT.
 
-    The thread has no lock of Python's, nor of the allocator's, and Python runs as ever meanwhile. Without libstdc++
-    nothing is called.
+    The thread holds neither the GIL nor a lock of the allocator, and Python continues meanwhile. Without libstdc++, the
+    function is not called.
     """
 
     def __init__(self, function: Callable[[], None]) -> None:
@@ -36,7 +36,7 @@ class BeforeTerminate:
             _HANDLER(self._old)()
 
     def release(self) -> None:
-        """Give the place back; calling it again does nothing."""
+        """Restore the previous handler. A second call does nothing."""
         if self._set is not None:
             self._set(self._old)
             self._set = None

@@ -24,7 +24,7 @@ from paceline.train.diagnosis.collective_trace import Trace
 from paceline.train.diagnosis.late_ranks import LateRanks
 
 from . import connect
-from .exit_report import last_words
+from .exit_report import print_and_record
 from .links import Messages
 from .listener import Listener
 from .process_hooks import ProcessHooks
@@ -85,7 +85,7 @@ class Watch:
         self._resting = True  # no step has begun, or the last one is over
         self._held = False
         self._stop: Message | None = None
-        self._signal: int | None = None  # that told this rank to stop
+        self._signal: int | None = None  # by which this rank was asked to stop
         self._signal_at = 0.0
         self._meetings = self._met = 0
         self._left: dict[int, Message] = {}
@@ -143,17 +143,17 @@ class Watch:
             return False
 
     def rest(self) -> None:
-        """The training is over: until another step begins, signals do what they do without a run."""
+        """Note that the training is over: until another step begins, signals have the same effect as without a run."""
         with self._condition:
             self._resting = True
 
     @property
     def stop_signal(self) -> str:
-        """Name of the signal that some rank was told to stop with."""
+        """Name of the signal by which the run was asked to stop; "" if it was not."""
         return signal.Signals(self._stop["signal"]).name if self._stop else ""
 
     def meet(self) -> None:
-        """Wait for all ranks to come here: before a collective that one which left a loop early must not enter.
+        """Wait for all ranks to call this, before a collective that a rank which left a loop early must not enter.
 
         Raises:
             PeerLost: a rank is gone.
@@ -188,7 +188,7 @@ class Watch:
         self._trace.leave()
 
     def ends(self) -> None:
-        """What comes is the end: this rank may wait for the others until it closes."""
+        """Note that the script has ended: until `close`, this rank may wait for the others."""
         with self._condition:
             self._trace.enter("close")
 
@@ -210,28 +210,28 @@ class Watch:
                 raise cause from error
 
     def exits(self, code: Any) -> None:
-        """`sys.exit` was called: a rank that ends by it has not left its loop too early."""
+        """Note that `sys.exit` was called: a rank that ends this way has not left its loop too early."""
         if code not in (None, 0, RESUME_CODE):
             self._exit = code if isinstance(code, int) else str(code)
 
     def terminates(self) -> None:
-        """C++ is about to end the process, from any thread: that may be since other ranks are in other collectives."""
+        """C++ is about to end the process, from any thread. Ranks in different collectives may be the cause."""
         with self._condition:
             if self._closed:
                 return
             self._find_cause()
             known = isinstance(self._error, CollectiveMismatch)
-        if known:  # whose message ends the process
+        if known:  # its message ends the process
             threading.Event().wait(2 * _OWN_GRACE)
 
     def loop_ended(self, loop: int) -> None:
         """Send that this rank has left a loop over training batches."""
         with self._condition:
-            if self._exit is None:  # or it is the process that ends
+            if self._exit is None:  # else the whole process ends
                 self._send({"do": "loop", "loop": loop, "step": self._step})
 
     def failed(self, error: BaseException) -> None:
-        """Send the others what ends this rank."""
+        """Send the other ranks the exception that ends this one."""
         if isinstance(error, SystemExit):
             self.exits(error.code)
             return
@@ -253,7 +253,7 @@ class Watch:
             self._closed = True
             if self._exit is not None:
                 code, why = (1, f" ({self._exit})") if isinstance(self._exit, str) else (self._exit, "")
-                self._send({"do": "failed", "why": f"left with exit code {code}{why}"})
+                self._send({"do": "failed", "why": f"exited with code {code}{why}"})
             place = self._trace.place("")
             self._send({"do": "left", "count": self._count, "step": self._step, "place": place})
             error = self._error
@@ -264,7 +264,7 @@ class Watch:
             raise error
 
     def forget(self) -> None:
-        """In a forked child: it is no rank, and must neither keep connections alive nor swallow signals."""
+        """In a forked child: it is no rank, so it must neither keep connections alive nor handle signals."""
         self._closed = True
         self._condition = threading.Condition(threading.RLock())
         self._release()
@@ -305,7 +305,7 @@ class Watch:
                 self._handle(message)
 
     def disconnected(self, rank: int, why: str) -> None:
-        """Handle that a connection has ended, or can no longer be trusted."""
+        """Handle a connection that has ended, or can no longer be trusted."""
         with self._condition:
             if self._relay is not None:
                 self._deliver(self._relay.disconnected(rank, why))
@@ -362,7 +362,7 @@ class Watch:
         )
 
     def _find_cause(self) -> None:
-        """Wait for what is known of the others where a collective has failed."""
+        """After a collective has failed: wait until the other ranks' state is known."""
 
         def is_known() -> bool:
             return self._error is not None or self._who_left() is not None
@@ -453,7 +453,7 @@ class Watch:
             self._condition.notify_all()
 
     def _end_process(self) -> None:
-        """The main thread is stuck: print why, and where it stood."""
+        """The main thread is stuck: print why and where, and end the process."""
         error = self._error
         assert error is not None
         text = f"{type(error).__module__}.{type(error).__qualname__}: {error}\n"
@@ -463,7 +463,7 @@ class Watch:
             text = f"Traceback (most recent call last):\n{stack}{text}"
         with contextlib.suppress(Exception):
             sys.stdout.flush()
-        last_words(type(error).__name__, str(error), text)
+        print_and_record(type(error).__name__, str(error), text)
         os._exit(1)
 
     def _release(self) -> None:
@@ -496,7 +496,7 @@ _mask = threading.local()  # the signals that a thread had blocked before it for
 
 
 def _before_fork() -> None:
-    """Keep signals away until the child has its own handlers: those of the rank would answer for the rank."""
+    """Block signals until the child has its own handlers: with the rank's, it would act in the name of the rank."""
     _mask.old = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 

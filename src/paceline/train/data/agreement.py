@@ -1,4 +1,4 @@
-"""Whether the ranks have made their loaders of the same data: compared at the first batch."""
+"""Checks, at the first batch, that all ranks have made their loaders from the same data."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 class DataMismatch(RuntimeError):
-    """The ranks have made a loader of different data, or with different options."""
+    """The ranks have made a loader from different data, or with different options."""
 
     __module__ = "paceline"  # where users find it
 
 
 @dataclass
 class Description:
-    """What a rank has made a loader of.
+    """The data and options that a rank has made a loader from.
 
     Attributes:
-        what: the data set in words.
+        what: the data set, as messages name it.
         settings: options and lengths that must be the same on all ranks.
         contents: of the data set, the sampler and the weights, by their names.
     """
@@ -38,17 +38,17 @@ class Description:
 
     @classmethod
     def of(cls, loader: Loader) -> Description:
-        """What this rank's loader is made of; reads no sample of a data set that computes them."""
+        """Describe this rank's loader. Reads no sample of a data set that computes its samples."""
         settings = {"length": _length(loader.dataset), **loader.settings()}
         contents: dict[str, Content] = {}
         for name, thing in loader.made_of.items():
             for path, value in _contents(thing, name, 0):
                 contents[path] = Content()
                 contents[path].add(value)
-        return cls(_in_words(loader.dataset), settings, contents)
+        return cls(_describe(loader.dataset), settings, contents)
 
     def difference(self, first: Description) -> str:
-        """What this rank has that rank 0, which has `first`, has not; empty if nothing."""
+        """How this rank's loader differs from rank 0's, which is `first`; "" if it does not."""
         if self.what != first.what and type(self.settings["length"]) is type(first.settings["length"]):
             return f"has {self.what}"
         for name, value in self.settings.items():
@@ -63,7 +63,7 @@ class Description:
 
 @dataclass
 class _Made:
-    """A loader that was not compared yet; `where` is the line of the script that has made it."""
+    """A loader that was not compared yet; `where` is the line of the script that made it."""
 
     loader: Loader
     where: str
@@ -71,13 +71,13 @@ class _Made:
 
 
 class SameData:
-    """Compares what the ranks have made their loaders of.
+    """Compares the data and options of the loaders of all ranks.
 
-    All loaders that were made before the first batch of a training loader are compared then; loaders for evaluation
-    alone, where there is no training loader, at the first batch of one of them. After that a loader costs nothing.
+    At the first batch of a training loader, all loaders that were made before are compared. If there are only loaders
+    for evaluation, that happens at the first batch of one of them. Later batches cost nothing.
 
     Args:
-        ranks: what compares.
+        ranks: the collectives to compare with.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -86,7 +86,7 @@ class SameData:
         self._trains = False
 
     def add(self, loader: Loader, where: str, *, evaluation: bool) -> None:
-        """Compare this loader at its first batch, or before."""
+        """Add a loader, which is compared at its first batch or before."""
         if self._ranks.world_size == 1:
             return
         made = _Made(loader, where, evaluation)
@@ -103,7 +103,7 @@ class SameData:
         """Compare the loaders made since the last time; a collective of all ranks.
 
         Raises:
-            DataMismatch: on all ranks, with the ranks that differ from rank 0, and in what.
+            DataMismatch: on all ranks; it names the ranks that differ from rank 0, and how.
         """
         new, self._new = self._new, []
         kinds = [[made for made in new if made.evaluation is kind] for kind in (False, True)]
@@ -130,7 +130,7 @@ class SameData:
             for number, (one, other) in enumerate(zip(own, others, strict=False)):
                 if how := one.difference(other):
                     return kind, number, how
-            if kind == 0 and len(own) != len(others):  # some ranks alone may make loaders for evaluation
+            if kind == 0 and len(own) != len(others):  # only some ranks may make loaders for evaluation
                 return kind, min(len(own), len(others)), f"has made {len(own)} and not {len(others)} training loaders"
         return None
 
@@ -146,7 +146,7 @@ def _contents(thing: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
     elif depth < DEEPEST and _has_parts(thing):
         length = _length(thing)
         for attribute, value in sorted(vars(thing).items()):
-            # Other lists may be anything: what was read last, devices, what a rank has for itself.
+            # Other lists may be anything: the samples read last, devices, a rank's own state.
             holds = isinstance(value, list | tuple) and any(map(_has_parts, value))
             own = type(thing).__module__.startswith("torch.")
             if holds or own or _has_parts(value) or (_is_data(value) and length in (None, _length(value))):
@@ -168,7 +168,7 @@ def _is_data(thing: Any) -> bool:
     return isinstance(thing, list | tuple | range) or as_tensor(thing) is not None or hasattr(thing, "to_numpy")
 
 
-def _in_words(dataset: Any) -> str:
+def _describe(dataset: Any) -> str:
     inner = getattr(dataset, "dataset", None)
     kind = type(dataset).__name__ + (f" of {type(inner).__name__}" if inner is not None else "")
     length = _length(dataset)
@@ -188,4 +188,4 @@ def _in_row(ranks: Sequence[int]) -> str:
 
 
 def _nothing() -> None:
-    """Nothing is left to compare."""
+    """Does nothing: there is nothing left to compare."""

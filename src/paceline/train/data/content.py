@@ -14,7 +14,7 @@ import torch
 
 COMPARED = 4096  # elements of a list, array or tensor that are compared, evenly spaced
 DEEPEST = 6  # data sets within data sets, and containers within containers
-CLOSE = 1e-3  # relative difference up to which numbers are equal: preprocessing rounds otherwise on another CPU
+CLOSE = 1e-3  # relative difference up to which numbers are equal: preprocessing may round differently on another CPU
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Content:
     numbers: list[float] = field(default_factory=list)
 
     def agrees(self, other: Content) -> bool:
-        """Whether both are of equal elements, but for rounding."""
+        """Whether the elements of both are equal, except for rounding."""
         return (
             self.checksum == other.checksum
             and len(self.numbers) == len(other.numbers)
@@ -38,7 +38,7 @@ class Content:
         )
 
     def add(self, thing: Any, depth: int = 0) -> None:
-        """Add an element, or all that is in a container of elements."""
+        """Add an element, or all elements of a container."""
         if isinstance(thing, float):
             self.numbers.append(thing)
         elif thing is None or isinstance(thing, int | bytes):

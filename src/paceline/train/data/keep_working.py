@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class KeepWorking:
-    """The worker_init_fn of a rank that finishes its step when it is asked to stop: its workers must not stop before.
+    """The worker_init_fn of a rank that finishes its step when it is asked to stop: its workers must not stop earlier.
 
-    Schedulers send their signals to all processes of a job, so workers ignore them. But SIGTERM is also how
-    multiprocessing ends the workers that are left when the rank exits, and then it waits for them. So each worker
-    watches a pipe, and ends as soon as the rank begins to exit or is gone.
+    Schedulers send their signals to all processes of a job, so workers ignore them. But multiprocessing also sends
+    SIGTERM to the workers that are left when the rank exits, and waits for them. So each worker watches a pipe, and
+    ends as soon as the rank begins to exit or is gone.
     """
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
@@ -44,8 +44,8 @@ class KeepWorking:
         """Around the start of workers: a signal reaches them only once they ignore it.
 
         Args:
-            context: of multiprocessing, None for the default. Where a fork server starts the workers, nothing is done:
-                it would pass the blocked signals on to whatever else it starts.
+            context: of multiprocessing, None for the default. If a fork server starts the workers, nothing is done:
+                all processes that it starts later would inherit the blocked signals.
         """
         method = (context or multiprocessing).get_start_method()
         if method == "forkserver":
@@ -62,9 +62,9 @@ class KeepWorking:
 
 
 class _Exit:
-    """Tells the workers of a process that it exits: multiprocessing calls `_tell` before it sends them SIGTERM.
+    """Notifies the workers of a process that it exits: multiprocessing calls `_notify` before it sends them SIGTERM.
 
-    A process that ends without Python's exit functions closes the pipe, which says the same.
+    If a process ends without Python's exit functions, its end of the pipe is closed, which has the same effect.
     """
 
     _of_this_process: _Exit | None = None
@@ -79,14 +79,14 @@ class _Exit:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._reader, self._writer = multiprocessing.Pipe(duplex=False)
-        Finalize(None, self._tell, exitpriority=100)  # not called in forked children
+        Finalize(None, self._notify, exitpriority=100)  # not called in forked children
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_pid": self._pid, "_reader": self._reader}
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with contextlib.suppress(OSError):
-            self._writer.send_bytes(b"exit")  # nobody reads it, so all workers see it
+            self._writer.send_bytes(b"exit")  # it is never read, so all workers see it
 
     def end_with_it(self) -> None:
         """In a worker: end when the process exits, whatever the main thread is doing then."""

@@ -1,7 +1,7 @@
-"""The data loader of a training script: torch's DataLoader, sharded over ranks, that knows where training is.
+"""The data loader of a training script: torch's DataLoader, sharded over ranks, with a position that can be saved.
 
-What counts as consumed is what the training loop has received. Workers read ahead of it, and what they have read but
-nobody has received yet is read again after a resume.
+A batch is consumed when the training loop has received it. Workers read ahead; what they have read but the loop has not
+received is read again after a resume.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ log = logging.getLogger("paceline")
 class Loader:
     """Yields this rank's batches, on the device, from where training is to the end of the epoch.
 
-    The next iteration is the next epoch. After a `break`, it goes on with the rest of the epoch, so that no sample is
-    left out; in evaluation, it starts again. All ranks get the same number of batches: a rank for which the last,
-    uneven global batch has no sample gets rank 0's first one as a stand-in, whose loss must count nothing (its
-    `weight` is 0). In evaluation, such a rank stops one batch early instead.
+    The next iteration is the next epoch. After a `break`, the next iteration continues with the rest of the epoch, so
+    that no sample is left out; in evaluation, it starts again. All ranks get the same number of batches: if the last,
+    uneven global batch has no sample for a rank, the rank gets rank 0's first sample as a stand-in, whose loss must not
+    count (its `weight` is 0). In evaluation, such a rank stops one batch early instead.
 
-    `state_dict()` is where training is after the batch yielded last, the same on every rank: take it once the optimizer
-    has stepped on that batch. Built by `make_loader`.
+    `state_dict()` is the position after the batch yielded last, the same on every rank: take it once the optimizer has
+    stepped on that batch. Built by `make_loader`.
 
     Attributes:
         dataset: the whole data set, of which this rank gets its share.
-        sampler: the user's own, or what stands for it: has a length and is iterated as one; None for a stream.
+        sampler: the user's own, or an equivalent with a length that can be iterated; None for a stream.
         batch_sampler: the user's own, if there is one.
-        made_of: the data set and all else that decides which samples there are, by name.
-        shard: what the batch yielded last is made of, None before the first.
+        made_of: the data set and everything else that determines the samples, by name.
+        shard: the shard of the batch yielded last; None before the first.
         on_begin: called before each iteration.
         on_evaluation: called with True before each batch of an evaluation, and with False when it has ended.
     """
@@ -82,11 +82,11 @@ class Loader:
         self._steps = steps
         self._world_size = world_size
         self._device = device
-        self._is_there = device.type == "cpu"  # where data sets make their samples
+        self._is_there = device.type == "cpu"  # whether batches are on the device from the start
         self._evaluation = evaluation
         self._stream = stream
         self._dataloader = build()
-        self._workers_follow = False  # living workers of an iterable data set are about to begin where training is
+        self._workers_follow = False  # persistent workers of an iterable data set will begin at the current position
         self._iterations = 0
         self._before = position.mark()  # where training was before the batch yielded last
 
@@ -102,7 +102,7 @@ class Loader:
         return self._evaluate() if self._evaluation else self._batches()
 
     def _evaluate(self) -> Iterator[Any]:
-        """The batches, of which each is announced as one of an evaluation."""
+        """The batches; `on_evaluation` is called for each."""
         try:
             for batch in self._batches():
                 self.on_evaluation(True)
@@ -117,7 +117,7 @@ class Loader:
         self.on_begin()
         if self._evaluation:
             self._position.rewind()
-        if self._position.is_over:  # where its last batch was trained on, and then the loop was left or a state saved
+        if self._position.is_over:  # after its last batch, the loop was left or a state saved
             self._workers_follow = False
             self._position.end_epoch()
             return
@@ -143,11 +143,11 @@ class Loader:
         )
 
     def _packets(self) -> Iterator[tuple[Any, Shard]]:
-        """Batches with what they are made of, from where training is."""
+        """Batches with their shards, from the current position."""
         self._parts = self._split.plan(self._position) if self._split is not None else None
         if self._stream is not None and not self._workers_follow:
             self._stream.begin(self._position, self._parts)
-            self._dataloader = self._build()  # workers that live on are not told where to begin
+            self._dataloader = self._build()  # persistent workers would not begin there
         self._workers_follow = False
         packets = self._start()
         if self._split is None or self._parts is None:
@@ -180,12 +180,12 @@ class Loader:
 
     @property
     def batch_index(self) -> int:
-        """Number of the batch at hand within its epoch, from 0; outside of a loop that of the batch that comes next."""
+        """Number of the current batch within its epoch, from 0; outside of a loop, that of the next batch."""
         return self._position.batches - self._is_within
 
     @property
     def done(self) -> int:
-        """Batches of this size that bring the epoch to where it is."""
+        """Batches of the current size up to the current position of the epoch."""
         return self.position // (self._position.global_batch_size or self._world_size)
 
     @property
@@ -205,31 +205,31 @@ class Loader:
 
     @property
     def left(self) -> int | None:
-        """Samples of all ranks together that the epoch has left after this step; None where that is not known."""
+        """Samples of all ranks together that are left in the epoch after this step; None if that is not known."""
         return self._position.left(self.shard) if self.shard else None
 
     @property
     def is_last(self) -> bool:
-        """Whether the epoch ends with this step; False also where that is not known, see `look_ahead`."""
+        """Whether the epoch ends with this step; False also if that is not known, see `look_ahead`."""
         return self.shard.is_last if self.shard else False
 
     def look_ahead(self) -> None:
-        """From the next iteration on, find out which batch is an epoch's last by asking for what comes after it."""
+        """From the next iteration on, read one element ahead, so that an epoch's last batch is known as such."""
         if not self._position.looks_ahead:
             self._position.looks_ahead = True
             self._workers_follow = False
 
     def put_back(self) -> None:
-        """Let the batch yielded last count as not yielded: the next iteration begins with it."""
+        """Take back the batch yielded last: the next iteration begins with it."""
         self._position.go_back(self._before)
 
     def state_dict(self, *, before: bool = False) -> dict[str, Any]:
-        """Where training is: small, the same on every rank, of use to any other number of ranks.
+        """The position of training: small, the same on every rank, valid for any other number of ranks.
 
-        A collective of all ranks where a stream is read in parts.
+        If a stream is read in parts, this is a collective of all ranks.
 
         Args:
-            before: where it was before the batch yielded last.
+            before: take the position before the batch yielded last.
         """
         state = self._position.state_dict()
         if before:
@@ -241,14 +241,14 @@ class Loader:
         return state
 
     def settings(self) -> dict[str, Any]:
-        """What must be the same on all ranks, by name."""
+        """Settings that must be the same on all ranks, by name."""
         state = self._position.state_dict()
         return {name.replace("_", " "): state[name] for name in ("order", "seed", "global_batch_size")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to where `state` was taken; reads no data, and ends an iteration that is under way.
+        """Go to the position of `state`. Reads no data, and ends an iteration that is under way.
 
-        The global batch size becomes that of `state` where the loader was made with `batch_size`.
+        If the loader was made with `batch_size`, the global batch size becomes that of `state`.
 
         Raises:
             ValueError: the data set's length, the kind of order or the seed are not those of `state`.
@@ -258,20 +258,20 @@ class Loader:
             if self._split is None:
                 raise ValueError(
                     "cannot resume: the checkpoint was made with a stream that was read in parts; "
-                    "go back to that data set, or start anew without the checkpoint"
+                    "go back to that data set, or start again without the checkpoint"
                 )
             self._position.stream = Parts.from_plain(parts)
         size, now = state["global_batch_size"], self._position.global_batch_size
         if self._keeps_batch and size and size != now:
-            log.info("going on with the global batch size %d of the checkpoint instead of %d", size, now)
+            log.info("using the global batch size %d of the checkpoint instead of %d", size, now)
             self._position.global_batch_size = size
         self._iterations += 1
         self._workers_follow = False
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """The default of `on_begin`."""
 
 
 def _ignore(_: bool) -> None:
-    """Nobody wants to know."""
+    """The default of `on_evaluation`."""

@@ -53,31 +53,31 @@ def make_loader(
 ) -> Loader:
     """Build the loader of a map-style or iterable data set.
 
-    What is not described here is as in `torch.utils.data.DataLoader`.
+    Options that are not described here are as in `torch.utils.data.DataLoader`.
 
     Args:
         dataset: with `__getitem__` and `__len__`, or with `__iter__`; see `StreamFetch` for what the latter must do.
-        batch_size: samples a step and rank, so that the global batch size is this times the number of ranks of the
-            first start; it stays that when a checkpoint is resumed with another number of ranks.
-        global_batch_size: samples a step, over all ranks together; give one of the two.
-        shuffle: a new order every epoch, see `ElasticSampler`.
+        batch_size: samples per step and rank. The global batch size is this times the number of ranks of the first
+            start; it stays the same when a checkpoint is resumed with another number of ranks.
+        global_batch_size: samples per step of all ranks together; pass one of the two.
+        shuffle: whether every epoch has a new random order, see `ElasticSampler`.
         seed: seed of the order and of random augmentation, the same on every rank; 0 if None.
-        generator: its seed (`initial_seed()`) is taken instead; how much was drawn from it makes no difference.
+        generator: its seed (`initial_seed()`) is used instead; how much was drawn from it makes no difference.
         rank: this rank.
         world_size: number of ranks.
-        ranks: the ranks, where they can talk to each other; only then a stream is split over them.
+        ranks: the collectives of the ranks; without them, a stream is not split over the ranks.
         device: where batches go.
         sampler: the user's own order, see `UserSampler`.
         batch_sampler: the user's own batches, see `UserBatchSampler`.
-        weights: one number a sample, for weighted draws, see `ElasticSampler`.
-        replacement: weighted draws may repeat a sample within an epoch.
-        num_samples: weighted draws an epoch; the length of the data set if None.
-        drop_last: leave out the last global batch of an epoch where it is smaller.
+        weights: one number per sample, for weighted draws, see `ElasticSampler`.
+        replacement: whether weighted draws may repeat a sample within an epoch.
+        num_samples: weighted draws per epoch; the length of the data set if None.
+        drop_last: leave out the last global batch of an epoch if it is smaller.
         evaluation: every iteration starts with the first sample; ranks without a sample stop early.
-        pin_memory: copy batches to pinned memory first; None means on GPUs.
-        in_order: False lets the batches of an evaluation come in the order in which workers have them; in training they
-            come in order all the same, since a resume could not say which of them were used.
-        split: False lets each process read the whole stream, also if its code looks as if it could be split.
+        pin_memory: copy batches to pinned memory first; None means only for GPUs.
+        in_order: if False, the batches of an evaluation come in the order in which workers finish them. In training
+            they always come in order, since otherwise a resume could not tell which of them were used.
+        split: if False, each process reads the whole stream, even if its code looks as if it could be split.
 
     Raises:
         TypeError: the data set has neither items with a length nor elements, or can be iterated only once.
@@ -96,7 +96,7 @@ def make_loader(
         timeout=timeout,
         worker_init_fn=worker_init_fn,
         multiprocessing_context=multiprocessing_context,
-        # Otherwise each iteration draws from the global generator, which a resumed run does once more.
+        # Otherwise each iteration draws from the global generator, and a resumed run would draw once more.
         generator=torch.Generator().manual_seed(derive_seed(seed, rank)),
         prefetch_factor=prefetch_factor,
         persistent_workers=persistent_workers,
@@ -182,7 +182,7 @@ def _sampler(
 
 
 class _Plan:
-    """The batch sampler of the DataLoader: reads ahead of training, which its own position does not move."""
+    """The batch sampler of the DataLoader: reads ahead of training, with a position of its own."""
 
     def __init__(self, sampler: ShardedSampler, *, stand_in: bool) -> None:
         self._sampler = sampler
@@ -196,23 +196,23 @@ class _Plan:
 
 
 class OwnSamples:
-    """What stands for a `torch.utils.data.DistributedSampler` where the user passes no sampler: this rank's samples."""
+    """This rank's samples, in place of a `torch.utils.data.DistributedSampler`, if the user passes no sampler."""
 
     def __init__(self, shards: ShardedSampler) -> None:
         self._shards = shards
 
     def __len__(self) -> int:
-        """This rank's samples of an epoch, each of which counts."""
+        """Number of this rank's samples per epoch, without stand-ins."""
         return self._shards.own_samples()
 
     def __iter__(self) -> Iterator[Any]:
-        """This rank's indices from where training is to the end of the epoch."""
+        """This rank's indices from the current position to the end of the epoch."""
         for shard in self._shards.ahead():
             if shard.samples:
                 yield from shard.indices
 
     def set_epoch(self, epoch: int) -> None:
-        """Does nothing, since epochs advance by themselves; here for scripts that call it."""
+        """Do nothing: epochs advance by themselves. It exists for scripts that call it."""
 
 
 def _as_it_is(packet: T) -> T:
@@ -224,7 +224,7 @@ def _is_iterable(dataset: Any) -> bool:
     if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__getitem__"):
         return False
     if not isinstance(dataset, Iterable):
-        raise TypeError(f"{type(dataset).__name__} is no data set: it needs __getitem__ and __len__, or __iter__")
+        raise TypeError(f"{type(dataset).__name__} is not a data set: it needs __getitem__ and __len__, or __iter__")
     if isinstance(dataset, Iterator):
         raise TypeError(
             f"{type(dataset).__name__} can be iterated only once, but each epoch needs its elements: "
@@ -246,7 +246,7 @@ def _steps(dataset: Any, position: EpochPosition, drop_last: bool) -> int:
 
 
 def _global_batch_size(batch_size: int | None, global_batch_size: int | None, world_size: int) -> int:
-    """The samples of a step over all ranks together, from the one of the two sizes that is given."""
+    """The samples per step of all ranks together, from whichever of the two sizes is given."""
     _at_most_one(batch_size=batch_size, global_batch_size=global_batch_size)
     if batch_size is not None:
         return check_positive("batch_size", batch_size) * world_size

@@ -1,4 +1,4 @@
-"""Reads a part of a stream that is split, the same wherever and whenever it is read."""
+"""Reads a part of a stream that is split: with the same result in any process and after any resume."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .source import Source, as_worker
 
 
 class PartInfo:
-    """What `get_worker_info()` returns while a part is read: the parts are the workers.
+    """What `get_worker_info()` returns while a part is read: the parts appear as workers.
 
     Attributes:
         id: number of the part.
         seed: of what is drawn for the part.
         dataset: the data set.
-        is_used: whether the data set has asked how many parts there are, without which it cannot split anything.
+        is_used: whether the data set has asked for the number of parts; otherwise it cannot have split anything.
     """
 
     def __init__(self, part: int, parts: int, seed: int, dataset: Any) -> None:
@@ -34,10 +34,10 @@ class PartInfo:
 
 
 class PartReader:
-    """Batches of a part of a stream, from where it was read to.
+    """Yields batches of a part of a stream, from where reading has stopped before.
 
-    What a data set draws from the global random generators depends on the seed, the epoch, the part, and how much of
-    the part was read. So it is the same again after a resume, in whichever worker of whichever rank.
+    What a data set draws from the global random generators depends only on the seed, the epoch, the part, and how much
+    of the part was read. So it is the same after a resume, in any worker of any rank.
 
     Args:
         source: the user's data set.
@@ -57,7 +57,7 @@ class PartReader:
     def batches(
         self, epoch: int, part: int, parts: int, progress: Progress, *, size: int
     ) -> Iterator[tuple[Any, int, Progress]]:
-        """Batches of a part, with the number of their samples and how far the part was read then.
+        """Yield batches of a part, each with the number of its samples and the progress after it.
 
         Args:
             epoch: the epoch.
@@ -69,7 +69,7 @@ class PartReader:
         source, info = self._part(epoch, part, parts)
         own = type(source.dataset).__name__
         at = source.begin(progress.count, progress.state)
-        # What a data set without a state draws goes on from its beginning, as when it was read the first time.
+        # For a data set without a state, draws start from the beginning, as when it was read the first time.
         start = (self._seed, epoch, part) if at == 0 else (self._seed, epoch, part, at)
         with as_worker(info), self._random.active(derive_seed(*start), continued=True):
             elements = iter(source.dataset)
@@ -104,7 +104,7 @@ class PartReader:
                 return
 
     def _part(self, epoch: int, part: int, parts: int) -> tuple[Source, PartInfo | None]:
-        """The data set of a part, and which worker it is to take itself for."""
+        """The data set of a part, and the worker information that it gets."""
         self._source.set_epoch(epoch)
         dataset = self._source.dataset
         if is_split_by_shard(dataset):

@@ -1,8 +1,8 @@
 """Streams in parts: which iterable data sets can be split, and which part is read by which rank and worker.
 
 Every worker of every rank reads the whole stream unless it can be split: by `get_worker_info()`, with the parts as the
-workers, or by a method `shard(num_shards, index)`. When an epoch begins, it gets as many parts as there are workers on
-all ranks together. It keeps them when it is resumed with another number of ranks or workers. Each batch is of one part.
+workers, or by a method `shard(num_shards, index)`. An epoch begins with as many parts as there are workers on
+all ranks together. It keeps them if it is resumed with another number of ranks or workers. Each batch is of one part.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Progress:
 
     Attributes:
         count: elements that were used.
-        is_done: the part has no more, as far as that is known.
-        state: of the data set after these elements, where it has one and there are more.
+        is_done: whether the part is known to have no more elements.
+        state: state of the data set after these elements, if it has a state and there are more elements.
         turn: the step that has used it last, so that parts take turns as they would have without a restart.
     """
 
@@ -35,7 +35,7 @@ class Progress:
     turn: int = -1
 
     def at(self, turn: int) -> Progress:
-        """The same, used in step `turn` of the epoch."""
+        """A copy that was used in step `turn` of the epoch."""
         return Progress(self.count, self.is_done, self.state, turn)
 
 
@@ -47,7 +47,7 @@ class Parts:
     progress: Mapping[int, Progress] = field(default_factory=dict)
 
     def after(self, part: int, progress: Progress) -> Parts:
-        """The same when this part was read so far."""
+        """A copy in which this part has this progress."""
         return Parts(self.count, {**self.progress, part: progress})
 
     def of_rank(self, rank: int, world_size: int) -> list[tuple[int, Progress]]:
@@ -56,7 +56,7 @@ class Parts:
         return sorted((each for each in all_of_them if not each[1].is_done), key=lambda each: (each[1].turn, each[0]))
 
     def merged(self, others: list[Parts]) -> Parts:
-        """What all ranks together have read; each knows of its own parts."""
+        """The progress of all ranks together; each knows only its own parts."""
         latest: dict[int, Progress] = {}
         for parts in others:
             for part, progress in parts.progress.items():
@@ -65,13 +65,13 @@ class Parts:
         return Parts(self.count, latest)
 
     def to_plain(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """The form in checkpoints."""
         parts = {part: (each.count, each.is_done, each.state, each.turn) for part, each in self.progress.items()}
         return {"parts": self.count, "progress": parts}
 
     @classmethod
     def from_plain(cls, state: Mapping[str, Any]) -> Parts:
-        """What `to_plain` has returned."""
+        """Read what `to_plain` returned."""
         return cls(state["parts"], {part: Progress(*each) for part, each in state["progress"].items()})
 
 
@@ -81,15 +81,16 @@ def is_split_by_shard(dataset: Any) -> bool:
         return False
     try:
         return {"num_shards", "index"} <= set(inspect.signature(shard).parameters)
-    except (TypeError, ValueError):  # it is not of Python
+    except (TypeError, ValueError):  # not a Python function
         return False
 
 
 def is_split_by_worker(dataset: Any) -> bool:
-    """Whether a data set, or one that it reads, splits its elements over the workers that `get_worker_info` tells.
+    """Whether a data set, or one that it reads, splits its elements over the workers from `get_worker_info`.
 
-    This is read off the code of `__iter__` and what it calls: it uses `get_worker_info` and `num_workers`, as it must
-    to split anything, and does not ask for its rank. Whether it really asks for its worker shows when it is read.
+    It is concluded from the code of `__iter__` and of what it calls: that uses `get_worker_info` and `num_workers`, as
+    it must to split anything, and does not ask for its rank. Whether it really asks for its worker is checked while it
+    is read.
     """
     names = _names(dataset, 0)
     return {"get_worker_info", "num_workers"} <= names and "get_rank" not in names
@@ -101,7 +102,7 @@ def is_split_by_rank(dataset: Any) -> bool:
 
 
 def parts_at_most(dataset: Any, wanted: int) -> int:
-    """Into how many parts to split: as many as wanted, or as the data set says that it has."""
+    """The number of parts: as many as wanted, or fewer if the data set says that it has fewer."""
     if not is_split_by_shard(dataset):
         return wanted
     has = getattr(dataset, "num_shards", None)
@@ -109,7 +110,7 @@ def parts_at_most(dataset: Any, wanted: int) -> int:
 
 
 def _names(dataset: Any, depth: int) -> set[str]:
-    """The names that are used by `__iter__` of a data set, and of those that it reads, and by what they call."""
+    """The names used by `__iter__` of a data set, of the data sets that it reads, and by what they call."""
     found: set[str] = set()
     _follow(type(dataset), "__iter__", found, set())
     if depth < _DEEPEST:

@@ -1,8 +1,8 @@
-"""The order of an epoch, computed index by index: no list of the data set is ever made.
+"""The order of an epoch, computed index by index, without a list of all indices.
 
 An order maps positions 0, 1, 2, … of an epoch to indices of the data set. All are pure functions of (seed, epoch,
 position), in integer arithmetic that never overflows, so every rank, platform and version of Python finds the same.
-The exception is `WeightedPermutation`, which sorts one number a sample.
+The exception is `WeightedPermutation`, which sorts one number per sample.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ def _hash(x: Tensor, key: int | Tensor) -> Tensor:
 
 
 class Permutation:
-    """A pseudo-random permutation of range(size), a function of (size, seed, epoch), in O(1) time and memory an index.
+    """A pseudo-random permutation of range(size), a function of (size, seed, epoch), in O(1) time and memory per index.
 
     A generalized Feistel network with modular addition, cut to the size by cycle walking: methods 3 and 2 of J. Black
     and P. Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002. The network permutes the a² pairs of digits
-    in base a, the smallest even one with a² ≥ size, so that almost no index of a large data set has to walk. The base
-    is even because with an odd one, all permutations of the pairs would be even ones, which shows in small sizes.
+    in base a, the smallest even one with a² ≥ size, so that almost no index of a large data set needs cycle walking.
+    The base is even because with an odd one, only even permutations of the pairs could occur, which matters for small
+    sizes.
 
     Args:
         size: number of elements, 1 to 2**62.
@@ -76,7 +77,7 @@ class Permutation:
         root = math.isqrt(size - 1) + 1
         self._base = root + root % 2
         self._keys = _keys("permutation", ROUNDS, size, seed, epoch)
-        self._tables: tuple[Tensor, ...] = ()  # for small sizes, all that the function of each round gives
+        self._tables: tuple[Tensor, ...] = ()  # for small sizes, all values of each round function
         if self._base <= LARGEST_TABLE:
             self._tables = self._round(torch.arange(self._base), torch.tensor(self._keys)[:, None]).unbind()
 
@@ -150,7 +151,7 @@ class Sequential:
 
 
 class WeightedDraws:
-    """Independent draws, index i with probability weights[i] / sum(weights); O(log size) a draw.
+    """Independent draws, index i with probability weights[i] / sum(weights), in O(log size) per draw.
 
     The random number of a draw is a hash of its position: J. Salmon et al., "Parallel random numbers: as easy as
     1, 2, 3", SC 2011.
@@ -169,7 +170,7 @@ class WeightedDraws:
         """The indices drawn at `positions`, both int64 of shape (n,)."""
         uniform = _uniform(positions, self._keys)
         total = self._cumulative[-1]
-        # Rounding may carry the product to the total, where no index is.
+        # Rounding may make the product equal to the total, which is beyond the last index.
         drawn = (uniform * total).minimum(torch.nextafter(total, torch.zeros_like(total)))
         return torch.searchsorted(self._cumulative, drawn, right=True)
 

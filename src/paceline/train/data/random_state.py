@@ -1,4 +1,4 @@
-"""Random numbers: streams of their own for a piece of work, and the states of the process's global generators."""
+"""Random numbers: separate streams for a piece of work, and the states of the process's global generators."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ def seed_generators(seed: int) -> None:
     """Seed the global generators of Python, torch (CPU and GPUs) and, where it is imported, numpy."""
     random.seed(seed)
     torch.manual_seed(seed)
-    if "numpy" in sys.modules:  # which imports numpy.random only when it is first used
+    if "numpy" in sys.modules:  # numpy imports numpy.random only when it is first used
         importlib.import_module("numpy.random").seed(seed % 2**32)
 
 
 class SharedDraws:
-    """Ranks draw the same numbers from their global generators until `end`, and different ones from then on.
+    """Until `end`, all ranks draw the same numbers from their global generators; from then on, different ones.
 
-    So what a script splits or shuffles at its beginning is the same on all ranks. Rank 0 goes on as one process would.
+    So what a script splits or shuffles at its beginning is the same on all ranks. Rank 0 draws what a single process
+    would.
 
     Args:
-        seed: of all ranks together; None leaves the generators alone.
+        seed: the same on all ranks; if None, nothing is seeded.
         rank: this rank.
     """
 
@@ -44,17 +45,17 @@ class SharedDraws:
             seed_generators(seed)
 
     def end(self) -> None:
-        """From now on, this rank draws numbers of its own; ending again does nothing."""
+        """From now on, this rank draws different numbers from the others. A second call does nothing."""
         if self._own_seed is not None:
             seed_generators(self._own_seed)
             self._own_seed = None
 
 
 class RandomStream:
-    """A stream of random numbers behind the global generators of Python, torch (CPU) and numpy.
+    """A separate stream of random numbers for the global generators of Python, torch (CPU) and numpy.
 
-    What runs within `active()` draws from this stream; outside, the global generators go on as if nothing had been
-    drawn. The generators of GPUs are left alone, and so is numpy's where numpy is not imported or older than 1.24.
+    Code within `active()` draws from this stream; outside, the global generators continue as if nothing had been drawn.
+    The generators of GPUs are not changed, nor numpy's if numpy is not imported or is older than 1.24.
     """
 
     def __init__(self) -> None:
@@ -65,10 +66,11 @@ class RandomStream:
 
     @contextlib.contextmanager
     def active(self, seed: int | None = None, *, continued: bool = False) -> Iterator[None]:
-        """Draw from this stream: from its start for `seed`, or if None, from where the last time has ended.
+        """Draw from this stream within the block.
 
         Args:
-            continued: it will go on from where this time ends; costs 15 µs.
+            seed: start the stream from this seed; None continues where the last block has ended.
+            continued: whether a later block will continue from the end of this one; costs 15 µs.
         """
         outside = random.getstate(), torch.default_generator.get_state()
         if seed is None:
@@ -89,7 +91,7 @@ class RandomStream:
 
     @contextlib.contextmanager
     def _numpy_active(self, *, anew: bool) -> Iterator[None]:
-        """Exchange the generator itself: reading and writing its state takes 40 times as long."""
+        """Replace the generator itself: reading and writing its state takes 40 times as long."""
         numpy_random: Any = sys.modules.get("numpy.random")
         if not hasattr(numpy_random, "set_bit_generator"):
             yield
@@ -119,7 +121,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: Mapping[str, Any]) -> None:
-    """Give this process's generators the states that `random_states` has returned."""
+    """Set this process's generators to the states that `random_states` returned."""
     random.setstate(states["python"])
     torch.set_rng_state(states["torch"])
     if "cuda" in states and torch.cuda.is_available():

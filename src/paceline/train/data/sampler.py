@@ -1,9 +1,9 @@
 """Which samples of an epoch a rank trains on, for any number of ranks and from any position.
 
-Where training is, is two numbers: the epoch, and the position, which counts the samples of the epoch that all ranks
-together have consumed. A global batch is the samples from a position on, split over the ranks; nothing else depends on
-the number of ranks. So another number of ranks can go on from any position, and every sample of the epoch is still used
-exactly once.
+The position of training has two numbers: the epoch, and the number of samples of the epoch that all ranks together have
+consumed. A global batch is the samples from a position on, split over the ranks; nothing else depends on the number of
+ranks. So another number of ranks can continue from any position, and every sample of the epoch is still used exactly
+once.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from torch.utils.data import DistributedSampler
 from .permutation import Order, Permutation, Sequential, WeightedDraws, WeightedPermutation
 from .random_state import RandomStream, derive_seed
 
-# Where training is: epoch, position, state of the data set, whether the epoch is over, batches.
+# The position of training: epoch, position, state of the data set, whether the epoch is over, batches.
 Mark = tuple[int, int, Any, bool, int]
 LOOKAHEAD = 4096  # positions that are mapped to indices in one call
 
 
-@dataclass(slots=True)  # one a batch: frozen ones take three times as long to make
+@dataclass(slots=True)  # one per batch: frozen ones take three times as long to make
 class Shard:
     """One rank's part of one global batch.
 
     Attributes:
-        indices: what to read; that of rank 0 where this rank has no sample of its own.
-        samples: how many of them count, 0 where this rank has no sample of its own.
+        indices: of the samples to read; rank 0's first one if this rank has no sample of its own.
+        samples: number of samples that count; 0 if this rank has no sample of its own.
         total: samples of the global batch, over all ranks.
         epoch: the epoch.
         first: position of the shard's first sample in the epoch's order.
         end: position after the global batch.
-        is_last: whether the epoch ends with the global batch; False where that is not known.
-        stream: state of an iterable data set after the global batch, where it has one and the epoch goes on.
+        is_last: whether the epoch ends with the global batch; False if that is not known.
+        stream: state of an iterable data set after the global batch, if it has a state and the epoch goes on.
     """
 
     indices: list[Any]
@@ -55,8 +55,8 @@ class Shard:
 def share(start: int, stop: int, rank: int, world_size: int) -> tuple[int, int, int]:
     """The part of the global batch at positions start to stop - 1 that is `rank`'s, and how many of its samples count.
 
-    Shares are contiguous and in rank order, their sizes differ by at most one. A rank whose share is empty gets that of
-    rank 0, as a stand-in of which no sample counts.
+    Shares are contiguous and in rank order, and their sizes differ by at most one. If a rank's share is empty, it gets
+    rank 0's first sample as a stand-in, which does not count.
 
     Returns:
         First position, position after the last, number of samples that count.
@@ -68,23 +68,23 @@ def share(start: int, stop: int, rank: int, world_size: int) -> tuple[int, int, 
 
 
 class EpochPosition:
-    """Where training is: the epoch, and how many of its samples all ranks together have consumed.
+    """The position of training: the epoch, and how many of its samples all ranks together have consumed.
 
     Args:
-        order: how samples are ordered, as the error of a mismatch names it.
+        order: kind of order, as the error of a mismatch names it.
         seed: seed of the order.
-        size: length of the data set, or None where it has none.
-        global_batch_size: samples of a step over all ranks together, or 0 where the user makes the batches.
+        size: length of the data set, or None if it has none.
+        global_batch_size: samples per step of all ranks together, or 0 if the user makes the batches.
     """
 
     def __init__(self, *, order: str, seed: int, size: int | None, global_batch_size: int = 0) -> None:
         self.global_batch_size = global_batch_size
         self.epoch = 0
         self.position = 0
-        self.stream: Any = None  # state of an iterable data set at this position, where it has one
-        self.is_over = False  # the epoch is, as far as that is known before the next one begins
-        self.batches = 0  # of the epoch, that were consumed
-        # Whether user's orders and data sets are asked for more, to find out which batch is an epoch's last.
+        self.stream: Any = None  # state of an iterable data set at this position, if it has one
+        self.is_over = False  # whether the epoch is known to be over
+        self.batches = 0  # consumed batches of the epoch
+        # Whether to read one element ahead of users' samplers and data sets, to know an epoch's last batch as such.
         self.looks_ahead = False
         self._order_name = order
         self._seed = seed
@@ -105,19 +105,19 @@ class EpochPosition:
         self.rewind()
 
     def left(self, shard: Shard) -> int | None:
-        """Samples of the epoch that come after the global batch of `shard`; None where that is not known."""
+        """Samples of the epoch that come after the global batch of `shard`; None if that is not known."""
         return None
 
     def mark(self) -> Mark:
-        """Where training is, for `go_back`."""
+        """The position of training, for `go_back`."""
         return self.epoch, self.position, self.stream, self.is_over, self.batches
 
     def go_back(self, mark: Mark) -> None:
-        """Go to where `mark` was taken."""
+        """Go back to the position of `mark`."""
         self.epoch, self.position, self.stream, self.is_over, self.batches = mark
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch and the position, and what they mean nothing without; the same on every rank, O(1)."""
+        """The epoch, the position, and the settings that they depend on; the same on every rank, O(1)."""
         return {
             "epoch": self.epoch,
             "position": self.position,
@@ -131,28 +131,30 @@ class EpochPosition:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to where `state` was taken, in O(1).
+        """Go to the position of `state`, in O(1).
 
         Raises:
-            ValueError: the order of samples is not that of `state`, so that some would be used twice, others never.
+            ValueError: the order of samples is not that of `state`, so that some would be used twice and others never.
         """
         for key, now in self.state_dict().items():
             if key in ("order", "seed", "dataset_size") and state[key] != now:
                 raise ValueError(
                     f"cannot resume: the checkpoint was made with {key}={state[key]!r}, now it is {now!r}; "
-                    f"go back to {state[key]!r}, or start anew without the checkpoint"
+                    f"go back to {state[key]!r}, or start again without the checkpoint"
                 )
-        batches = state["position"] // (state["global_batch_size"] or 1)  # as older versions have counted them
+        batches = state["position"] // (
+            state["global_batch_size"] or 1
+        )  # checkpoints of older versions have no number of batches
         is_over = state.get("is_over", False)
         self.go_back((state["epoch"], state["position"], state["stream"], is_over, state.get("batches", batches)))
 
 
 class ShardedSampler(EpochPosition, ABC):
-    """Deals each epoch's samples to the ranks.
+    """Splits each epoch's samples over the ranks.
 
     Iterating yields this rank's shards from the current position to the end of the epoch, and counts each as consumed
-    when it is yielded; the next iteration is the next epoch, with nothing to call in between. All ranks get the same
-    number of shards.
+    when it is yielded. The next iteration is the next epoch, without a call in between. All ranks get the same number
+    of shards.
     """
 
     def __init__(
@@ -176,11 +178,11 @@ class ShardedSampler(EpochPosition, ABC):
 
     @property
     def weights(self) -> Tensor | None:
-        """Weights of the samples, if they are drawn by weight."""
+        """Weights of the samples, float64 of shape (size,), if they are drawn by weight."""
         return None
 
     def own_samples(self) -> int:
-        """This rank's samples of a whole epoch.
+        """Number of this rank's samples in a whole epoch.
 
         Raises:
             TypeError: the user's sampler has no length.
@@ -200,20 +202,20 @@ class ElasticSampler(ShardedSampler):
     """Splits global batches of a map-style data set over ranks; each sample of an epoch is used exactly once.
 
     The k-th global batch of an epoch is the samples at positions k * G to (k + 1) * G - 1 of its order, whatever the
-    number of ranks; the last one may be smaller, and then some ranks may have no sample. Nothing is padded. Memory and
-    the time to the first index, also after `load_state_dict`, do not grow with the data set, except with `weights`.
+    number of ranks. The last one may be smaller, and then some ranks may have no sample. Nothing is padded. Except with
+    `weights`, memory and the time to the first index, also after `load_state_dict`, do not grow with the data set.
 
     Args:
         size: samples of the data set.
-        global_batch_size: G, samples of a step over all ranks together; at best not below `world_size`.
-        shuffle: a new order every epoch, instead of the data set's own.
+        global_batch_size: G, samples per step of all ranks together; should not be less than `world_size`.
+        shuffle: whether every epoch has a new random order, instead of the data set's own.
         seed: seed of the order, the same on every rank.
         rank: this rank.
         world_size: number of ranks.
-        drop_last: leave out the last global batch of an epoch where it is smaller than G.
-        weights: one non-negative number a sample, of any scale; an epoch is then `num_samples` weighted draws.
-        replacement: weighted draws may repeat a sample within an epoch.
-        num_samples: weighted draws an epoch; `size` if None.
+        drop_last: leave out the last global batch of an epoch if it is smaller than G.
+        weights: one non-negative number per sample, of any scale; an epoch then has `num_samples` weighted draws.
+        replacement: whether weighted draws may repeat a sample within an epoch.
+        num_samples: weighted draws per epoch; `size` if None.
 
     Raises:
         ValueError: a number is out of range, or the weights do not fit the data set.
@@ -297,19 +299,19 @@ class ElasticSampler(ShardedSampler):
 class UserSampler(ShardedSampler):
     """Splits the indices of a user's own sampler over ranks, by their position; each is used exactly once.
 
-    Every rank walks through the whole sampler, so all must find the same order. While the sampler runs, the global
-    random generators of Python, torch and numpy are seeded with (seed, epoch), and so is its `generator` attribute if
-    it has one; its `set_epoch`, if it has one, is called. Only a sampler that finds its order in another way has to see
-    to it itself. Resuming skips indices, which takes time but reads no data.
+    Every rank iterates over the whole sampler, so it must give the same order on all ranks. While the sampler runs, the
+    global random generators of Python, torch and numpy are seeded with (seed, epoch), and so is its attribute
+    `generator` if it has one; its `set_epoch` is called if it has one. A sampler that draws its order in another way
+    must itself give the same order on all ranks. Resuming skips indices, which takes time but reads no data.
 
     Args:
         sampler: yields indices, anew each time it is iterated.
-        size: length of the data set, or None where it has none.
-        global_batch_size: indices of a step over all ranks together.
+        size: length of the data set, or None if it has none.
+        global_batch_size: indices per step of all ranks together.
         seed: any integer, the same on every rank.
         rank: this rank.
         world_size: number of ranks.
-        drop_last: leave out the last global batch of an epoch where it is smaller.
+        drop_last: leave out the last global batch of an epoch if it is smaller.
 
     Raises:
         TypeError: the sampler can be iterated only once.
@@ -351,7 +353,7 @@ class UserSampler(ShardedSampler):
 
     @property
     def _group_size(self) -> int:
-        """What all ranks together take of the sampler in a step."""
+        """Number of elements that all ranks together take from the sampler per step."""
         return self.global_batch_size
 
     def __len__(self) -> int:
@@ -368,7 +370,7 @@ class UserSampler(ShardedSampler):
         return rest - rest % self._group_size if self._drop_last else rest
 
     def _groups(self) -> Iterator[tuple[list[Any], bool]]:
-        """What all ranks together take of the sampler in each step, from the current position on.
+        """The elements that all ranks together take from the sampler in each step, from the current position on.
 
         Yields:
             Indices, or batches of them, and whether they are known to be the last.
@@ -404,16 +406,16 @@ class UserSampler(ShardedSampler):
 
 
 class UserBatchSampler(UserSampler):
-    """Deals the batches of a user's own batch sampler to the ranks, one each a step; each is used exactly once.
+    """Gives each rank one batch per step of a user's own batch sampler; each batch is used exactly once.
 
-    The position counts batches instead of samples. All else is as in `UserSampler`.
+    The position counts batches instead of samples. Everything else is as in `UserSampler`.
 
     Args:
         batch_sampler: yields lists of indices, anew each time it is iterated.
-        size: length of the data set, or None where it has none.
+        size: length of the data set, or None if it has none.
         seed: any integer, the same on every rank.
         rank: this rank.
-        world_size: number of ranks, and batches a step.
+        world_size: number of ranks, and of batches per step.
 
     Raises:
         TypeError: the batch sampler can be iterated only once.
@@ -428,7 +430,7 @@ class UserBatchSampler(UserSampler):
 
     @property
     def _group_size(self) -> int:
-        """A batch for every rank."""
+        """One batch per rank."""
         return self._world_size
 
     def left(self, shard: Shard) -> int | None:
@@ -461,7 +463,7 @@ def _check_weights(weights: Tensor | Iterable[float], size: int, distinct: int |
     """The weights as float64 of shape (size,); `distinct` of them must be positive, one if None."""
     tensor = torch.as_tensor(weights if isinstance(weights, Tensor) else list(weights), dtype=torch.float64).cpu()
     if tensor.shape != (size,):
-        raise ValueError(f"weights must be one number a sample, {size} in all; their shape is {tuple(tensor.shape)}")
+        raise ValueError(f"weights must be one number per sample, {size} in all; their shape is {tuple(tensor.shape)}")
     if not (tensor.isfinite() & (tensor >= 0)).all():
         raise ValueError("weights must be finite and not negative")
     positive = int((tensor > 0).sum())

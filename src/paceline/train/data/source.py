@@ -1,4 +1,4 @@
-"""An iterable data set of a user: iterated from its beginning or from a state of its own, or read by index."""
+"""An iterable data set of a user: iterated from its beginning or from its saved state, or read by index."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.data._utils import worker as torch_worker
 from .content import Content
 from .random_state import RandomStream
 
-_TRIED = 3  # elements that are read both ways to see whether they are the same
+_TRIED = 3  # elements that are read in both ways, to compare them
 
 
 class Source:
@@ -28,15 +28,15 @@ class Source:
         self.dataset = dataset
         self.is_stateful = hasattr(dataset, "load_state_dict") and hasattr(dataset, "state_dict")
         self._first_state: Any = None  # before the first iteration in this process
-        self._is_within = False  # an iteration has not come to its end
+        self._is_within = False  # whether an iteration is under way
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch begins, if the data set wants to know."""
+        """Call the data set's `set_epoch`, if it has one."""
         if callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
             set_epoch(epoch)
 
     def begin(self, position: int, state: Any) -> int:
-        """Bring the data set to where its `state` is, or to its beginning; returns the position there."""
+        """Bring the data set to its saved `state`, or to its beginning. Returns the position there."""
         if not self.is_stateful:
             return 0
         if self._first_state is None:
@@ -53,7 +53,7 @@ class Source:
         return copy.deepcopy(self.dataset.state_dict())
 
     def end(self) -> None:
-        """The iteration has come to its end, where data sets may go back to their beginning."""
+        """Note the end of the iteration, at which data sets may go back to their beginning."""
         self._is_within = False
 
 
@@ -84,10 +84,10 @@ class Indexed:
         return len(self._dataset)
 
     def is_iterated_in_order(self, seed: int) -> bool:
-        """Whether iterating gives the elements by their index; found out once, from the first ones.
+        """Whether iterating gives the elements in the order of their indices; determined once, from the first ones.
 
         Args:
-            seed: of what the data set draws from the global random generators.
+            seed: seed of what the data set draws from the global random generators.
         """
         if self._agrees is None:
             with as_worker(None), self._random.active(seed):
@@ -102,7 +102,7 @@ class Indexed:
         return self._agrees
 
     def between(self, start: int, stop: int, seed: int) -> Sequence[Any]:
-        """The elements from `start` to `stop` - 1, of which a slice is read when it is taken."""
+        """The elements `start` to `stop` - 1; a slice of them is read when it is taken."""
         return _Between(self._dataset, range(start, stop), self._random, seed)
 
 

@@ -1,4 +1,4 @@
-"""A stream in parts, as the ranks read it together: who reads what, and when the epoch is over."""
+"""A stream in parts, as the ranks read it together: which rank reads which part, and when the epoch is over."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ log = logging.getLogger("paceline")
 class Split:
     """Reads a stream in parts.
 
-    How many samples the other ranks have in a step, and whether they have any left, is not known before they say so.
-    They say it for the next step before they begin this one, so nobody waits for a rank that stops after this one.
+    A rank must learn from the others how many samples they have in a step, and whether they have any left. All ranks
+    send this for the next step before they begin the current one, so no rank waits for one that stops after this step.
 
     Args:
         dataset: the user's data set.
         rank: this rank.
         world_size: number of ranks.
         workers: worker processes of this rank, 0 if it reads by itself.
-        ranks: the ranks; None where they cannot talk, so that each has to read the whole stream.
-        evaluation: ranks without a sample stop, and do not wait for the others.
-        allowed: False reads it whole although its code looks as if it could be split.
+        ranks: the collectives of the ranks; if None, each rank has to read the whole stream.
+        evaluation: whether ranks without a sample stop, and do not wait for the others.
+        allowed: if False, the stream is read whole even if its code looks as if it could be split.
     """
 
     def __init__(
@@ -50,24 +50,24 @@ class Split:
         self._rank, self._world_size, self._workers = rank, world_size, workers
         self._ranks = ranks if world_size > 1 else None
         self._evaluation = evaluation
-        self._fresh: int | None = None  # parts of an epoch that begins here; None reads it whole
+        self._fresh: int | None = None  # number of parts of an epoch that begins here; None: it is read whole
         self.can_split = (
             allowed
             and (world_size == 1 or ranks is not None)
             and (is_split_by_shard(dataset) or is_split_by_worker(dataset))
-            and not Indexed.may_be(dataset)  # where each element is read by itself anyway
+            and not Indexed.may_be(dataset)  # then each element is read by index anyway
         )
         if world_size > 1 and is_split_by_rank(dataset):
             warnings.warn(
                 f"{type(dataset).__name__} asks for its rank: if it leaves out the elements of other ranks, most of "
-                "them are never used, since the loader shares them out already; yield the elements of all ranks",
+                "them are never used, since the loader itself splits them over ranks; yield the elements of all ranks",
                 stacklevel=4,
             )
 
     def plan(self, position: EpochPosition) -> Parts | None:
-        """The parts of the epoch from where training is; None where each process reads the whole stream.
+        """The parts of the epoch from the current position; None if each process reads the whole stream.
 
-        A collective of all ranks. The position gets what all ranks together have read.
+        A collective of all ranks. It stores the progress of all ranks in the position.
 
         Raises:
             ValueError: the epoch was begun in parts, and the data set can no longer be split.
@@ -76,7 +76,7 @@ class Split:
         if begun is not None and not self.can_split:
             raise ValueError(
                 f"cannot resume: the epoch was begun with {type(self._dataset).__name__} split in {begun.count} parts, "
-                "and now it is read as a whole; go back to that code, or start anew without the checkpoint"
+                "and now it is read as a whole; go back to that code, or start again without the checkpoint"
             )
         if not self.can_split:
             return None
@@ -98,40 +98,40 @@ class Split:
         return begun
 
     def is_like_next(self, parts: Parts | None) -> bool:
-        """Whether the next epoch is split as this one, so that workers can go on with it by themselves."""
+        """Whether the next epoch is split in the same way, so that workers can continue with it by themselves."""
         return not self.can_split or (parts.count if parts is not None else None) == self._fresh
 
     def _parts_of_new_epoch(self, wanted: int, global_batch_size: int) -> int | None:
-        """How many parts; None where there is nothing to gain, or a rank would get none."""
+        """The number of parts; None if splitting has no advantage, or a rank would get no part."""
         count = parts_at_most(self._dataset, wanted)
         return count if count > 1 and self._world_size <= min(count, global_batch_size) else None
 
     def join(
         self, packets: Iterable[tuple[Any, Shard]], position: EpochPosition, parts: Parts
     ) -> Iterator[tuple[Any, Shard]]:
-        """The batches with what all ranks have in their step.
+        """Yield the batches, with the samples of all ranks in their step.
 
         Args:
             packets: this rank's batches, with its own part's number and progress in `Shard.stream`.
             position: where training is.
             parts: of the epoch.
         """
-        own = (each for each in packets)  # which may be asked again at its end
+        own = (each for each in packets)  # a generator, which may be asked again after its end
         packet = next(own, None)
         spare = self._spare(packet)
         end = position.position
         turn = position.batches
-        total = self._say(packet)
+        total = self._send_count(packet)
         while samples := total():
             batch, shard = packet if packet is not None else (spare, None)
             if self._evaluation and shard is None:
                 return
-            # With ranks to wait for, what comes next is asked for before this step, see above.
+            # If other ranks wait, the next batch is taken before this step, see above.
             following: Any = None
             is_known = self._waits or position.looks_ahead
             if is_known:
                 following = next(own, None)
-                total = self._say(following)
+                total = self._send_count(following)
             if shard is not None:
                 part, progress = shard.stream
                 parts = parts.after(part, progress.at(turn))
@@ -143,15 +143,15 @@ class Split:
             del batch
             if not is_known:
                 following = next(own, None)
-                total = self._say(following)
+                total = self._send_count(following)
             packet = following
 
     @property
     def _waits(self) -> bool:
         return self._ranks is not None and not self._evaluation
 
-    def _say(self, packet: tuple[Any, Shard] | None) -> Callable[[], int]:
-        """Tell the other ranks how many samples this one has in a step; returns what waits for the sum."""
+    def _send_count(self, packet: tuple[Any, Shard] | None) -> Callable[[], int]:
+        """Send the other ranks how many samples this one has in a step. Returns a function that waits for the sum."""
         mine = packet[1].samples if packet is not None else 0
         if self._ranks is None or self._evaluation:
             return lambda: mine
@@ -159,7 +159,7 @@ class Split:
         return lambda: int(wait())
 
     def _spare(self, packet: tuple[Any, Shard] | None) -> Any:
-        """A batch for the steps in which this rank has none: its first one, or that of another rank."""
+        """A stand-in for the steps in which this rank has no batch: its first one, or that of another rank."""
         own = packet[0] if packet is not None else None
         if self._ranks is None or self._evaluation:
             return None

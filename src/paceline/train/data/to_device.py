@@ -1,4 +1,4 @@
-"""Moving a batch, whatever it is made of, to a device."""
+"""Moves a batch, of any structure, to a device."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 
 
 def to_device(batch: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
-    """`batch` with every tensor in it on `device`; containers keep their type, and the original is not changed.
+    """Return `batch` with every tensor in it on `device`. Containers keep their type; the original is not changed.
 
-    Goes into tuples, named tuples, lists, mappings and dataclasses, and calls `.to(device)` of other objects that have
-    it. What is neither, such as a string or a number, is returned as it is.
+    Looks into tuples, named tuples, lists, mappings and dataclasses, and calls `.to(device)` of other objects that have
+    it. Everything else, such as strings and numbers, is returned as it is.
 
     Args:
-        batch: what a collate function has made.
-        device: where to.
+        batch: result of a collate function.
+        device: the target device.
         non_blocking: do not wait for copies from pinned memory.
     """
     if isinstance(batch, torch.Tensor):
@@ -29,7 +29,7 @@ def to_device(batch: Any, device: torch.device, *, non_blocking: bool = False) -
         moved = {key: to_device(value, device, non_blocking=non_blocking) for key, value in batch.items()}
         if type(batch) is dict or not isinstance(batch, MutableMapping):
             return moved
-        mapping = copy.copy(batch)  # a defaultdict or UserDict knows more than its items
+        mapping = copy.copy(batch)  # a defaultdict or UserDict has more state than its items
         mapping.update(moved)
         return mapping
     if isinstance(batch, tuple | list):

@@ -1,9 +1,9 @@
-"""What runs in the workers of a data loader: reading one shard, the same wherever and whenever it is read.
+"""What runs in the workers of a data loader: reading shards, with the same result in any process and after any resume.
 
 While a shard is read and collated, the global random generators of Python, torch (CPU) and numpy are seeded with (seed,
-epoch, position of the shard's first sample). So random augmentation of a resumed run is that of the uninterrupted one,
-for any number of workers; with another number of ranks or another global batch size, shards start at other positions,
-and random augmentation differs.
+epoch, position of the shard's first sample). So random augmentation in a resumed run is the same as in an uninterrupted
+one, for any number of workers. With another number of ranks or another global batch size, shards start at other
+positions, and random augmentation differs.
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ class StreamFetch(IterableDataset[Any]):
     A stream that can be split (see `parts`) is read in parts, each by one worker of one rank. From every other stream,
     global batches are cut in order. Worker k modulo the number of workers makes global batch k after the start, as a
     DataLoader asks its workers in that order. Every worker of every rank then reads the whole stream and keeps its own
-    shards; if the data set has `__getitem__` and `__len__` as well, each reads its own samples only. So the stream must
+    shards; if the data set has `__getitem__` and `__len__` as well, each reads only its own samples. So the stream must
     be the same in every process: the data set must not shard itself over ranks.
 
-    Resuming loads the data set's own state, where it has `state_dict` and `load_state_dict`: the state must say which
-    element comes next, as after the last one that `__iter__` has yielded. It is read before the next element is asked
-    for, and the epoch's last batch is known as such, so a state of the end is never loaded: data sets may reset theirs
-    there. Other data sets are read and skipped from the start of the epoch. Either way each element is used exactly
-    once, if the data set yields the same ones in the same order again. An order drawn from the global random generators
-    is the same again, for the same global batch size.
+    If the data set has `state_dict` and `load_state_dict`, resuming loads its own state. This state must continue after
+    the last element that `__iter__` has yielded. It is read before the next element is requested. A state after the
+    last element is never loaded, since data sets may reset their state there. Other data sets are iterated from the
+    start of the epoch, and elements are skipped. In both cases each element is used exactly once if the data set yields
+    the same elements in the same order again. An order that is drawn from the global random generators is the same
+    again, for the same global batch size.
 
     Args:
         dataset: the user's data set.
         collate_fn: makes a batch from a list of samples.
-        seed: seed of whatever the data set draws from the global random generators.
+        seed: seed of what the data set draws from the global random generators.
         rank: this rank.
         world_size: number of ranks.
-        drop_last: leave out a last global batch that is smaller; of a stream in parts, a smaller last batch of each.
-        stand_in: where this rank has no element of a global batch, read rank 0's instead of stopping.
+        drop_last: leave out a last global batch that is smaller; if a stream is read in parts, that of each part.
+        stand_in: if this rank has no element of a global batch, read rank 0's instead of stopping.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class StreamFetch(IterableDataset[Any]):
         self._dataset = dataset
         self._collate_fn = collate_fn
         self._seed = seed
-        self._global_batch_size = 0  # elements of a step over all ranks together, from `begin` on
+        self._global_batch_size = 0  # elements per step of all ranks together, set by `begin`
         self._rank = rank
         self._world_size = world_size
         self._drop_last = drop_last
@@ -102,11 +102,11 @@ class StreamFetch(IterableDataset[Any]):
         self._looks_ahead = False
 
     def begin(self, start: EpochPosition, parts: Parts | None = None) -> None:
-        """Let the next iteration begin at `start`; the one after it is the next epoch, in workers that live on too.
+        """Set where the next iteration begins. The one after it is the next epoch, also in persistent workers.
 
         Args:
-            start: where training is.
-            parts: how the epoch is split, and how far each part was read; None reads it whole.
+            start: the position of training.
+            parts: how the epoch is split, and how far each part was read; None: it is read whole.
         """
         self._start = (start.epoch, start.position, start.stream)
         self._parts = parts
@@ -121,7 +121,7 @@ class StreamFetch(IterableDataset[Any]):
         self._parts = Parts(self._parts.count) if self._parts is not None else None
 
     def _in_parts(self, worker_id: int, workers: int) -> Iterator[tuple[Any, Shard]]:
-        """This worker's parts, one after the other; what the other ranks have is not known here."""
+        """This worker's parts, one after the other; the batches of the other ranks are not known here."""
         assert self._parts is not None
         epoch = self._start[0]
         low, high, _ = share(0, self._global_batch_size, self._rank, self._world_size)
@@ -134,7 +134,7 @@ class StreamFetch(IterableDataset[Any]):
                 del batch  # before the next one is made, which reuses its memory
 
     def _whole(self, worker_id: int, workers: int) -> Iterator[tuple[Any, Shard]]:
-        """This worker's and rank's shards of global batches that are cut from the whole stream."""
+        """The shards of this worker and rank, of global batches that are cut from the whole stream."""
         epoch = self._start[0]
         for step, cut in enumerate(self._cuts(worker_id, workers)):
             start, stop = cut.start, cut.start + len(cut.elements)
@@ -149,7 +149,7 @@ class StreamFetch(IterableDataset[Any]):
                 yield batch, shard
 
     def _cuts(self, worker_id: int, workers: int) -> Iterator[_Cut]:
-        """The global batches from the start of this iteration on; those of this worker with the data set's state."""
+        """The global batches from the start of this iteration; those of this worker have the data set's state."""
         epoch, position, stream = self._start
         self._source.set_epoch(epoch)
         if self._indexed is not None and self._indexed.is_iterated_in_order(derive_seed(self._seed, epoch)):
@@ -187,7 +187,7 @@ class StreamFetch(IterableDataset[Any]):
             at += size
 
     def _indexed_cuts(self, indexed: Indexed, position: int) -> Iterator[_Cut]:
-        """The same, where elements are read by their index when they are used, and so by one worker of one rank."""
+        """The same for elements that are read by index when they are used, each by one worker of one rank."""
         size, end = self._global_batch_size, len(indexed)
         for at in range(position, end, size):
             stop = min(at + size, end)
@@ -205,7 +205,7 @@ class _Cut:
         start: position of the first element.
         elements: all of them.
         is_last: whether the epoch ends with it.
-        state: of the data set after it, where it has one and the epoch goes on.
+        state: state of the data set after it, if it has a state and the epoch goes on.
     """
 
     start: int

@@ -1,8 +1,8 @@
 """Where the ranks are among the collectives of a script, and whether they can ever come together; pure state.
 
-Collectives are numbered on each rank. In a sound script the same numbers are the same collectives everywhere, so ranks
-whose sequences differ wait for each other in vain as soon as all of them wait. A rank that is merely slow has the same
-sequence as the others, only less of it.
+Collectives are numbered on each rank. In a correct script, the same number means the same collective on all ranks. If
+the sequences of ranks differ, and all ranks wait, they wait forever. A rank that is only slow has the same sequence as
+the others, but a shorter one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Place(TypedDict):
     Attributes:
         number: of the collective entered last, counted from 1.
         seconds: how long it has been inside of it; None if it is in none.
-        failed: whether that one came back with an error of which nobody knows the reason yet.
+        failed: whether it has failed for a reason that is not known yet.
         line: where its main thread is now.
         recent: of each collective entered last its name, its line, and a checksum of all names until then.
     """
@@ -42,11 +42,11 @@ class Place(TypedDict):
 
 Entered = tuple[str, str, int]
 _REMEMBERED = 100  # collectives that a rank can name afterwards
-SETTLED = 2.0  # seconds inside of a collective after which it does not end by itself any moment
+SETTLED = 2.0  # seconds in a collective, after which it is not expected to end at any moment
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _LIBRARIES = (_PACKAGE, sysconfig.get_paths()["stdlib"] + os.sep, "<frozen")
 _NAMES = {"__iter__": "the next batch", "__exit__": "close"}
-_ours: dict[str, bool | None] = {}  # whether a file is this package's; None for what may lie between its frames
+_ours: dict[str, bool | None] = {}  # whether a file is this package's; None if its frames may lie between ours
 _VERBS = {"the next batch": "asked for"}
 
 
@@ -55,7 +55,7 @@ class Trace:
 
     Attributes:
         number: of the last one, counted from 1.
-        failed: whether it came back with an error, of which nobody knows the reason yet.
+        failed: whether it has failed for a reason that is not known yet.
     """
 
     def __init__(self) -> None:
@@ -88,11 +88,11 @@ class Trace:
         return time.monotonic() - self._since if self._depth > 0 else None
 
     def last(self) -> str:
-        """What this rank has done last, such as `entered barrier (train.py:31)`; empty if nothing."""
+        """The last action of this rank, such as `entered barrier (train.py:31)`; "" if there is none."""
         return _did(self._recent[-1][0], _line(*self._recent[-1][1:3])) if self._recent else ""
 
     def place(self, line: str) -> Place:
-        """What the other ranks may know.
+        """Where this rank is, for the other ranks.
 
         Args:
             line: where the main thread is now.
@@ -122,7 +122,7 @@ def mismatch(places: Mapping[int, Place], left: Mapping[int, Place]) -> str:
 
 
 def difference(one: Place, other: Place) -> tuple[str, str] | None:
-    """The first collective that two ranks have not entered alike, as each has it; None where there is none yet."""
+    """The first collective in which two ranks differ, as each rank has it; None if there is none yet."""
     common = min(one["number"], other["number"])
     ours, others = _at(one, common), _at(other, common)
     if ours is None or others is None or ours[2] == others[2]:
@@ -131,13 +131,15 @@ def difference(one: Place, other: Place) -> tuple[str, str] | None:
         ours, others = _at(one, number), _at(other, number)
         if ours is not None and others is not None and ours[0] != others[0]:
             return _came_to(one, other, number), _came_to(other, one, number)
-    return _did(*one["recent"][-1][:2]), _did(*other["recent"][-1][:2])  # they have differed for long
+    return _did(*one["recent"][-1][:2]), _did(
+        *other["recent"][-1][:2]
+    )  # they have differed for longer than they remember
 
 
 def _came_to(one: Place, other: Place, number: int) -> str:
-    """What a rank has done as the collective of that number, and before it where the other has not been.
+    """A rank's collective of that number, and the one before if the other rank has called that elsewhere.
 
-    One more call of the same collective on a rank is seen only when the next one has another name.
+    If a rank calls the same collective once more than the other, this shows only when the next one has another name.
     """
     entry, ours, others = _at(one, number), _at(one, number - 1), _at(other, number - 1)
     assert entry is not None
@@ -147,12 +149,12 @@ def _came_to(one: Place, other: Place, number: int) -> str:
 
 
 def entered(place: Place) -> str:
-    """What a rank has done last, such as `entered barrier (train.py:31)`; empty if nothing."""
+    """The last action of a rank, such as `entered barrier (train.py:31)`; "" if there is none."""
     return _did(*place["recent"][-1][:2]) if place["recent"] else ""
 
 
 def waiting(places: Mapping[int, Place]) -> tuple[int, list[tuple[int, str]]]:
-    """The rank that is farthest of those inside of a collective, and the ranks it waits for, with their lines."""
+    """Of the ranks in a collective, the one that has come farthest, and the ranks it waits for, with their lines."""
     inside = [rank for rank, place in places.items() if place["seconds"] is not None]
     if not inside:
         return -1, []
@@ -182,7 +184,7 @@ def script_line() -> str:
 
 
 def current_line(thread: int) -> str:
-    """Where a thread is in the user's own code, such as `train.py:55`; empty if nowhere."""
+    """Where a thread is in the user's own code, such as `train.py:55`; "" if nowhere."""
     innermost = sys._current_frames().get(thread)
     frame = innermost
     while frame is not None and _is_library(frame.f_code.co_filename):
@@ -211,7 +213,7 @@ def _caller() -> tuple[str, CodeType | None, int]:
         code = frame.f_code
         file = code.co_filename
         if file not in _ours:
-            # A module that is called comes here through torch, a block of ours through contextlib.
+            # Calls of a module come here through torch, `with` blocks of this package through contextlib.
             is_between = file == contextlib.__file__ or f"-packages{os.sep}torch{os.sep}" in file
             _ours[file] = None if is_between else file.startswith(_PACKAGE)
         if _ours[file] is False:

@@ -1,4 +1,4 @@
-"""When a rank that has been in a collective for long asks where the others are, and the warning that follows."""
+"""When a rank that waits in a collective asks where the other ranks are, and the warning that names late ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .collective_trace import Place, Trace
 
 log = logging.getLogger("paceline")
-ASK_SECONDS = 5.0  # in a collective, after which a rank asks where the others are; then ever more rarely
+ASK_SECONDS = 5.0  # in a collective, after which a rank asks where the others are; then less and less often
 _LONGEST_PAUSE = 60.0  # seconds between two questions
 LATE_SECONDS = 30.0  # in a collective, after which a warning names the ranks that are missing
 
@@ -42,7 +42,7 @@ class LateRanks:
         return True
 
     def answer(self) -> Place:
-        """Where this rank is. The answers of the others come with it, so the next own question can wait."""
+        """Where this rank is. All ranks answer the same question, so this rank's own next question can wait."""
         self._postpone(self._trace.seconds or 0.0)
         return self._trace.place(current_line(threading.main_thread().ident or 0))
 

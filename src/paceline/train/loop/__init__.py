@@ -1,1 +1,1 @@
-"""What happens between two batches."""
+"""The training loop: steps, epochs, gradients and checkpoints between two batches."""

@@ -12,28 +12,28 @@ if TYPE_CHECKING:
 
     from .passes import Pass
 
-MEAN, WEIGHT, SUM = "no weight=", "weight=", 'reduction="sum"'  # how a loss is weighed
+MEAN, WEIGHT, SUM = "no weight=", "weight=", 'reduction="sum"'  # how a loss is weighted
 
 
 class Window:
     """The batches that make one step of the optimizer: one, or those of an accumulation.
 
-    Each batch's loss is divided by the samples that the whole window is expected to have. Where the last batch shows
-    that there are others, batches of a user's own sizes or an epoch of unknown length, `correction` makes up for it.
+    Each batch's loss is divided by the samples that the whole window is expected to have. If their number turns out to
+    be different, as with batches of a user's own sizes or an epoch of unknown length, `correction` corrects it.
 
     Args:
-        batches: how many there are unless the epoch ends before.
+        batches: number of batches, unless the epoch ends earlier.
     """
 
     def __init__(self, batches: int) -> None:
         self._usual = self._batches = batches
         self._begun = 0
-        self._samples = 0  # of all ranks together, in the batches that have come
+        self._samples = 0  # of all ranks together, in the batches so far
         self._divisor = 0  # of the losses
         self._is_complete = False
 
     def begin(self, loader: Loader | Pass) -> None:
-        """A batch of `loader` is there; it is the first of a new window if the last one is complete."""
+        """Start a batch of `loader`: the first of a new window if the last window is complete."""
         if self._usual > 1:
             if self._begun == 0:
                 self._expect(loader)
@@ -51,18 +51,18 @@ class Window:
         self._samples, self._divisor = 0, max(samples, 1)
 
     def end(self) -> None:
-        """The batch was trained on."""
+        """End a batch that was trained on."""
         if self._is_complete:
             self._begun = 0
 
     def put_back(self, loader: Loader | Pass) -> None:
-        """The batch was not trained on, and comes again."""
+        """Take back a batch that was not trained on, and will come again."""
         if self._begun:
             self._begun -= 1
             self._samples -= loader.total
 
     def correction(self) -> float:
-        """What to multiply the gradients so far by, before those of the batch at hand are added to them."""
+        """Factor for the gradients so far, before those of the current batch are added."""
         if self._usual == 1 or not self._is_complete or self._divisor == self._samples or not self._samples:
             return 1.0
         factor = self._divisor / self._samples
@@ -70,36 +70,36 @@ class Window:
         return factor
 
     def weight(self, loader: Loader | Pass, world_size: int) -> float:
-        """What to multiply the mean loss of this rank's batch by, so that gradients are the mean over all samples."""
-        if self._usual == 1 or not self._begun:  # set up within the step at hand
+        """Factor for the mean loss of this rank's batch, so that gradients are the mean over all samples."""
+        if self._usual == 1 or not self._begun:  # set up within the current step
             return loader.weight
         return loader.samples * world_size / self._divisor
 
     @property
     def is_complete(self) -> bool:
-        """Whether the batch at hand is the last one."""
+        """Whether the current batch is the last one."""
         return self._is_complete or not self._begun
 
     @property
     def begun(self) -> int:
-        """Batches that have come."""
+        """Batches so far."""
         return self._begun
 
     @property
     def batches(self) -> int:
-        """How many there will be, as far as that is known."""
+        """Batches in total, as far as that is known."""
         return self._batches
 
 
 class GivenWeights:
-    """The weights that a script gives its losses, where several batches make one step of the optimizer or one does.
+    """The weights that a script gives its losses, over the batches that make one step of the optimizer.
 
-    The gradients of a step are the weighted mean over ranks and batches. What all weights add up to is known with the
-    last batch, so the gradients of those before are divided by an estimate, which then is corrected.
+    The gradients of a step are the weighted mean over ranks and batches. The sum of all weights is known only at the
+    last batch. So the gradients of earlier batches are divided by an estimate, which is corrected then.
 
     Args:
         group: the ranks.
-        batches: how many make a step.
+        batches: number of batches per step.
     """
 
     def __init__(self, group: Group, batches: int) -> None:
@@ -110,22 +110,22 @@ class GivenWeights:
         self._batch: object = None
 
     def begin(self, kind: str, batch: object, *, is_first: bool) -> None:
-        """A backward begins.
+        """Start a backward.
 
         Args:
-            kind: how its loss is weighed.
-            batch: what stands for the batch, and differs for the next one.
+            kind: how its loss is weighted.
+            batch: identifies the batch.
             is_first: whether the batch is the first of its step.
 
         Raises:
-            RuntimeError: the batches of a step are weighed in different ways, so their sum has no meaning.
+            RuntimeError: the losses of a step are weighted in different ways, so their sum has no meaning.
         """
         if self._batches == 1:
             return
         if is_first and batch != self._batch:
             self._kind, self._sum, self._divisor = kind, None, None
         if kind != self._kind:
-            raise RuntimeError(f"this loss is given with {kind}, and one before it in this accumulation {self._kind}")
+            raise RuntimeError(f"this loss has {kind}, but an earlier one of this accumulation has {self._kind}")
         if kind == WEIGHT and batch == self._batch:
             raise RuntimeError(
                 "run.backward was called twice for a batch with weight= and accumulate; add up the losses"
@@ -133,12 +133,12 @@ class GivenWeights:
         self._batch = batch
 
     def factors(self, weight: float | torch.Tensor, *, is_last: bool) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """What to multiply the gradients so far by, None for nothing, and what to multiply the loss by.
+        """Factors for the gradients so far (None: leave them) and for the loss.
 
-        In the last batch of a step this is a collective of all ranks.
+        In the last batch of a step, this is a collective of all ranks.
 
         Args:
-            weight: how much this rank's loss counts.
+            weight: weight of this rank's loss.
             is_last: whether the batch is the last of its step.
         """
         own = torch.as_tensor(weight).detach().to(self._group.device, torch.float64).reshape(())

@@ -1,4 +1,4 @@
-"""When a checkpoint is due, what is in it, and whether one fits what was set up."""
+"""When a checkpoint is due, what it holds, and whether it fits the script."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.train.parallel.prepared import Prepared, RankPart, Stateful
 
 log = logging.getLogger("paceline")
-_AGREE_EVERY = 10  # steps between two looks at rank 0's clock, which decides for all
+_AGREE_EVERY = 10  # steps between two broadcasts of rank 0's clock, which decides for all
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -32,7 +32,7 @@ class Interval:
     """How often to take a checkpoint: steps (`500`, `"500 steps"`) or time (`"90s"`, `"10m"`, `"1h"`).
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the text is not an interval.
     """
 
     def __init__(self, text: int | str) -> None:
@@ -49,12 +49,12 @@ class Interval:
 
 
 def open_store(folder: Path, placement: Placement, keep: int) -> CheckpointStore:
-    """The store of a run, which holds its folder from now on; all ranks call it.
+    """Open the store of a run, and lock its folder. All ranks must call this.
 
     Args:
-        folder: where the checkpoints go.
-        placement: of this rank.
-        keep: how many checkpoints are kept.
+        folder: folder for the checkpoints.
+        placement: this rank's placement.
+        keep: number of checkpoints to keep.
 
     Raises:
         paceline.CheckpointFolderTaken: another job saves checkpoints into the folder.
@@ -67,20 +67,20 @@ def open_store(folder: Path, placement: Placement, keep: int) -> CheckpointStore
 
 
 class Checkpointing:
-    """The checkpoints of a run: when one is due, and what is in it.
+    """The checkpoints of a run: when one is due, and what it holds.
 
     Attributes:
-        saved: the step of the checkpoint begun or loaded last.
+        saved: step of the checkpoint that was started or loaded last.
     """
 
     def __init__(self, group: Group, prepared: Prepared, store: CheckpointStore | None, every: Interval | None) -> None:
-        """Take none yet.
+        """Initialize without taking a checkpoint.
 
         Args:
             group: the ranks.
-            prepared: what is saved.
-            store: where checkpoints go; None for a run that takes none.
-            every: how often one is due; None where only the script asks for them.
+            prepared: what checkpoints hold.
+            store: where checkpoints go; None for a run without checkpoints.
+            every: how often one is due; None if only the script requests them.
         """
         self.saved = 0
         self._group, self._prepared, self._store, self._every = group, prepared, store, every
@@ -95,7 +95,7 @@ class Checkpointing:
 
     @property
     def is_automatic(self) -> bool:
-        """Whether checkpoints are taken without being asked for."""
+        """Whether checkpoints are taken without a call of the script."""
         return self._every is not None and self._store is not None
 
     def is_due(self, done: int) -> bool:
@@ -109,11 +109,11 @@ class Checkpointing:
         return self._is_time()
 
     def is_due_after(self, done: int, *, epoch_counts: bool) -> bool:
-        """Whether one is due at the end of an epoch whose steps were not asked about; the same on all ranks.
+        """Whether one is due at the end of an epoch for whose steps `is_due` was not called; the same on all ranks.
 
         Args:
             done: steps done.
-            epoch_counts: the epoch's steps are not known: each epoch makes one due.
+            epoch_counts: whether one is due after each epoch, since the epoch's steps are not known.
         """
         if self._every is None or self._store is None:
             return False
@@ -133,12 +133,12 @@ class Checkpointing:
 
         Args:
             step: steps done.
-            progress: where the run stands.
+            progress: position of the run.
             block: wait until it is written.
 
         Raises:
             RuntimeError: the run has no folder for checkpoints.
-            paceline.CheckpointError: this one or the one before could not be written.
+            paceline.CheckpointError: this checkpoint or the previous one could not be written.
         """
         if self._store is None:
             raise RuntimeError("there is no folder for checkpoints; pass checkpoint_dir= to paceline.init")
@@ -153,7 +153,7 @@ class Checkpointing:
         """Read the newest checkpoint; None if there is none.
 
         Raises:
-            paceline.CheckpointError: it is whole, but cannot be read.
+            paceline.CheckpointError: it is complete, but cannot be read.
         """
         if self._store is None:
             return None
@@ -164,11 +164,11 @@ class Checkpointing:
         """Load a checkpoint into everything that was set up.
 
         Args:
-            found: what `find` has returned.
-            loaders: how many training loaders the script has made.
+            found: result of `find`.
+            loaders: number of training loaders that the script has made.
 
         Raises:
-            RuntimeError: it is another script's.
+            RuntimeError: it does not fit the script.
         """
         stateful = self._prepared.stateful()
         check_parts(stateful, found.shared_state, loaders, len(found.shared_state["progress"]["loaders"]))
@@ -177,11 +177,11 @@ class Checkpointing:
         self.saved = found.shared_state["progress"]["step"]
 
     def load_some(self, found: Checkpoint, *, but: set[str]) -> set[str]:
-        """Load a checkpoint into what was set up so far, where it holds more; returns the names.
+        """Load those parts of a checkpoint that were set up so far; returns their names.
 
         Args:
-            found: what `find` has returned.
-            but: names of what is left as it is.
+            found: result of `find`.
+            but: names of parts that are not loaded.
         """
         here = {name: thing for name, thing in self._prepared.stateful().items() if name in found.shared_state}
         for name, thing in here.items():
@@ -192,7 +192,7 @@ class Checkpointing:
         return set(here)
 
     def load_rank_state(self, found: Checkpoint) -> None:
-        """Load what each rank has a state of its own of; with another number of ranks, what `reshard` makes of it.
+        """Load this rank's own states; with another number of ranks, those that `reshard` returns.
 
         Raises:
             RuntimeError: there is no `reshard`; or the checkpoint lacks something.
@@ -217,16 +217,16 @@ class Checkpointing:
             elif part.is_required:
                 raise RuntimeError(
                     f"the checkpoint does not fit this script: it has no {name}; "
-                    "register what it was taken with, or take another checkpoint_dir for another script"
+                    "register what it was taken with, or use another checkpoint_dir for another script"
                 )
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self, explain: Callable[[RuntimeError], None]) -> None:
-        """Wait for a checkpoint under way, with the other ranks.
+        """Wait for a checkpoint in progress, with the other ranks.
 
         Args:
-            explain: raises what is known of the other ranks where that is why they could not agree.
+            explain: raises what is known of the other ranks, if that is why they could not agree.
         """
         if self._store is None:
             return
@@ -237,7 +237,7 @@ class Checkpointing:
             raise
 
     def leave(self) -> None:
-        """Wait for a checkpoint under way; what is wrong with it is logged."""
+        """Wait for a checkpoint in progress; errors are logged."""
         try:
             if self._store is not None:
                 self._store.close()
@@ -256,21 +256,21 @@ def _state_of(thing: Stateful) -> Any:
 
 
 def _resharded(name: str, part: RankPart, states: Sequence[Any], rank: int, world_size: int) -> Any:
-    """What this rank goes on with, of the states of another number of ranks."""
+    """This rank's state, made from the states of another number of ranks."""
     if part.reshard is None:
         raise RuntimeError(
             f"{name} was registered with per_rank=True and saved by {len(states)} ranks, and now there are "
-            f"{world_size}; pass reshard= to run.register, which makes their states this rank's, or go on with "
+            f"{world_size}; pass reshard= to run.register, which returns a rank's state from theirs, or continue with "
             f"{len(states)} ranks"
         )
     return part.reshard(states, rank, world_size)
 
 
 def check_parts(here: Mapping[str, Any], saved: Mapping[str, Any], loaders: int, saved_loaders: int) -> None:
-    """See that a checkpoint fits what was set up.
+    """Check that a checkpoint fits what was set up.
 
     Raises:
-        RuntimeError: it does not; says what it lacks, or has besides.
+        RuntimeError: it does not; the message says what is missing in it, or in the script.
     """
     missing = sorted(set(here) - set(saved))
     surplus = sorted(set(saved) - set(here) - {"progress"})
@@ -278,11 +278,11 @@ def check_parts(here: Mapping[str, Any], saved: Mapping[str, Any], loaders: int,
     if surplus:
         wrong.append(f"its {' and '.join(surplus)} {'is' if len(surplus) == 1 else 'are'} not in the script")
     if loaders != saved_loaders:
-        wrong.append(f"it is of {_number(saved_loaders)}, and the script has made {_number(loaders)} so far")
+        wrong.append(f"it has {_number(saved_loaders)}, and the script has made {_number(loaders)} so far")
     if wrong:
         raise RuntimeError(
             f"the checkpoint does not fit this script: {'; '.join(wrong)}; "
-            "set up and register what it was taken with, or take another checkpoint_dir for another script"
+            "set up and register what it was taken with, or use another checkpoint_dir for another script"
         )
 
 
@@ -294,7 +294,7 @@ def load(name: str, thing: Any, state: Any) -> None:
     """Load a part of a checkpoint.
 
     Raises:
-        RuntimeError: it is another model's, or another kind of optimizer's.
+        RuntimeError: it is of another model, or of another kind of optimizer.
     """
     if not isinstance(thing, torch.optim.Optimizer):
         thing.load_state_dict(state)
@@ -306,12 +306,12 @@ def load(name: str, thing: Any, state: Any) -> None:
         thing.load_state_dict(state)
     except (ValueError, KeyError) as error:
         why = f"{error}"
-    else:  # torch looks at what it has loaded when it steps
+    else:  # torch checks what it has loaded only in its next step
         groups = zip(before, thing.param_groups, strict=False)
         lacking = sorted({option for options, group in groups for option in options if option not in group})
         why = f"it has no {', '.join(lacking)}" if lacking else ""
     if why:
         raise RuntimeError(
             f"the checkpoint's {name} does not fit {type(thing).__name__}: {why}; "
-            "train on with the optimizer that it was taken with, or take another checkpoint_dir"
+            "train on with the optimizer that it was taken with, or use another checkpoint_dir"
         )

@@ -20,16 +20,16 @@ log = logging.getLogger("paceline")
 
 
 class Ending:
-    """Writes what is left, and leaves the other ranks."""
+    """Writes the last metrics and the last checkpoint, and leaves the other ranks."""
 
     def __init__(self, group: Group, checkpoints: Checkpointing, metrics: Metrics, watch: Watch | None) -> None:
         self._group, self._checkpoints, self._metrics, self._watch = group, checkpoints, metrics, watch
 
     def close(self, save: Callable[[], None] | None) -> None:
-        """Write what is left, wait for a checkpoint under way.
+        """Write the last metrics, and wait for a checkpoint in progress.
 
         Args:
-            save: takes the last checkpoint; None where none is lacking.
+            save: takes the last checkpoint; None if there is nothing to save.
         """
         if self._watch is not None:
             self._watch.ends()
@@ -43,16 +43,16 @@ class Ending:
         except BaseException as error:
             if self._watch is not None:
                 self._watch.failed(error)
-            with contextlib.suppress(RuntimeError):  # what came first is what matters
+            with contextlib.suppress(RuntimeError):  # the first error matters more
                 self._disconnect()
             raise
         self._disconnect()
 
     def leave(self, error: BaseException | None = None) -> None:
-        """The process ends: do without the other ranks, but for what was logged, if all end as they should.
+        """End with the process, without the other ranks. Metrics are still reduced if no rank has failed.
 
         Args:
-            error: what ends it, where `sys.excepthook` is not called for it.
+            error: the exception that ends the process, if `sys.excepthook` is not called for it.
         """
         if self._watch is not None:
             if error is not None:
@@ -65,7 +65,7 @@ class Ending:
         self._disconnect()
 
     def _reduce_the_rest(self) -> None:
-        """Write what was logged last, unless this rank fails or others have left."""
+        """Write the values logged last, unless this rank fails or others have left."""
         if not self._metrics.has_values or sys.exc_info()[0] is not None:
             return
         try:
@@ -76,10 +76,10 @@ class Ending:
             self._metrics.flush()
             self._metrics.settle()
         except (RuntimeError, ValueError) as error:  # ValueError: torch's process group is gone
-            log.warning("what was logged after the last step is lost: %s; call run.close() on all ranks", error)
+            log.warning("values logged after the last step are lost: %s; call run.close() on all ranks", error)
 
     def abandon(self, error: BaseException) -> None:
-        """End without the other ranks, and send them why."""
+        """End without the other ranks, and send them the error."""
         self._metrics.discard()
         with contextlib.suppress(OSError):
             self._metrics.close()

@@ -1,4 +1,4 @@
-"""Where a run is among its loops over epochs: `Run.epochs` may be called several times, as for cross-validation."""
+"""The position of a run in its loops over epochs: `Run.epochs` may be called several times, as for cross-validation."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class EpochLoops:
     """Numbers the loops over epochs, and says which epoch of which loop is under way.
 
     Attributes:
-        number: the loop entered last, from 0; -1 before the first one.
-        epoch: its epoch, from 0; the number of its epochs when it has ended.
-        count: how many epochs it has; None before the first loop.
+        number: number of the loop entered last, from 0; -1 before the first one.
+        epoch: its current epoch, from 0; the number of its epochs when it has ended.
+        count: number of its epochs; None before the first loop.
         is_active: whether an epoch is under way.
     """
 
     def __init__(self, *, keep_random: bool) -> None:
-        """No loop was entered yet.
+        """Initialize before the first loop.
 
         Args:
             keep_random: remember the random states at the end of each loop, for `skip`.
@@ -34,7 +34,7 @@ class EpochLoops:
         self.is_active = False
         self._keep_random = keep_random
         self._ends: list[Any] = []  # random states at the end of each loop
-        self._target: Body | None = None  # where a resumed run goes on
+        self._target: Body | None = None  # where a resumed run continues
 
     @property
     def body(self) -> Body | None:
@@ -43,44 +43,44 @@ class EpochLoops:
 
     @property
     def is_resuming(self) -> bool:
-        """Whether the loop in which a resumed run goes on was not entered yet."""
+        """Whether the loop in which a resumed run continues was not entered yet."""
         return self._target is not None
 
     def resume(self, body: Body) -> None:
-        """Go on with this epoch: loops before it are skipped."""
+        """Continue with this epoch: earlier loops are skipped."""
         self._target = body
 
     def enter(self, count: int) -> None:
-        """A loop over `count` epochs begins.
+        """Start a loop over `count` epochs.
 
         Raises:
-            RuntimeError: another one is under way.
+            RuntimeError: another loop is under way.
         """
         if self.is_active:
             raise RuntimeError(
                 "run.epochs was called within an epoch of another run.epochs; "
-                "use range for the outer loop, and one run.epochs after the other in it"
+                "use range for the outer loop, with one run.epochs after the other in it"
             )
         self.number += 1
         self.epoch, self.count = 0, count
 
     def is_skipped(self) -> bool:
-        """Whether a resumed run goes on in a later loop than the one just entered."""
+        """Whether a resumed run continues in a later loop than the one just entered."""
         return self._target is not None and self.number < self._target[0]
 
     def skip(self) -> None:
-        """End the loop just entered: it was trained before the resume. What follows draws the same random numbers."""
+        """End the loop just entered, which was done before the resume; restore the random states from its end."""
         self.epoch = self.count or 0
         if self.number < len(self._ends) and self._ends[self.number] is not None:
             set_random_states(self._ends[self.number])
 
     def reach(self) -> None:
-        """Go to the epoch in which a resumed run goes on."""
+        """Go to the epoch in which a resumed run continues."""
         if self._target is not None:
             self.epoch, self._target = self._target[1], None
 
     def leave(self) -> None:
-        """The loop has ended, or was left."""
+        """Note that the loop has ended, or was left."""
         self.is_active = False
         if self._keep_random:
             unknown = [None] * (self.number - len(self._ends))  # those of a start with another number of ranks
@@ -91,5 +91,5 @@ class EpochLoops:
         return {"ends": list(self._ends)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` has returned."""
+        """Load what `state_dict` returned."""
         self._ends = list(state["ends"])

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class Feed:
-    """A training loader whose batches are the steps of a `Run`: asking for the next batch ends the step before."""
+    """A training loader whose batches are the steps of a `Run`: requesting the next batch ends the current step."""
 
     def __init__(self, loader: Loader, steps: Steps) -> None:
         self.loader = loader
         self.used_in: Body | None = None  # the epoch in which the last iteration began
-        self.finished_in: Body | None = None  # the epoch in which the last iteration came to its end
+        self.finished_in: Body | None = None  # the epoch in which the last iteration reached its end
         self._is_through = False  # this epoch's batches were trained on before the resume
         self._made_in = steps.body
         self._steps = steps
@@ -34,27 +34,27 @@ class Feed:
 
     @property
     def samples(self) -> int:
-        """This rank's samples in the batch yielded last; 0 if it is a stand-in, which counts nothing."""
+        """This rank's samples in the batch yielded last; 0 if it is a stand-in, which does not count."""
         return self.loader.samples
 
     @property
     def batch_size(self) -> int | None:
-        """This rank's samples of a full batch; None where a batch sampler makes the batches."""
+        """This rank's samples of a full batch; None if a batch sampler makes the batches."""
         return self.loader.batch_size
 
     @property
     def batch_index(self) -> int:
-        """Number of the batch at hand within its epoch, from 0; outside of a loop that of the batch that comes next."""
+        """Number of the current batch within its epoch, from 0; outside of a loop, that of the next batch."""
         return self.loader.batch_index
 
     @property
     def sampler(self) -> Any:
-        """The script's own sampler, or what stands for it, see `Loader`."""
+        """The script's own sampler, or an equivalent, see `Loader`."""
         return self.loader.sampler
 
     @property
     def batch_sampler(self) -> Any:
-        """The script's own batch sampler, None if there is none."""
+        """The script's own batch sampler; None if there is none."""
         return self.loader.batch_sampler
 
     def __iter__(self) -> Iterator[Any]:
@@ -81,14 +81,14 @@ class Feed:
         self.finished_in = body
 
     def state_dict(self, *, before: bool) -> dict[str, Any]:
-        """Where training is in this loader; `before` the batch yielded last if that was not trained on."""
+        """The position in this loader; with `before`, that before the batch yielded last."""
         return {"used_in": self.used_in, "finished_in": self.finished_in, **self.loader.state_dict(before=before)}
 
     def load_state_dict(self, state: dict[str, Any], *, by_epochs: bool) -> None:
-        """Go to where `state` was taken.
+        """Go to the position of `state`.
 
         Args:
-            by_epochs: the epoch that was under way begins again; what it has trained on by then is left out.
+            by_epochs: whether the epoch that was under way begins again, without the batches that it was trained on.
         """
         self.loader.load_state_dict(state)
         self.finished_in = _body(state["finished_in"]) if by_epochs else None
@@ -99,4 +99,6 @@ class Feed:
 def _body(saved: Any) -> Body | None:
     if saved is None:
         return None
-    return (0, saved) if isinstance(saved, int) else (saved[0], saved[1])  # a number: from before loops were counted
+    return (
+        (0, saved) if isinstance(saved, int) else (saved[0], saved[1])
+    )  # a number: from versions that did not count loops

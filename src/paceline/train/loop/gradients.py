@@ -1,4 +1,4 @@
-"""What becomes of gradients: which batches they are of, and whether an optimizer has used them."""
+"""Keeps track of gradients: which batches they are of, and whether an optimizer has used them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
     from .passes import Pass
 
-_PATIENCE = 1000  # batches after which an optimizer whose steps are not seen is not waited for
+_PATIENCE = 1000  # batches without a step that is seen, after which no step of an optimizer is expected
 
 
 class Gradients:
     """The gradients of the batches that make a step of the optimizer.
 
     Attributes:
-        trained: the batch at hand has been trained on.
+        trained: whether the current batch was trained on.
     """
 
     def __init__(self, group: Group, prepared: Prepared) -> None:
-        """There are none yet.
+        """Initialize without gradients.
 
         Args:
             group: the ranks.
@@ -39,19 +39,19 @@ class Gradients:
         """
         self.trained = False
         self._group, self._prepared = group, prepared
-        self._unused = False  # gradients, of this batch or of earlier ones
-        self._stepped = False  # an optimizer has, since the last backward of this batch
+        self._unused = False  # whether gradients, of this batch or of earlier ones, were not used yet
+        self._stepped = False  # whether an optimizer has stepped since the last backward of this batch
         self._has_ever_stepped = False
         self._windows: dict[int, Window] = {}  # by the batches per step of the optimizer
         self._outside: dict[int, int] = {}  # backwards of batches that are not counted, by the same
         self._weights: dict[int, GivenWeights] = {}  # that the script gives its losses, by the same
-        self._number = 0  # of the batch at hand
+        self._number = 0  # of the current batch
         self._latest = 1  # the batches per step of the last backward
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
     def batch_begins(self, loader: Loader | Pass) -> None:
-        """A batch of `loader` is there."""
+        """Start a batch of `loader`."""
         self.trained = self._stepped = False
         self._number += 1
         for every in self._prepared.accumulates:
@@ -62,16 +62,16 @@ class Gradients:
         self._prepared.exchange(lambda every: self._window(every).is_complete)
 
     def batch_ends(self) -> None:
-        """The batch counts as trained on."""
+        """End a batch that was trained on."""
         for window in self._windows.values():
             window.end()
 
     def put_back(self, loader: Loader | Pass) -> None:
-        """The batch was not trained on, and comes again."""
+        """Take back a batch that was not trained on, and will come again."""
         for window in self._windows.values():
             window.put_back(loader)
 
-    # -- the batch at hand ---------------------------------------------------------------------------------------------
+    # -- the current batch ---------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def backward(
@@ -83,18 +83,18 @@ class Gradients:
         is_sum: bool = False,
         inputs: Sequence[Tensor] | None = None,
     ) -> Iterator[float | Tensor]:
-        """Around a backward; gives what to multiply the loss of this rank's batch by.
+        """The context of a backward; yields the factor for the loss of this rank's batch.
 
         Args:
-            batch: what the batch came from; None in a loop whose batches are not counted, where each backward is one.
-            step: the number of the step at hand.
-            weight: how much the loss counts; None means the samples of the batch.
-            is_sum: the loss is a sum over the samples, not their mean.
+            batch: the loader of the batch; None in a loop whose batches are not counted, where each backward is one.
+            step: number of the current step.
+            weight: weight of the loss; None means the number of samples of the batch.
+            is_sum: whether the loss is a sum over the samples, not their mean.
             inputs: the tensors whose gradients are computed; None means all.
 
         Raises:
-            RuntimeError: it is not known which models the loss was computed with, whose strategies differ; or the
-                losses of an accumulation are weighed in different ways.
+            RuntimeError: strategies differ, and it is not known which models the loss was computed with; or the losses
+                of an accumulation are weighted in different ways.
         """
         every = self._latest = self._prepared.accumulate_of_loss()
         self._prepared.check_partial()
@@ -110,7 +110,7 @@ class Gradients:
     def _loss_factor(
         self, every: int, source: Loader | Pass | None, weight: float | Tensor | None, *, is_sum: bool
     ) -> float | Tensor:
-        """What to multiply a loss by, where so many batches make a step; corrects the gradients of those before it."""
+        """The factor for a loss, with `every` batches per step; corrects the gradients of earlier batches."""
         window = self._window(every)
         if source is not None:
             samples = source.samples
@@ -123,7 +123,7 @@ class Gradients:
         weights.begin(WEIGHT if weight is not None else SUM if is_sum else MEAN, batch, is_first=is_first)
         correction: float | Tensor | None = None
         factor: float | Tensor
-        if weight is not None:  # a stand-in for a batch that this rank has no samples of counts nothing
+        if weight is not None:  # a stand-in does not count
             correction, factor = weights.factors(weight if samples else 0.0, is_last=is_last)
         elif is_sum:
             factor = float(self._group.world_size if samples else 0)  # the exchange divides by it
@@ -137,7 +137,7 @@ class Gradients:
         return factor
 
     def optimizer_stepped(self) -> None:
-        """The gradients were used."""
+        """Note that the gradients were used."""
         self.trained, self._unused = True, False
         self._stepped = self._has_ever_stepped = True
 
@@ -146,7 +146,7 @@ class Gradients:
 
         Args:
             every: the batches per step of the optimizer; None means those of the last backward.
-            within: whether there is a batch that counts.
+            within: whether the current batch is one that is counted.
         """
         every = every or self._latest
         if within:
@@ -157,16 +157,16 @@ class Gradients:
 
     @property
     def is_used(self) -> bool:
-        """Whether the batch at hand was trained on: gradients were computed, and used where there are optimizers."""
+        """Whether the current batch was trained on: gradients were computed, and used if there are optimizers."""
         return self.trained and not (self._unused and self._prepared.has_optimizers)
 
     @property
     def is_begun(self) -> bool:
-        """Whether gradients of some batches wait for those of others, as `Strategy.accumulate` says."""
+        """Whether an accumulation by `Strategy.accumulate` has begun and is not complete."""
         return any(window.begun for window in self._windows.values())
 
     def is_accumulating_by_hand(self, done: int) -> bool:
-        """Whether there are gradients that an optimizer may use together with those of further batches.
+        """Whether there are gradients that an optimizer may use together with those of later batches.
 
         Args:
             done: batches trained on so far.
@@ -176,13 +176,13 @@ class Gradients:
         return (self._has_ever_stepped or done <= _PATIENCE) and self._prepared.has_gradients()
 
     def check_saved(self, *, within: bool) -> bool:
-        """Whether a checkpoint taken here has all there is, and so does without gradients.
+        """Whether a checkpoint taken here loses no gradients: checkpoints do not hold them.
 
         Raises:
-            RuntimeError: it is taken in the middle of a step or of an accumulation.
+            RuntimeError: it is in the middle of a step or of an accumulation.
         """
         for window in self._windows.values():
-            begun = window.begun - (within and not self.trained)  # batches whose gradients wait for others
+            begun = window.begun - (within and not self.trained)  # batches of an accumulation that is not complete
             if begun > 0 and not (within and self.trained and window.is_complete):
                 raise RuntimeError(
                     f"the gradients of {begun} of {window.batches} accumulated batches are in no checkpoint; "
@@ -195,5 +195,5 @@ class Gradients:
         return False
 
     def _window(self, every: int) -> Window:
-        """The window of what makes a step of so many batches; of what was set up within this step, this batch alone."""
+        """The window for steps of `every` batches; for what was set up within this step, of this batch alone."""
         return self._windows.get(every) or Window(1)

@@ -1,4 +1,4 @@
-"""Loops over what is not from `Run.dataloader`, each item of which is a step: `Run.steps`."""
+"""Loops over items that are not from `Run.dataloader`, each of which is a step: `Run.steps`."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ class Pass:
     """One pass over an iterable. To the run it looks like a loader whose batches have one sample on each rank.
 
     Attributes:
-        taken: items that the pass has yielded, those of attempts before included.
-        samples: of this rank in a step, 1.
-        total: of all ranks in a step, their number.
-        weight: what to multiply a rank's mean loss by, 1.
+        taken: items that the pass has yielded, including those of earlier attempts.
+        samples: samples of this rank per step: 1.
+        total: samples of all ranks per step: the number of ranks.
+        weight: factor for a rank's mean loss: 1.
     """
 
     samples = 1
     weight = 1.0
 
     def __init__(self, items: Iterable[Any], world_size: int, taken: int, began: Mapping[str, Any] | None) -> None:
-        """Begin none yet.
+        """Initialize a pass that was not iterated yet.
 
         Args:
-            items: what is iterated.
-            world_size: number of ranks, which all take as many items.
-            taken: items that were trained on before a resume, and are left out.
+            items: the iterable.
+            world_size: number of ranks; all take the same number of items.
+            taken: number of items that were trained on before a resume, and are skipped.
             began: random states at the start of the pass that is resumed.
         """
         self.total = world_size
@@ -55,7 +55,7 @@ class Pass:
         if isinstance(self._items, (Sequence, torch.Tensor)):
             return (self._items[index] for index in range(self.taken, len(self._items)))
         now = random_states()
-        if self._began is not None:  # an order that is drawn when the iteration begins is drawn again
+        if self._began is not None:  # so that an order drawn at the start of the iteration is the same again
             set_random_states(self._began)
         items = iter(self._items)
         for _ in range(self.taken):
@@ -66,40 +66,42 @@ class Pass:
 
     @property
     def done(self) -> int:
-        """Items that were taken."""
+        """Number of items that were taken."""
         return self.taken
 
     @property
     def left(self) -> int | None:
-        """Samples of all ranks that come after this step; None where that is not known."""
+        """Samples of all ranks that come after this step; None if that is not known."""
         return None if self._size is None else max(0, self._size - self.taken) * self.total
 
     @property
     def is_last(self) -> bool:
-        """Whether this is the last item; False also where that is not known."""
+        """Whether this is the last item; False also if that is not known."""
         return self._size is not None and self.taken >= self._size
 
     def put_back(self) -> None:
-        """The item yielded last was not trained on: a resumed run begins with it."""
+        """Take back the item yielded last, which was not trained on: a resumed run begins with it."""
         self.taken -= 1
 
 
 class Passes:
-    """The passes of an epoch's body in order, each known by its number: how many have ended, and where the last one is.
+    """The passes of an epoch's body, numbered in their order: how many have ended, and the position in the last one.
 
     Attributes:
-        ended: passes that have come to their end, or were left.
-        current: the one that is under way.
+        ended: number of passes that have reached their end, or were left.
+        current: the pass that is under way.
     """
 
     def __init__(self) -> None:
         self.ended = 0
         self.current: Pass | None = None
         self._began: Any = None  # random states at its start
-        self._resumed: tuple[int, int] | None = None  # how many had ended when a resumed run was saved, and items taken
+        self._resumed: tuple[int, int] | None = (
+            None  # from the checkpoint: passes that had ended, and items taken of the next one
+        )
 
     def begin(self, items: Iterable[Any], world_size: int, *, keep_random: bool) -> Pass | None:
-        """The next pass; None if it had ended before the resume."""
+        """Return the next pass; None if it had ended before the resume."""
         taken, began = 0, None
         if self._resumed is not None:
             if self.ended < self._resumed[0]:
@@ -114,26 +116,26 @@ class Passes:
         return self.current
 
     def end(self) -> None:
-        """The pass under way has ended."""
+        """End the pass under way."""
         self.ended += 1
         self.current = self._began = None
 
     def restart(self) -> None:
-        """Another epoch's body begins."""
+        """Start another epoch's body."""
         self.ended, self.current, self._began, self._resumed = 0, None, None, None
 
     def position(self, *, before: bool) -> tuple[int, int]:
-        """How many passes have ended, and the items taken of the one after them.
+        """Number of passes that have ended, and of items taken of the next one.
 
         Args:
-            before: the item at hand does not count.
+            before: do not count the current item.
         """
         if self._resumed is not None:
             return self._resumed
         return self.ended, self.current.taken - before if self.current is not None else 0
 
     def resume(self, position: Sequence[int]) -> None:
-        """Go on from a position."""
+        """Continue from a position."""
         self.restart()
         self._resumed = (position[0], position[1]) if tuple(position) != (0, 0) else None
 
@@ -142,7 +144,7 @@ class Passes:
         return {"began": self._began}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` has returned."""
+        """Load what `state_dict` returned."""
         self._began = state["began"]
 
 

@@ -18,7 +18,7 @@ log = logging.getLogger("paceline")
 class State:
     """Values of a script, as attributes. Every checkpoint holds them, and a resume sets them.
 
-    Each rank has its own. They are numbers, strings, tensors, None, or lists, tuples and dicts of these.
+    Each rank has values of its own. They are numbers, strings, tensors, None, or lists, tuples and dicts of these.
     """
 
     def __init__(self, **values: Any) -> None:
@@ -29,7 +29,7 @@ class State:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.__dict__:
-            raise AttributeError(f"{name} is no value of this run.state; name it there: run.state({name}=…)")
+            raise AttributeError(f"{name} is not a value of this run.state; name it there: run.state({name}=…)")
         self.__dict__[name] = value
 
     def __delattr__(self, name: str) -> None:
@@ -40,14 +40,14 @@ class State:
 
 
 class SavedState:
-    """What a checkpoint holds of a `State`, on each rank."""
+    """The part of a checkpoint with the values of a `State`, on each rank."""
 
     def __init__(self, state: State, device: torch.device) -> None:
-        """Load nothing yet.
+        """Initialize without loading.
 
         Args:
             state: the values.
-            device: where tensors go that were on a device.
+            device: for tensors that were on a device when they were saved.
         """
         self._state, self._device = state, device
 
@@ -57,10 +57,10 @@ class SavedState:
         return {"values": values, "on_device": [name for name, value in values.items() if _is_on_device(value)]}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Set the values; one that was not saved keeps what the script gave it."""
+        """Set the values. A value that was not saved keeps its first value."""
         values, own = saved["values"], vars(self._state)
         for names, what in ((own.keys() - values, "is not in the checkpoint, and keeps its first value"),
-                            (values.keys() - own, "is in the checkpoint alone, and is not set")):  # fmt: skip
+                            (values.keys() - own, "is only in the checkpoint, and is not set")):  # fmt: skip
             for name in sorted(names):
                 log.warning("run.state: %s %s", name, what)
         for name in own.keys() & values:
@@ -69,14 +69,14 @@ class SavedState:
 
 
 def make_reshard(how: Callable[[Sequence[Any], int, int], Any] | str | None) -> Callable[..., dict[str, Any]]:
-    """The function that makes the values of all ranks those of one rank among another number of ranks.
+    """Return the function that makes a rank's values from those of another number of ranks.
 
     Args:
-        how: the user's function of the values; "sum" for values that are sums over the batches of a rank; None for
-            values that all ranks have alike.
+        how: the user's function; "sum" for values that are sums over the batches of a rank; None for values that are
+            equal on all ranks.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: `how` is none of these.
     """
     if how is not None and how != "sum" and not callable(how):
         raise ValueError(f"reshard={how!r} is neither a function nor 'sum'")
@@ -97,7 +97,7 @@ def make_reshard(how: Callable[[Sequence[Any], int, int], Any] | str | None) -> 
 def _sum(name: str, values: list[Any], rank: int) -> Any:
     """The sum on rank 0, and 0 on the others."""
     if not all(map(_is_number, values)):
-        raise RuntimeError(f"run.state: {name} is no number, so its values on {len(values)} ranks have no sum")
+        raise RuntimeError(f"run.state: {name} is not a number, so its values on {len(values)} ranks have no sum")
     total = sum(values[1:], start=values[0])
     return total if rank == 0 else total * 0
 
@@ -106,9 +106,9 @@ def _alike(name: str, values: list[Any], world_size: int) -> Any:
     if all(_same(values[0], value) for value in values[1:]):
         return values[0]
     raise RuntimeError(
-        f"run.state: {name} differs between the {len(values)} ranks that saved it, so it is not known what "
-        f'{world_size} ranks go on with; pass reshard="sum" to run.state if its values are sums over the batches of a '
-        f"rank, or a function, or go on with {len(values)} ranks"
+        f"run.state: {name} differs between the {len(values)} ranks that saved it, so it is not known which values "
+        f'{world_size} ranks continue with; pass reshard="sum" to run.state if its values are sums over the batches '
+        f"of a rank, or a function, or continue with {len(values)} ranks"
     )
 
 

@@ -1,4 +1,4 @@
-"""What happens between two batches: steps are counted, checkpoints taken, metrics measured, and stops obeyed."""
+"""Between two batches: counts steps, takes checkpoints, measures metrics, and stops the run when asked to."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class TrainingLoader(Protocol):
     finished_in: Body | None
 
     def state_dict(self, *, before: bool) -> dict[str, Any]:
-        """Where training is in it."""
+        """The position in it."""
 
     def load_state_dict(self, state: dict[str, Any], *, by_epochs: bool) -> None:
-        """Go to where `state` was taken."""
+        """Go to the position of `state`."""
 
 
 class Steps:
-    """The steps of a run: how many were done, where in the epochs they stand, and what is due after each.
+    """The steps of a run: how many were done, their position in the epochs, and what is due after each.
 
     Attributes:
         done: steps done, over all attempts: batches trained on, or steps of the optimizer in loops of another form.
@@ -68,13 +68,13 @@ class Steps:
         watch: Watch | None,
         close: Callable[[], None],
     ) -> None:
-        """Begin none yet.
+        """Initialize before the first step.
 
         Args:
             group: the ranks.
             prepared: what was set up.
-            checkpoints: of the run.
-            metrics: of the run.
+            checkpoints: checkpoints of the run.
+            metrics: metrics of the run.
             watch: agrees with the other ranks on the last step; None in a job of one process without checkpoints.
             close: closes the run.
         """
@@ -88,20 +88,20 @@ class Steps:
         if checkpoints.can_save:
             prepared.register_on_rank("run.epochs", self._epochs)
             prepared.register_on_rank("run.steps", self._passes)
-        self._found: Checkpoint | None = None  # what a resumed run goes on from, until it comes to that loop
-        self._loaded: set[str] = set()  # parts of it
-        self._has_resumed = False  # or found nothing to go on from
+        self._found: Checkpoint | None = None  # where a resumed run continues, until it reaches that loop
+        self._loaded: set[str] = set()  # its parts that were loaded
+        self._has_resumed = False  # or there was no checkpoint
         self._gradients = Gradients(group, prepared)
         self.ending = Ending(group, checkpoints, metrics, watch)
         self._loops = 0
-        self._batches: list[Loader | Pass] = []  # that are being trained on, first the one that counts the steps
-        self._counting: int | None = None  # number of the optimizer whose steps are counted, where no batches are
+        self._batches: list[Loader | Pass] = []  # with the current batches; the first one counts the steps
+        self._counting: int | None = None  # number of the optimizer whose steps are counted, if no batches are
         # This epoch's body.
-        self._has_looped = False  # over batches that count
-        self._uncounted = 0  # steps of the optimizer in no such loop
+        self._has_looped = False  # whether there was a loop over batches that are counted
+        self._uncounted = 0  # steps of the optimizer outside of such loops
         # Checkpoints.
-        self._is_late = False  # one was due where none could be taken
-        self._is_fresh = False  # one was taken since the last batch came
+        self._is_late = False  # whether one was due where none could be taken
+        self._is_fresh = False  # whether one was taken since the last batch came
         self._warned: set[str] = set()
 
     # -- epochs --------------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class Steps:
 
     @property
     def needs_ends(self) -> bool:
-        """Whether it must be known before the next batch is asked for which batch is an epoch's last."""
+        """Whether an epoch's last batch must be known as such before the next batch is requested."""
         return self.accumulates or (self._checkpoints.can_save and self.body is not None)
 
     def over_epochs(self, count: int) -> Iterator[int]:
@@ -139,7 +139,7 @@ class Steps:
         self._has_looped, self._uncounted, self._counting = False, 0, None
 
     def _body_ends(self) -> None:
-        """An epoch's body is through: what was logged in it is written, and a checkpoint that was due is taken."""
+        """At the end of an epoch's body: write what was logged in it, and take a checkpoint that was due."""
         self._metrics.body_ends(self._epochs.epoch, self.done)
         is_uncounted = self._is_uncounted()
         if is_uncounted and self._checkpoints.is_due_after(self.done, epoch_counts=not self._uncounted):
@@ -167,7 +167,7 @@ class Steps:
             self._stop()
 
     def _training_ends(self, *, has_trained: bool) -> None:
-        """`Run.epochs` is over: the last state is saved, and signals to stop do what they do without a run."""
+        """At the end of `Run.epochs`: save the last state. From now on, signals act as without a run."""
         self._metrics.settle()
         if has_trained and (self._checkpoints.is_automatic or self._is_late):
             self._take(block=True)
@@ -175,7 +175,7 @@ class Steps:
             self._watch.rest()
 
     def _is_uncounted(self) -> bool:
-        """Whether this epoch's body trains with steps whose place in it is not known."""
+        """Whether this epoch's body trains with steps whose position in it is not known."""
         return not self._has_looped and (self._uncounted > 0 or not (self.feeds or self._prepared.has_optimizers))
 
     # -- a loop over batches -------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class Steps:
 
     @contextlib.contextmanager
     def loop(self, loader: Loader | Pass) -> Iterator[None]:
-        """One loop over batches; it may end by a `break`, and in the middle of a step."""
+        """The context of a loop over batches, which may end by a `break`, and in the middle of a step."""
         if self.body is None and not self._has_resumed and self._checkpoints.is_automatic:
             self._warn(
                 "checkpoint_every: checkpoints are taken, but nothing here resumes from them; iterate run.epochs(…), "
@@ -223,7 +223,7 @@ class Steps:
                 self._watch.loop_ended(self._loops)
 
     def begin(self, loader: Loader | Pass) -> None:
-        """A batch of `loader` is there: the step begins, unless the run is to stop before it."""
+        """Start a step with a batch of `loader`, unless the run is to stop before it."""
         if self._watch is not None:
             may_stop = not self._is_accumulating
             if not self._watch.begin(self._loops, self.done + 1, may_stop=may_stop):
@@ -235,11 +235,11 @@ class Steps:
         self._metrics.data_came(loader.samples, loader.total)
 
     def add(self, loader: Loader) -> None:
-        """Another loader's batch of the same step is there."""
+        """Add another loader's batch to the current step."""
         self._batches.append(loader)
 
     def end(self) -> None:
-        """The step is done: the next batch is asked for."""
+        """End the step: the next batch was requested."""
         waits = self._is_last or self._gradients.is_accumulating_by_hand(self.done)
         self._count()
         waits = waits or self._gradients.is_begun
@@ -252,16 +252,16 @@ class Steps:
             self._stop()
 
     def epoch_ends(self) -> None:
-        """The loader has come to the end of its epoch, on all ranks."""
+        """At the end of a loader's epoch, on all ranks."""
         if self._is_fresh and self.body is not None:
-            self._is_late = True  # that it was the last batch is known only now
+            self._is_late = True  # only now it is known that it was the last batch
         self._prepared.share_buffers()
         self._prepared.check_steps()
         self._metrics.epoch_ends()
 
     @property
     def _is_last(self) -> bool:
-        """Whether the batch at hand is the last one of its loop, and code of the epoch's body comes after it."""
+        """Whether the current batch is the last one of its loop, and code of the epoch's body follows."""
         return self.body is not None and any(loader.is_last for loader in self._batches)
 
     def _count(self) -> None:
@@ -270,7 +270,7 @@ class Steps:
         self._gradients.batch_ends()
 
     def _break_off(self) -> None:
-        """The loop was left within a step: it counts if its batch was trained on, and else the batch comes again."""
+        """End a step in which the loop was left: count it if its batch was trained on, else take the batch back."""
         if self.counts:
             self._count()
             return
@@ -279,7 +279,7 @@ class Steps:
             loader.put_back()
         self._batches = []
 
-    # -- the step at hand ----------------------------------------------------------------------------------------------
+    # -- the current step ----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def backward(
@@ -290,20 +290,20 @@ class Steps:
         inputs: Sequence[Tensor] | None = None,
         again: bool = False,
     ) -> Iterator[float | Tensor]:
-        """Around a backward; see `Gradients.backward`."""
+        """The context of a backward; see `Gradients.backward`."""
         batch = self._batches[0] if self._batches else None
         with self._gradients.backward(batch, self.done + 1, weight, is_sum=is_sum, inputs=inputs) as factor:
             yield factor
         self._prepared.check_gradients(self, again)
 
     def optimizer_stepped(self, number: int) -> None:
-        """The gradients were used, by the optimizer that was set up as this one, from 0."""
+        """Note that an optimizer has used the gradients; `number` is its place in the order of `setup`, from 0."""
         self._gradients.optimizer_stepped()
         if not self.in_loop and not self._has_looped and not (self.feeds and self.body is None):
             self._count_outside(number)
 
     def _count_outside(self, number: int) -> None:
-        """Count a step in a loop of another form; of several optimizers, by that which has stepped first."""
+        """Count a step in a loop of another form; of several optimizers, the one that steps first counts."""
         if self._counting is None:
             self._counting = number
         if number != self._counting:
@@ -326,12 +326,12 @@ class Steps:
 
     @property
     def _is_accumulating(self) -> bool:
-        """Whether there are gradients that wait for those of further batches."""
+        """Whether there are gradients of an accumulation that is not complete."""
         return self._gradients.is_begun or self._gradients.is_accumulating_by_hand(self.done)
 
     @property
     def counts(self) -> bool:
-        """Whether the batch at hand was trained on: gradients were computed, and used where there are optimizers."""
+        """Whether the current batch was trained on: gradients were computed, and used if there are optimizers."""
         return self.within and self._gradients.is_used
 
     @property
@@ -341,7 +341,7 @@ class Steps:
 
     @property
     def accumulates(self) -> bool:
-        """Whether several batches make a step of some optimizer."""
+        """Whether a step of some optimizer takes several batches."""
         return max(self._prepared.accumulates) > 1
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
@@ -349,16 +349,16 @@ class Steps:
     def save(self, block: bool = False) -> None:
         """See `Run.save`.
 
-        A checkpoint after which the rest of the epoch's body would run again, without batches or with the same ones,
-        is taken when the body is through.
+        If a resumed run would repeat the rest of the epoch's body, without batches or with the same ones, the
+        checkpoint is taken at the end of the body.
 
         Raises:
             RuntimeError: the run has no folder for checkpoints, or an accumulation of gradients has begun.
-            paceline.CheckpointError: this one or the one before could not be written.
+            paceline.CheckpointError: this checkpoint or the previous one could not be written.
         """
         self._check_state()
         if self._epochs.is_resuming:
-            return  # the newest checkpoint is of a later loop, to which the script has yet to come
+            return  # the newest checkpoint is of a later loop, which the script has not reached yet
         waits = False
         if self.body is not None:
             if self.within:
@@ -367,7 +367,7 @@ class Steps:
                 self._is_late = True
                 self._warn(
                     "run.save: the steps of this epoch come neither from run.dataloader nor from run.steps, so the "
-                    "checkpoint is taken when the epoch's body is through"
+                    "checkpoint is taken at the end of the epoch's body"
                 )
                 return
             else:
@@ -377,7 +377,7 @@ class Steps:
         self._is_late = waits
 
     def _check_state(self) -> None:
-        """See that the state is one that a checkpoint can hold: gradients are in none."""
+        """Check that a checkpoint can hold the state: it does not hold gradients."""
         if not self._checkpoints.can_save:
             raise RuntimeError("there is no folder for checkpoints; pass checkpoint_dir= to paceline.init")
         if not self._gradients.check_saved(within=self.within):
@@ -389,7 +389,7 @@ class Steps:
         done = self.done + (self.within and self._gradients.trained)
         before = self.within and not self._gradients.trained
         epoch, passes = self._epochs.epoch, self._passes.position(before=before)
-        if self._is_over():  # saved behind the loop: what comes after it is not done twice
+        if self._is_over():  # saved after the loop: the rest of the body is not repeated
             epoch, passes = epoch + 1, (0, 0)
         progress = {
             "epoch": epoch,
@@ -403,12 +403,12 @@ class Steps:
         self._is_late, self._is_fresh = False, True
 
     def _is_over(self) -> bool:
-        """Whether this epoch's training is done, as far as that is known before its body is through."""
+        """Whether this epoch's training is done, as far as that is known before the end of its body."""
         loop, epoch = self._epochs.number, self._epochs.epoch
         if loop < 0 or self.in_loop:
             return False
         if self._uncounted and not self._has_looped:
-            return not self._epochs.is_active  # left by a break
+            return not self._epochs.is_active  # it was left by a break
         feeds = [feed for feed in self.feeds if epoch == 0 or (feed.used_in is not None and feed.used_in[0] == loop)]
         return bool(feeds) and not self._passes.ended and all(feed.finished_in == (loop, epoch) for feed in feeds)
 
@@ -424,9 +424,9 @@ class Steps:
         return found
 
     def _reach(self, found: Checkpoint) -> bool:
-        """Load what is there of a checkpoint, and go to its epoch; returns whether it is one of the loop just entered.
+        """Load a checkpoint and go to its epoch, if that is in the loop just entered; returns whether it is.
 
-        Before that loop some of what the checkpoint holds may not be made yet.
+        In an earlier loop, load only what was set up so far: the script may not have made everything yet.
         """
         is_there = not self._epochs.is_skipped()
         if is_there:
@@ -447,10 +447,10 @@ class Steps:
         return True
 
     def _go_to(self, found: Checkpoint, *, by_epochs: bool) -> None:
-        """Load a checkpoint into everything there is.
+        """Load a checkpoint into everything that was set up.
 
         Args:
-            by_epochs: the epoch that was under way begins again, but what it has trained on by then is left out.
+            by_epochs: whether the epoch that was under way begins again, without the batches that it was trained on.
         """
         self._checkpoints.load(found, len(self.feeds))
         progress = found.shared_state["progress"]
@@ -464,13 +464,13 @@ class Steps:
             where = f"step {self.done} {'at the end of' if is_over else 'in'} epoch {progress['epoch'] + (not is_over)}"
             if loop := progress.get("loop", 0):
                 where += f" of loop {loop + 1}"
-            print(f"paceline: going on after {where}, from {found.path}", file=sys.stderr, flush=True)
+            print(f"paceline: resuming after {where}, from {found.path}", file=sys.stderr, flush=True)
         self._checkpoints.load_rank_state(found)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _stop(self) -> NoReturn:
-        """Save the state, and leave with the code that asks for a resume."""
+        """Save the state, and exit with the code that asks for a resume."""
         assert self._watch is not None
         why = self._watch.stop_signal
         self._take(block=True)
@@ -481,8 +481,8 @@ class Steps:
         raise Preempted
 
     def close(self) -> None:
-        """Leave the other ranks, once all is written."""
-        # The last steps are not saved where `Run.epochs` was left by a break.
+        """Write what is left, and leave the other ranks."""
+        # If `Run.epochs` was left by a break, the last steps are not saved.
         unsaved = self._checkpoints.is_automatic and self.done > self._checkpoints.saved
         unsaved = (unsaved or self._is_late) and not self._gradients.is_begun and not self._epochs.is_resuming
         self.ending.close(self._take if unsaved else None)
@@ -490,11 +490,11 @@ class Steps:
     # -- helpers -------------------------------------------------------------------------------------------------------
 
     def warn_of_new_loader(self) -> None:
-        """A loader is made in the epoch that iterates it, and so will be in every epoch."""
+        """Warn of a loader that is made within the epoch that iterates it, and so again in every epoch."""
         if self._checkpoints.can_save:
             self._warn(
                 "a run.dataloader made within an epoch begins with the order of the first one each time, and the epoch "
-                "cannot be resumed in its middle; make it before run.epochs"
+                "cannot be resumed in its middle; make the loader before run.epochs"
             )
 
     def _warn(self, text: str) -> None:

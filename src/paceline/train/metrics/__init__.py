@@ -1,1 +1,1 @@
-"""What a training logs, and where its time goes."""
+"""Metrics that a script logs, and the times of its steps."""

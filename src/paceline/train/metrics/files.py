@@ -1,4 +1,4 @@
-"""The files that metrics go to: lines of JSON, and event files for TensorBoard."""
+"""Files for metrics: lines of JSON, and event files for TensorBoard."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _log = logging.getLogger("paceline")
 
 
 class JsonLines:
-    """A file that grows by a line of JSON at a time, in an existing or new folder.
+    """A file to which lines of JSON are appended, in an existing or new folder.
 
-    Training goes on when the file cannot be written; a warning says so, once.
+    If the file cannot be written, training continues, and one warning is logged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,7 +29,7 @@ class JsonLines:
         self._failed = False
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Write a line, at once; numbers that JSON does not know (NaN, infinity) become null."""
+        """Write a line immediately. Numbers that JSON does not have (NaN, infinity) become null."""
         if self._failed:
             return
         try:
@@ -39,10 +39,10 @@ class JsonLines:
             self._file.write(json.dumps({key: _finite(value) for key, value in line.items()}).encode() + b"\n")
         except OSError as error:
             self._failed = True
-            _log.warning("%s is not written any more: %s", self._path, error)
+            _log.warning("%s is no longer written: %s", self._path, error)
 
     def close(self) -> None:
-        """Close the file; another `append` opens it again."""
+        """Close the file. Another `append` opens it again."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -53,17 +53,17 @@ def _finite(value: Any) -> Any:
 
 
 class TensorBoard:
-    """Event files for TensorBoard, written in a thread of their own: importing its package alone takes a while.
+    """Event files for TensorBoard, written in a separate thread, since even the import of its package takes long.
 
-    Without the package `tensorboard` there are no files, and a message of level INFO says so. Nothing that goes wrong
-    here ends the training.
+    Without the package `tensorboard`, there are no files, and a message of level INFO is logged. An error here does not
+    end the training.
     """
 
     def __init__(self, folder: Path, first_step: int | None) -> None:
-        """Write nothing yet.
+        """Initialize without writing.
 
         Args:
-            first_step: what earlier attempts wrote of this step and later ones is not shown any more; None keeps it.
+            first_step: hide what earlier attempts wrote of this step and later ones; None hides nothing.
         """
         self._folder = folder
         self._first_step = first_step
@@ -96,18 +96,20 @@ class TensorBoard:
             from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 
             scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-            self._writer.file_writer.add_summary(Summary(value=scalars), step, when)  # one event: add_scalar makes many
+            self._writer.file_writer.add_summary(
+                Summary(value=scalars), step, when
+            )  # one event; add_scalar would write one per value
         except ImportError as error:
-            _log.info("no files for TensorBoard: %s; `pip install tensorboard` gives some", error)
+            _log.info("no event files for TensorBoard: %s; for them, pip install tensorboard", error)
             self._failed = True
-        except Exception as error:  # whatever the package raises, training goes on
-            _log.warning("files for TensorBoard are not written any more: %s", error)
+        except Exception as error:  # whatever the package raises, training continues
+            _log.warning("event files for TensorBoard are no longer written: %s", error)
             self._failed = True
 
     def close(self) -> None:
         """Wait until everything is written."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            thread.shutdown()  # what was submitted is done first, at the end of the process too
+            thread.shutdown()  # completes what was submitted, also at the end of the process
         if self._writer is not None:
             self._writer.close()

@@ -1,4 +1,4 @@
-"""What `Run.log` is given, and how long steps take: means over ranks, in files and on the screen."""
+"""Values of `Run.log` and the times of steps: means over ranks, in files and on the screen."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
     from paceline.train.group.group import Group
 
-_FEWEST, _MOST = 10, 100  # steps between two times that the ranks reduce what they have logged
-_SECONDS = 1.0  # about so long that takes, where steps are short
+_FEWEST, _MOST = 10, 100  # steps between two reductions of what the ranks have logged
+_SECONDS = 1.0  # approximate time between two reductions, if steps are short
 _OWN_NAMES = {"time", "epoch", "step", "attempt", *(f"{part}_seconds" for part in PARTS)}
 
 
 class Metrics:
-    """Means of what `Run.log` is given, and the times of steps, as files and as progress on the screen.
+    """Means of the values of `Run.log`, and the times of steps, in files and as progress on the screen.
 
-    Every `every` steps, and at the end of an epoch, the ranks begin to reduce once, and look at the result the next
-    time. Rank 0 then appends a line to `metrics.jsonl` and values to the event files in `tensorboard/`; each rank
+    Every `every` steps, and at the end of an epoch, the ranks start a reduction, and read the result of the previous
+    one. Rank 0 then appends a line to `metrics.jsonl` and values to the event files in `tensorboard/`; each rank
     appends its own times to `steps/rank-<rank>.jsonl`.
     """
 
@@ -41,25 +41,25 @@ class Metrics:
         progress_file: Path | None = None,
         every: int | None = None,
     ) -> None:
-        """Nothing is written before the first steps are done.
+        """Initialize without writing.
 
         Args:
-            folder: where the files go; None writes none.
-            progress: whether rank 0 shows how far the epoch is.
-            progress_file: where rank 0 writes how far it is, for others to read; None writes it nowhere.
-            every: steps between two lines; None takes 10, or up to 100 where steps are so short that 10 take less than
-                a second.
+            group: the ranks.
+            folder: folder for the files; None writes none.
+            progress: whether rank 0 shows the progress of the epoch.
+            progress_file: file to which rank 0 writes the progress for other processes; None writes none.
+            every: steps between two lines; None takes 10, or up to 100 if 10 steps take less than a second.
         """
         self._group = group
         self._folder = folder
         self._times = StepTimes(make_clock(group.device), exchanges=group.world_size > 1)
         self._progress = Progress(screen=progress, file=progress_file) if group.is_main else None
         self._sums: dict[str, Sum] = {}
-        self._names: list[str] = []  # all that were ever logged: the same list on every rank
-        self._has_begun = False  # an epoch
+        self._names: list[str] = []  # all names logged so far: the same list on every rank
+        self._has_begun = False  # whether an epoch has
         self._in_step = False
         self._samples = self._total = 0  # in this step: of this rank, of all ranks
-        self._steps = 0  # since the ranks reduced
+        self._steps = 0  # since the last reduction
         self._first = self._last = (0, 0)  # epoch and step of the first and the last of them
         self._resumed_at = 0
         self._lines = JsonLines(folder / "metrics.jsonl") if folder is not None and group.is_main else None
@@ -70,7 +70,7 @@ class Metrics:
         self._adapts = every is None
 
     def resumed(self, epoch: int, step: int) -> None:
-        """Training goes on after `step` steps: TensorBoard forgets what an earlier attempt wrote of later ones."""
+        """Continue after `step` steps: TensorBoard hides what an earlier attempt wrote of later ones."""
         self._last = (epoch, step)
         self._resumed_at = step
 
@@ -78,18 +78,18 @@ class Metrics:
         """Time the steps of an optimizer."""
         self._times.watch(optimizer)
 
-    # -- where the loop is ---------------------------------------------------------------------------------------------
+    # -- events of the loop --------------------------------------------------------------------------------------------
 
     def epoch_begins(self, epoch: int, epochs: int | None, steps: int | None, done: int) -> None:
-        """An epoch begins, or what is left of it: all ranks at once.
+        """Start an epoch, or the rest of it. A collective of all ranks.
 
         Args:
             epoch: counted from 0.
-            epochs: how many there will be; None where nobody knows.
-            steps: batches of the whole epoch; None where nobody knows.
-            done: batches of it that were trained on before.
+            epochs: number of epochs; None if unknown.
+            steps: batches of the whole epoch; None if unknown.
+            done: its batches that were trained on before.
         """
-        # The epoch before was left by a break; or values were logged after the loop before, in no `Run.epochs`.
+        # The previous epoch was left by a break; or values were logged after the last loop, outside of `Run.epochs`.
         if self._steps or (epochs is None and self._has_begun and self._may_have_values()):
             self.flush()
         self._has_begun = True
@@ -98,7 +98,7 @@ class Metrics:
             self._progress.begin(epoch, epochs, steps, done)
 
     def body_ends(self, epoch: int, step: int) -> None:
-        """An epoch's body is through: what was logged in it since the loop over its batches is written as its own.
+        """At the end of an epoch's body: write what was logged in it after the loop over its batches.
 
         Args:
             epoch: counted from 0.
@@ -113,11 +113,11 @@ class Metrics:
         self.settle()
 
     def _may_have_values(self) -> bool:
-        """Whether some rank may have logged something since the ranks reduced; the same on all ranks."""
+        """Whether some rank may have logged something since the last reduction; the same on all ranks."""
         return self.has_values or self._group.world_size > 1
 
     def epoch_ends(self) -> None:
-        """The epoch is over: all ranks at once, and what they have logged is shown.
+        """At the end of an epoch: show what was logged. A collective of all ranks.
 
         Raises:
             LogMismatch: the ranks have logged different names.
@@ -129,16 +129,16 @@ class Metrics:
             self._progress.end()
 
     def loop_left(self) -> None:
-        """The loop is over, at its end or by a break or an error in mid-step; the ranks need not do it at once."""
+        """At the end of a loop, or after a `break` or an error within a step. Not a collective."""
         self._in_step = False
         self._times.leave()
 
     def data_came(self, samples: int, total: int) -> None:
-        """The loop has got its batch: what passed since the step before was waiting for data.
+        """The loop has received its batch: the time since the last step was spent waiting for data.
 
         Args:
-            samples: in the batch of this rank, 0 for a stand-in.
-            total: in the batches of all ranks.
+            samples: samples in the batch of this rank, 0 for a stand-in.
+            total: samples in the batches of all ranks.
         """
         self._in_step, self._samples, self._total = True, samples, total
         self._times.data_came()
@@ -149,16 +149,16 @@ class Metrics:
 
     @contextlib.contextmanager
     def checkpointing(self) -> Iterator[None]:
-        """What is inside of this block stops the step for a checkpoint."""
+        """The block's time counts as that of a checkpoint."""
         self._times.checkpoint_begins()
         yield
         self._times.checkpoint_ends()
 
     def step_done(self, epoch: int, step: int) -> None:
-        """The loop has asked for another batch.
+        """The loop has requested another batch.
 
         Args:
-            epoch: the epoch that goes on.
+            epoch: the current epoch.
             step: steps done, over all attempts.
 
         Raises:
@@ -179,7 +179,7 @@ class Metrics:
         """Add values of this step, weighted by its samples; outside of a step their weight is 1.
 
         Raises:
-            ValueError: a name is taken, or a value is no single number.
+            ValueError: a name is taken, or a value is not a single number.
         """
         weight = float(self._samples) if self._in_step else 1.0
         for name, value in values.items():
@@ -191,10 +191,10 @@ class Metrics:
                 self._sums[name] = Sum()
             self._sums[name].add(value, weight)
 
-    # -- what the ranks have together ----------------------------------------------------------------------------------
+    # -- reductions over the ranks -------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Reduce what was logged since the last time, all ranks at once; the result of the time before is shown.
+        """Start to reduce what was logged since the last call, and show the previous result. A collective of all ranks.
 
         Raises:
             LogMismatch: the ranks have logged different names.
@@ -211,7 +211,7 @@ class Metrics:
         self._pending = Reduction(self._group, self._names, values=self._values(sums), seconds=seconds, span=span)
 
     def settle(self) -> None:
-        """Write and show what was reduced; waits for ranks that have not come so far.
+        """Write and show what was reduced; waits for ranks that are not that far yet.
 
         Raises:
             LogMismatch: the ranks have logged different names.
@@ -223,7 +223,7 @@ class Metrics:
             self._compare_names(pending)
             pending = pending.again(self._names)
         means, seconds = pending.results()
-        if self._adapts and pending.span.steps:  # these seconds, and so the choice, are the same on all ranks
+        if self._adapts and pending.span.steps:  # these seconds are the same on all ranks, and so is the choice
             self._every = min(_MOST, max(_FEWEST, round(_SECONDS / max(seconds[PARTS.index("total")], 1e-9))))
         if self._progress is not None:
             self._progress.measured(means)
@@ -231,14 +231,14 @@ class Metrics:
             self._write(pending.span.last, means, dict(zip(PARTS, seconds, strict=True)) if pending.span.steps else {})
 
     def _values(self, sums: dict[str, Sum]) -> dict[str, tuple[float, float, float]]:
-        """Of each name the weighted sum, the weight, and 1 for this rank; waits for the tensors, once."""
+        """For each name: the weighted sum, the weight, and 1 for this rank; waits for the tensors, once."""
         if not sums:
             return {}
         totals = torch.stack([s.tensor(self._group.device) for s in sums.values()]).tolist()
         return {name: (total, s.weight, 1.0) for (name, s), total in zip(sums.items(), totals, strict=True)}
 
     def _compare_names(self, pending: Reduction) -> None:
-        """Learn the names that are new, if they are new to all."""
+        """Add new names, if all ranks have logged them."""
         mine = sorted(pending.values)
         everyone = self._group.gather_objects(mine)
         for rank, names in enumerate(everyone):
@@ -269,20 +269,20 @@ class Metrics:
 
     @property
     def has_values(self) -> bool:
-        """Whether this rank has logged something since the ranks reduced."""
+        """Whether this rank has logged something since the last reduction."""
         return bool(self._sums)
 
     @property
     def unreduced(self) -> bool:
-        """Whether steps were done since the ranks reduced."""
+        """Whether steps were done since the last reduction."""
         return self._steps > 0
 
     def discard(self) -> None:
-        """Forget what the ranks have not reduced: after an error on this rank the others may be gone."""
+        """Discard what was not reduced: after an error on this rank, the others may be gone."""
         self._steps, self._sums, self._pending = 0, {}, None
 
     def _flush_after_the_last_step(self) -> None:
-        """As `flush`, where another rank may have nothing to flush, and so has left."""
+        """As `flush`, but another rank may have nothing to flush, and so may have left."""
         names = _list(sorted(self._sums))
         try:
             self.flush()
@@ -296,7 +296,7 @@ class Metrics:
             ) from error
 
     def close(self) -> None:
-        """Write what is left, all ranks at once; another `init` may follow.
+        """Write what is left. A collective of all ranks; another `init` may follow.
 
         Raises:
             LogMismatch: the ranks have logged different names.

@@ -1,4 +1,4 @@
-"""How far the epoch is: on the screen, and in a file from which `paceline get` reads it."""
+"""The progress of the epoch: on the screen, and in a file that `paceline get` reads."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-_BAR_EVERY = 0.5  # seconds between two looks of a bar
+_BAR_EVERY = 0.5  # seconds between two updates of a bar
 _LINE_EVERY = 30.0  # seconds between two plain lines
-_FILE_EVERY = 1.0  # seconds between two times that the file is written
-_WINDOW = 30.0  # seconds over which rates are taken, about
+_FILE_EVERY = 1.0  # seconds between two writes of the file
+_WINDOW = 30.0  # seconds over which rates are averaged, approximately
 
 
 @dataclass(frozen=True)
 class Moment:
-    """How far the epoch is now.
+    """The current progress of the epoch.
 
     Attributes:
         epoch: counted from 0.
-        epochs: how many there will be; None where nobody knows.
+        epochs: number of epochs; None if unknown.
         done: steps of the epoch that are done.
-        steps: of the whole epoch; None where nobody knows.
-        rate: samples a second of all ranks together.
-        left: seconds that the rest of the epoch takes at this rate, None where nobody knows.
-        all_left: the same of all epochs; what happens between two of them is not counted.
-        took: seconds of the epoch, when it is over.
+        steps: steps of the whole epoch; None if unknown.
+        rate: samples per second of all ranks together.
+        left: seconds that the rest of the epoch takes at this rate; None if unknown.
+        all_left: the same for all epochs, without the time between them.
+        took: seconds that the epoch took, when it is over.
         means: the last metrics.
     """
 
@@ -51,14 +51,14 @@ class Moment:
 
 
 class Progress:
-    """Counts steps and samples, and shows now and then the last metrics, samples a second, and the time left."""
+    """Counts steps and samples, and regularly shows the last metrics, samples per second, and the time left."""
 
     def __init__(self, *, screen: bool, file: Path | None) -> None:
-        """Show nothing yet.
+        """Initialize without showing anything.
 
         Args:
-            screen: a bar where a terminal shows this rank's output, else a plain line now and then.
-            file: replaced at most once a second, and when the loop is left; None writes none.
+            screen: show a bar if a terminal shows this rank's output, else a plain line from time to time.
+            file: replaced at most once per second, and when the loop is left; None writes none.
         """
         self._screen = screen
         self._file = None if file is None else _File(file)
@@ -69,16 +69,16 @@ class Progress:
         self._steps: int | None = None
         self._resumed_at = self._done = self._samples = 0
         self._began = self._next = 0.0
-        self._window: list[tuple[float, int, int]] = []  # when, and what was done then: steps, samples
+        self._window: list[tuple[float, int, int]] = []  # time, and the steps and samples done by then
 
     def begin(self, epoch: int, epochs: int | None, steps: int | None, done: int) -> None:
-        """An epoch begins, or what is left of it.
+        """Start an epoch, or the rest of it.
 
         Args:
             epoch: counted from 0.
-            epochs: how many there will be; None where nobody knows.
-            steps: of the whole epoch; None where nobody knows.
-            done: steps of it that were done before.
+            epochs: number of epochs; None if unknown.
+            steps: steps of the whole epoch; None if unknown.
+            done: its steps that were done before.
         """
         self.leave()
         self._epoch, self._epochs = epoch, epochs
@@ -95,10 +95,10 @@ class Progress:
         self._next = min((view.next for view in self._views), default=math.inf)
 
     def step_done(self, samples: int) -> None:
-        """Another step is done.
+        """Count another step.
 
         Args:
-            samples: of all ranks together.
+            samples: samples of all ranks together.
         """
         self._done += 1
         self._samples += samples
@@ -112,11 +112,11 @@ class Progress:
             self._next = min(view.next for view in self._views)
 
     def measured(self, means: Mapping[str, float]) -> None:
-        """There are new metrics to show."""
+        """Set new metrics to show."""
         self._means.update(means)
 
     def end(self) -> None:
-        """The epoch is over: its last line stays."""
+        """End the epoch: its last line stays on the screen."""
         if self._done > self._resumed_at:
             moment = self._moment(time.monotonic(), is_over=True)
             for view in self._views:
@@ -124,7 +124,7 @@ class Progress:
         self._end_views()
 
     def leave(self) -> None:
-        """The loop was left: the screen stays as it is, and the file tells all that was done."""
+        """End after the loop was left: the screen stays as it is, and the file gets the last progress."""
         if self._views and self._done > self._resumed_at:
             moment = self._moment(time.monotonic())
             for view in self._views:
@@ -132,7 +132,7 @@ class Progress:
         self._end_views()
 
     def close(self) -> None:
-        """Leave the loop, if it was not left yet, and wait until the file is written; another epoch may follow."""
+        """Leave the loop, if it was not left yet, and wait until the file is written. Another epoch may follow."""
         self.leave()
         if self._file is not None:
             self._file.finish()
@@ -143,7 +143,7 @@ class Progress:
         self._views = []
 
     def _moment(self, now: float, *, is_over: bool = False) -> Moment:
-        """How far it is, at least one step; at the end of an epoch, at the rate of all of it."""
+        """The progress after at least one step; at the end of an epoch, with the rate of the whole epoch."""
         then, done, samples = (self._began, self._resumed_at, 0) if is_over else self._window[0]
         seconds = max(now - then, 1e-9)
         step_seconds = seconds / (self._done - done) if self._done > done else None
@@ -167,17 +167,17 @@ class _View:
     """Where progress is shown."""
 
     every: float  # seconds between two calls of `show`
-    next = 0.0  # when it is due again
+    next = 0.0  # time of the next call
 
     def show(self, moment: Moment) -> None:
-        """Show how far it is."""
+        """Show the progress."""
         raise NotImplementedError
 
     def leave(self, moment: Moment) -> None:
-        """The loop is left in the middle of an epoch."""
+        """The loop was left in the middle of an epoch."""
 
     def close(self) -> None:
-        """Nothing more is shown of this epoch."""
+        """The epoch has ended: nothing more is shown of it."""
 
 
 class _Lines(_View):
@@ -194,7 +194,7 @@ class _Lines(_View):
 
 
 class _Bar(_View):
-    """A bar of tqdm."""
+    """A progress bar of tqdm."""
 
     every = _BAR_EVERY
 
@@ -211,9 +211,9 @@ class _Bar(_View):
 
 
 class _File(_View):
-    """A file of JSON, replaced in one step, in a thread of its own: a disk may take its time.
+    """A JSON file, replaced atomically, in a separate thread, since a disk may be slow.
 
-    That it cannot be written is no error.
+    If it cannot be written, that is not an error.
     """
 
     every = _FILE_EVERY
@@ -230,27 +230,27 @@ class _File(_View):
     def show(self, moment: Moment) -> None:
         with self._lock:
             self._latest = moment
-            if self._is_writing:  # the disk is slow: this moment is written next, unless a later one comes first
+            if self._is_writing:  # the disk is slow: this is written next, unless a later one replaces it
                 return
             self._is_writing = True
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "paceline-progress")
         try:
             self._thread.submit(self._write)
-        except RuntimeError:  # Python is shutting down: its executors take no work any more
+        except RuntimeError:  # Python is shutting down: its executors take no more work
             self._write()
 
     def leave(self, moment: Moment) -> None:
         self.show(moment)
 
     def finish(self) -> None:
-        """Wait until the last moment is written."""
+        """Wait until the latest progress is written."""
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
 
     def _write(self) -> None:
-        """Write moments until the latest one is written."""
+        """Write until the latest progress is written."""
         while True:
             with self._lock:
                 moment = self._latest
@@ -302,13 +302,13 @@ def _make_view(label: str, steps: int | None, done: int) -> _View:
 
 
 def _is_terminal() -> bool:
-    """Whether a terminal shows what this rank writes: `paceline run` says so of the file that it copies there."""
+    """Whether a terminal shows this rank's output: with `paceline run`, a file that is copied to the terminal."""
     said = os.environ.get("TTY_INTERACTIVE")
     return said == "1" if said in ("0", "1") else sys.stderr.isatty()
 
 
 def _text(moment: Moment) -> str:
-    """What stands behind the steps: metrics, rate, time left or taken."""
+    """The text after the steps: metrics, rate, time left or taken."""
     parts = [f"{name} {value:.4g}" for name, value in moment.means.items()]
     parts.append(f"{_number(moment.rate)} samples/s")
     if moment.took is not None:

@@ -1,4 +1,4 @@
-"""Means over steps and ranks of what is logged."""
+"""Means of logged values over steps and ranks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class LogMismatch(RuntimeError):
-    """The ranks logged different names; raised on all of them."""
+    """The ranks have logged different names; raised on all of them."""
 
     __module__ = "paceline"  # where users find it
 
 
 class Sum:
-    """The weighted sum of the values of one name; tensors are summed up where they are, and not waited for."""
+    """The weighted sum of the values of one name. Tensors are summed on their device, without waiting for it."""
 
     def __init__(self) -> None:
         self.weight = 0.0
@@ -27,7 +27,7 @@ class Sum:
     def add(self, value: torch.Tensor | float, weight: float) -> None:
         """Add a value with its weight."""
         if not weight:
-            return  # not even NaN may count
+            return  # with weight 0, not even NaN counts
         self.weight += weight
         if not isinstance(value, torch.Tensor):
             self._number += float(value) * weight
@@ -50,7 +50,7 @@ class Sum:
 
 
 class Span(NamedTuple):
-    """Steps that follow each other: how many, and the epoch and the step of the first and the last."""
+    """Consecutive steps: their number, and the epoch and the step of the first and the last."""
 
     steps: int
     first: tuple[int, int]
@@ -58,16 +58,17 @@ class Span(NamedTuple):
 
 
 class Reduction:
-    """Means over ranks on their way, while the training goes on.
+    """A reduction to means over ranks, which runs while the training continues.
 
-    The names known to all give the reduced tensor its shape. Its first element counts the ranks that have logged
-    further ones; then, and where only some ranks have logged a name, the ranks must compare what they have logged.
+    The names that all ranks know determine the shape of the reduced tensor. Its first element is the number of ranks
+    that have logged other names. If there are any, or if only some ranks have logged a name, the ranks must compare
+    what they have logged.
 
     Args:
-        names: those that all ranks know.
-        values: of each name that was logged the weighted sum, the weight, and 1 for this rank.
-        seconds: of this rank's parts of a step.
-        span: the steps that these are of.
+        names: the names that all ranks know.
+        values: for each name that was logged: the weighted sum, the weight, and 1 for this rank.
+        seconds: this rank's seconds for each part of a step.
+        span: the steps that these belong to.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Reduction:
         return not self._result[0] and all(count in (0, self._group.world_size) for count in self._of_names(2))
 
     def results(self) -> tuple[dict[str, float], list[float]]:
-        """Means of what was logged, and of the seconds, over all ranks."""
+        """Means of the logged values, and of the seconds, over all ranks."""
         means = {n: t / w for n, t, w in zip(self._names, self._of_names(0), self._of_names(1), strict=True) if w}
         return means, [x / self._group.world_size for x in self._result[1 : 1 + len(self._seconds)]]
 

@@ -1,4 +1,4 @@
-"""Where the time of every step goes: waiting for data, computing, exchanging gradients, the optimizer, checkpoints."""
+"""The time of each part of a step: waiting for data, computing, exchanging gradients, optimizer, checkpoints."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PARTS = ("data", "forward_backward", "sync", "optimizer", "checkpoint", "total")
-_OTHER = "other"  # time of a step that belongs to no part: it is in the total alone
+_OTHER = "other"  # time of a step that belongs to no part: it is only in the total
 
 
 class Clock(Protocol):
-    """Marks moments of training, and later says how far apart they were."""
+    """Marks points in time, and later measures the seconds between them."""
 
     def mark(self) -> Any:
-        """This moment; costs microseconds and waits for nothing."""
+        """Mark the current time; takes microseconds, and does not wait for the device."""
         ...
 
     def between(self, marks: Sequence[Any]) -> list[float]:
-        """Seconds from each mark to the next one; waits until the last has come, and takes back all but the last."""
+        """Seconds from each mark to the next one; waits until the last is reached. All but the last are used again."""
         ...
 
 
 class CpuClock:
-    """The clock of training on the CPU, where work is done when the call returns."""
+    """The clock for training on the CPU, where work is done when the call returns."""
 
     mark = staticmethod(time.perf_counter)
 
@@ -38,22 +38,22 @@ class CpuClock:
 
 
 class CudaClock:
-    """The clock of training on a GPU: when the GPU came to a moment, not when Python did.
+    """The clock for training on a GPU: it measures when the GPU reached a mark, not when Python did.
 
-    Time in which the GPU had nothing to do counts as part of what Python was busy with.
+    Time in which the GPU was idle counts for the part that Python was in.
     """
 
     def __init__(self) -> None:
         self._free: list[torch.cuda.Event] = []
 
     def mark(self) -> torch.cuda.Event:
-        """This moment in the current stream."""
+        """Mark the current position in the current stream."""
         event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def between(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
-        """Seconds from each mark to the next one; waits until the GPU has come to the last."""
+        """Seconds from each mark to the next one; waits until the GPU has reached the last."""
         marks[-1].synchronize()
         seconds = [earlier.elapsed_time(later) / 1000 for earlier, later in itertools.pairwise(marks)]
         self._free.extend(marks[:-1])
@@ -61,9 +61,9 @@ class CudaClock:
 
 
 class StepTimes:
-    """The steps since they were last read, each as a row of laps: a lap is the time from one mark to the next.
+    """The steps since the last `read`, each as a sequence of laps: a lap is the time from one mark to the next.
 
-    As laps follow each other without a gap, the parts of a step never overlap, and what belongs to none is left over.
+    Laps follow each other without gaps. So the parts of a step never overlap, and the rest of the time belongs to none.
     """
 
     def __init__(self, clock: Clock, exchanges: bool) -> None:
@@ -71,19 +71,19 @@ class StepTimes:
         self._exchanges = exchanges  # whether gradients are exchanged with other ranks
         self._marks: list[Any] = []
         self._laps: list[str] = []  # the part that each mark but the first ends
-        self._ends: list[int] = []  # how many laps there were at the end of each step
+        self._ends: list[int] = []  # number of laps at the end of each step
         self._in_step = False
-        self._now = _OTHER  # the part that time goes to until something else begins
+        self._now = _OTHER  # the part to which the time belongs until another begins
 
     def restart(self) -> None:
-        """Time starts here: what came since the last step, and steps that were not read, are forgotten."""
+        """Start to measure here: discard the time since the last step, and steps that were not read."""
         self._laps.clear()
         self._ends.clear()
         self._marks = [self._clock.mark()]
         self._in_step = False
 
     def data_came(self) -> None:
-        """The loop has got its batch."""
+        """The loop has received its batch."""
         if not self._marks:
             self.restart()
         self._in_step = True
@@ -93,9 +93,9 @@ class StepTimes:
     def backward(self, loss: torch.Tensor, weight: float | torch.Tensor, **options: Any) -> None:
         """Compute the gradients of `loss * weight`, with autograd's `options`.
 
-        The end of computing and the end of their exchange are marked.
-        The hook on the loss runs first in the backward pass, and so queues its callback before DDP queues the one that
-        waits for the exchange. Both run when everything is computed, in this order.
+        The end of the computation and the end of the exchange are marked. The hook on the loss runs first in the
+        backward pass, and so queues its callback before DDP queues the one that waits for the exchange. Both run when
+        everything is computed, in this order.
         """
         if self._exchanges and self._in_step and loss.requires_grad:
             loss.register_hook(self._queue_mark)  # type: ignore[no-untyped-call]
@@ -110,7 +110,7 @@ class StepTimes:
             self._now = _OTHER
 
     def leave(self) -> None:
-        """The loop was left: what comes now is no part of a step."""
+        """The loop was left: what follows is not part of a step."""
         self._in_step = False
 
     def _queue_mark(self, _: torch.Tensor) -> None:
@@ -126,7 +126,7 @@ class StepTimes:
         optimizer.register_step_post_hook(self._optimizer_ends)
 
     def _optimizer_begins(self, *_: Any) -> None:
-        if self._in_step:  # a loop that calls loss.backward() itself has computed, and exchanged, up to here
+        if self._in_step:  # a loop that calls loss.backward() itself has computed and exchanged until here
             self._lap(self._now)
             self._now = "optimizer"
 
@@ -136,17 +136,17 @@ class StepTimes:
             self._now = "forward_backward"
 
     def checkpoint_begins(self) -> None:
-        """The loop stops for a checkpoint."""
+        """The loop waits for a checkpoint."""
         if self._in_step:
             self._lap(_OTHER)
 
     def checkpoint_ends(self) -> None:
-        """The loop goes on."""
+        """The loop continues."""
         if self._in_step:
             self._lap("checkpoint")
 
     def step_done(self) -> None:
-        """The loop has asked for another batch."""
+        """The loop has requested another batch."""
         self._lap(_OTHER)
         self._ends.append(len(self._laps))
         self._in_step = False
