@@ -230,7 +230,7 @@ def mismatch() -> None:
 
 
 def test_models_that_differ() -> None:
-    with pytest.raises(ModelMismatch, match=r"rank 1 has the parameter weight|model of rank 1 is not like"):
+    with pytest.raises(ModelMismatch, match=r"rank 1 has the parameter weight|model of rank 1 differs"):
         launch(mismatch, nproc=2)
 
 

@@ -530,7 +530,7 @@ def test_neither_tqdm_nor_tensorboard_is_needed(paceline: Paceline) -> None:
     script(paceline, "sys.modules.update(tqdm=None, tensorboard=None)")
     seen = on_terminal(paceline)
     assert "epoch 2/2 step 15/15 loss 0.52" in seen
-    assert seen.count("no files for TensorBoard: ") == 1
+    assert seen.count("no event files for TensorBoard: ") == 1
     assert not (paceline.job() / "tensorboard").exists()
     assert [line["step"] for line in read(paceline.job() / "metrics.jsonl")] == [10, 15, 25, 30]
 

@@ -97,7 +97,7 @@ def test_weights_that_mean_nothing() -> None:
             run.backward(model(x).mean(), 3, reduction="sum")
         run.backward(model(x).mean(), weight=3)
         with pytest.raises(
-            RuntimeError, match=r"given with no weight=, and one before it in this accumulation weight="
+            RuntimeError, match=r"this loss has no weight=, but an earlier one of this accumulation has weight="
         ):
             run.backward(model(x).mean())
 
@@ -132,7 +132,7 @@ def test_a_closure_with_accumulation_is_refused() -> None:
         model = build()
         optimizer = torch.optim.LBFGS(model.parameters())
         run.setup(model, optimizer, strategy=paceline.Strategy(accumulate=2))
-        with pytest.raises(RuntimeError, match=r"take Strategy\(accumulate=1\)"):
+        with pytest.raises(RuntimeError, match=r"use Strategy\(accumulate=1\)"):
             optimizer.step(lambda: torch.zeros(()))
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong with checkpoints."""
+"""Errors of checkpoints."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ class CheckpointFolderTaken(CheckpointError):
 
 
 class DamagedCheckpoint(Exception):
-    """This checkpoint does not count; the message names the file and the reason."""
+    """This checkpoint cannot be used; the message names the file and the reason."""

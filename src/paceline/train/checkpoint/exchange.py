@@ -1,9 +1,9 @@
-"""How the ranks agree on a checkpoint, apart from everything the training sends.
+"""How the ranks agree on a checkpoint, independently of what the training sends.
 
-A star of TCP connections: all ranks talk to rank 0, which so sees at once when one ends, and tells the others. Why no
-process group of torch does this: two threads that use one group deadlock (KempnerForge#104), a collective in a group of
-its own leaves the ranks hanging that do not talk to the dead one, and gloo forgets a send whose peer ends in the same
-instant: one kill in 130 left rank 0 waiting for the timeout of the group (torch 2.13).
+All ranks have a TCP connection to rank 0, which so detects at once when a rank ends, and notifies the others. A process
+group of torch cannot do this: two threads that use one group deadlock (KempnerForge#104); in a collective of a separate
+group, ranks that do not exchange data with the dead rank hang; and gloo loses a send whose peer ends at the same time:
+one kill in 130 left rank 0 waiting for the timeout of the group (torch 2.13).
 """
 
 from __future__ import annotations
@@ -38,12 +38,15 @@ class ExchangeError(CheckpointError):
 
 
 class Exchange(Protocol):
-    """What a checkpoint store needs from the other ranks. Used by one thread at a time, on all ranks alike."""
+    """The collectives that a checkpoint store needs. One thread at a time uses them, in the same order on all ranks."""
 
     def decide(self, data: bytes, rule: Callable[[list[bytes]], bytes], within: float | None = None) -> bytes:
-        """Hand every rank's `data`, in the order of ranks, to `rule` on rank 0; return its answer on every rank.
+        """Call `rule` on rank 0 with the `data` of all ranks, in rank order; return its answer on every rank.
 
-        `rule` is called on rank 0 alone. Where all ranks are known to come soon, `within` says in how many seconds.
+        Args:
+            data: this rank's data.
+            rule: called on rank 0 only.
+            within: seconds in which all ranks must call this, if that is known to be soon.
 
         Raises:
             ExchangeError: a rank ended or does not answer; raised on every rank that is left.
@@ -52,7 +55,7 @@ class Exchange(Protocol):
         ...
 
     def addresses(self) -> list[str]:
-        """Where the other ranks may reach this one, the likeliest first."""
+        """Addresses at which the other ranks may reach this one, the likeliest first."""
         ...
 
     def close(self) -> None:
@@ -61,7 +64,7 @@ class Exchange(Protocol):
 
 
 class SingleExchange:
-    """The exchange of a training with one process."""
+    """The exchange of a single process."""
 
     def decide(self, data: bytes, rule: Callable[[list[bytes]], bytes], within: float | None = None) -> bytes:
         """See `Exchange.decide`."""
@@ -76,14 +79,14 @@ class SingleExchange:
 
 
 class SocketExchange:
-    """An exchange over TCP connections of its own, so that a background thread may use it while training runs.
+    """An exchange over separate TCP connections, so that a background thread may use it while training runs.
 
-    Made by all ranks at the same place in the script, with the default process group initialised: over it rank 0 tells
-    where it listens. Once a rank is lost, every further call fails.
+    All ranks must make it at the same place in the script. The default process group must be initialised: over it,
+    rank 0 sends the address at which it listens. Once a rank is lost, every further call fails.
 
     Args:
-        timeout: how long rank 0 waits for a rank that lives but does not come: longer than it may take to write a
-            checkpoint.
+        timeout: how long rank 0 waits for a rank that is alive but has not called; it must be longer than writing a
+            checkpoint may take.
 
     Raises:
         ExchangeError: some rank did not connect.
@@ -99,9 +102,9 @@ class SocketExchange:
         _exchanges.add(self)
         try:
             self._meet()
-            self.decide(b"", lambda _: b"")  # all are there
+            self.decide(b"", lambda _: b"")  # all ranks have connected
         except BaseException:
-            self.close()  # so that nobody waits for this rank
+            self.close()  # so that no rank waits for this one
             raise
 
     def decide(self, data: bytes, rule: Callable[[list[bytes]], bytes], within: float | None = None) -> bytes:
@@ -143,15 +146,15 @@ class SocketExchange:
         else:
             try:
                 answer = _OK + rule([data, *(received[rank] for rank in range(1, self._world_size))])
-            except Exception as error:  # whatever it is, the others wait for an answer
+            except Exception as error:  # any error: the others wait for an answer
                 answer = _FAILED + f"{error}".encode()
         for peer in self._peers.values():
-            with contextlib.suppress(OSError):  # it ended after its vote: the next round finds it gone
+            with contextlib.suppress(OSError):  # it ended after its vote: the next round detects that
                 peer.send(answer)
         return answer
 
     def _collect(self, limit: float) -> tuple[dict[int, bytes], str]:
-        """What every other rank sent; or which one is lost, and how."""
+        """The data of all other ranks; or the rank that is lost, and how."""
         received: dict[int, bytes] = {}
         deadline = time.monotonic() + limit
         with selectors.DefaultSelector() as selector:
@@ -171,7 +174,7 @@ class SocketExchange:
         return received, ""
 
     def _follow(self, data: bytes, limit: float) -> bytes:
-        limit *= 2  # longer than rank 0, so that it is rank 0 who says which rank did not come
+        limit *= 2  # longer than rank 0, so that rank 0 reports which rank is late
         try:
             self._peers[0].socket.settimeout(limit)
             return _ask(self._peers[0], data)
@@ -192,7 +195,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _lost(rank: int, error: OSError, limit: float) -> str:
-    """What became of a rank; a machine that is gone is known by the errors of its connection."""
+    """How a rank was lost. A machine that is gone is recognised by the errors of its connection."""
     if error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH):
         return f"rank {rank} cannot be reached"
     return (
@@ -201,7 +204,7 @@ def _lost(rank: int, error: OSError, limit: float) -> str:
 
 
 def _ask(peer: Messages, data: bytes) -> bytes:
-    """Send, and receive the answer; or what came unasked, since then nobody reads what is sent."""
+    """Send, and receive the answer; or, if the other side has already ended the exchange, its last message."""
     rest = memoryview(peer.pack(data))
     with selectors.DefaultSelector() as selector:
         selector.register(peer.socket, selectors.EVENT_READ | selectors.EVENT_WRITE)
@@ -224,7 +227,7 @@ class Agreement:
         self.who = f"rank {rank} on {socket.gethostname()} " if world_size > 1 else ""
 
     def together(self, failed: str, work: Callable[[], T]) -> T:
-        """Do this rank's part; `failed` begins the error, such as "cannot save".
+        """Do this rank's part. The error begins with `failed`, such as "cannot save".
 
         Raises:
             CheckpointError: it failed on some rank; one line, the same on all ranks.

@@ -2,12 +2,12 @@
 
 A checkpoint is a folder `step-000123` with one `torch.save` file for each part of the state, one for each rank's own
 state, and `manifest.json`, which lists them. The folder gets its name, by an atomic rename, after everything in it is
-durable: what has no such name, no manifest or other bytes than the manifest says is no checkpoint.
+durable. A folder without such a name, without a manifest, or with other bytes than the manifest says is no checkpoint.
 
 The checksum is CRC-32 (`zlib.crc32`): it is in the standard library of every Python, the same everywhere, finds every
 burst of damage up to 32 bits for certain and any other with a probability of 1 - 2**-32, releases the GIL, and runs at
-1.9 GB/s where SHA-256 runs at 1.1 GB/s with a processor's help and at 0.3 without. It protects from accidents, not
-from people.
+1.9 GB/s; SHA-256 runs at 1.1 GB/s with hardware support and at 0.3 GB/s without. It protects from accidents, not from
+attacks.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 NAME = re.compile(r"step-(\d{6,})(-\d+)?")
 LEFTOVER = re.compile(r"\.(saving|removing)-step-\d{6,}(-\d+)?-([0-9a-f]{8})")
-MARKER = ".paceline-saving"  # in a folder that is being written: paceline made it
+MARKER = ".paceline-saving"  # in a folder that is being written: says that paceline made it
 _MARK = b"A checkpoint that paceline has begun to write.\n"
-_OLD = 3600.0  # seconds after which nobody is meeting any more
+_OLD = 3600.0  # seconds after which no rank uses a probe any more
 STATE_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.pt")
 OURS = re.compile(rf"{STATE_FILE.pattern}|manifest\.json(\.new)?")
-PROBE = re.compile(r"\.meeting-[0-9a-f]{32}")  # the file that ranks try to make, see `folders`
+PROBE = re.compile(r"\.meeting-[0-9a-f]{32}")  # the file that ranks try to create, see `folders`
 PROBE_TEXT = "paceline: made by rank "
 CHUNK = 8 * 1024 * 1024  # bytes read at once while verifying
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a file of a checkpoint must be: its size in bytes, its CRC-32 as eight hexadecimal digits.
+    """The expected file of a checkpoint: its size in bytes, and its CRC-32 as eight hexadecimal digits.
 
-    `weights_only` says whether `torch.load(..., weights_only=True)` reads it: always, but in old checkpoints.
+    `weights_only` says whether `torch.load(..., weights_only=True)` reads it: always, except in old checkpoints.
     """
 
     size: int
@@ -60,7 +60,7 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint is. `serial` counts the commits into one folder: the newest checkpoint has the largest."""
+    """The description of a checkpoint. `serial` counts the commits into a folder: the newest has the largest."""
 
     id: str
     serial: int
@@ -83,7 +83,7 @@ class Manifest:
 
         Raises:
             DamagedCheckpoint: it is not what was written.
-            CheckpointError: it is whole, but of a format that this version does not know.
+            CheckpointError: it is complete, but of a format that this version does not know.
         """
         try:
             whole = json.loads(text)
@@ -104,12 +104,12 @@ class Manifest:
         return manifest
 
     def _check(self) -> None:
-        """Whether names and numbers are such as `to_json` writes: no name leads out of the checkpoint's folder."""
+        """Check that names and numbers are such as `to_json` writes: no name leads out of the checkpoint's folder."""
         numbers = [self.serial, self.step, self.world_size, *(record.size for record in self.files.values())]
         if not all(isinstance(number, int) and 0 <= number < 2**63 for number in numbers):
-            raise DamagedCheckpoint(f"{MANIFEST}: a number is not one")
+            raise DamagedCheckpoint(f"{MANIFEST}: a field that must be a number is not")
         if not (isinstance(self.id, str) and re.fullmatch(r"[0-9a-f]{32}", self.id)):
-            raise DamagedCheckpoint(f"{MANIFEST}: the id {self.id!r} is none")
+            raise DamagedCheckpoint(f"{MANIFEST}: {self.id!r} is not an id")
         for name in self.files:
             if not STATE_FILE.fullmatch(name):
                 raise DamagedCheckpoint(f"{MANIFEST}: {name!r} cannot be a file of a checkpoint")
@@ -117,7 +117,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint on disk. `damage` says why it does not count, as far as a look at names and sizes tells."""
+    """A checkpoint on disk. `damage` says why it cannot be used, as far as names and sizes show."""
 
     path: Path
     manifest: Manifest
@@ -140,7 +140,7 @@ def shared_files(manifest: Manifest) -> dict[str, str]:
 
 
 class _Summing:
-    """A file for `torch.save` that sums what passes; an error is kept for later, not raised into the C++ writer."""
+    """A file for `torch.save` that computes a checksum. It keeps errors for later: the C++ writer must not get them."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -149,7 +149,7 @@ class _Summing:
         self.error: OSError | None = None
 
     def write(self, data: bytes | memoryview) -> int:
-        """Pass the data on and add it to the sum; claims success even where there was none."""
+        """Write the data and add it to the checksum; returns success even after an error."""
         view = memoryview(data).cast("B")
         self.crc = zlib.crc32(view, self.crc)
         self.size += len(view)
@@ -162,15 +162,15 @@ class _Summing:
         return len(view)
 
     def flush(self) -> None:
-        """Nothing waits here."""
+        """Do nothing: data is not buffered here."""
 
 
 def write_file(path: Path, content: object) -> FileRecord:
-    """Write a new file with `torch.save`, or as it is when `content` is bytes; make it durable, and read it back.
+    """Write a new file with `torch.save`, or as it is if `content` is bytes; make it durable, and read it back.
 
     Raises:
         OSError: it cannot be written.
-        DamagedCheckpoint: what the disk gives back is not what was written.
+        DamagedCheckpoint: the disk returns other bytes than were written.
         CheckpointError: `torch.load(..., weights_only=True)` would not read it.
     """
 
@@ -187,11 +187,11 @@ def write_file(path: Path, content: object) -> FileRecord:
 
 
 def write_stream(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
-    """Write a new file from what comes; make it durable, and read it back.
+    """Write a new file from chunks; make it durable, and read it back.
 
     Raises:
-        OSError: it cannot be written, or what comes has raised it.
-        DamagedCheckpoint: what the disk gives back is not what was written.
+        OSError: it cannot be written, or the iterator has raised it.
+        DamagedCheckpoint: the disk returns other bytes than were written.
     """
 
     def pass_on(summing: _Summing) -> None:
@@ -211,7 +211,7 @@ def _write(path: Path, fill: Callable[[_Summing], None]) -> FileRecord:
         if summing.error is not None:
             raise summing.error
         os.fsync(descriptor)
-        if hasattr(os, "posix_fadvise"):  # so that reading back asks the disk, not the memory it was written from
+        if hasattr(os, "posix_fadvise"):  # so that it is read back from the disk, not from the page cache
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
@@ -221,10 +221,10 @@ def _write(path: Path, fill: Callable[[_Summing], None]) -> FileRecord:
 
 
 def verify_file(path: Path, record: FileRecord) -> None:
-    """Read a file and compare it with what it must be.
+    """Read a file and compare it with its record.
 
     Raises:
-        DamagedCheckpoint: it is missing, cannot be read, or is something else.
+        DamagedCheckpoint: it is missing, cannot be read, or differs.
     """
     crc = 0
     try:
@@ -246,42 +246,42 @@ def sync_folder(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that has no such thing
+        if error.errno != errno.EINVAL:  # a file system without this operation
             raise
     finally:
         os.close(descriptor)
 
 
 def temporary_name(folder: Path, step: int, checkpoint: str) -> Path:
-    """Where a checkpoint with this id is written until it gets its name."""
+    """The folder in which a checkpoint with this id is written until it gets its name."""
     return folder / f".saving-step-{step:06d}-{checkpoint[:8]}"
 
 
 def make_temporary(path: Path) -> None:
-    """Make the folder in which a checkpoint is written, with what says that paceline made it.
+    """Make the folder in which a checkpoint is written, with the marker that paceline made it.
 
     Raises:
-        OSError: it cannot be made, or is there already.
+        OSError: it cannot be made, or exists already.
     """
     path.mkdir()
     (path / MARKER).write_bytes(_MARK)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the last file of a checkpoint that has no name yet, and make the whole durable.
+    """Write the last file of a checkpoint that has no name yet, and make the checkpoint durable.
 
     Raises:
         OSError: it cannot be written.
-        DamagedCheckpoint: what the disk gives back is not what was written.
+        DamagedCheckpoint: the disk returns other bytes than were written.
     """
     write_file(folder / f"{MANIFEST}.new", manifest.to_json().encode())
     (folder / f"{MANIFEST}.new").rename(folder / MANIFEST)
-    (folder / MARKER).unlink()  # from now on the manifest says so
+    (folder / MARKER).unlink()  # from now on, the manifest shows that paceline made the folder
     sync_folder(folder)
 
 
 def commit(temporary: Path, folder: Path, step: int) -> Path:
-    """Give a whole checkpoint its name: from here on it counts. A name that is taken is followed by -2, -3, …
+    """Give a complete checkpoint its name, which commits it. If a name is taken, -2, -3, … is appended.
 
     Raises:
         OSError: it cannot be renamed.
@@ -306,7 +306,7 @@ def look(path: Path) -> SavedCheckpoint:
     """The checkpoint in a folder.
 
     Raises:
-        DamagedCheckpoint: it has no whole manifest.
+        DamagedCheckpoint: it has no valid manifest.
         CheckpointError: it is of a format that this version does not know.
     """
     try:
@@ -319,10 +319,10 @@ def look(path: Path) -> SavedCheckpoint:
 
 
 def scan(folder: Path) -> tuple[list[SavedCheckpoint], dict[Path, str]]:
-    """The checkpoints of a folder, newest first, and the folders that should be one but have no whole manifest.
+    """The checkpoints of a folder, newest first, and folders named like a checkpoint without a valid manifest.
 
     Raises:
-        CheckpointError: the folder cannot be read, or one is of a format that this version does not know.
+        CheckpointError: the folder cannot be read, or a checkpoint has a format that this version does not know.
     """
     found: list[SavedCheckpoint] = []
     unreadable: dict[Path, str] = {}
@@ -342,9 +342,9 @@ def scan(folder: Path) -> tuple[list[SavedCheckpoint], dict[Path, str]]:
 
 
 def remove(saved: SavedCheckpoint) -> None:
-    """Remove a checkpoint: first its name, at once, then its files.
+    """Remove a checkpoint: first its name, atomically, then its files.
 
-    One with files of someone else in it stays whole, and so does one that is elsewhere, and only linked to.
+    A checkpoint with other files in it is kept, and so is one that is elsewhere and only linked to.
 
     Raises:
         OSError: it cannot be removed.
@@ -357,10 +357,10 @@ def remove(saved: SavedCheckpoint) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what saves and removals that failed or were killed left behind; nothing of someone else.
+    """Remove what failed or killed saves and removals have left, and nothing else.
 
     Raises:
-        OSError: something of ours cannot be removed.
+        OSError: some of it cannot be removed.
     """
     for path in folder.iterdir():
         if LEFTOVER.fullmatch(path.name):
@@ -371,7 +371,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _is_leftover(path: Path) -> bool:
-    """Whether paceline made a folder: it has its marker, or the manifest of the checkpoint that it is named after."""
+    """Whether paceline made a folder: it has paceline's marker, or the manifest of the checkpoint in its name."""
     match = LEFTOVER.fullmatch(path.name)
     if match is None or path.is_symlink() or not path.is_dir():
         return False
@@ -417,13 +417,13 @@ def _damage(path: Path, manifest: Manifest) -> str:
 
 
 def _remove_folder(path: Path) -> None:
-    """Remove the files that checkpoints have; last what says that paceline made the folder, then the folder."""
+    """Remove the files that checkpoints have; then the manifest, the marker and the folder."""
     files = [file for file in path.iterdir() if not file.is_dir()]
     for file in files:
         if OURS.fullmatch(file.name) and file.name != MANIFEST:
             file.unlink()
     if {file.name for file in path.iterdir()} <= {MARKER, MANIFEST}:
-        for name in (MANIFEST, MARKER):  # in this order: the marker also vouches for a manifest of another checkpoint
+        for name in (MANIFEST, MARKER):  # in this order: with the marker, the manifest may be of another checkpoint
             (path / name).unlink(missing_ok=True)
         path.rmdir()
 

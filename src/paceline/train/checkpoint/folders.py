@@ -1,8 +1,8 @@
 """Which ranks see the same folder, and which one of them writes there.
 
-Nobody is asked whether nodes share a folder: it is tried. Ranks of one machine that name one path see one folder, and
-if all do, that is all. Otherwise every rank tries to make the same new file: in each folder, however it is mounted, one
-succeeds, since file systems let one only, NFS included, whose caches are asked about nothing here.
+Whether nodes share a folder is not configured but tested. Ranks of one machine with the same path see the same folder;
+if that holds for all ranks, nothing is tested. Otherwise every rank tries to create the same new file. In each folder,
+however it is mounted, exactly one rank succeeds; this also holds on NFS, and does not depend on its caches.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def find_writers(folder: Path, rank: int, agreement: Agreement) -> list[int]:
-    """The writer of each rank's folder: the lowest of the ranks that see it. All ranks call it; the folder is made.
+    """The writer of each rank's folder: the lowest rank that sees it. All ranks must call this; it makes the folder.
 
     Raises:
-        CheckpointError: a folder cannot be written, or a rank cannot look into it; the same on all ranks.
+        CheckpointError: a folder cannot be written, or a rank cannot read it; the same on all ranks.
     """
     failed = f"cannot write checkpoints to {folder}"
 
@@ -52,7 +52,7 @@ def find_writers(folder: Path, rank: int, agreement: Agreement) -> list[int]:
 
 
 def _place(folder: Path) -> bytes:
-    """The same on two ranks only if the folder is the same for certain."""
+    """Identifies the folder: equal on two ranks only if it is certainly the same folder."""
     try:
         kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         mounts, root = os.stat("/proc/self/ns/mnt"), os.stat("/")
@@ -68,7 +68,7 @@ def _try(folder: Path) -> None:
 
 
 def _make(probe: Path, rank: int) -> OSError | None:
-    """Make the file, unless somebody was faster; returns why this rank may not. Who only reads needs not."""
+    """Create the file, unless another rank was faster. Returns the error if this rank may not write, only read."""
     try:
         probe.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""What a job has saved before, noted in its run directory.
+"""Which checkpoint a job has committed last, noted in its run directory.
 
-A job whose checkpoints are gone must not begin anew without a word. The note stays when checkpoints are removed, and a
-job that resumes another one has a copy of it.
+If the checkpoints of a job are gone, the job must not silently start again. The note is kept when checkpoints are
+removed, and a job that resumes another one gets a copy of it.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ NOTE = "saved.json"
 
 
 def note(step: int, folder: Path) -> None:
-    """Note that this job has committed a checkpoint in a folder; without a run directory do nothing."""
+    """Note that this job has committed a checkpoint in a folder. Without a run directory, do nothing."""
     path = _path()
     if path is None:
         return
     hidden = path.with_name(f".{NOTE}.{os.getpid()}")
-    with contextlib.suppress(OSError):  # the checkpoint is whole, whether this can be written or not
+    with contextlib.suppress(OSError):  # the checkpoint is complete even if this cannot be written
         hidden.write_text(json.dumps({"step": step, "folder": str(folder)}))
         hidden.replace(path)
 
 
 def noted(folder: Path) -> int | None:
-    """The step of the checkpoint that this job, or the one that it resumes, has committed last; None for none.
+    """The step of the checkpoint that this job, or the one that it resumes, has committed last; None if there is none.
 
     Args:
-        folder: where it should be. A script with several runs has a folder for each (`checkpoints`, `checkpoints-2`);
-            what was noted for another one does not count.
+        folder: folder of the checkpoints. A script with several runs has a folder for each (`checkpoints`,
+            `checkpoints-2`); notes for other folders do not count.
     """
     path = _path()
     try:

@@ -1,4 +1,4 @@
-"""What a checkpoint may hold: what `torch.load(..., weights_only=True)` reads, which runs no code from the file."""
+"""Which states a checkpoint may hold: those that `torch.load(..., weights_only=True)` reads, without running code."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch.nn.Parameter)
-_SMALL = 2**1000  # integers from here on are not checked by their type alone
+_SMALL = 2**1000  # for integers from here on, it is not enough to check the type
 
 
 def unsafe_names(file: Path | io.BytesIO) -> list[str]:
-    """The classes and functions by which `torch.load(..., weights_only=True)` would refuse a `torch.save` file.
+    """The classes and functions for which `torch.load(..., weights_only=True)` would refuse a `torch.save` file.
 
-    Those that were marked with `torch.serialization.add_safe_globals` are not among them. Nothing from the file is run.
+    Those that were marked with `torch.serialization.add_safe_globals` are not among them. No code from the file is run.
     """
     if isinstance(file, io.BytesIO):
         file.seek(0)
@@ -31,7 +31,7 @@ def unsafe_names(file: Path | io.BytesIO) -> list[str]:
 
 
 def without_numpy_scalars(state: Any) -> Any:
-    """A state whose NumPy scalars, such as a best loss that a scheduler has noted, are Python's own numbers."""
+    """The state with NumPy scalars, such as a best loss that a scheduler stores, replaced by Python numbers."""
     numpy = sys.modules.get("numpy")
     return state if numpy is None else _without(numpy.generic, state)
 
@@ -47,7 +47,7 @@ def _without(scalar: type, state: Any) -> Any:
 
 
 def why_refused(state: object, names: list[str]) -> str:
-    """Which entry of a state has to do with these names, and what to do, in one line."""
+    """Which entry of a state is refused because of these names, and what to do, in one line."""
     found = next(_entries(state, "", set()), None)
     what = ", ".join(names) if found is None else f"{found[0]} is of type {_class(found[1])}"
     return (
@@ -57,15 +57,15 @@ def why_refused(state: object, names: list[str]) -> str:
 
 
 def why_unread(names: list[str]) -> str:
-    """Why a file is not read, and what to do, in one line."""
+    """Why a file cannot be read, and what to do, in one line."""
     return (
         f"it holds {', '.join(names)}, which could run code when it is read; only if you trust the file, call "
-        "torch.serialization.add_safe_globals with these before"
+        "torch.serialization.add_safe_globals with these first"
     )
 
 
 def _entries(state: object, path: str, seen: set[int]) -> Iterator[tuple[str, object]]:
-    """The innermost entries of a state that are refused, and where they are."""
+    """The innermost entries of a state that are refused, with their paths."""
     if type(state) in _ATOMS and not (isinstance(state, int) and abs(state) > _SMALL):
         return
     if id(state) in seen:

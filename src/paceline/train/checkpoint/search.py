@@ -1,4 +1,4 @@
-"""The newest checkpoint that is whole somewhere, on all ranks alike, and brought to the folders that lack it."""
+"""Finds the newest intact checkpoint, the same on all ranks, and copies it to the folders that lack it."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Search:
         self._told: set[str] = set()
 
     def newest(self, hold: Callable[[], None]) -> SavedCheckpoint | None:
-        """It, in this rank's folder, verified; None where there is none at all. All ranks call it.
+        """The newest checkpoint, verified, in this rank's folder; None if there is none. All ranks must call this.
 
         Args:
-            hold: keeps other jobs from writing into the folders, before anything is brought to one.
+            hold: locks the folders against other jobs, before a checkpoint is copied to one.
 
         Raises:
             CheckpointError: see `CheckpointStore.latest`.
@@ -69,7 +69,7 @@ class Search:
                 return self._brought(names, copies)
 
     def _choose(self, whole: list[SavedCheckpoint]) -> list[Any] | None:
-        """What is the newest that any folder has: its serial, step and id; None where there is none."""
+        """The newest checkpoint of all folders: its serial, step and id; None if there is none."""
 
         def rule(votes: list[bytes]) -> bytes:
             return json.dumps(max((json.loads(vote) for vote in votes if vote != b"null"), default=None)).encode()
@@ -79,7 +79,7 @@ class Search:
         return chosen
 
     def _verify(self, copies: Mapping[str, SavedCheckpoint]) -> bytes:
-        """Which copies are whole, as far as this rank needs them, and what is wrong with the others."""
+        """Which copies that this rank needs are intact, and what is wrong with the others."""
         damaged: dict[str, str] = {}
         for name, saved in copies.items():
             needed = {*files.shared_files(saved.manifest).values(), files.rank_file(self._rank)}
@@ -94,13 +94,13 @@ class Search:
         return json.dumps({"copies": list(copies), "damaged": damaged, "missing": missing}).encode()
 
     def _judge(self, votes: list[bytes]) -> bytes:
-        """For each writer, the name of the copy that is whole to all who see it; and what is wrong with others."""
+        """For each writer, the name of a copy that is intact for all ranks that see it; and the damage of others."""
         reports = [json.loads(vote) for vote in votes]
         damaged: dict[int, dict[str, str]] = {}
         for writer, report in zip(self._writers, reports, strict=True):
             copies = reports[writer]["copies"]
             if copies and not set(copies) & set(report["copies"]):
-                raise CheckpointError(f"{report['missing']}; see that all see the same folder, and start again")
+                raise CheckpointError(f"{report['missing']}; make sure that both see the same folder, and start again")
             damaged.setdefault(writer, {}).update(report["damaged"])
         names = {
             writer: next((name for name in reports[writer]["copies"] if name not in bad), None)
@@ -109,7 +109,7 @@ class Search:
         return json.dumps({"names": {w: n for w, n in names.items() if n is not None}, "damaged": damaged}).encode()
 
     def _brought(self, names: dict[int, str], copies: Mapping[str, SavedCheckpoint]) -> SavedCheckpoint:
-        """The checkpoint in this rank's folder, when those that lack it have fetched it."""
+        """The checkpoint in this rank's folder, after ranks that lack it have fetched it."""
         holders = sorted(names)
         lacking = sorted({*self._writers} - {*holders})
         if lacking:
@@ -120,7 +120,7 @@ class Search:
         return self._agreement.together(f"cannot read {path}", functools.partial(files.look, path))
 
     def _expect_none(self, found: list[SavedCheckpoint], unreadable: Mapping[Path, str]) -> None:
-        """See that there is no checkpoint because none was ever made."""
+        """Check that there is no checkpoint because none was ever made."""
         damaged = len(unreadable) + sum(1 for saved in found if saved.damage or saved.path in self.damaged)
         if damaged:
             which = (
@@ -131,7 +131,7 @@ class Search:
             raise CheckpointError(f"{which}; move the folder away to start from the beginning")
 
     def _warn(self, damaged: Mapping[Path, str]) -> None:
-        """Tell once of each checkpoint that does not count."""
+        """Warn, once for each, of damaged checkpoints."""
         for path, reason in damaged.items():
             line = f"checkpoint {path} is damaged and not used: {reason}"
             if line not in self._told:
@@ -140,5 +140,5 @@ class Search:
 
 
 def _key(saved: SavedCheckpoint) -> list[Any]:
-    """What orders checkpoints by age; the same of the same one in every folder."""
+    """A key that orders checkpoints by age; the same for all copies of a checkpoint."""
     return [saved.manifest.serial, saved.manifest.step, saved.manifest.id]

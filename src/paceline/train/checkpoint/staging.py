@@ -1,4 +1,4 @@
-"""The copy of a state that a background thread may write while the training goes on and changes the original."""
+"""Copies of a state, which a background thread writes while the training continues and changes the original."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A state as it was: everything but its tensors pickled, the tensors in buffers of the CPU."""
+    """A copy of a state: the tensors in CPU memory, everything else pickled."""
 
     pickled: bytes
     tensors: list[torch.Tensor]
 
     def rebuild(self) -> Any:
-        """The state, with tensors of the CPU that share memory with each other as the originals did."""
+        """The state with tensors on the CPU, which share memory with each other as the originals did."""
         return _Unpickler(self).load()
 
 
 class Staging:
-    """Copies states into CPU memory that is used again for the next one; pinned, for tensors that come from CUDA.
+    """Copies states into CPU memory, which is used again for the next state; pinned for tensors from CUDA.
 
-    A snapshot is therefore good until the next call of `stage`.
+    So a snapshot is valid until the next call of `stage`.
     """
 
     def __init__(self) -> None:
         self._buffers: list[_Buffer] = []
 
     def stage(self, states: Mapping[str, object]) -> dict[str, Snapshot]:
-        """Copy each state; tensors that share a storage, within a state or between states, still do so in the copy.
+        """Copy each state. Tensors that share a storage, within a state or between states, also share it in the copy.
 
         Raises:
-            CheckpointError: something in a state cannot be pickled, or memory is lacking.
+            CheckpointError: something in a state cannot be pickled, or there is not enough memory.
         """
         copier = _Copier(self._buffers)
         snapshots = {}
@@ -48,7 +48,7 @@ class Staging:
             file, tensors = io.BytesIO(), list[torch.Tensor]()
             try:
                 _Pickler(file, copier.copy, tensors).dump(state)
-            except Exception as error:  # pickle and __reduce__ methods raise anything
+            except Exception as error:  # pickle and __reduce__ methods may raise anything
                 raise CheckpointError(f"cannot copy {name!r}: {type(error).__name__}: {error}") from error
             snapshots[name] = Snapshot(file.getvalue(), tensors)
         copier.synchronize()
@@ -56,7 +56,7 @@ class Staging:
         return snapshots
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._buffers = []
 
 
@@ -66,7 +66,7 @@ class _Buffer(NamedTuple):
 
 
 class _Copier:
-    """Copies tensors of one state after another, each storage once, into free buffers of the same size."""
+    """Copies the tensors of states, each storage once, into free buffers of the same size."""
 
     def __init__(self, buffers: list[_Buffer]) -> None:
         self.used: list[_Buffer] = []
@@ -108,7 +108,7 @@ class _Copier:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles with tensors taken out, so that this takes little time and the tensors can be copied their own way."""
+    """Pickles without tensors, so that this is fast and the tensors can be copied separately."""
 
     def __init__(
         self, file: io.BytesIO, copy: Callable[[torch.Tensor], torch.Tensor], tensors: list[torch.Tensor]
@@ -119,7 +119,7 @@ class _Pickler(pickle.Pickler):
         self._places: dict[int, tuple[torch.Tensor, int]] = {}  # with the tensor, so ids stay unique
 
     def persistent_id(self, obj: Any) -> int | None:
-        """The place of a tensor among the copies; None for everything else."""
+        """The index of a tensor among the copies; None for everything else."""
         if not isinstance(obj, torch.Tensor):
             return None
         if id(obj) not in self._places:
@@ -138,7 +138,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether size, strides and offset into its storage say all about a tensor."""
+    """Whether a tensor is fully described by its size, strides and offset into its storage."""
     return (
         tensor.layout == torch.strided
         and tensor.device.type in ("cpu", "cuda")

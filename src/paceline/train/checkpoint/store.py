@@ -1,11 +1,11 @@
-"""Checkpoints: saved in the background, committed by all ranks or by none, found again after any death.
+"""Checkpoints: saved in the background, committed by all ranks or by none, and found again after any failure.
 
-What happens in a save, on every rank: its state is copied to CPU memory (all that the training waits for); then, in a
-thread, (1) the ranks hand their own states to rank 0 and agree on the step, (2) the writers write a folder without a
-name, make it durable and read it back, (3) when all have done so, they give it its name, (4) and then remove the
-oldest. A rank that fails anywhere before (3) fails the save on every rank and leaves the last checkpoint as it is.
+In a save, every rank copies its state to CPU memory; the training waits for this only. Then, in a thread, (1) the ranks
+send their own states to rank 0 and agree on the step, (2) the writers write a folder with a temporary name, make it
+durable and read it back, (3) when all have done so, they give it its name, (4) and then remove the oldest checkpoints.
+If a rank fails before (3), the save fails on every rank, and the last checkpoint is kept.
 
-How a checkpoint looks on disk, and how plain torch reads it: docs/checkpoints.md.
+For the format on disk, and how to read it with torch alone, see docs/checkpoints.md.
 """
 
 from __future__ import annotations
@@ -71,17 +71,17 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints in one folder that all ranks share, or in several: then each has a whole copy.
+    """The checkpoints in one folder that all ranks share, or in several folders, each with a complete copy.
 
-    Every rank makes a store and calls the same methods in the same order; making one, `save`, `latest` and `load`
-    take part of all ranks, and making one finds out which ranks share a folder. A store is used by one thread.
+    Every rank makes a store and calls the same methods in the same order. The constructor, `save`, `latest` and `load`
+    are collectives of all ranks; the constructor finds out which ranks share a folder. One thread uses a store.
 
     Args:
-        folder: where the checkpoints are, as this rank sees it; made if need be.
+        folder: folder of the checkpoints, as this rank sees it; created if it does not exist.
         rank: this rank.
-        world_size: the number of ranks.
+        world_size: number of ranks.
         exchange: how the ranks agree: `SingleExchange()` or `SocketExchange()`.
-        keep: how many checkpoints to keep, at least 1. While saving there is one more on the disk.
+        keep: number of checkpoints to keep, at least 1. During a save, there is one more on the disk.
 
     Raises:
         CheckpointError: a folder cannot be written; the same on all ranks.
@@ -99,7 +99,7 @@ class CheckpointStore:
         if keep < 1:
             raise ValueError(f"keep is {keep}: at least one checkpoint must be kept")
         self.folder = Path(folder).absolute()
-        self.last_saved_step: int | None = None  # what this store committed last
+        self.last_saved_step: int | None = None  # the step that this store has committed last
         self._rank = rank
         self._world_size = world_size
         self._keep = keep
@@ -112,15 +112,15 @@ class CheckpointStore:
         self._lock: FolderLock | None = None
         self._holds = False  # the same on all ranks
         self._staging = Staging()
-        # One thread for all saves: starting one would wait until it runs, and then until it gives Python back.
+        # One thread for all saves: starting a thread would wait until it runs, and then until it releases the GIL.
         self._background = ThreadPoolExecutor(1, "paceline-checkpoint")
         self._saving: Future[None] | None = None
 
     def hold(self) -> None:
-        """Keep other jobs from saving into the folder until `close`; all ranks call it.
+        """Lock the folder until `close`, so that other jobs cannot save into it. All ranks must call this.
 
-        `save` does it by itself, as does `latest` where it brings a checkpoint into a folder. Reading needs no hold.
-        On a file system without locks it does nothing.
+        `save` does this by itself, and so does `latest` if it copies a checkpoint to a folder. Reading needs no lock.
+        On a file system without locks, this does nothing.
 
         Raises:
             CheckpointFolderTaken: another job saves there; the same on all ranks.
@@ -144,10 +144,10 @@ class CheckpointStore:
         self._holds = True
 
     def _take_folder(self, jobs: list[str]) -> str:
-        """Take this rank's folder if it writes there; returns why it may not.
+        """Lock this rank's folder if this rank writes there; returns why it may not.
 
         Args:
-            jobs: the PACELINE_JOB_ID of all ranks, each once: nodes that are started by hand have one each.
+            jobs: the PACELINE_JOB_ID of all ranks, each once: nodes that are started by hand have different ones.
         """
         if self._writes and self._lock is None:
             try:
@@ -165,29 +165,29 @@ class CheckpointStore:
             lock.release()
 
     def save(self, step: int, shared_state: Mapping[str, object], rank_state: object, block: bool = False) -> None:
-        """Save a checkpoint in the background. Returns when the states are copied, and may be changed again.
+        """Save a checkpoint in the background. Returns when the states are copied, so that they may change again.
 
-        A save that still runs is waited for first: none is skipped, so a checkpoint exists for every call. Errors of
-        the background are raised by the next call of any method, on all ranks alike; the store stays usable after.
+        If the previous save still runs, this waits for it: no save is skipped. Errors in the background are raised by
+        the next call of any method, the same on all ranks; the store can be used afterwards.
 
         Args:
-            step: the number of optimizer steps done.
-            shared_state: the parts of the state that all ranks have alike, such as model and optimizer, each for a
-                file of its own; names are letters, digits, and `_`, `.`, `-`. Looked at on ranks that write only.
-            rank_state: what this rank alone has, such as random states. Small: it goes through rank 0. Both must be
-                such as `torch.load(..., weights_only=True)` reads.
-            block: return when the checkpoint is committed, and raise what went wrong.
+            step: number of optimizer steps done.
+            shared_state: the parts of the state that are the same on all ranks, such as model and optimizer, each for
+                a file of its own. Names consist of letters, digits, and `_`, `.`, `-`. Only ranks that write use it.
+            rank_state: this rank's own state, such as random states. It should be small, since it is sent to rank 0.
+                `torch.load(..., weights_only=True)` must be able to read both states.
+            block: whether to wait until the checkpoint is committed, and raise its errors.
 
         Raises:
-            CheckpointFolderTaken: the last save, or with `block` this one, found that another job saves there.
-            CheckpointError: the last save failed, this one's states cannot be copied, or, with `block`, it failed.
+            CheckpointFolderTaken: in the previous save, or with `block` in this one, another job saves there.
+            CheckpointError: the previous save failed, this one's states cannot be copied, or, with `block`, it failed.
         """
         self.wait()
         staged: dict[str, Snapshot] | CheckpointError
         try:
             staged = self._staging.stage(self._states(shared_state, rank_state))
         except CheckpointError as error:
-            staged = error  # the other ranks wait to hear of it
+            staged = error  # the other ranks wait for it
         self._saving = self._background.submit(self._save, step, staged)
         if block or isinstance(staged, CheckpointError):
             self.wait()
@@ -203,28 +203,28 @@ class CheckpointStore:
             saving.result()
 
     def latest(self) -> SavedCheckpoint | None:
-        """The newest whole checkpoint, the same on all ranks; None where there is none. Every checksum is verified.
+        """The newest intact checkpoint, the same on all ranks; None if there is none. Every checksum is verified.
 
-        Newest is what was committed last, in whatever folder; the folders that lack it get it from one that has it. A
-        damaged one is skipped with one warning from the logger `paceline`.
+        The newest is the one committed last, in any folder; folders that lack it get it from one that has it. A damaged
+        checkpoint is skipped with one warning from the logger `paceline`.
 
         Raises:
-            CheckpointError: all checkpoints are damaged, one did not arrive in some folder, or one has an unknown
+            CheckpointError: all checkpoints are damaged, one could not be copied to some folder, or one has an unknown
                 format; the same on all ranks.
         """
         self.wait()
         return self._search.newest(self.hold)
 
     def load(self, map_location: torch.device | str = "cpu") -> Checkpoint | None:
-        """Read the newest whole checkpoint; None where there is none. See `latest`.
+        """Read the newest intact checkpoint; None if there is none. See `latest`.
 
         Args:
-            map_location: the device for the tensors of the shared state; those of the rank's state stay on the CPU,
-                where torch wants its random states.
+            map_location: the device for the tensors of the shared state. Those of the rank's state stay on the CPU,
+                where torch needs random states.
 
         Raises:
-            CheckpointError: it cannot be read although it is whole, for example because a class in it is not marked
-                with `torch.serialization.add_safe_globals` here; the same on all ranks. No code from it is run.
+            CheckpointError: it is intact but cannot be read, for example because a class in it is not marked with
+                `torch.serialization.add_safe_globals` here; the same on all ranks. No code from it is run.
         """
         saved = self.latest()
         if saved is None:
@@ -242,7 +242,7 @@ class CheckpointStore:
         return self._agreement.together(f"cannot load {saved.path}", read_all)
 
     def _check_never_saved(self) -> None:
-        """See that there is nothing to load because nothing was ever saved.
+        """Check that there is nothing to load because nothing was ever saved.
 
         Raises:
             CheckpointError: this job, or the one that it resumes, has saved checkpoints; the same on all ranks.
@@ -255,14 +255,14 @@ class CheckpointStore:
             job = os.environ.get("PACELINE_JOB", "JOB")
             raise CheckpointError(
                 f"this job has saved step {steps.decode()}, and there is no checkpoint in {self.folder} any more; "
-                f"bring it back, or begin anew: paceline resubmit --fresh {job}"
+                f"restore it, or start again without it: paceline resubmit --fresh {job}"
             )
 
     def rank_states(self, found: Checkpoint) -> list[Any]:
-        """The own states of all ranks that saved a checkpoint, in their order; on the CPU. All ranks call it.
+        """The own states of all ranks that saved a checkpoint, in rank order, on the CPU. All ranks must call this.
 
         Raises:
-            CheckpointError: one cannot be read; the same on all ranks.
+            CheckpointError: a state cannot be read; the same on all ranks.
         """
         names = [files.rank_file(rank) for rank in range(found.world_size)]
         return self._agreement.together(
@@ -270,7 +270,7 @@ class CheckpointStore:
         )
 
     def close(self) -> None:
-        """Wait for a save in the background; give its memory back, and the folder free. The exchange stays open.
+        """Wait for a save in the background, release its memory, and unlock the folder. The exchange stays open.
 
         Raises:
             CheckpointError: the save failed.
@@ -282,7 +282,7 @@ class CheckpointStore:
             self._release()
 
     def disconnect(self) -> None:
-        """End the connections to the other ranks; nothing can be saved or loaded afterwards."""
+        """Close the connections to the other ranks; nothing can be saved or loaded afterwards."""
         self._exchange.close()
 
     # What follows runs in the thread of a save.
@@ -291,7 +291,7 @@ class CheckpointStore:
         failed = f"cannot save step {step} in {self.folder}"
         self._hold(failed)
         message = self._agreement.together(failed, lambda: self._message(step, staged))
-        assert not isinstance(staged, CheckpointError)  # or it was raised just now
+        assert not isinstance(staged, CheckpointError)  # it would have been raised above
         ticket, states = self._collect(failed, message)
         temporary = files.temporary_name(self.folder, step, ticket["id"])
         try:
@@ -308,7 +308,7 @@ class CheckpointStore:
             self._prune()
 
     def _message(self, step: int, staged: dict[str, Snapshot] | CheckpointError) -> bytes:
-        """What rank 0 must know of this rank: a line of JSON, then the rank's own state as `torch.save` writes it."""
+        """This rank's message to rank 0: a line of JSON, then the rank's own state as `torch.save` writes it."""
         if isinstance(staged, CheckpointError):
             raise staged
         serial = 0
@@ -323,7 +323,7 @@ class CheckpointStore:
         return json.dumps({"step": step, "serial": serial}).encode() + b"\n" + state.getvalue()
 
     def _collect(self, failed: str, message: bytes) -> tuple[dict[str, Any], list[bytes]]:
-        """The id and serial of the checkpoint, and on ranks that write every rank's state."""
+        """The id and serial of the checkpoint, and, on ranks that write, the states of all ranks."""
         states: list[bytes] = []
 
         def rule(messages: list[bytes]) -> bytes:
@@ -382,7 +382,7 @@ class CheckpointStore:
             raise CheckpointError(files.describe(error, self.folder, needed)) from error
 
     def _prune(self) -> None:
-        """Remove what is older than the `keep` newest; a failure is told, and tried again after the next save."""
+        """Remove all but the `keep` newest. A failure is logged, and tried again after the next save."""
         try:
             found, _ = files.scan(self.folder)
             good = [saved for saved in found if not saved.damage and saved.path not in self._search.damaged]
@@ -395,7 +395,7 @@ class CheckpointStore:
     # What follows runs in the training's thread.
 
     def _states(self, shared_state: Mapping[str, object], rank_state: object) -> dict[str, object]:
-        """What this rank must copy, by the names of the files it will be in."""
+        """The states that this rank must copy, by the names of their files."""
         for part in shared_state:
             if not PART.fullmatch(part):
                 raise CheckpointError(f"the part {part!r} of the shared state cannot be the name of a file")
@@ -404,10 +404,10 @@ class CheckpointStore:
 
 
 def _read(file: Path, device: torch.device | str) -> Any:
-    """Read a file of a checkpoint; runs no code from it."""
+    """Read a file of a checkpoint, without running code from it."""
     try:
         return torch.load(file, map_location=device, weights_only=True)
-    except Exception as error:  # unpickling raises anything
+    except Exception as error:  # unpickling may raise anything
         names = unsafe_names(file)
         why = why_unread(names) if names else f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{file.name}: {why}") from error

@@ -1,10 +1,10 @@
-"""A checkpoint goes from ranks that have it to ranks whose folder lacks it, over TCP connections of their own.
+"""Copies a checkpoint from ranks that have it to ranks whose folder lacks it, over separate TCP connections.
 
-Each holder listens while it serves. Both sides of a connection prove that they know the job's key (`star.job_key`), and
-what is sent is authenticated with a key that only they know. What comes is written like a save: under a hidden name,
-made durable, read back and compared with the manifest, and named by one rename. Meanwhile all ranks tell each other
-every few seconds how it stands, so that whatever ends it, a dead holder, a cut, a full disk, ends it on all of them
-with the same error.
+Each holder listens while it serves. Both sides of a connection prove that they know the job's key (`job_key`), and what
+is sent is authenticated with a key that only they know. The receiver writes it like a save: under a hidden name, made
+durable, read back and compared with the manifest, and named by one rename. Meanwhile all ranks report their state to
+each other every few seconds. So if one fails, because of a dead holder, a lost connection or a full disk, all fail with
+the same error.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from .exchange import Agreement
 
-_ROUND = 5.0  # seconds between two words of a rank that fetches
-_SILENCE = 60.0  # seconds after which a rank that sends nothing is given up
+_ROUND = 5.0  # seconds between two reports of a rank that fetches
+_SILENCE = 60.0  # seconds without data after which a fetch fails
 _CHUNK = 1024 * 1024  # bytes sent and received at once
 _SIZE = struct.Struct("!Q")
 _LONGEST_MANIFEST = 64 * 1024 * 1024  # bytes
@@ -42,18 +42,20 @@ _LONGEST_MANIFEST = 64 * 1024 * 1024  # bytes
 def spread(
     agreement: Agreement, rank: int, folder: Path, saved: SavedCheckpoint | None, sources: Mapping[int, int]
 ) -> dict[int, str]:
-    """Bring a checkpoint to the folders that lack it; all ranks call it.
+    """Copy a checkpoint to the folders that lack it. All ranks must call this.
 
     Args:
-        folder: where this rank fetches it to.
-        saved: the checkpoint, on ranks that others fetch it from.
-        sources: from which rank each rank that lacks it fetches it.
+        agreement: of all ranks.
+        rank: this rank.
+        folder: where this rank writes it, if it fetches it.
+        saved: the checkpoint, on ranks from which others fetch it.
+        sources: for each rank that lacks it, the rank from which it fetches it.
 
     Returns:
-        For each rank that fetched it, the name that it has in its folder.
+        For each rank that fetched it, its name in that rank's folder.
 
     Raises:
-        CheckpointError: it did not arrive somewhere; the same on all ranks.
+        CheckpointError: some rank could not fetch it; the same on all ranks.
     """
     with contextlib.ExitStack() as stack:
         holder, offer = None, None
@@ -76,7 +78,7 @@ def spread(
         if rank in sources:
             fetcher = _Fetcher(rank, sources[rank], key=key, **answer["offers"][str(sources[rank])])
             background = stack.enter_context(ThreadPoolExecutor(1, "paceline-fetch"))
-            stack.callback(fetcher.cancel)  # before the thread is waited for
+            stack.callback(fetcher.cancel)  # before waiting for the thread
             fetched = background.submit(fetcher.fetch, folder)
         while True:
             told = agreement.decide(_report(rank, fetched, folder, agreement.who), _sum_up, _SILENCE)
@@ -93,7 +95,7 @@ def _introduce(offers: list[bytes]) -> bytes:
 
 
 def _report(rank: int, fetched: Future[str] | None, folder: Path, who: str) -> bytes:
-    """How it stands here: it goes on, it failed, or it is there under a name."""
+    """The state of this rank: still fetching, failed, or done with the name of the checkpoint."""
     report: dict[str, Any] = {"goes_on": False, "failed": "", "name": {}}
     if fetched is not None and not wait([fetched], _ROUND).done:
         report["goes_on"] = True
@@ -118,11 +120,11 @@ def _sum_up(reports: list[bytes]) -> bytes:
 
 
 class _Holder:
-    """Serves one checkpoint to the ranks that fetch it here, all at once, until it is closed."""
+    """Serves one checkpoint to the ranks that fetch it here, in parallel, until it is closed."""
 
     def __init__(self, saved: SavedCheckpoint, fetchers: set[int], *, local: bool) -> None:
         self._saved = saved
-        self._fetchers = fetchers  # that have not come yet
+        self._fetchers = fetchers  # that have not connected yet
         self._server = listen(local=local)
         self.port: int = self._server.getsockname()[1]
         self._lock = threading.Lock()
@@ -131,11 +133,11 @@ class _Holder:
         self._closed = threading.Event()
 
     def serve(self, key: bytes) -> None:
-        """Begin, in threads."""
+        """Start to serve, in threads."""
         self._start(self._accept, key)
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         with self._lock:
             self._closed.set()
             for open_socket in (self._server, *self._peers):
@@ -173,13 +175,13 @@ class _Holder:
     def _serve(self, link: Link) -> None:
         try:
             with contextlib.suppress(OSError), link.socket:
-                self._send(link)  # who receives may take its time to write; a dead one ends the round
+                self._send(link)  # without a timeout: the receiver may write slowly; if it is dead, the round ends
         finally:
             with self._lock:
                 self._peers.discard(link.socket)
 
     def _send(self, link: Link) -> None:
-        """Send the manifest and the files, each with a keyed checksum of everything up to there."""
+        """Send the manifest and the files, each followed by a keyed checksum of everything so far."""
         checksum = Sum(link)
 
         def send(data: bytes | memoryview) -> None:
@@ -198,7 +200,7 @@ class _Holder:
 
 
 class _Fetcher:
-    """Fetches a checkpoint, in a thread."""
+    """Fetches a checkpoint in a thread."""
 
     def __init__(self, rank: int, holder: int, port: int, addresses: list[str], key: bytes) -> None:
         self._rank = rank
@@ -211,7 +213,7 @@ class _Fetcher:
         self._is_cancelled = False
 
     def cancel(self) -> None:
-        """Let `fetch` fail, if it still runs."""
+        """Make `fetch` fail if it still runs."""
         with self._lock:
             self._is_cancelled = True
             if self._peer is not None:
@@ -219,10 +221,10 @@ class _Fetcher:
                     self._peer.shutdown(socket.SHUT_RDWR)
 
     def fetch(self, folder: Path) -> str:
-        """Write the checkpoint into a folder; returns the name that it has there.
+        """Write the checkpoint into a folder. Returns its name there.
 
         Raises:
-            CheckpointError: it did not arrive, or cannot be written; nothing is left of it.
+            CheckpointError: it could not be fetched or written; nothing is left of it.
         """
         temporary: Path | None = None
         needed = 0
@@ -253,7 +255,7 @@ class _Fetcher:
         link, why = try_addresses(self._rank, self._port, self._addresses, self._key)
         if link is None:
             where = f"port {self._port} at {', '.join(self._addresses)}"
-            raise CheckpointError(f"no way to rank {self._holder}, which has it: {where}{why}")
+            raise CheckpointError(f"cannot connect to rank {self._holder}, which has it: {where}{why}")
         link.socket.settimeout(_SILENCE)
         with self._lock:
             self._peer = link.socket
@@ -270,16 +272,16 @@ class _Fetcher:
         return Manifest.from_json(data)
 
     def _verify(self, peer: socket.socket, checksum: Sum, name: str) -> None:
-        """Whether the holder has sent all that came up to here."""
+        """Check that everything received so far is what the holder has sent."""
         given = b"".join(map(bytes, self._chunks(peer, Sum.SIZE)))
         if not hmac.compare_digest(given, checksum.digest()):
-            raise DamagedCheckpoint(f"{name}: what came is not what rank {self._holder} has sent")
+            raise DamagedCheckpoint(f"{name}: the received data is not what rank {self._holder} has sent")
 
     def _chunks(self, peer: socket.socket, size: int, checksum: Sum | None = None) -> Iterator[memoryview]:
-        """The next `size` bytes; each chunk is good until the next one is asked for.
+        """The next `size` bytes, in chunks; each chunk is valid until the next one is requested.
 
         Raises:
-            CheckpointError: they do not come.
+            CheckpointError: they do not arrive.
         """
         chunk = memoryview(bytearray(min(size, _CHUNK)))
         while size:

@@ -1,4 +1,4 @@
-"""What `Run.setup` takes, and whether all ranks give it the same."""
+"""Checks the models of `Run.setup`: whether it supports them, and whether they are the same on all ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_kind(module: torch.nn.Module) -> None:
-    """See that a model is one that the ranks can train together, and that no other library has made parallel.
+    """Check that the ranks can train a model together, and that no other library has made it parallel.
 
     Raises:
         TypeError: it is wrapped in DistributedDataParallel or DataParallel, or sharded by FSDP.
@@ -28,7 +28,7 @@ def check_kind(module: torch.nn.Module) -> None:
             raise ValueError(f"this {type(part.module).__name__} was set up before; pass a model to run.setup once")
         if isinstance(part, (DistributedDataParallel, torch.nn.DataParallel)):
             raise TypeError(
-                f"the model is wrapped in {what}, and run.setup makes the ranks exchange gradients itself; "
+                f"the model is wrapped in {what}, but run.setup itself makes the ranks exchange gradients; "
                 "pass it the model inside, model.module"
             )
         if what == "FullyShardedDataParallel" or any(kind.__name__ == "FSDPModule" for kind in type(part).__mro__):
@@ -45,10 +45,10 @@ _SHARDED = (
 
 
 def check_alike(group: Group, module: torch.nn.Module) -> None:
-    """See that every rank has rank 0's model, before DDP would hang or garble it.
+    """Check that every rank has the same model as rank 0; otherwise, DDP would hang or corrupt it.
 
     Raises:
-        ModelMismatch: on every rank; the one that differs names its first difference.
+        ModelMismatch: on every rank; a rank that differs names its first difference.
     """
     mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in module.named_parameters()]
     theirs = group.broadcast_object(mine)
@@ -56,15 +56,13 @@ def check_alike(group: Group, module: torch.nn.Module) -> None:
     if group.rank in differ:
         for ours, others in zip([*mine, None], [*theirs, None], strict=False):
             if ours != others:
-                raise ModelMismatch(
-                    f"rank {group.rank} has the parameter {_describe(ours)}, rank 0 has {_describe(others)}"
-                )
+                raise ModelMismatch(f"rank {group.rank} has {_describe(ours)}, rank 0 has {_describe(others)}")
     if differ:
-        raise ModelMismatch(f"the model of rank {differ[0]} is not like rank 0's; its own error says where")
+        raise ModelMismatch(f"the model of rank {differ[0]} differs from rank 0's; the error of that rank says where")
 
 
 def _describe(parameter: tuple[Any, ...] | None) -> str:
     if parameter is None:
-        return "none more"
+        return "no further parameter"
     name, shape, dtype, trained = parameter
-    return f"{name} {list(shape)} {dtype}{'' if trained else ', not trained'}"
+    return f"the parameter {name} {list(shape)} {dtype}{'' if trained else ', not trained'}"

@@ -1,4 +1,4 @@
-"""What is wrong with models, gradients and optimizers of the ranks."""
+"""Errors of models, gradients and optimizers."""
 
 
 class ModelMismatch(RuntimeError):
@@ -8,25 +8,25 @@ class ModelMismatch(RuntimeError):
 
 
 class UnusedParameters(RuntimeError):
-    """Parameters that got no gradient, so that ranks would wait for it or train with different weights."""
+    """Parameters got no gradient, so ranks would wait for it or train with different weights."""
 
     __module__ = "paceline"  # where users find it
 
 
 class WrongDevice(ValueError):
-    """A batch is not where the model is."""
+    """A batch is not on the model's device."""
 
     __module__ = "paceline"  # where users find it
 
 
 class NotExchanged(RuntimeError):
-    """Gradients were computed that no rank exchanges."""
+    """Gradients were computed that the ranks do not exchange."""
 
     __module__ = "paceline"  # where users find it
 
 
 class OptimizerMismatch(RuntimeError):
-    """Some ranks have called `optimizer.step()` where others have not, so their weights differ."""
+    """Some ranks have called `optimizer.step()` and others have not, so their weights differ."""
 
     __module__ = "paceline"  # where users find it
 

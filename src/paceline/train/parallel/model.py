@@ -1,4 +1,4 @@
-"""A user's model as the ranks train it together: its forward passes, and the exchange of its gradients."""
+"""A user's model that the ranks train together: its forward passes, and the exchange of its gradients."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ log = logging.getLogger("paceline")
 
 
 class Exchange(DistributedDataParallel):
-    """Torch's own, whose broadcast of buffers counts as a collective of the run."""
+    """DistributedDataParallel whose broadcast of buffers counts as a collective of the run."""
 
     def __init__(self, module: torch.nn.Module, guard: AbstractContextManager[None], **options: Any) -> None:
         super().__init__(module, **options)
-        self.__dict__["module"] = module  # found at once, where torch asks `__getattr__` each time
+        self.__dict__["module"] = module  # found directly; torch would call `__getattr__` each time
         self._guard = guard
 
     def _sync_buffers(self) -> None:
-        """Give every rank rank 0's buffers, which each forward pass in training begins with."""
+        """Copy rank 0's buffers to all ranks, at the start of each forward pass in training."""
         with self._guard:
             super()._sync_buffers()  # type: ignore[no-untyped-call]
 
@@ -45,13 +45,13 @@ class Exchange(DistributedDataParallel):
 class Model:
     """A user's model, and the module that takes its place in the training loop.
 
-    Without gradients, and in evaluations, ranks are independent: their numbers of batches may differ. Only
+    Without gradients, and in evaluations, ranks are independent, so their numbers of batches may differ. Only
     SyncBatchNorm in training mode waits for the other ranks there too.
 
     Attributes:
-        module: the user's.
-        wrapped: what takes its place.
-        strategy: the choices that it was set up with.
+        module: the user's module.
+        wrapped: the module that takes its place.
+        strategy: the strategy that it was set up with.
     """
 
     def __init__(self, module: torch.nn.Module, group: Group, strategy: Strategy) -> None:
@@ -59,7 +59,7 @@ class Model:
         self._group = group
         module.to(group.device)
         if strategy.sync_batchnorm and group.device.type == "cpu" and group.is_main:
-            log.warning("sync_batchnorm does nothing on the CPU: torch has it for GPUs alone")
+            log.warning("sync_batchnorm has no effect on the CPU: torch has it for GPUs only")
         elif strategy.sync_batchnorm and group.world_size > 1:
             module = torch.nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
         if strategy.precision == "bf16":
@@ -72,11 +72,11 @@ class Model:
         self._trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
         self._may_be_unused = strategy.find_unused_parameters
-        self._was_called = False  # with gradients, since the last look
-        self._is_exchanging = False  # it was called with gradients, which will be exchanged
-        self._is_evaluating = False  # of evaluations ranks may have different numbers
-        self._has_gradients = False  # new ones, since the last look
-        self._may_repeat = False  # the graph of the last backward was retained
+        self._was_called = False  # with gradients, since the last `check_gradients` or `forget_calls`
+        self._is_exchanging = False  # whether it was called with gradients that will be exchanged
+        self._is_evaluating = False  # ranks may have different numbers of evaluations
+        self._has_gradients = False  # whether there are new ones, since the last `check_gradients`
+        self._may_repeat = False  # whether the graph of the last backward was retained
         self._partial: list[tuple[torch.nn.Parameter, torch.Tensor | None, int]] = []
         self._partial_call = script_call()
         if group.world_size > 1 and self._trained:
@@ -116,7 +116,7 @@ class Model:
         return self._run(args, kwargs)
 
     def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note a forward pass, and see that tensors are where the model is.
+        """Note a forward pass, and check that tensors are on the model's device.
 
         Raises:
             WrongDevice: one is not; numbers, that is tensors without dimensions, may be.
@@ -151,24 +151,24 @@ class Model:
             found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
             names = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
             unused = [names[int(index)] for index in found[1].split()] if found else []
-            raise UnusedParameters(self._unused(unused, "the loss of the step before")) from None
+            raise UnusedParameters(self._unused(unused, "the loss of the previous step")) from None
 
     def _no_sync(self) -> contextlib.AbstractContextManager[None]:
         return self._exchange.no_sync() if self._exchange is not None else contextlib.nullcontext()
 
     def exchange(self, last: bool) -> None:
-        """Say whether the coming step is the last of its accumulation, and so exchanges gradients."""
+        """Set whether the next backward is the last of its accumulation, and so exchanges gradients."""
         self._is_evaluating = False
         if self._exchange is not None:
             self._exchange.require_backward_grad_sync = last  # what DDP's `no_sync` sets
 
     def evaluate(self, evaluating: bool) -> None:
-        """Say whether the coming forward passes are an evaluation's; ranks may have different numbers of them."""
+        """Set whether the next forward passes are for evaluation; ranks may have different numbers of them."""
         self._is_evaluating = evaluating
 
     @property
     def accumulate(self) -> int:
-        """The batches that make one step of its optimizer."""
+        """Number of batches per step of its optimizer."""
         return self.strategy.accumulate
 
     @property
@@ -177,11 +177,11 @@ class Model:
         return self._was_called
 
     def forget_calls(self) -> None:
-        """Let there have been no forward pass."""
+        """Forget the forward passes so far."""
         self._was_called = False
 
     def share_buffers(self) -> None:
-        """Give every rank rank 0's buffers."""
+        """Copy rank 0's buffers to all ranks."""
         if self._exchange is not None:
             for buffer in self.module.buffers():
                 dist.broadcast(buffer, 0)
@@ -190,12 +190,12 @@ class Model:
 
     @property
     def exchanges(self) -> bool:
-        """Whether the coming `backward` waits for the other ranks."""
+        """Whether the next `backward` waits for the other ranks."""
         return self._exchange is not None and self._exchange.require_backward_grad_sync
 
     @property
     def has_gradients(self) -> bool:
-        """Whether a backward since the last `check_gradients` has given some that the ranks have to exchange."""
+        """Whether a backward since the last `check_gradients` has computed gradients that ranks must exchange."""
         return self._has_gradients
 
     def _gradients_came(self, _: torch.Tensor) -> None:
@@ -211,7 +211,7 @@ class Model:
         """Whether a backward for these tensors, given by their ids, gives gradients of this model.
 
         Raises:
-            ValueError: of some of its parameters alone, for which the other ranks would wait.
+            ValueError: it gives those of only some parameters, and the other ranks would wait for the rest.
         """
         given = [id(parameter) in inputs for _, parameter in self._trained]
         if self._exchange is not None and any(given) and not all(given):
@@ -223,10 +223,10 @@ class Model:
         return any(given)
 
     def check_partial(self) -> None:
-        """See that the gradients of an accumulation are what the last backward has left.
+        """Check that the gradients of an accumulation were not changed since the last backward.
 
         Raises:
-            AccumulationChanged: they are not.
+            AccumulationChanged: they were.
         """
         for parameter, gradient, version in self._partial:
             if parameter.grad is not gradient or (gradient is not None and gradient._version != version):
@@ -240,7 +240,7 @@ class Model:
                 )
 
     def prepare_to_repeat(self) -> None:
-        """Get ready for another backward through a forward pass whose graph was retained, if there may be one."""
+        """Prepare for another backward through a forward pass whose graph was retained, if there may be one."""
         if self._may_repeat and self._exchange is not None:
             self._may_repeat = False
             if not self._is_exchanging:
@@ -249,15 +249,15 @@ class Model:
                 self._exchange.reducer.prepare_for_backward([])
 
     def check_gradients(self, complete: bool, again: bool = False) -> None:
-        """See that the gradients of a backward are exchanged, if there are any.
+        """Check that the gradients of a backward are exchanged, if there are any.
 
         Args:
-            complete: this was the last backward of its accumulation, in which all parameters take part.
-            again: there may be another backward through the same forward pass.
+            complete: whether this was the last backward of its accumulation, in which all parameters take part.
+            again: whether there may be another backward through the same forward pass.
 
         Raises:
-            NotExchanged: they were computed past the model that `Run.setup` returned.
-            UnusedParameters: some have no gradient, and so the exchange of others is not complete either.
+            NotExchanged: they were not computed with the model that `Run.setup` returned.
+            UnusedParameters: some parameters have no gradient, so the exchange of the others is not complete either.
         """
         if not again:
             self.forget_calls()
@@ -271,15 +271,17 @@ class Model:
         if self._has_gradients and not self._is_exchanging:
             raise NotExchanged(
                 f"these gradients stay on this rank, {self._group.rank} ({script_line()}): the loss was computed with "
-                "the model as it was before run.setup, by one of its methods, or by a forward pass that has had its "
+                "the model as it was before run.setup, by one of its methods, or by a forward pass that already had a "
                 "backward; call the model that run.setup returned, model(...), or pass retain_graph=True to the first "
                 "run.backward"
             )
-        if self._has_gradients:  # of adversaries, one may have been called whose gradients come later
+        if self._has_gradients:  # with adversarial models, one was called whose gradients may come later
             self._is_exchanging = self._has_gradients = False
             self._may_repeat = again and not self._may_be_unused
         if any(p.requires_grad for p in self._frozen):
-            raise NotExchanged("parameters were unfrozen after run.setup, which does not exchange them; do it before")
+            raise NotExchanged(
+                "parameters were unfrozen after run.setup, so no rank exchanges them; unfreeze them before"
+            )
         if complete and not self._may_be_unused and any(p.grad is None for _, p in self._trained):
             unused = [name for name, p in self._trained if p.grad is None]
             if len(unused) < len(self._trained):
@@ -289,5 +291,5 @@ class Model:
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         return (
             f"no gradient for {shown or 'some parameters'} on rank {self._group.rank}: {loss} does not depend on them; "
-            "use them, set requires_grad=False before run.setup, or take Strategy(find_unused_parameters=True)"
+            "use them, set requires_grad=False before run.setup, or use Strategy(find_unused_parameters=True)"
         )

@@ -1,4 +1,4 @@
-"""What `Run.setup` makes of optimizers."""
+"""How `Run.setup` prepares optimizers."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def prepare_optimizer(
     reduced_loss: Callable[[Any], Any],
     stepped: Callable[[], None],
 ) -> None:
-    """Start from rank 0's state, scale learning rates as the strategy says, and step once per accumulation.
+    """Load rank 0's state, scale learning rates as the strategy says, and step once per accumulation.
 
     Args:
-        optimizer: the user's.
+        optimizer: the user's optimizer.
         group: the ranks.
-        strategy: the choices that it is set up with.
-        is_accumulating: whether gradients wait for those of further batches, so that it does not step yet.
-        reduced_loss: makes of what a closure returns the loss over all ranks.
-        stepped: called after each of its steps.
+        strategy: the strategy that it is set up with.
+        is_accumulating: whether an accumulation is not complete, so that the optimizer does not step yet.
+        reduced_loss: takes what a closure returns, and returns the loss over all ranks.
+        stepped: called after each step.
 
     Raises:
-        ValueError: learning rates are to be scaled, and a scheduler has noted what they were before.
+        ValueError: learning rates are to be scaled, but a scheduler has already stored them.
     """
     scaling = strategy.lr_scaling
     if scaling != "none" and hasattr(optimizer.step, "_wrapped_by_lr_sched"):
@@ -50,10 +50,10 @@ def prepare_optimizer(
             optimizer.load_state_dict(state)
     factor = strategy.learning_rate_factor(group.world_size)
     for param_group in optimizer.param_groups if factor != 1 else ():
-        for name in ("lr", "initial_lr"):  # the latter was loaded, for a scheduler to go on from
-            if param_group.get(name) is not None:  # some optimizers compute their rate by themselves
+        for name in ("lr", "initial_lr"):  # a loaded state may have the latter, for a scheduler to continue from
+            if param_group.get(name) is not None:  # some optimizers compute their own learning rate
                 param_group[name] = param_group[name] * factor
-    if group.world_size > 1:  # one that looks at its loss must see the same on all ranks
+    if group.world_size > 1:  # an optimizer that uses its loss must get the same on all ranks
         optimizer.register_step_pre_hook(functools.partial(_with_reduced_loss, reduced_loss))
     optimizer.register_step_post_hook(lambda *_: stepped())
     if strategy.accumulate > 1:
@@ -64,7 +64,7 @@ def prepare_optimizer(
 def _with_reduced_loss(
     reduced_loss: Callable[[Any], Any], _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Before a step: let its closure, if it has one, return the loss over all ranks."""
+    """Before a step: make its closure, if there is one, return the loss over all ranks."""
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if closure is None:
         return None
@@ -80,9 +80,9 @@ def _once_per_accumulation(method: Any, optimizer: torch.optim.Optimizer, is_acc
     def call(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         if method.__name__ == "step" and (args[0] if args else kwargs.get("closure")) is not None:
             raise RuntimeError(
-                "a closure computes the gradients of a whole step, so several batches cannot make one; "
-                "take Strategy(accumulate=1) for this optimizer, and go through the batches in the closure"
+                "a closure computes the gradients of a whole step, so a step cannot accumulate several calls; "
+                "use Strategy(accumulate=1) for this optimizer, and loop over the batches in the closure"
             )
         return None if is_accumulating() else method(*args, **kwargs)
 
-    return types.MethodType(call, optimizer)  # schedulers take its `__func__`
+    return types.MethodType(call, optimizer)  # schedulers use its `__func__`

@@ -13,9 +13,9 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
 class HalfPrecision:
-    """Hooks that run a module's forward pass under autocast to bfloat16, and make its results float32 for the loss.
+    """Hooks that run a module's forward pass under autocast to bfloat16, and convert its results to float32.
 
-    Hooks stay with a copy of the module, such as an average of its weights over time.
+    A copy of the module, such as an average of its weights over time, keeps the hooks.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -29,13 +29,13 @@ class HalfPrecision:
         self._entered.append(context)
 
     def leave(self, _: torch.nn.Module, args: object, result: Any) -> Any:
-        """After it, or after the error that ended it."""
+        """After the forward pass, or after the error that ended it."""
         self._entered.pop().__exit__(None, None, None)
         return to_float(result)
 
 
 def without_hooks(state: dict[str, Any]) -> dict[str, Any]:
-    """The `__dict__` of a module without the hooks of `HalfPrecision`, for a file that is read without this package."""
+    """The `__dict__` of a module without the hooks of `HalfPrecision`, for files that are read without this package."""
     kept = {
         name: type(hooks)((key, hook) for key, hook in hooks.items() if not _is_ours(hook))
         for name, hooks in state.items()
@@ -49,10 +49,10 @@ def _is_ours(hook: Any) -> bool:
 
 
 def to_float(value: Any) -> Any:
-    """A result whose bfloat16 tensors are float32, however deep they lie; what holds them keeps its type.
+    """Convert the bfloat16 tensors in a result, at any depth, to float32. Containers keep their type.
 
-    Dicts, lists, tuples, named tuples, dataclasses and their subclasses are looked into. Those that hold such a tensor
-    are copied, and others come back as they are.
+    Looks into dicts, lists, tuples, named tuples, dataclasses and their subclasses. Containers with such a tensor are
+    copied; others are returned as they are.
     """
     if isinstance(value, torch.Tensor):
         return value.float() if value.dtype == torch.bfloat16 else value

@@ -1,4 +1,4 @@
-"""What a run has set up: models and optimizers, each with its own strategy, and all that a checkpoint holds."""
+"""What a run has set up: models and optimizers, each with its own strategy, and everything that a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Stateful(Protocol):
         """The state."""
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Go to a state."""
+        """Load a state."""
 
 
 class Loop(Protocol):
     """The training loop, as far as optimizers are concerned."""
 
     def is_accumulating(self, every: int) -> bool:
-        """Whether gradients wait for those of further batches, where so many make a step of the optimizer."""
+        """Whether an accumulation is not complete, with `every` batches per step of the optimizer."""
 
     def optimizer_stepped(self, number: int) -> None:
         """Called after each step of an optimizer, with its place in the order of `setup`, from 0."""
@@ -47,14 +47,14 @@ class Loop(Protocol):
 
 @dataclass(frozen=True)
 class RankPart:
-    """Something that each rank has a state of its own of.
+    """An object of which each rank saves its own state.
 
     Attributes:
-        thing: what has the state.
-        reshard: makes the states of all ranks that saved them, in their order, the state of a rank among another number
-            of ranks: `reshard(states, rank, world_size)`.
-        is_users: the script has registered it, so that another number of ranks does not go on without it.
-        is_required: a checkpoint that lacks it does not fit.
+        thing: the object.
+        reshard: called as `reshard(states, rank, world_size)` with the states of all ranks that saved, in rank order;
+            returns the state of a rank among another number of ranks.
+        is_users: whether the script has registered it; then another number of ranks cannot continue without it.
+        is_required: whether a checkpoint without it does not fit.
     """
 
     thing: Stateful
@@ -64,7 +64,7 @@ class RankPart:
 
 
 class Prepared:
-    """The models and optimizers of a run, and what else its checkpoints hold.
+    """The models and optimizers of a run, and what its checkpoints hold besides them.
 
     Args:
         group: the ranks.
@@ -83,19 +83,19 @@ class Prepared:
     # -- set up --------------------------------------------------------------------------------------------------------
 
     def add(self, thing: Any, strategy: Strategy | None, loop: Loop) -> Any:
-        """Set up a model or an optimizer; returns what takes its place in the training loop.
+        """Set up a model or an optimizer. Returns what takes its place in the training loop.
 
         Args:
             thing: a model or an optimizer.
-            strategy: the choices; None means for an optimizer those of the model whose parameters it updates, and else
-                the defaults.
-            loop: where it is used.
+            strategy: how to train it; None means for an optimizer the strategy of the model whose parameters it
+                updates, and otherwise the defaults.
+            loop: the training loop.
 
         Raises:
-            paceline.ModelMismatch: this rank's model is not like rank 0's.
+            paceline.ModelMismatch: this rank's model differs from rank 0's.
             TypeError: it is neither a module nor an optimizer, or a model that another library has made parallel.
-            ValueError: it was set up before; or learning rates are to be scaled, and a scheduler has noted what they
-                were before; or the optimizer's accumulation is not that of its model.
+            ValueError: it was set up before; or learning rates are to be scaled, but a scheduler has already stored
+                them; or the optimizer's accumulation is not that of its model.
         """
         if isinstance(thing, torch.nn.Module):
             check_kind(thing)
@@ -131,7 +131,7 @@ class Prepared:
         raise TypeError(f"setup takes modules and optimizers, not {type(thing).__name__}")
 
     def _strategy_of(self, optimizer: torch.optim.Optimizer, given: Strategy | None) -> Strategy:
-        """The strategy of an optimizer, which goes with that of its model."""
+        """The strategy of an optimizer, which must agree with that of its model."""
         mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         models = [m for m in self._models if any(id(parameter) in mine for parameter in m.module.parameters())]
         own = given or (models[0].strategy if models else Strategy())
@@ -139,17 +139,17 @@ class Prepared:
             if model.accumulate != own.accumulate:
                 raise ValueError(
                     f"{type(optimizer).__name__} is set up with accumulate={own.accumulate}, and the model whose "
-                    f"parameters it updates with accumulate={model.accumulate}; set both up with the same"
+                    f"parameters it updates with accumulate={model.accumulate}; set both up with the same value"
                 )
         return own
 
     def register(self, name: str, thing: Any, *, per_rank: bool = False, reshard: Reshard | None = None) -> None:
-        """Put something further into the checkpoints.
+        """Add an object to the checkpoints.
 
         Args:
             name: its name there.
-            thing: with `state_dict` and `load_state_dict`.
-            per_rank: each rank has a state of its own.
+            thing: has `state_dict` and `load_state_dict`.
+            per_rank: whether each rank saves its own state.
             reshard: see `RankPart`.
 
         Raises:
@@ -163,19 +163,21 @@ class Prepared:
                 f"keep the script's own values in run.state: state = run.state({name}={value}), then state.{name}"
             )
         if reshard is not None and not per_rank:
-            raise ValueError("reshard= is for what each rank has a state of its own of: pass per_rank=True as well")
+            raise ValueError(
+                "reshard= is for objects of which each rank saves its own state: pass per_rank=True as well"
+            )
         if name in self.stateful() or name == "progress" or name in self._rank_parts:
-            raise ValueError(f"the name {name} is taken; register {type(thing).__name__} under another one")
+            raise ValueError(f"the name {name} is taken; register {type(thing).__name__} under another name")
         if per_rank:
             self._rank_parts[name] = RankPart(thing, reshard, is_users=True, is_required=True)
         else:
             self._registered[name] = thing
 
     def register_on_rank(self, name: str, thing: Stateful, reshard: Reshard | None = None) -> None:
-        """Put something into the checkpoints that each rank has a state of its own of, such as a compression's error.
+        """Add an object of which each rank saves its own state, such as the error of a compression.
 
-        Without `reshard` it is loaded only where the job goes on with as many ranks as it was saved with, and else
-        stays as it is.
+        Without `reshard`, it is loaded only if the number of ranks is the same as at the save; otherwise it is not
+        changed.
 
         Raises:
             ValueError: the name is taken.
@@ -185,7 +187,7 @@ class Prepared:
         self._rank_parts[name] = RankPart(thing, reshard, is_users=reshard is not None)
 
     def stateful(self) -> dict[str, Stateful]:
-        """What is the same on all ranks: `model`, `optimizer` (numbered from the second on), what was registered."""
+        """The parts that are the same on all ranks: `model`, `optimizer` (numbered from the second on), registered."""
         named: dict[str, Stateful] = {}
         kinds: dict[str, list[Any]] = {"model": [m.module for m in self._models], "optimizer": self._optimizers}
         for kind, things in kinds.items():
@@ -194,11 +196,11 @@ class Prepared:
         return {**named, **self._registered}
 
     def rank_parts(self) -> dict[str, RankPart]:
-        """What each rank has a state of its own of, random states apart."""
+        """The parts of which each rank saves its own state, except random states."""
         return dict(self._rank_parts)
 
     def clear(self) -> None:
-        """Let the models go, whose process group is about to end."""
+        """Release the models, before their process group ends."""
         self._models.clear()
 
     # -- training ------------------------------------------------------------------------------------------------------
@@ -215,7 +217,7 @@ class Prepared:
 
     @property
     def accumulates(self) -> set[int]:
-        """The numbers of batches that make a step of an optimizer; more than one where strategies differ."""
+        """The numbers of batches per step of the optimizers; more than one if strategies differ."""
         return self._accumulates or {1}
 
     def has_gradients(self) -> bool:
@@ -228,10 +230,10 @@ class Prepared:
         )
 
     def accumulate_of_loss(self) -> int:
-        """The batches per step of the models that the loss at hand was computed with.
+        """The number of batches per step of the models that the current loss was computed with.
 
         Raises:
-            RuntimeError: strategies differ, and it was computed with models of more than one, or of none.
+            RuntimeError: strategies differ, and the loss was computed with models of several strategies, or of none.
         """
         found = set(self.accumulates)
         if len(found) > 1:
@@ -250,17 +252,17 @@ class Prepared:
     def backward(
         self, factor: float | torch.Tensor, step: int, inputs: Sequence[torch.Tensor] | None
     ) -> Iterator[None]:
-        """Around a backward, which is a collective where gradients are exchanged.
+        """The context of a backward, which is a collective if gradients are exchanged.
 
         Args:
-            factor: what the loss is multiplied by.
-            step: the number of the step at hand.
+            factor: factor for the loss.
+            step: number of the current step.
             inputs: the tensors whose gradients are computed; None means all.
 
         Raises:
             paceline.OptimizerMismatch: optimizers have stepped on some ranks only.
-            paceline.UnusedParameters: the loss depends on no model, for whose gradients the other ranks wait.
-            ValueError: `inputs` has some parameters of a model only.
+            paceline.UnusedParameters: the loss depends on no model, but the other ranks wait for gradients.
+            ValueError: `inputs` has only some of a model's parameters.
         """
         self._factor = factor
         given = None if inputs is None else {id(tensor) for tensor in inputs}
@@ -279,31 +281,31 @@ class Prepared:
         if expects and not any(model.has_gradients for model in self._models):
             raise UnusedParameters(
                 f"the loss of rank {self._group.rank} at {script_line()} depends on no model that was set up, while "
-                "the other ranks wait for its gradients; where a batch has nothing to learn from, take "
+                "the other ranks wait for its gradients; if a batch has nothing to learn from, use "
                 "model(x).sum() * 0"
             )
 
     def check_partial(self) -> None:
-        """See that nobody has changed the gradients of an accumulation that goes on.
+        """Check that the gradients of an accumulation that is not complete were not changed.
 
         Raises:
-            paceline.AccumulationChanged: somebody has.
+            paceline.AccumulationChanged: they were.
         """
         for model in self._models:
             model.check_partial()
 
     def _reduced_loss(self, loss: Any) -> Any:
-        """What a closure has returned on each rank, weighed as its gradients were: the loss over all ranks."""
+        """The loss over all ranks: what a closure has returned on each rank, weighted like its gradients."""
         if loss is None:
             return None
         own = loss.detach() if isinstance(loss, torch.Tensor) else torch.tensor(float(loss), device=self._group.device)
-        # A rank whose batch counts nothing may have a loss that is not a number.
+        # If a rank's batch is a stand-in, its loss may be NaN.
         own = own * self._factor if isinstance(self._factor, torch.Tensor) or self._factor else torch.zeros_like(own)
         total = self._group.all_reduce(own) / self._group.world_size
         return total if isinstance(loss, torch.Tensor) else float(total)
 
     def exchange(self, is_last: Callable[[int], bool]) -> None:
-        """Say for each `Strategy.accumulate` whether the coming backward is the last one of its accumulation."""
+        """Set, for each `Strategy.accumulate`, whether the next backward is the last one of its accumulation."""
         for model in self._models:
             model.exchange(is_last(model.accumulate))
 
@@ -314,21 +316,21 @@ class Prepared:
                 model.scale_gradients(factor)
 
     def check_gradients(self, loop: Loop, again: bool = False) -> None:
-        """See that the gradients of a backward are exchanged, and complete where the optimizer steps next.
+        """Check that the gradients of a backward are exchanged, and complete if the optimizer steps next.
 
         Args:
-            loop: where it was.
-            again: there may be another backward through the same forward pass.
+            loop: the training loop.
+            again: whether there may be another backward through the same forward pass.
 
         Raises:
-            paceline.NotExchanged: they were computed past the model that `Run.setup` returned.
+            paceline.NotExchanged: they were not computed with the model that `Run.setup` returned.
             paceline.UnusedParameters: some parameters have no gradient.
         """
         for model in self._models:
             model.check_gradients(complete=not loop.is_accumulating(model.accumulate), again=again)
 
     def check_steps(self) -> None:
-        """See that all ranks have stepped their optimizers alike; a collective of all ranks.
+        """Check that all ranks have stepped the same optimizers. A collective of all ranks.
 
         Raises:
             paceline.OptimizerMismatch: on all ranks, if they have not.
@@ -336,13 +338,13 @@ class Prepared:
         self._step_counts.compare()
 
     def share_buffers(self) -> None:
-        """Give every rank rank 0's buffers, such as running means, which each has computed from its own batches."""
+        """Copy rank 0's buffers, such as running means, to all ranks; each rank computes them from its own batches."""
         with self._group.guard:
             for model in self._models:
                 model.share_buffers()
 
     def evaluate(self, evaluating: bool) -> None:
-        """Say whether the coming forward passes are an evaluation's; ranks may have different numbers of them."""
+        """Set whether the next forward passes are for evaluation; ranks may have different numbers of them."""
         for model in self._models:
             model.evaluate(evaluating)
 

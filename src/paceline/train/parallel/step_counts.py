@@ -1,4 +1,4 @@
-"""Whether all ranks step their optimizers at the same time."""
+"""Checks that all ranks step their optimizers at the same times."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from paceline.train.group.group import Group
 
 _RARELY = 64  # exchanges of gradients between two comparisons, after the first ones
-_BITS = 24  # of a checksum, so that the sum of squares over thousands of ranks fits into 64
+_BITS = 24  # of a checksum, so that the sum of squares over thousands of ranks fits into 64 bits
 
 
 @dataclass
 class _Span:
-    """What this rank has done since a comparison.
+    """The exchanges and steps of this rank since the last comparison.
 
     Attributes:
-        exchanges: of each exchange of gradients the step, and where the script has called for it.
-        stepped: for each optimizer, after how many of these exchanges it has stepped, each time.
-        calls: where each has stepped first; None if it has not.
+        exchanges: for each exchange of gradients, its step and the line of the script.
+        stepped: for each optimizer and each of its steps, the number of exchanges before it.
+        calls: for each optimizer, the line of its first step; None if it has not stepped.
     """
 
     exchanges: list[tuple[int, tuple[CodeType | None, int]]] = field(default_factory=list)
@@ -40,8 +40,8 @@ class _Span:
 class StepCounts:
     """Compares over the ranks after which exchanges of gradients each optimizer has stepped.
 
-    A comparison is a reduction of two numbers per optimizer, which goes on during the training; its result is looked at
-    by the next one. It begins after 1, 2, 4, … exchanges, and from then on after every 64.
+    A comparison is a reduction of two numbers per optimizer, which runs during the training; the next comparison reads
+    its result. It begins after 1, 2, 4, … exchanges, and later after every 64.
     """
 
     def __init__(self, group: Group) -> None:
@@ -53,7 +53,7 @@ class StepCounts:
         self._compared: tuple[Callable[[], torch.Tensor], _Span] | None = None
 
     def add(self, optimizer: torch.optim.Optimizer) -> int:
-        """Count the steps of another optimizer; returns its number."""
+        """Add an optimizer whose steps are counted; returns its number."""
         self._names.append(type(optimizer).__name__)
         self._span.stepped.append([])
         self._span.calls.append(None)
@@ -63,7 +63,7 @@ class StepCounts:
         """An optimizer has stepped."""
         span = self._span
         span.stepped[number].append(len(span.exchanges))
-        if span.calls[number] is None:  # to look in every step would cost as much as all else here
+        if span.calls[number] is None:  # only once: finding the line costs as much as everything else here
             span.calls[number] = script_call()
 
     def exchanges(self, step: int) -> None:
@@ -91,7 +91,7 @@ class StepCounts:
             self._settle()
 
     def begin(self) -> None:
-        """Begin to compare what was done since the last time, and look at what came out then."""
+        """Start to compare what was done since the last comparison, and read the result of that one."""
         self._settle()
         sums = [zlib.crc32(repr(times).encode()) >> (32 - _BITS) for times in self._span.stepped]
         tensor = torch.tensor([*sums, *(x * x for x in sums)], dtype=torch.int64, device=self._group.device)

@@ -1,4 +1,4 @@
-"""What takes the place of a user's model in the training loop."""
+"""The module that takes the place of a user's model in the training loop."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from .precision import without_hooks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# What a module keeps in dicts of its own, and this one shares with the module that it wraps.
+# The dicts of a module that the wrapper shares with the module inside.
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_load_state_dict_post_hooks")
 
 
 class ParallelModel(torch.nn.Module):
-    """A user's model whose gradients the ranks exchange; at any number of ranks, one included, it is the same to use.
+    """A user's model whose gradients the ranks exchange. It is used in the same way with any number of ranks.
 
-    All but the forward pass is the user's module: its attributes and methods, its parameters and their names, its
-    state_dict, also where this one is part of another module. A copy or a pickle of it is one of the user's module.
+    Everything but the forward pass is that of the user's module: attributes and methods, parameters and their names,
+    and the state_dict, also if the wrapper is part of another module. A copy or a pickle of it is one of the user's
+    module.
 
     Attributes:
-        module: the user's.
+        module: the user's module.
     """
 
     module: torch.nn.Module
@@ -43,22 +44,22 @@ class ParallelModel(torch.nn.Module):
         own.update(module=module, _forward_together=forward, _no_sync=no_sync)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module, and get ready to exchange gradients if there will be some.
+        """Run the module, and prepare to exchange gradients if there will be some.
 
         Raises:
-            paceline.UnusedParameters: in the step before, some parameters got no gradient.
+            paceline.UnusedParameters: in the previous step, some parameters got no gradient.
             paceline.WrongDevice: an argument is on another device.
         """
         return self._forward_together(args, kwargs)
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """Within this block gradients are added up and not exchanged, as in DistributedDataParallel."""
+        """Within this block, gradients are accumulated and not exchanged, as in DistributedDataParallel."""
         return self._no_sync()  # type: ignore[no-any-return]
 
     # -- the user's module ---------------------------------------------------------------------------------------------
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own."""
+        """The state_dict of the module."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -74,7 +75,7 @@ class ParallelModel(torch.nn.Module):
         return self
 
     def apply(self, fn: Callable[[torch.nn.Module], Any]) -> ParallelModel:
-        """Call a function with each module within the user's, and with that."""
+        """Call a function with each module within the user's module, and with that itself."""
         self.module.apply(fn)
         return self
 
@@ -129,16 +130,16 @@ class ParallelModel(torch.nn.Module):
             return made
         function, args, state, *more = made if len(made) > 2 else (*made, None)
         if getattr(function, "__name__", "") == "__newobj__" and len(args) == 1:
-            # pickle insists that what `__newobj__` makes is of the class of the object at hand.
+            # pickle requires that `__newobj__` makes an object of this class.
             function, args = copyreg._reconstructor, (args[0], object, None)  # type: ignore[attr-defined]
         return (function, args, without_hooks(state) if isinstance(state, dict) else state, *more)
 
 
 def unwrap(model: torch.nn.Module) -> torch.nn.Module:
-    """The user's module of a model that was set up, or compiled after that; another one comes back as it is.
+    """The user's module of a model that was set up, and maybe compiled later. Another module is returned itself.
 
     Raises:
-        TypeError: it is no module.
+        TypeError: it is not a module.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"unwrap takes a model, not {type(model).__name__}")
