@@ -46,7 +46,7 @@ def test_a_job_grows_and_shrinks(client: Client) -> None:
     eventually(lambda: shown(client, "it") == ["h1"], "it runs")
     client.settings()
     done = client("scaleout", "--on", "lab", "it")
-    assert (done.returncode, done.stderr) == (0, "paceline: job it: h2 comes in\n")
+    assert (done.returncode, done.stderr) == (0, "paceline: job it: h2 joins\n")
     eventually(lambda: shown(client, "it") == ["h1", "h2"], "both take part")
     done = client("scaleout", "--on", "lab", "it", "h2")
     assert (done.returncode, done.stderr) == (2, "paceline: h2 takes part in job it already; leave it out\n")
@@ -79,7 +79,7 @@ def test_a_host_that_was_killed_comes_back_while_somebody_watches(client: Client
     (client.folder / "end").touch()
     _, err = running.communicate()
     assert running.returncode == 0, err
-    assert "h2 comes in\n" in err
+    assert "h2 joins\n" in err
     assert "job it succeeded after " in err.splitlines()[-1]
 
 

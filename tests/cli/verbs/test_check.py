@@ -108,7 +108,7 @@ def test_a_folder_that_is_gone_is_one_line(paceline: Paceline) -> None:
     gone.mkdir()
     done = paceline("check", python=("sh", "-c", f'rmdir "$PWD" && exec {sys.executable} "$@"', "sh"), cwd=gone)
     assert done.returncode == 2
-    assert done.stderr == "paceline: the current folder does not exist any more; go to another one\n"
+    assert done.stderr == "paceline: the current folder no longer exists; go to another one\n"
 
 
 def test_a_user_without_a_home_is_told(paceline: Paceline, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,9 +135,9 @@ def test_a_dry_run_refuses_what_submit_refuses(paceline: Paceline) -> None:
         (("--data", "gone:/set"), "no such file or directory"),
         (("--name", "taken"), "a job named taken has its files in"),
         (("--log-dir", "file"), "it is not a folder"),
-        ((*snapshot, "nowhere"), "is not there; name a folder"),
+        ((*snapshot, "nowhere"), "does not exist; name a folder"),
         (("--sync-mode", "git", "--sync-source", "nowhere"), "no git repository at"),
-        (("--sync-mode", "rsync", "--sync-source", "nowhere"), "is not there; name a folder"),
+        (("--sync-mode", "rsync", "--sync-source", "nowhere"), "does not exist; name a folder"),
         ((*snapshot, ".", "--name", "it", "--working-dir", "."), "is there already; remove it"),
         (("--preload", "nowhere"), "no such module"),
     ):

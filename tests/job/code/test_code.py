@@ -575,7 +575,7 @@ def test_rsync_from_a_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_rsync_says_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    assert "is not there" in refused("rsync", "nowhere", tmp_path, tmp_path / "code" / "job")
+    assert "does not exist" in refused("rsync", "nowhere", tmp_path, tmp_path / "code" / "job")
     assert "is a file" in refused("rsync", "file", tmp_path, tmp_path / "code" / "job")
 
 
@@ -756,7 +756,7 @@ def test_a_snapshot_names_the_file_that_it_cannot_read(tmp_path: Path, monkeypat
 
         return opens
 
-    for error, number, words in ((PermissionError, 13, "cannot read"), (FileNotFoundError, 2, "vanished")):
+    for error, number, words in ((PermissionError, 13, "cannot read"), (FileNotFoundError, 2, "disappeared")):
         monkeypatch.setattr(os, "open", failing(error, number))
         message = refused("snapshot", None, work, tmp_path / "code" / "job")
         assert words in message

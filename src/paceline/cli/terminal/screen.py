@@ -200,7 +200,7 @@ def _count(number: int, thing: str) -> str:
 def _of_host(name: str, details: dict[str, Any]) -> str:
     """That a host joined, or why its output stopped, or why it takes no part."""
     if name == "came":
-        return f"{details['host']} comes in"
+        return f"{details['host']} joins"
     return f"{details['why']}; {'its output is no longer received' if name == 'lost' else 'it takes no part'}"
 
 

@@ -34,7 +34,7 @@ def scaleout(job: str, names: tuple[str, ...], nnodes: int | None) -> int:
     here = able(backend(), Elastic)
     known([job])
     added = here.scaleout(job, more)
-    what = f"{', '.join(added)} come{'s' if len(added) == 1 else ''} in" if added else "no other host can come in"
+    what = f"{', '.join(added)} join{'s' if len(added) == 1 else ''}" if added else "no other host can join"
     click.echo(f"paceline: job {job}: {what}", err=True)
     return 0
 
