@@ -91,7 +91,7 @@ def test_weights_that_mean_nothing() -> None:
         for bad in (-1, float("nan"), float("inf")):
             with pytest.raises(ValueError, match=r"weight=.* is not a number of 0 or more"):
                 run.backward(model(x).mean(), weight=bad)
-        with pytest.raises(ValueError, match=r"reduction='median' is neither"):
+        with pytest.raises(ValueError, match=r"reduction='median': it must be"):
             run.backward(model(x).mean(), reduction="median")
         with pytest.raises(ValueError, match=r"only 'mean' takes weight="):
             run.backward(model(x).mean(), 3, reduction="sum")
