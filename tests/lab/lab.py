@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _NAME = re.compile(r"pl([0-9]+)-\w+")  # of namespaces and folders
-_NETWORK = "10.77.0"
+_NETWORK, _NETWORK6 = "10.77.0", "fd77:"
 _FEW = 16  # hosts that may look for each other by themselves
 _SSHD = "/usr/sbin/sshd"
 _DISK = "2g"  # a host's home, in memory; it takes what is written
@@ -120,6 +120,7 @@ class Host:
         name: its host name, which ssh knows as well.
         namespace: its network namespace, and the mark of its processes.
         address: in the lab's network.
+        address6: the same of IPv6.
         home: the home folder of its user.
         mac: of its network card.
     """
@@ -128,8 +129,10 @@ class Host:
         self.name = f"h{number}"
         self.namespace = f"{lab.prefix}-{self.name}"
         self.address = f"{_NETWORK}.{10 + number}"
+        self.address6 = f"{_NETWORK6}:{10 + number}"
         self.home = lab.folder / self.name
         self._hub, self._link, self.mac = lab.hub, f"v{number}", f"02:00:00:00:01:{number:02x}"
+        self._lacks_ipv4 = False
         self._sshd: subprocess.Popen[bytes] | None = None
         self._folder = lab.folder
 
@@ -139,7 +142,7 @@ class Host:
         _do("mount", "-t", "tmpfs", "-o", f"size={_DISK},mode=755", self.namespace, str(self.home))
         self._config = self._folder / f"{self.name}.sshd_config"
         self._config.write_text(
-            f"ListenAddress {self.address}\nHostKey {self._folder}/host_key\n"
+            f"ListenAddress {self.address}\nListenAddress [{self.address6}]\nHostKey {self._folder}/host_key\n"
             f"AuthorizedKeysFile {self._folder}/key.pub\nStrictModes no\nUsePAM no\nPidFile none\n"
             "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n"
             f"MaxStartups 100\nSetEnv PACELINE_LAB={self.namespace} HOME={self.home}\n"
@@ -164,6 +167,7 @@ class Host:
         _ip("-n", self._hub, *link, "address", self.mac, "netns", self.namespace)
         _ip("-n", self._hub, "link", "set", self._link, "master", "br0", "up")
         _ip("-n", self.namespace, "addr", "add", f"{self.address}/24", "dev", "eth0")
+        _ip("-n", self.namespace, "addr", "add", f"{self.address6}/64", "dev", "eth0", "nodad")
         _ip("-n", self.namespace, "link", "set", "eth0", "up")
         _ip("-n", self.namespace, "link", "set", "lo", "up")
         program = f'hostname "$0" && exec {_SSHD} -D -e -f "$1"'
@@ -173,7 +177,7 @@ class Host:
                 [*self.enter(), "unshare", "--uts", "sh", "-c", program, self.name, f"{self.home}.sshd_config"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={"PATH": os.environ["PATH"]},
             )  # fmt: skip
-        eventually(lambda: "Server listening" in path.read_text(), f"{self.name} lets us in")
+        eventually(lambda: path.read_text().count("Server listening") == 2, f"{self.name} lets us in")
 
     def power_off(self) -> None:
         """Take it off the network and then end all that runs on it, so that nobody hears of it; its disk remains."""
@@ -221,7 +225,7 @@ class Host:
         log = self._folder / f"{self.name}.log"
         count = log.read_text().count("Server listening")
         os.kill(self._sshd.pid, signal.SIGHUP)
-        eventually(lambda: log.read_text().count("Server listening") > count, f"{self.name} has read its settings")
+        eventually(lambda: log.read_text().count("Server listening") == count + 2, f"{self.name} has read its settings")
 
     # -- network and disk ----------------------------------------------------------------------------------------------
 
@@ -232,6 +236,17 @@ class Host:
     def heal(self) -> None:
         """Undo `cut`."""
         _ip("-n", self._hub, "link", "set", self._link, "up")
+
+    def use_ipv6_alone(self) -> None:
+        """Take its IPv4 address away."""
+        _ip("-n", self.namespace, "addr", "del", f"{self.address}/24", "dev", "eth0")
+        self._lacks_ipv4 = True
+
+    def use_ipv4_too(self) -> None:
+        """Undo `use_ipv6_alone`."""
+        if self._lacks_ipv4:
+            _ip("-n", self.namespace, "addr", "add", f"{self.address}/24", "dev", "eth0")
+            self._lacks_ipv4 = False
 
     def limit(self, mbit: float) -> None:
         """Let no more megabits a second through, either way."""
@@ -272,6 +287,7 @@ class Host:
         self.wake()
         self.heal_logins()
         self.heal()
+        self.use_ipv4_too()
         self.unlimit()
         self.make_room()
 
@@ -316,11 +332,12 @@ class Lab:
         _ip("netns", "add", self.hub)
         _ip("-n", self.hub, "link", "add", "br0", "type", "bridge")
         _ip("-n", self.hub, "addr", "add", f"{_NETWORK}.1/24", "dev", "br0")
+        _ip("-n", self.hub, "addr", "add", f"{_NETWORK6}:1/64", "dev", "br0", "nodad")
         _ip("-n", self.hub, "link", "set", "br0", "up")
         for key in ("key", "host_key"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / key], check=True)
         key = " ".join((self.folder / "host_key.pub").read_text().split()[:2])
-        known = "".join(f"{name} {key}\n" for host in self.hosts for name in (host.name, host.address))
+        known = "".join(f"{name} {key}\n" for host in self.hosts for name in (host.name, host.address, host.address6))
         (self.folder / "known_hosts").write_text(known)
         named = "".join(f"Host {host.name}\n  HostName {host.address}\n" for host in self.hosts)
         (self.folder / "ssh_config").write_text(

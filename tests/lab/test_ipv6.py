@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -39,7 +41,7 @@ def named(client: Client) -> Iterator[tuple[Client, str]]:
 
 def test_hosts_with_ipv6_alone_train_together(named: tuple[Client, str]) -> None:
     client, hosts = named
-    root = ("--ssh-root", f"~/{client.root}")
+    root = ("--ssh-root", f"~/{client.root}", "--ssh-python", sys.executable)
     surveyed = client("check", "-H", hosts, *root)
     assert "no route" not in surveyed.stdout
     assert "cannot reach" not in surveyed.stdout, surveyed.stdout
@@ -55,10 +57,11 @@ def test_hosts_with_ipv6_alone_train_together(named: tuple[Client, str]) -> None
     assert client("delete", "six", *root).returncode == 0
 
 
-def test_the_ranks_of_other_frameworks_get_addresses_in_brackets(named: tuple[Client, str]) -> None:
+def test_the_endpoints_of_ranks_have_brackets(named: tuple[Client, str]) -> None:
     client, hosts = named
-    tell = client.script('import os; print(os.environ["PACELINE_ENDPOINTS"], os.environ["JAX_COORDINATOR_ADDRESS"])')
-    done = client("run", "-H", hosts, "--ssh-root", f"~/{client.root}", "--sync-mode", "snapshot",
-                  "--framework", "jax", tell)  # fmt: skip
+    root = ("--ssh-root", f"~/{client.root}", "--sync-mode", "snapshot")
+    tell = client.script('import os; print(os.environ["PADDLE_TRAINER_ENDPOINTS"])')
+    done = client("run", "-H", hosts, *root, "--framework", "paddle", "--no-python", sys.executable, tell)
     assert done.returncode == 0, done.stderr
-    assert f"[{client.lab.hosts[0].address6}]:" in done.stdout
+    first, second = client.lab.hosts[:2]
+    assert re.search(rf"\[{first.address6}\]:\d+,\[{second.address6}\]:\d+", done.stdout), done.stdout

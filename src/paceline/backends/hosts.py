@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import subprocess
@@ -10,11 +11,31 @@ from typing import NamedTuple
 from paceline.job.errors import UserError
 from paceline.job.text import printable
 
-_LINE = re.compile(
-    r"(?P<name>[^\s:\[\]-][^\s:\[\]]*|\[[0-9A-Fa-f:.]+\])"
-    r"(?::(?P<colon>\d{1,4}))?(?:\s+slots=(?P<slots>\d{1,4}))?(?:\s+max[_-]slots=\d+)?"
-)
+# A name, or an IPv6 address in brackets; both may have a user before them.
+NAME = r"(?P<name>[^\s:\[\]-][^\s:\[\]]*|([^\s:\[\]@-][^\s:\[\]@]*@)?\[[0-9A-Fa-f:.]+(%[\w.-]+)?\])"
+_LINE = re.compile(NAME + r"(?::(?P<colon>\d{1,4}))?(?:\s+slots=(?P<slots>\d{1,4}))?(?:\s+max[_-]slots=\d+)?")
 _SCRIPT_SECONDS = 10.0
+
+
+def example_for(text: str) -> str:
+    """How to write a host that is not written as one."""
+    user, at, address = text.partition(" ")[0].rpartition("@")
+    try:
+        ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return "for example node1, or user@node2:4"
+    return f"an IPv6 address in brackets: {user}{at}[{address}], or {user}{at}[{address}]:4"
+
+
+def bare(name: str) -> str:
+    """The name of a host as ssh takes it: an IPv6 address without its brackets."""
+    return name.replace("[", "").replace("]", "")
+
+
+def listed(name: str) -> str:
+    """The inverse of `bare`: a host as a list of hosts with slots has it."""
+    user, at, host = name.rpartition("@")
+    return f"{user}{at}[{host}]" if ":" in host else name
 
 
 class NamedHost(NamedTuple):
@@ -82,7 +103,7 @@ def _hosts(lines: list[tuple[str, str]]) -> list[NamedHost]:
     for line, where in lines:
         found = _LINE.fullmatch(line)
         if found is None or (found["colon"] and found["slots"]):
-            raise UserError(printable(f"{where}: {line!r} is not a host; write for example node1:2"))
+            raise UserError(printable(f"{where}: {line!r} is not a host; write {example_for(line)}"))
         slots = found["colon"] or found["slots"]
         if slots is not None and int(slots) < 1:
             raise UserError(printable(f"{where}: {line!r} has no slot; leave the host out, or give it one"))

@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from tests.conftest import Paceline
 
 CASES = {
+    "IPv6 address without brackets": (
+        ["-H", "fd77::11", "ok.py"],
+        "-H 'fd77::11': 'fd77::11' is not a host",
+        "[fd77::11]",
+    ),
     "missing script": (["missing.py"], "no script missing.py in ", "check the name"),
     "program without --no-python": (["ls"], "no script ls in ", "--no-python"),
     "folder": (["folder"], "folder is a folder, not a script", "-m"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.backends.refusals import refusals
 from paceline.backends.submission import NameTaken, fetched, start_named
+from paceline.contract.values import join_address
 from paceline.job.paths import jobs_folder, make_private
 from paceline.node.machine import volumes
 from paceline.node.store import make
@@ -81,6 +82,6 @@ def _warn_of_no_token(spec: JobSpec, progress: ProgressReporter) -> None:
     if is_first and not is_loopback(meeting.local_address or address):
         who = "anyone who can connect" if meeting.run_id is None else "anyone who knows --rdzv-id and can connect"
         progress.say(
-            f"{who} to {address}:{meeting.main_port} may join this job; "
+            f"{who} to {join_address(address, meeting.main_port or 0)} may join this job; "
             "set PACELINE_TOKEN to a secret on all its machines"
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from paceline.backends import limits
-from paceline.backends.hosts import printed_by
+from paceline.backends.hosts import NAME, bare, example_for, printed_by
 from paceline.job.errors import UserError, nearest
 
 from . import asking
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .connection import Answer, Request
     from .patience import Patience
 
-_HOST = re.compile(r"(?P<name>[^\s:\[\]-][^\s:\[\]]*|\[[0-9A-Fa-f:.]+\])(:(?P<slots>[0-9]{1,4}))?")
+_HOST = re.compile(NAME + r"(:(?P<slots>[0-9]{1,4}))?")
 _LEAST = 0.1  # seconds that a host is waited for
 
 
@@ -68,8 +68,8 @@ def _parsed(hosts: Sequence[str]) -> dict[str, int]:
     for text in hosts:
         found = _HOST.fullmatch(text)
         if found is None:
-            raise ValueError(f"{text!r} is not a host; write for example node1, or user@node2:4")
-        name = found["name"].strip("[]")
+            raise ValueError(f"{text!r} is not a host; write {example_for(text)}")
+        name = bare(found["name"])
         if name in parsed:
             raise ValueError(f"{name} is named twice; leave one out")
         parsed[name] = int(found["slots"] or 0)
@@ -112,6 +112,7 @@ class Hosts:
             UserError: one is not a host of the target.
         """
         known = {host.name: host for host in self.all}
+        names = [bare(name) for name in names]
         for name in names:
             if name not in known:
                 raise UserError(f"{name} is not a host of {self.name}; {nearest(name, known)}")

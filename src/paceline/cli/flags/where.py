@@ -264,7 +264,9 @@ def _backend_of(names: Sequence[str], given: dict[str, Any]) -> Backend:
         if there != here:
             raise UserError(f"job {one} is on {here}, and {other} on {there}; name the jobs of one target, or add --on")
     if here in registry.flags():  # it was submitted to hosts that flags named
-        hosts = submitted_hosts(here, one)
+        from paceline.backends.hosts import listed
+
+        hosts = [listed(host) for host in submitted_hosts(here, one)]
         return backend_for({**given, _listing(here).parameter: ",".join(hosts)})
     return backend_for(given, here or default_target())
 

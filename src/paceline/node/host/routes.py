@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract import handshake
+from paceline.node.machine.network import listen
 from paceline.node.rendezvous.handshake import is_proof, prove
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Post:
         self._token, self._name = token, name
         self._strangers: dict[socket.socket, None] = {}  # the oldest first
         self._lock = threading.Lock()
-        self._listener = socket.create_server(("", 0), backlog=1024)
+        self._listener = listen(backlog=1024)
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 

@@ -213,6 +213,25 @@ def machine_id() -> str:
     return f"{read(Path('/proc/sys/kernel/random/boot_id'))} {socket.gethostname()} {namespace}"
 
 
+def listen(port: int = 0, address: str = "", backlog: int = 128) -> socket.socket:
+    """A socket that listens on a port, or on a free one for 0.
+
+    Args:
+        port: to listen on.
+        address: the only one that others can connect to; "" for all of this machine, IPv4 and IPv6.
+        backlog: how many connections wait until they are accepted.
+
+    Raises:
+        OSError: the port cannot be listened on.
+    """
+    if address:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return socket.create_server((address, port), family=family, backlog=backlog)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
+    return socket.create_server(("", port), backlog=backlog)
+
+
 def own_address() -> str:
     """The address at which others reach this machine: the one that this ssh connection came to, else its name."""
     connection = os.environ.get("SSH_CONNECTION", "").split()

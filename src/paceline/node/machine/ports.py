@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 
@@ -39,7 +40,23 @@ class Reservation:
                 raise PortInUse(errno.EADDRINUSE, f"port {port} is in use") from error
             raise
         self._sockets.append(sock)
-        return int(sock.getsockname()[1])
+        number = int(sock.getsockname()[1])
+        self._take_of_ipv6(number)
+        return number
+
+    def _take_of_ipv6(self, port: int) -> None:
+        """Reserve the same port of IPv6, if this machine has that and nobody has the port."""
+        with contextlib.suppress(OSError):
+            sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+            try:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                sock.bind(("::", port))
+            except OSError:
+                sock.close()
+                raise
+            self._sockets.append(sock)
 
     def release(self) -> None:
         """Give all ports back."""

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.contract import CONTRACTS, ERROR_FILE, OWN_CONTRACT, RANK_KEY, TOKEN, Placement
+from paceline.contract.values import join_address
 from paceline.node.errors import Refused
 from paceline.node.machine import devices, processes
 from paceline.node.spec import NodeSpec
@@ -38,7 +39,7 @@ def place(spec: NodeSpec, start: Attempt, local_rank: int) -> Placement:
         devices=("0",) if mine and _sees_own_alone(spec) else mine,  # numbered among the devices that the rank sees
         attempt=start["attempt"],
         job=start["job"],
-        endpoints=tuple(f"{node['address']}:{port}" for node in start["nodes"] for port in node["ports"]),
+        endpoints=tuple(join_address(node["address"], port) for node in start["nodes"] for port in node["ports"]),
     )
 
 

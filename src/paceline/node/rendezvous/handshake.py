@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from paceline.contract import handshake
 from paceline.node.eventloop.channel import MAX_LINE, Channel, ChannelClosed, Message
+from paceline.node.machine.network import listen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,7 +69,7 @@ class Listener:
         Raises:
             OSError: the port cannot be listened on.
         """
-        self._listener = socket.create_server((address, port), backlog=128)
+        self._listener = listen(port, address)
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
         self._loop.watch(self._listener, self._accept)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from paceline._version import __version__
 from paceline.contract import TOKEN, handshake
+from paceline.contract.values import join_address
 from paceline.node.eventloop.channel import ChannelClosed
 from paceline.node.machine.network import is_loopback
 
@@ -193,7 +194,7 @@ class Participant:
                 first_name = "".join(f" ({name})" for name in spec.hosts[:1])
                 who = "the job" if spec.joins else f"node 0{first_name}"
                 do = "see what it does" if spec.hosts else "is `paceline run` started there, and the port open?"
-                at = f"{address[0]}:{address[1]}"
+                at = join_address(address[0], address[1])
                 self._fail(f"cannot reach {who} at {at} within {spec.join_timeout:g} s ({why}); {do}", 1)
                 return
             self._loop.run_until(self._is_over, CONNECT_PAUSE)

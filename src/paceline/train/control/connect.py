@@ -142,7 +142,8 @@ def addresses(*, local: bool) -> list[str]:
     if local:
         return [LOOPBACK]
     found = [os.environ.get("MASTER_ADDR", ""), socket.gethostname()]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route, contextlib.suppress(OSError):
-        route.connect(("192.0.2.1", 9))  # sends nothing; tells which address of ours leads outside
-        found.append(route.getsockname()[0])
+    for family, outside in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as route:
+            route.connect((outside, 9))  # sends nothing; tells which address of ours leads outside
+            found.append(route.getsockname()[0])
     return list(dict.fromkeys(address for address in [*found, LOOPBACK, "::1"] if address))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -22,6 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from paceline._version import __version__
 from paceline.contract import Placement, recognise
+from paceline.contract.values import join_address
 
 from . import file_meeting
 from .machines import machine, network, with_neighbours
@@ -204,9 +206,9 @@ def _loopback_server(address: str, port: int) -> int | None:
 
     By default, the store listens on all addresses of the machine, whichever address it is given.
     """
-    if not (address.startswith("127.") or address == "localhost"):
+    if not (address.startswith("127.") or address in ("localhost", "::1")):
         return None
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as server:
         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # the agent reserves the port
             server.setsockopt(socket.SOL_SOCKET, option, 1)
         try:
@@ -257,7 +259,7 @@ def _await(store: Store, other: int, placement: Placement, deadline: float) -> N
             if time.monotonic() > deadline:
                 raise
             if not has_warned:
-                where = f"{placement.main_address}:{placement.main_port}"
+                where = join_address(placement.main_address, placement.main_port)
                 log.warning("rank %d is waiting for rank %d to join at %s", placement.rank, other, where)
                 has_warned = True
 
@@ -267,18 +269,32 @@ def _choose_interface(placement: Placement) -> None:
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return
     try:
-        address = socket.getaddrinfo(placement.main_address, placement.main_port, socket.AF_INET)[0][4]
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)  # sends nothing: the kernel picks the route
-            mine = probe.getsockname()[0]
-            for _, name in socket.if_nameindex():
-                request = struct.pack("256s", name.encode()[:15])
-                try:
-                    answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-                except OSError:
-                    continue  # an interface without an IPv4 address
-                if socket.inet_ntoa(answer[20:24]) == mine:
-                    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if mine.startswith("127.") else name
-                    return
+        found = socket.getaddrinfo(placement.main_address, placement.main_port, type=socket.SOCK_DGRAM)
     except OSError:
-        return  # no IPv4 route: gloo chooses by itself
+        return
+    for family, kind, protocol, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # sends nothing: the kernel picks the route
+            name = _interface_of(probe, probe.getsockname()[0])
+            if name is not None:
+                os.environ["GLOO_SOCKET_IFNAME"] = name
+                return
+
+
+def _interface_of(sock: socket.socket, mine: str) -> str | None:
+    """The interface that has an address of this machine; None if none is found."""
+    if mine.startswith("127.") or mine == "::1":
+        return "lo"
+    if sock.family == socket.AF_INET6:
+        packed = socket.inet_pton(socket.AF_INET6, mine.partition("%")[0]).hex()
+        with open("/proc/net/if_inet6") as file:  # address, index, length of the prefix, scope, flags, interface
+            return next((fields[5] for fields in map(str.split, file) if fields[0] == packed), None)
+    for _, name in socket.if_nameindex():
+        request = struct.pack("256s", name.encode()[:15])
+        try:
+            answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, request)
+        except OSError:
+            continue  # an interface without an IPv4 address
+        if socket.inet_ntoa(answer[20:24]) == mine:
+            return name
+    return None
