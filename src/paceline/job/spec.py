@@ -206,6 +206,7 @@ class JobSpec(_Model):
     options: dict[str, Any] = Field({}, description="what only this backend knows")
     grace: float = Field(30.0, ge=0, allow_inf_nan=False, description="seconds between SIGTERM and SIGKILL")
     pass_index: bool = Field(False, description="append --process_index I --process_num N to the arguments")
+    use_env: bool = Field(False, description="give no --local_rank to scripts that declare it")
     role: str = "default"
     numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = Field(
         None, description="the cores that each rank may use: those near its GPU"

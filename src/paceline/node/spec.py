@@ -81,6 +81,7 @@ class NodeSpec:
         split_streams: local ranks whose stderr goes to a separate file.
         stdin: a local rank, and the file that is its standard input; that of all others is empty.
         pass_index: append `--process_index I --process_num N` to the arguments.
+        local_rank_flag: the argument with which each rank gets its local rank, such as `--local_rank`; "" for none.
         role: torchrun's role name.
         numa_binding: which cores near its GPU a rank is bound to, see `machine/numa.py`; None binds none.
         virtual_local_rank: each rank sees its GPU alone, and has LOCAL_RANK 0.
@@ -121,6 +122,7 @@ class NodeSpec:
     split_streams: tuple[int, ...] = ()
     stdin: tuple[int, str] | None = None
     pass_index: bool = False
+    local_rank_flag: str = ""
     role: str = "default"
     numa_binding: str | None = None
     virtual_local_rank: bool = False

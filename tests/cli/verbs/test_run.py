@@ -440,3 +440,33 @@ def test_bars_that_ask_for_a_terminal_are_drawn_on_one(paceline: Paceline) -> No
     os.close(ours)
     assert process.wait() == 0
     assert seen.count(b"%") > 2
+
+
+DECLARES = """
+    import argparse
+    import arguments
+    parser = argparse.ArgumentParser()
+    arguments.add_to(parser)
+    parser.add_argument("--lr", type=float)
+    given = parser.parse_args()
+    print(given.local_rank, given.lr)
+"""
+
+
+@pytest.mark.parametrize("spelling", ["--local_rank", "--local-rank"])
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_scripts_that_declare_local_rank_get_it(paceline: Paceline, spelling: str, method: str) -> None:
+    paceline.script(
+        f"def add_to(parser):\n    parser.add_argument('{spelling}', type=int, default=-1)\n", "arguments.py"
+    )
+    script = paceline.script(DECLARES)
+    line = ("-n", "2", "--framework", "torch", "--start-method", method, "--tee", "all")
+    done = paceline.run(*line, script, "--lr", "0.5")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 0.5", "[rank 1] 1 0.5"]
+    if method == "fork":
+        assert sorted(paceline.run(*line, "-m", "script").stdout.splitlines()) == ["0 None", "[rank 1] 1 None"]
+        done = paceline.run(*line, "--use-env", script)
+        assert sorted(done.stdout.splitlines()) == ["-1 None", "[rank 1] -1 None"]
+        done = paceline.run(*line, script, f"{spelling}=7")
+        assert sorted(done.stdout.splitlines()) == ["7 None", "[rank 1] 7 None"]

@@ -22,6 +22,7 @@ from paceline.backends.packing import archive
 from paceline.job.errors import UserError
 from paceline.job.text import printable
 
+from . import here
 from .bootstrap import BEGIN, READ
 from .patience import Limit, Patience
 
@@ -68,8 +69,15 @@ class Host:
     root: str
     limits: Limits = DEFAULT
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it is this machine, and needs no ssh. With a port, a key or USER@ it does: those are for ssh."""
+        return self.port is None and self.identity_file is None and here.is_here(self.name)
+
     def command(self, remote: str, *options: str) -> list[str]:
         """The argument vector that runs a line of a remote shell."""
+        if self.is_here:
+            return here.command(remote, has_terminal="-t" in options)
         command = ["ssh", *options, "-o", f"ControlPath={_control_folder()}/%C"]
         for name, value in _OPTIONS.items():
             command += ["-o", f"{name}={value}"]
@@ -86,6 +94,8 @@ class Host:
 
     def forward(self, port: int) -> str:
         """What a person types to reach a port of it at the same port here."""
+        if self.is_here:
+            return here.forward(port)
         return self._typed("-N", "-L", f"{port}:127.0.0.1:{port}")
 
     def _typed(self, *options: str) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -77,10 +79,13 @@ def _parsed(hosts: Sequence[str]) -> dict[str, int]:
 
 
 def _hosts(options: Options, hosts: Sequence[str], within: Limits) -> list[Host]:
-    return [
+    found = [
         Host(name, slots, options.port, options.identity_file, options.python, options.root, within)
         for name, slots in _parsed(hosts).items()
     ]
+    if "python" in options.model_fields_set:
+        return found
+    return [replace(host, python=sys.executable) if host.is_here else host for host in found]
 
 
 class Hosts:

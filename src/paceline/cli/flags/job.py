@@ -286,6 +286,12 @@ TORCHRUN = [
         help="ROLE_NAME of the ranks.",
     ),
     Option(
+        ["--use-env"],
+        section="torchrun",
+        is_flag=True,
+        help="Give no --local_rank to scripts that declare it.",
+    ),
+    Option(
         ["--numa-binding"],
         section="torchrun",
         type=click.Choice(["node", "socket", "exclusive", "core-complex"]),

@@ -132,6 +132,7 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
         "pass_index": given["pass_index"] or None,
         "role": given["role"],
         "numa_binding": given["numa_binding"],
+        "use_env": given["use_env"] or None,
         "virtual_local_rank": given["virtual_local_rank"] or None,
         **_program(given),
         **_meeting(given, most, bool(hosts)),

@@ -23,7 +23,7 @@ from paceline.node.machine.ports import is_listening
 from paceline.node.spec import Request
 from paceline.node.tensorboard import check_installed
 
-from .script import Imports, imports_of, module_file, packages_of, program_kind
+from .script import Imports, imports_of, local_rank_argument, module_file, packages_of, program_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -175,6 +175,16 @@ def exec_reason(asked: Mapping[str, Any], job: Mapping[str, Any], folder: Path) 
     if job["start_method"] != "exec" or job["command"] is not None or not folder.is_dir():
         return ""
     return why_exec({**job, "start_method": asked["start_method"]}, _imports(job, folder))
+
+
+def local_rank_flag(job: Mapping[str, Any], folder: Path) -> str:
+    """How a script that wants its local rank as an argument calls it; "" if it does not, or shall not get it."""
+    kind, name = _program(job)
+    given = any(argument.partition("=")[0] in ("--local_rank", "--local-rank") for argument in job["args"])
+    file = folder / name if kind == "script" else module_file(name, folder) if kind == "module" else None
+    if job["use_env"] or given or file is None:
+        return ""
+    return local_rank_argument(file, file.parent if kind == "script" else folder)
 
 
 def _check_program(job: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from paceline.node.errors import Refused
 from .prelude import Prelude, prelude_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 # Which import means which framework. Where there are several the first of these wins: a script that imports horovod
 # imports torch or tensorflow too, and ranks of every framework but horovod get torch's variables besides their own.
@@ -103,6 +103,24 @@ def imports_of(file: Path, root: Path, packages: Sequence[Path] = ()) -> Imports
     )
 
 
+def local_rank_argument(file: Path, root: Path) -> str:
+    """The spelling in which a script, or a module in `root` that it imports, declares --local_rank; "" if none does.
+
+    `torch.distributed.launch` gives this argument to every script.
+    """
+    return next((flag for tree in _trees(_parse(file), root, top_level_only=False) for flag in _local_rank(tree)), "")
+
+
+def _local_rank(tree: ast.Module) -> Iterator[str]:
+    """The arguments of `parser.add_argument("--local_rank", …)` and the like."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in ("add_argument", "option"):  # of argparse, of click
+                given = [it.value for it in node.args if isinstance(it, ast.Constant)]
+                yield from (flag for flag in ("--local_rank", "--local-rank") if flag in given)
+
+
 def packages_of(name: str, folder: Path) -> list[Path]:
     """The files that `python -m name` runs before the module itself: those of the packages that it is in."""
     *parents, _ = [*name.split("."), ""] if folder.joinpath(*name.split(".")).is_dir() else name.split(".")
@@ -119,19 +137,25 @@ def _parse(file: Path) -> ast.Module:
 
 def _reachable(script: ast.Module, root: Path, top_level_only: bool) -> set[str]:
     """Top-level names imported by a script and, transitively, the modules in `root` that it imports."""
-    found: set[str] = set()
+    return {
+        name
+        for tree in _trees(script, root, top_level_only)
+        for name in _top(_names(tree.body if top_level_only else ast.walk(tree)))
+    }
+
+
+def _trees(script: ast.Module, root: Path, top_level_only: bool) -> Iterator[ast.Module]:
+    """A script and, transitively, the modules in `root` that it imports."""
     queue: list[ast.Module] = [script]
     seen: set[Path] = set()
     while queue and len(seen) < _MAX_FILES:
-        tree = queue.pop()
-        names = _names(tree.body if top_level_only else ast.walk(tree))
-        found |= _top(names)
-        for name in names:
+        tree = queue.pop(0)
+        yield tree
+        for name in sorted(_names(tree.body if top_level_only else ast.walk(tree))):
             local = module_file(name, root)
             if local is not None and local not in seen:
                 seen.add(local)
                 queue.append(_parse(local))
-    return found
 
 
 def _top(names: Iterable[str]) -> set[str]:

@@ -212,6 +212,8 @@ class _Forked:
         self.spec = spec
         self.order = order
         self.args = spec.program.args
+        if spec.local_rank_flag and "LOCAL_RANK" in order["env"]:
+            self.args = (f"{spec.local_rank_flag}={order['env']['LOCAL_RANK']}", *self.args)
         if spec.pass_index:
             self.args += ("--process_index", order["env"]["PACELINE_PROCESS_INDEX"])
             self.args += ("--process_num", order["env"]["PACELINE_PROCESS_NUM"])

@@ -477,6 +477,7 @@ def _place(
         node,
         env=env,
         why_exec=why,
+        local_rank_flag=fitting.local_rank_flag(job, code or folder or Path(job["working_dir"])),
         mounts=tuple((it["path"], it["wanted"]) for it in order.data if it["mount"]),
         stdin=order.stdin,
         hosts=order.hosts,

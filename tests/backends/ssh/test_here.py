@@ -1,0 +1,92 @@
+"""Hosts that are this machine need no ssh server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.conftest import eventually
+
+from paceline.backends.ssh.here import is_here
+
+if TYPE_CHECKING:
+    from tests.conftest import Paceline
+
+FOREVER = """
+    import os, threading
+    print("here", os.environ["RANK"], flush=True)
+    threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def without_ssh(paceline: Paceline) -> Paceline:
+    """paceline where ssh fails, and with an empty home."""
+    programs = paceline.folder / "programs"
+    programs.mkdir()
+    (programs / "ssh").write_text("#!/bin/sh\necho 'ssh was called' >&2\nexit 255\n")
+    (programs / "ssh").chmod(0o755)
+    paceline.env.update(PATH=f"{programs}:{os.environ['PATH']}", HOME=str(paceline.folder))
+    return paceline
+
+
+@pytest.mark.parametrize("name", ["localhost", "LocalHost", "127.0.0.1", "127.8.9.1", "::1", socket.gethostname()])
+def test_names_of_this_machine(name: str) -> None:
+    assert is_here(name)
+
+
+@pytest.mark.parametrize("name", ["me@localhost", "node1", "192.0.2.1", "2001:db8::1", "0.0.0.0", "::", ""])
+def test_names_of_other_machines(name: str) -> None:
+    assert not is_here(name)
+
+
+def test_a_job_in_the_foreground(without_ssh: Paceline) -> None:
+    without_ssh.script('import os; print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"])')
+    done = without_ssh.run("-H", "localhost:2", "script.py")
+    assert (done.returncode, done.stdout) == (0, "rank 0 of 2\n"), done.stderr
+
+
+def test_ctrl_c_stops_the_job(without_ssh: Paceline) -> None:
+    without_ssh.script(FOREVER)
+    process = without_ssh.start("run", "-H", f"{socket.gethostname()}:2", "script.py")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here 0\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    assert process.returncode == 130, err
+
+
+def test_verbs(without_ssh: Paceline) -> None:
+    without_ssh.script(FOREVER)
+    (without_ssh.folder / "paceline.toml").write_text(
+        '[targets.desk]\nbackend = "ssh"\nhosts = ["localhost:1"]\n[defaults]\non = "desk"\n'
+    )
+    assert without_ssh("submit", "--name", "it", "script.py").returncode == 0
+    eventually(lambda: "here 0" in without_ssh("logs", "it").stdout, "the rank prints")
+    shown = json.loads(without_ssh("get", "it", "-o", "json").stdout)
+    assert (shown["state"], [rank["node"] for rank in shown["instances"]]) == ("RUNNING", [socket.gethostname()])
+    attached = without_ssh("attach", "it", "--", "sh", "-c", "echo rank $RANK; exit 7")
+    assert (attached.returncode, attached.stdout) == (7, "rank 0\n"), attached.stderr
+    assert without_ssh("stop", "it").returncode == 0
+    assert without_ssh("delete", "it").returncode == 0
+
+
+def test_a_client_that_is_killed_leaves_nothing(without_ssh: Paceline) -> None:
+    without_ssh.script(FOREVER)
+    process = without_ssh.start("run", "-H", "localhost:1", "script.py")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here 0\n"
+    process.kill()
+    process.communicate()
+    eventually(lambda: not without_ssh.processes(), "all processes have ended")
+
+
+def test_with_a_port_it_is_ssh(without_ssh: Paceline) -> None:
+    without_ssh.script("")
+    done = without_ssh.run("-H", "localhost:1", "--ssh-port", "22", "script.py")
+    assert done.returncode == 2
+    assert "cannot reach localhost: ssh was called" in done.stderr
