@@ -298,13 +298,15 @@ def test_a_host_that_hangs_is_not_waited_for_for_ever(tmp_path: Path, monkeypatc
 
 
 @pytest.fixture
-def post() -> Iterator[routes.Post]:
-    it = routes.Post(b"token", "h1")
+def post() -> Iterator[routes.RouteListener]:
+    it = routes.RouteListener(b"token", "h1")
     yield it
     it.close()
 
 
-def test_only_who_knows_the_token_is_let_in_and_only_the_host_that_was_meant_is_believed(post: routes.Post) -> None:
+def test_both_sides_authenticate(
+    post: routes.RouteListener,
+) -> None:
     def told(name: str, token: bytes) -> str | None:
         return routes.reach([routes.Peer(name, "127.0.0.1", post.port)], token)[name]
 
@@ -313,7 +315,7 @@ def test_only_who_knows_the_token_is_let_in_and_only_the_host_that_was_meant_is_
     assert told("h1", b"other") == "another machine answers there"
 
 
-def test_strangers_do_not_keep_the_others_out(post: routes.Post) -> None:
+def test_strangers_do_not_keep_the_others_out(post: routes.RouteListener) -> None:
     peer = routes.Peer("h1", "127.0.0.1", post.port)
     with contextlib.ExitStack() as stack:
         for number in range(600):

@@ -161,7 +161,7 @@ def test_an_empty_folder_is_not_replaced_by_a_job(paceline: Paceline) -> None:
     (paceline.folder / "user" / "job").mkdir(parents=True, mode=0o751)
     done = paceline("submit", "--log-dir", "user", "--name", "job", "script.py")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "user/job is there already, and no job's" in done.stderr
+    assert "user/job is there already, and does not belong to a job" in done.stderr
     assert os.listdir(paceline.folder / "user") == ["job"]
 
 

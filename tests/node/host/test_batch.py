@@ -123,8 +123,8 @@ def test_nodes_get_their_ranks_from_a_variable(scheduler: Scheduler) -> None:
 @pytest.mark.parametrize(
     ("changes", "env", "why"),
     [
-        ({"node_rank_variable": "INDEX"}, {}, "INDEX='' is no node rank"),
-        ({"node_rank_variable": "INDEX"}, {"INDEX": "-1"}, "INDEX='-1' is no node rank"),
+        ({"node_rank_variable": "INDEX"}, {}, "INDEX='' is not a node rank"),
+        ({"node_rank_variable": "INDEX"}, {"INDEX": "-1"}, "INDEX='-1' is not a node rank"),
         ({"archive": "other.tar"}, {}, "other.tar: No such file or directory"),
         ({"root": "/proc/nothing"}, {}, "/proc"),
     ],

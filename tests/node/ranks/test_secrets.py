@@ -15,7 +15,7 @@ from tests.conftest import GENEROUS
 
 from paceline.node.eventloop.channel import Channel
 from paceline.node.eventloop.loop import Loop
-from paceline.node.host.routes import Peer, Post, reach
+from paceline.node.host.routes import Peer, RouteListener, reach
 from paceline.node.rendezvous.handshake import Listener, connect
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def test_nothing_else_is_admitted(messages: list[bytes]) -> None:
 
 
 def test_hosts_that_are_tried_prove_themselves_first() -> None:
-    with contextlib.closing(Post(b"token", "h1")) as post:
+    with contextlib.closing(RouteListener(b"token", "h1")) as post:
         answers = talk(post.port, line(challenge="ab"), line(proof=64 * "0"))
         assert json.loads(answers[0]).keys() == {"challenge", "proof"}
         assert answers[1:] in ([], [b""])

@@ -92,9 +92,9 @@ class Local(Backend):
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
         """Describe these jobs, or all; unknown names are left out."""
         if names is not None:
-            line = records.line_of(self._jobs.parent)
+            queue = records.queue_of(self._jobs.parent)
             runs = [run for name in names if (run := records.find(self._jobs, name)) is not None]
-            found = (records.record(run.path, line) for run in runs)
+            found = (records.record(run.path, queue) for run in runs)
             return Listing([Job.from_record(record) for record in found if record is not None])
         warnings: list[str] = []
         all_records, count = self._all(since or 0.0, warnings.append)
@@ -129,8 +129,8 @@ class Local(Backend):
             index.discard(error)
             index.close()
             return self._all(since, warn)
-        line = records.line_of(self._jobs.parent)
-        read = {name: record for name in changed if (record := records.record(self._jobs / name, line)) is not None}
+        queue = records.queue_of(self._jobs.parent)
+        read = {name: record for name in changed if (record := records.record(self._jobs / name, queue)) is not None}
         ended = {name: record for name, record in read.items() if record["state"] in FINAL}
         for record in ended.values():
             record["kept_since"] = record["kept_since"] or now  # when it was seen first that it is over

@@ -1,1 +1,1 @@
-"""What a client asks of this machine over a connection."""
+"""Answers requests of clients on other machines."""

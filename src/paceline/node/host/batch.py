@@ -1,8 +1,8 @@
 """What a batch script or a pod runs on each node: makes this node's part of a job, and becomes its agent.
 
-There is no client to talk to. The scheduler starts the same command on all nodes, and what a client would say is in a
-file. The process that the scheduler has started is the job's from its first to its last moment: it receives the
-scheduler's signals, and ends with the job's exit code.
+No client is connected. The scheduler starts the same command on all nodes, and a file contains what a client would
+send. The process that the scheduler has started belongs to the job from beginning to end: it receives the scheduler's
+signals, and ends with the job's exit code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from .protocol import BatchRequest
 
-_REFUSED = 2  # the exit code where a job cannot run
+_REFUSED = 2  # the exit code if a job cannot run
 
 
 def main(file: str) -> NoReturn:
@@ -44,10 +44,10 @@ def main(file: str) -> NoReturn:
 
 
 def _read(path: Path) -> BatchRequest:
-    """The request in a file, with the numbers that only the scheduler's variables give.
+    """The request in a file, completed with the numbers from the scheduler's variables.
 
     Raises:
-        Refused: there is no such file, it is no JSON, or a variable is missing.
+        Refused: there is no such file, it is not JSON, or a variable is missing.
     """
     try:
         request: BatchRequest | None = load_json(path)  # type: ignore[assignment]  # what our own client has written
@@ -60,7 +60,7 @@ def _read(path: Path) -> BatchRequest:
         return request
     value = os.environ.get(variable, "")
     if not value.isdecimal():
-        raise Refused(f"{variable}={value!r} is no node rank; start this by the job's scheduler")
+        raise Refused(f"{variable}={value!r} is not a node rank; start this by the job's scheduler")
     return {**request, "job": {**request["job"], "node_rank": int(value)}}
 
 

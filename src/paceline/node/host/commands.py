@@ -1,4 +1,4 @@
-"""What a client elsewhere has this machine do with its jobs."""
+"""The requests of a client elsewhere that change jobs on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def stop(home: Home, request: Request) -> Answer:
-    """Stop those of the jobs that are here."""
+    """Stop those of the given jobs that are here."""
     runs = home.runs(request["names"])
     for run in runs:
         lifecycle.stop(run, request["now"])
@@ -24,7 +24,7 @@ def stop(home: Home, request: Request) -> Answer:
 
 
 def delete(home: Home, request: Request) -> Answer:
-    """Remove those of the jobs that are here."""
+    """Remove those of the given jobs that are here."""
     runs = home.runs(request["names"])
     for run in runs:
         if run.is_held:
@@ -64,10 +64,10 @@ def invite(home: Home, request: Request) -> Answer:
 
 
 def leave(home: Home, request: Request) -> Answer:
-    """Have this machine leave a job, which goes on without it.
+    """Make this machine leave a job, which continues without it.
 
     Raises:
-        Refused: it cannot go on with those that are left, or does not run here.
+        Refused: the job cannot continue with the nodes that are left, or does not run here.
     """
     run = home.run(request["name"])
     node = NodeSpec.load(run.spec)
@@ -75,7 +75,7 @@ def leave(home: Home, request: Request) -> Answer:
     if request["left"] < node.least:
         raise Refused(
             f"job {node.job} needs {node.least} node{'s' if node.least > 1 else ''}, and {request['left']} would be"
-            f" left; bring in others first, or end it with paceline stop {node.job}"
+            f" left; add others first, or end it with paceline stop {node.job}"
         )
     if not records.signal_agent(run.path, (LEAVE,)):
         raise Refused(f"job {run.path.name} does not run here")
@@ -91,7 +91,7 @@ def open_tensorboard(home: Home, request: Request) -> Answer:
 
 
 def close_tensorboard(home: Home, request: Request) -> Answer:
-    """End it."""
+    """End the TensorBoard of a job."""
     from paceline.node import tensorboard
 
     return {"ran": tensorboard.stop(home.run(request["name"]).path)}
@@ -99,4 +99,4 @@ def close_tensorboard(home: Home, request: Request) -> Answer:
 
 def _check_elastic(node: NodeSpec) -> None:
     if node.least == node.nodes:
-        raise Refused(f"job {node.job} has {node.nodes} nodes as long as it runs; submit it with --nnodes MIN:MAX")
+        raise Refused(f"job {node.job} has a fixed number of nodes, {node.nodes}; submit it with --nnodes MIN:MAX")

@@ -1,4 +1,4 @@
-"""How a job of a client elsewhere would fit this machine, before anything of it starts."""
+"""How a job of a client elsewhere fits this machine, before anything of it starts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def plan(home: Home, request: PlanRequest) -> Answer:
-    """What `start` would do: the complete job, this machine's place among the others, and its ranks' variables.
+    """What `start` would do: the complete job, this machine's node rank, and its ranks' variables.
 
     Raises:
         Refused: it cannot run here, or its name is taken.
@@ -39,9 +39,9 @@ def plan(home: Home, request: PlanRequest) -> Answer:
 
 
 def preflight(home: Home, request: Request) -> Iterator[Answer]:
-    """What decides where a job goes, and `refused` where it cannot run here; then see `preflight.converse`.
+    """What decides where a job runs, and `refused` if it cannot run here; then see `preflight.converse`.
 
-    Without a job: all that this machine has.
+    Without a job, everything that this machine has.
     """
     facts: Answer = {"address": own_address()}
     if request["job"] is None:
@@ -57,7 +57,7 @@ def preflight(home: Home, request: Request) -> Iterator[Answer]:
 
 
 def _look(home: Home, request: Request) -> Answer:
-    """What decides where a job goes: names that are taken, devices that are free, and where nodes could meet."""
+    """What decides where a job runs: names that are taken, devices that are free, and ports for the nodes."""
     devices, _ = make.this_machine(home, request["slots"]).devices
     try:
         held = {device for entry in ticket.overview(ticket.folder_of(home.root)) for device in entry.devices}
@@ -76,7 +76,7 @@ def _look(home: Home, request: Request) -> Answer:
 
 
 def _framework(home: Home, request: Request) -> str | None:
-    """What a job's ranks import, None where they are no Python; where the nodes meet is seen to when it starts.
+    """The framework that a job's ranks import, None if they do not run Python. Ports are checked at the start.
 
     Raises:
         Refused: the job cannot run here.

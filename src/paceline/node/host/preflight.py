@@ -1,4 +1,4 @@
-"""What a client asks of this machine before a job starts: what it has, and whether it reaches the job's other hosts."""
+"""The checks before a job starts: what this machine has, and whether it reaches the job's other hosts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from . import routes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_PATIENCE = 120.0  # seconds in which the client says something, or is taken for gone
+_PATIENCE = 120.0  # seconds without an order after which the client counts as gone
 
 
 def job_facts(root: Path, jobs: Path, framework: str | None) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def job_facts(root: Path, jobs: Path, framework: str | None) -> dict[str, Any]:
 
 
 def all_facts(root: Path, jobs: Path) -> dict[str, Any]:
-    """Everything that `paceline check` tells of a host."""
+    """Everything that `paceline check` shows of a host."""
     return {
         "python": asdict(software.python()),
         "packages": {name: found and asdict(found) for name, found in software.packages(root).items()},
@@ -46,7 +46,7 @@ def all_facts(root: Path, jobs: Path) -> dict[str, Any]:
 
 
 def _disks(root: Path, jobs: Path) -> list[dict[str, Any]]:
-    """Of the root folder and of the jobs', which may be on another file system; one that does not answer is a path."""
+    """The disks of the root folder and of the jobs' folder; of one that does not answer, only the path."""
     paths = [root]
     try:
         if os.stat(root).st_dev != os.stat(jobs).st_dev:
@@ -58,7 +58,7 @@ def _disks(root: Path, jobs: Path) -> list[dict[str, Any]]:
 
 
 def converse(token: bytes, name: str, first: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Say the first answer, and where the other hosts reach this one, then answer what comes on stdin until it ends.
+    """Yield the first answer with the port for the other hosts, then answer the orders on stdin until it ends.
 
         {"do": "clock"}                   {"now": seconds since the epoch}
         {"do": "reach", "peers": […]}     {"reached": {name: None, or why not}}
@@ -66,13 +66,13 @@ def converse(token: bytes, name: str, first: Mapping[str, Any]) -> Iterator[dict
         {"do": "bandwidth", "peer": …}    {"bandwidth"} or {"problem"}
 
     Args:
-        token: what the hosts of this preflight have in common.
-        name: this host, as the client and so the others call it.
+        token: secret that the hosts of this preflight share.
+        name: name of this host at the client and the other hosts.
         first: the first answer.
     """
-    post = routes.Post(token, name)
+    listener = routes.RouteListener(token, name)
     try:
-        yield {**first, "listens": post.port}
+        yield {**first, "listens": listener.port}
         while (order := _next()) is not None:
             if order["do"] == "clock":
                 yield {"now": time.time()}
@@ -83,11 +83,11 @@ def converse(token: bytes, name: str, first: Mapping[str, Any]) -> Iterator[dict
             elif order["do"] == "bandwidth":
                 yield routes.bandwidth(routes.Peer(**order["peer"]), token)
     finally:
-        post.close()
+        listener.close()
 
 
 def _next() -> dict[str, Any] | None:
-    """The next order, None when there is none; a client that hangs ends this process."""
+    """The next order; None at the end of stdin. If the client hangs, this process ends."""
     watch = threading.Timer(_PATIENCE, os._exit, (1,))
     watch.daemon = True
     watch.start()

@@ -1,6 +1,7 @@
-"""What goes over a connection from a client, such as ssh's: words and bytes on stdin, answers on stdout.
+"""The protocol of a connection from a client, such as one over ssh: orders and bytes on stdin, answers on stdout.
 
-An answer is an object on a line; with `bytes`, so many follow it. `{"error": …}` says why something cannot be done.
+An answer is a JSON object in a line; if it has `bytes`, that many bytes follow. `{"error": …}` says why something
+cannot be done.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ if TYPE_CHECKING:
 
 
 class Part(TypedDict):
-    """What a client asks a machine elsewhere to make: its part of a job. Most are those of `make.Order`.
+    """What a client asks a machine elsewhere to make: its part of a job. Most keys are those of `make.Order`.
 
     Keys:
-        job: what was asked for, as a `JobSpec` is in JSON.
+        job: the requested job, as a `JobSpec` in JSON.
         data: the job's volumes: volume, path, wanted, variable.
-        job_id: what its nodes have in common; None makes one up.
+        job_id: identifier that its nodes share; None makes a new one.
         hosts: the names of the nodes as the user knows them, by node rank.
         joins: the job runs elsewhere already.
-        shown: which streams of which ranks somebody watches; None: nobody watches.
+        shown: which streams of which ranks the client shows; None if it shows none.
         terminal: variables of the terminal that shows the ranks.
         secrets: variables that are never shown.
-        token: what the nodes prove to each other that they belong together.
-        slots: how many slots the machine has if it has no accelerators.
-        code: what is known of the job's code; None if it has none of its own.
+        token: secret with which the nodes authenticate each other.
+        slots: number of slots of the machine if it has no accelerators.
+        code: record of the job's code; None if it has no code of its own.
     """
 
     job: dict[str, Any]
@@ -49,13 +50,13 @@ class Part(TypedDict):
 
 
 class StartRequest(Part):
-    """A part to start now; the code follows on stdin as an archive (tar) of so many `bytes`."""
+    """A part to start now; the code follows on stdin as an archive (tar) of `bytes` bytes."""
 
     bytes: int
 
 
 class PlanRequest(Part):
-    """A part to plan; `start` is how the nodes would stand, as a coordinator says it, None if that is unknown."""
+    """A part to plan; `start` is the first attempt, as a coordinator would send it, None if it is unknown."""
 
     start: Mapping[str, Any] | None
 
@@ -67,7 +68,7 @@ class BatchRequest(Part):
         root: the folder of this machine's jobs.
         archive: the file of the code's archive (tar), beside the request; None if the job has no code of its own.
         node_rank_variable: the variable in which the scheduler gives the node rank, such as SLURM_NODEID or
-            JOB_COMPLETION_INDEX; None if the job says it, or the nodes agree on it when they meet.
+            JOB_COMPLETION_INDEX; None if the job has it, or the nodes agree on it when they connect.
     """
 
     root: str
@@ -76,20 +77,20 @@ class BatchRequest(Part):
 
 
 def send(answer: dict[str, Any]) -> None:
-    """Send an answer, and behind it the bytes that it has as `data`."""
+    """Send an answer, followed by the bytes that it has as `data`."""
     data = answer.pop("data", b"")
     line = json.dumps({**answer, "bytes": len(data)} if data else answer)
     sys.stdout.buffer.write(line.encode() + b"\n" + data)
     sys.stdout.buffer.flush()
 
 
-def next_word() -> str:
+def next_order() -> str:
     """The next line of stdin, "" at its end."""
     return sys.stdin.buffer.readline().decode().strip()
 
 
 class Bytes:
-    """So many bytes of stdin, and never fewer."""
+    """Exactly `count` bytes of stdin."""
 
     def __init__(self, count: int) -> None:
         self._left = count
@@ -98,12 +99,12 @@ class Bytes:
         """The next bytes, b"" after the last one.
 
         Raises:
-            Refused: there are fewer: the client is gone.
+            Refused: stdin has ended earlier: the client is gone.
         """
         data = sys.stdin.buffer.read(min(size, self._left))
         self._left -= len(data)
         if not data and self._left:
-            raise Refused("the code did not arrive; submit the job anew")
+            raise Refused("the code did not arrive; submit the job again")
         return data
 
     def skip(self) -> None:
@@ -117,7 +118,7 @@ class Bytes:
 
 
 def end_with_stdin() -> None:
-    """From now on this process ends when whoever asked is gone: it may wait for what never comes."""
+    """From now on, this process ends when the client is gone: it may be waiting for something that never comes."""
     threading.Thread(target=_end_with_stdin, daemon=True).start()
 
 

@@ -1,4 +1,4 @@
-"""What a client elsewhere wants to know of this machine and its jobs."""
+"""The requests of a client elsewhere that only read this machine and its jobs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 def describe(home: Home, request: Request) -> Answer:
-    """The records of jobs, those left out that ended before a time; jobs whose time to live is over go."""
-    line, since, now = records.line_of(home.root), request["since"] or 0.0, time.time()
+    """The records of jobs, without those that ended before a time. Removes jobs whose time to live is over."""
+    queue, since, now = records.queue_of(home.root), request["since"] or 0.0, time.time()
     runs = home.runs(list(records.names(home.jobs)) if request["names"] is None else request["names"])
     found = []
     for run in runs:
-        record = records.record(run.path, line)
+        record = records.record(run.path, queue)
         if record is None:
             continue
         is_over = record["state"] in records.FINAL
         if is_over and record["ttl"] is not None and now - (record["kept_since"] or now) >= record["ttl"]:
-            with contextlib.suppress(Refused):  # what cannot be removed now can be later
+            with contextlib.suppress(Refused):  # it is tried again at the next call
                 home.remove(run)
         elif not is_over or record["finished"] >= since:
             found.append(with_ids(run, record))
@@ -39,17 +39,17 @@ def describe(home: Home, request: Request) -> Answer:
 
 
 def spec(home: Home, request: Request) -> Answer:
-    """What a job's user asked for."""
+    """What the user of a job asked for."""
     return {"spec": (read_json(home.run(request["name"]).job) or {})["spec"]}
 
 
 def events(home: Home, request: Request) -> Answer:
-    """What happened to a job here."""
+    """The events of a job here."""
     return {"events": records.events(home.run(request["name"]))}
 
 
 def wait(home: Home, request: Request) -> Iterator[Answer]:
-    """A line for each of the jobs here when it has ended, and a last one."""
+    """One line per job here when it has ended, and a last line."""
     end_with_stdin()
     for run in home.runs(request["names"]):
         run.wait_until_free()
@@ -58,7 +58,7 @@ def wait(home: Home, request: Request) -> Iterator[Answer]:
 
 
 def logs(home: Home, request: Request) -> Iterator[Answer]:
-    """A line for what a rank wrote; the bytes follow it."""
+    """What ranks wrote: lines, each followed by the bytes."""
     from paceline.node.logs.reader import Choice, check, read
 
     end_with_stdin()
@@ -74,7 +74,7 @@ def logs(home: Home, request: Request) -> Iterator[Answer]:
 
 
 def nodes(home: Home, request: Request) -> Answer:
-    """This machine, and what is in use."""
+    """This machine, and what of it is in use."""
     return {"node": _gauge(home, request).machine()}
 
 

@@ -1,7 +1,7 @@
-"""What a client asks of this machine over a connection, such as ssh's (`protocol.py`).
+"""Answers a request of a client over a connection, such as one over ssh (`protocol.py`).
 
-A request is an object on a line; `do` names the verb, and for some more follows on stdin. A line answers it, or several
-where it lasts; that ends with stdin.
+A request is a JSON object in a line; `do` names the verb, and for some verbs more follows on stdin. The answer is one
+line, or several for verbs that take long; these end when stdin ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Verb = Callable[[Home, Request], "Answer | Generator[Answer, None, None]"]
 
-# Where the verbs are; only what is asked for is imported, since that takes most of the time of a short answer.
+# The modules of the verbs. Only the requested one is imported, since imports take most of the time of a short answer.
 _VERBS = {
     "queries": ("describe", "spec", "events", "logs", "nodes", "usage", "volumes", "wait"),
     "commands": ("stop", "delete", "invite", "leave", "open_tensorboard", "close_tensorboard"),
@@ -59,7 +59,7 @@ def main(root: str, line: bytes) -> None:
 
 
 def shell(argument: str) -> None:
-    """Become a command that a user wants where a rank of a job runs, and as it does."""
+    """Replace this process by a user's command, in the folder and with the variables of a rank."""
     import base64
 
     from paceline.node.ranks.placement import shell_of

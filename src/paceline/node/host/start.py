@@ -1,4 +1,4 @@
-"""Starts a part of a job on this machine for a client elsewhere, and tells it what happens to it."""
+"""Starts a part of a job on this machine for a client elsewhere, and sends the client its events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.node.machine import volumes
 from paceline.node.store import make, records
 from paceline.node.store.home import with_ids
 
-from .protocol import Bytes, next_word
+from .protocol import Bytes, next_order
 
 if TYPE_CHECKING:
     import subprocess
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
     from .protocol import Part, StartRequest
 
-_DOUBT = 20.0  # seconds in which a job begins of which nobody said that all its nodes were told
+_CONFIRM_SECONDS = 20.0  # in which the ranks must start if the client has not said that all nodes are confirmed
 
 
 def start(home: Home, request: StartRequest) -> Iterator[Answer]:
     """Make a job, and start its agent; then do as stdin says.
 
-    An archive (tar) of the job's code, so many `bytes`, follows on stdin, unless it is another job's. Then words
-    come, a line each. "keep": the job goes on by itself; "done" follows once all nodes have been told so. "hold":
-    the job ends with this connection, over which its news come; "signal N" passes on a signal. "drop", or the end
-    of stdin: there has never been a job.
+    An archive (tar) of the job's code, of `bytes` bytes, follows on stdin, unless it is another job's code. Then orders
+    follow, one per line. "keep": the job continues without this connection; "done" follows when all nodes have this
+    order. "hold": the job ends with this connection, which carries its output and events; "signal N" forwards a signal.
+    "drop", or the end of stdin: remove the job.
 
     Raises:
         Refused: it cannot run here.
@@ -52,17 +52,17 @@ def start(home: Home, request: StartRequest) -> Iterator[Answer]:
     is_decided = False
     try:
         yield {"started": node.job, "ranks": node.nproc, "host": socket.gethostname()}
-        word = next_word()
-        if word == "keep":
+        order = next_order()
+        if order == "keep":
             with contextlib.suppress(OSError):  # it has ended already
                 lifeline.send(b"k")
-            record = records.record(run.path, records.line_of(home.root))
+            record = records.record(run.path, records.queue_of(home.root))
             yield {"kept": first if record is None else with_ids(run, record)}  # None: it has ended, and was removed
-            word = next_word()
-            is_decided = word == "done" or (not word and (node.node_rank == 0 or _has_begun(run, lifeline, begin)))
-        elif word == "hold" and request["shown"] is not None:
+            order = next_order()
+            is_decided = order == "done" or (not order and (node.node_rank == 0 or _has_begun(run, lifeline, begin)))
+        elif order == "hold" and request["shown"] is not None:
             is_decided = True
-            yield from _news(run, agent, lifeline, request["shown"], begin)
+            yield from _updates(run, agent, lifeline, request["shown"], begin)
     finally:
         if not is_decided:
             make.drop(home, made)
@@ -102,19 +102,19 @@ def _make(home: Home, request: StartRequest, lifeline: socket.socket) -> make.Ma
     order, archive = order_of(home, request), Bytes(request["bytes"])
     if make.is_back(home, order):
         archive.skip()
-        return make.take_up(home, order, lifeline)
+        return make.restart_part(home, order, lifeline)
     plan = make.plan(home, make.this_machine(home, request["slots"]), order)
     return make.make(plan, make.unpacked(archive, request["code"] or {}), lifeline)
 
 
 def _split(shown: Mapping[str, Any] | None, job: dict[str, Any]) -> tuple[int, ...]:
-    """The local ranks whose stderr is kept apart."""
+    """The local ranks whose stderr has a file of its own."""
     return () if shown is None else tuple(rank for rank in shown["split"] if rank < job["ranks"])
 
 
 def _has_begun(run: RunDirectory, lifeline: socket.socket, begin: int) -> bool:
-    """Whether the ranks of a job start, waited for a while: only then node 0 has been told that it is one."""
-    patience = threading.Timer(_DOUBT, lifeline.shutdown, (socket.SHUT_RDWR,))
+    """Wait for the ranks of a job to start; returns whether they do. They start only if node 0 was confirmed."""
+    patience = threading.Timer(_CONFIRM_SECONDS, lifeline.shutdown, (socket.SHUT_RDWR,))
     patience.daemon = True
     patience.start()
     try:
@@ -124,17 +124,17 @@ def _has_begun(run: RunDirectory, lifeline: socket.socket, begin: int) -> bool:
         patience.cancel()
 
 
-def _news(
+def _updates(
     run: RunDirectory, agent: subprocess.Popen[bytes], lifeline: socket.socket, shown: Mapping[str, Any], begin: int
 ) -> Iterator[Answer]:
-    """What a job writes that is to be shown, and what happens to it, until its agent is gone.
+    """The output of a job that the client shows, and its events, until its agent is gone.
 
     Args:
-        run: of the job.
-        agent: which is sent the signals that stdin names.
+        run: run directory of the job.
+        agent: gets the signals that stdin names.
         lifeline: ends with the agent, which ends with this process.
         shown: which streams of which local ranks, for rank 0 ("first") and for the "others".
-        begin: where its new events begin.
+        begin: position of its new events.
     """
     threading.Thread(target=_pass_on_signals, args=(agent,), daemon=True).start()
 
@@ -154,6 +154,6 @@ def _news(
 
 
 def _pass_on_signals(agent: subprocess.Popen[bytes]) -> None:
-    while word := next_word():
-        agent.send_signal(int(word.rpartition(" ")[2]))
+    while order := next_order():
+        agent.send_signal(int(order.rpartition(" ")[2]))
     os._exit(0)  # the client is gone, and with this process the agent's lifeline

@@ -1,8 +1,9 @@
-"""A job's copy of its code, in a folder that several machines may share: all of it is there, or nothing.
+"""A job's copy of its code, in a folder that several machines may share: it is complete, or not there.
 
-Beside `code/train` lies `code/.train.paceline/<id of the job>`, with a file for each machine that needs the code; the
-last one that does not any more removes it. Each brings it under a hidden name, and that of the first one counts: its
-inode is in `code/.train.paceline/made`, so that nothing else is removed which somebody has put there meanwhile.
+Beside `code/train` is `code/.train.paceline/<id of the job>`, with a file for each machine that needs the code; the
+machine that removes the last of these files removes the code. Each machine builds the code under a hidden name; the
+first that renames it succeeds. Its inode is in `code/.train.paceline/made`, so that nothing else is removed that a user
+has put there meanwhile.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _MADE = "made"  # beside the folders of jobs, whose names are identifiers
 
 
 def check_free(destination: Path, job_id: str) -> None:
-    """Whether a job's code may go there; changes nothing.
+    """Check that a job's code may be put there; changes nothing.
 
     Args:
-        destination: of its code.
-        job_id: of the job; "" for one that has none yet.
+        destination: folder for the code.
+        job_id: identifier of the job; "" if it has none yet.
 
     Raises:
         Refused: something else is there.
@@ -43,10 +44,10 @@ def check_free(destination: Path, job_id: str) -> None:
 
 
 def claim(destination: Path, job_id: str) -> int:
-    """Say that this machine's part of a job needs its code there, until `discard`.
+    """Note that this machine's part of a job needs its code there, until `discard`.
 
     Returns:
-        A descriptor that locks the claim. Once it is closed, the claim counts only where the code is there.
+        A descriptor that locks the claim. Once it is closed, the claim counts only if the code is there.
 
     Raises:
         Refused: something else is there.
@@ -59,7 +60,7 @@ def claim(destination: Path, job_id: str) -> int:
         lock = _mark(new / job_id)
         try:
             new.rename(marks)
-        except OSError:  # somebody else was faster
+        except OSError:  # another process was faster
             shutil.rmtree(new)
             os.close(lock)
         else:
@@ -74,7 +75,7 @@ def _is_abandoned(destination: Path, *, remove: bool = False) -> bool:
     """Whether only clients of this machine have claimed a destination, and were killed before the code was there.
 
     Args:
-        destination: of the code.
+        destination: folder for the code.
         remove: also remove their claims.
     """
     marks = _marks(destination)
@@ -94,14 +95,14 @@ def _is_abandoned(destination: Path, *, remove: bool = False) -> bool:
             finally:
                 os.close(lock)
             found += 1
-    except OSError:  # somebody has locked it, or it is no claim
+    except OSError:  # another process has locked it, or it is not a claim
         return False
     return found > 0
 
 
 @contextlib.contextmanager
 def claimed(destination: Path, job_id: str) -> Iterator[None]:
-    """Claim it for good; what was made for it goes again if the block fails.
+    """Claim a destination permanently; if the block fails, what was made for it is removed.
 
     Raises:
         Refused: see `claim`; or the folder cannot be written to.
@@ -119,7 +120,7 @@ def claimed(destination: Path, job_id: str) -> Iterator[None]:
                 "check that there is space and that you may write there, or choose another --working-dir"
             ) from None
         try:
-            if missing:  # it is ours alone: git need not look into it
+            if missing:  # only paceline uses it: git can ignore it
                 with contextlib.suppress(FileExistsError), (folder / ".gitignore").open("xb") as file:
                     file.write(GITIGNORE)
             yield
@@ -129,7 +130,7 @@ def claimed(destination: Path, job_id: str) -> Iterator[None]:
         finally:
             os.close(lock)
     except BaseException:
-        with contextlib.suppress(OSError):  # another job has come to use the folder meanwhile
+        with contextlib.suppress(OSError):  # another job uses the folder by now
             ignore = folder / ".gitignore"
             if missing and os.listdir(folder) == [ignore.name] and ignore.read_bytes() == GITIGNORE:
                 ignore.unlink()
@@ -145,9 +146,9 @@ def building(destination: Path) -> Iterator[Path]:
     new.mkdir(mode=0o700, parents=True)
     try:
         yield new
-        inode = new.lstat().st_ino  # which stays the same when it is renamed
+        inode = new.lstat().st_ino  # a rename does not change it
         try:
-            if os.path.lexists(destination):  # a rename would replace it, were it an empty folder
+            if os.path.lexists(destination):  # a rename would replace an empty folder
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(destination))
             new.rename(destination)
         except OSError:
@@ -169,15 +170,15 @@ def record_made(destination: Path, inode: int) -> None:
 
 
 def discard(destination: Path, job_id: str) -> None:
-    """Remove a job's code, unless another machine needs it; what is in a job's own folder goes with that.
+    """Remove a job's code, unless another machine needs it. Code in a job's own folder is removed with that.
 
-    What nobody claimed for this job, or is not what was made there, stays.
+    A folder that was not claimed for this job, or is not the one that was made there, is kept.
     """
     marks = _marks(destination)
     try:
         (marks / job_id / socket.gethostname()).unlink()
         (marks / job_id).rmdir()
-    except OSError:  # there are other marks, or none: this one was not the last
+    except OSError:  # there are other marks, or none: this was not the last one
         return
     made = None
     with contextlib.suppress(OSError):
@@ -203,7 +204,7 @@ def _hidden(destination: Path) -> Path:
 
 
 def _mark(folder: Path) -> int:
-    """Leave this machine's mark in a folder; returns a descriptor that locks it, where that is possible.
+    """Make this machine's mark in a folder; returns a descriptor that locks it, if the file system has locks.
 
     Raises:
         OSError: the folder is missing, or cannot be written to.

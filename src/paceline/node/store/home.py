@@ -1,4 +1,4 @@
-"""The folder of this machine with its jobs, whether its client is here or elsewhere."""
+"""The folder of this machine with its jobs, for clients here and elsewhere."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 
 class Home:
-    """This machine's jobs below a folder; machines may share that, and each has its own part of a job there.
+    """This machine's jobs below a folder. Machines may share the folder; each has its own part of a job there.
 
     Attributes:
         root: the folder.
-        jobs: of this machine.
-        is_remote: its clients are on other machines, and paceline comes with what they ask.
+        jobs: folder of the run directories of this machine.
+        is_remote: whether its clients are on other machines, and send paceline with their requests.
     """
 
     def __init__(self, root: Path, jobs: Path | None = None) -> None:
-        """Nothing need be there yet.
+        """The folders need not exist yet.
 
         Args:
             root: the folder.
-            jobs: of this machine, for a client that is here; None for clients elsewhere.
+            jobs: folder of the run directories, for a client on this machine; None for clients elsewhere.
         """
         self.root = root
         self.is_remote = jobs is None
@@ -46,7 +46,7 @@ class Home:
         return folder / str(job["name"])
 
     def code_of(self, name: str) -> Answer:
-        """What is known of the code of a job, its `path` included.
+        """The record of a job's code, with its `path`.
 
         Raises:
             Refused: it is gone.
@@ -57,14 +57,14 @@ class Home:
         return code
 
     def runs(self, names: Sequence[str]) -> list[RunDirectory]:
-        """Those of these jobs that are here."""
+        """The run directories of those of these jobs that are here."""
         return [run for name in names if (run := records.find(self.jobs, name)) is not None]
 
     def run(self, name: str) -> RunDirectory:
-        """A job that is here.
+        """The run directory of a job.
 
         Raises:
-            Refused: it is not.
+            Refused: the job is not here.
         """
         for run in self.runs([name]):
             return run
@@ -88,7 +88,7 @@ class Home:
 
 
 def with_ids(run: RunDirectory, record: Answer) -> Answer:
-    """A record with what tells which parts on several machines are one job, and in which order."""
+    """A record with the identifiers that show which parts on several machines are one job, and their order."""
     status, spec = run.read_status() or {}, read_json(run.spec) or {}
     ids = {"job_id": spec.get("job_id"), "hosts": spec.get("hosts", ()), "node_rank": status.get("node_rank")}
     is_elastic = spec.get("least") != spec.get("nodes")

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from paceline.node.rundir.staging import Reopened, Staging
     from paceline.node.spec import NodeSpec
 
-_AT_ONCE = 10.0  # seconds for an agent to end all at once
-_AGENT_COMES = 10.0  # seconds for an agent to say who it is
-_PAUSE = 0.02  # seconds between two looks whether it has
+_AT_ONCE = 10.0  # seconds for an agent to end everything at once
+_AGENT_COMES = 10.0  # seconds for an agent to record its pid
+_PAUSE = 0.02  # seconds between two checks
 
 
 def write_down(directory: RunDirectory, job: Mapping[str, Any], node: NodeSpec) -> None:
-    """Store what a job is: what was asked for and what is known of it beside, and this node's part."""
+    """Write job.json, with the requested job and what is known of it, and spec.json, with this node's part."""
     write_json(directory.job, job)
     directory.spec.write_text(node.to_json())
     directory.spec.chmod(0o600)
@@ -88,14 +88,14 @@ def _agent_command(staging: Staging | Reopened, python: Sequence[str], lifeline:
 
 
 def stop(run: RunDirectory, now: bool) -> None:
-    """Ask a job to stop: cleanly, with its grace, or at once. One that has ended is left as it is.
+    """Ask a job to stop: cleanly, with its grace, or at once. A job that has ended is not changed.
 
     Raises:
         Refused: its agent does not answer.
     """
     deadline = time.monotonic() + _AGENT_COMES
     while not records.signal_agent(run.path, (signal.SIGQUIT if now else signal.SIGTERM,)):
-        records.wake_agent(run.path)  # it may have ended, and its guard be suspended
+        records.wake_agent(run.path)  # it may have ended while its guard is suspended
         if not run.is_held:
             return
         if time.monotonic() > deadline:
@@ -108,35 +108,35 @@ def stop(run: RunDirectory, now: bool) -> None:
 
 
 def _wait(run: RunDirectory, seconds: float) -> bool:
-    """Whether nobody works on a job any more within this time."""
-    thread = threading.Thread(target=run.wait_until_free, daemon=True)  # the kernel wakes it, and nobody else
+    """Wait until no process works on a job any more, at most this time; returns whether that is so."""
+    thread = threading.Thread(target=run.wait_until_free, daemon=True)  # only the kernel wakes it
     thread.start()
     thread.join(seconds)
     return not thread.is_alive()
 
 
 def remove(path: Path, discard: Callable[[], None]) -> None:
-    """Take a job's folder away in one step, and then apart; one that is gone already is no error.
+    """Remove a job: first its folder's name, in one step, then its files. If it is gone already, do nothing.
 
     Args:
         path: its run directory, or the link to it.
-        discard: removes what it has elsewhere, once it is no job any more.
+        discard: removes what it has elsewhere, after it has lost its name.
 
     Raises:
-        Refused: it cannot be removed, somebody works on it, or paceline did not make it: then it stays as it is.
+        Refused: it cannot be removed, a process works on it, or paceline did not make it: then it is not changed.
     """
     run = RunDirectory(path.resolve())
     if not run.is_ours and os.path.lexists(run.path):
         with contextlib.suppress(OSError):
-            if path.is_symlink() and os.path.basename(os.readlink(path)) == path.name:  # it is all that is paceline's
+            if path.is_symlink() and os.path.basename(os.readlink(path)) == path.name:  # only the link is paceline's
                 path.unlink()
-        raise Refused(f"{run.path} was not made by paceline and is left alone; remove it by hand")
+        raise Refused(f"{run.path} was not made by paceline and is not removed; remove it by hand")
     with contextlib.suppress(OSError):
         tensorboard.stop(run.path)
     hidden = run.path.with_name(f".{run.path.name}.deleted.{time.monotonic_ns()}")
     note = note_of(hidden, path.parent)
     try:
-        with run.owned(_AT_ONCE):  # so it is still the job that has ended, not another one of that name
+        with run.owned(_AT_ONCE):  # so it is still the job that has ended, not a new one of that name
             run.path.rename(hidden)
             if path.is_symlink():
                 path.unlink()
@@ -147,9 +147,9 @@ def remove(path: Path, discard: Callable[[], None]) -> None:
     except BlockingIOError:
         drop_note(note)
         raise Refused(
-            f"job {path.name} is in use: it has not ended, or is just being copied; see paceline get {path.name}"
+            f"job {path.name} is in use: it has not ended, or is being copied; see paceline get {path.name}"
         ) from None
-    except FileNotFoundError:  # somebody else was as quick, or removed it by hand
+    except FileNotFoundError:  # another process has removed it
         drop_note(note)
         with contextlib.suppress(OSError):
             if path.is_symlink():
@@ -160,7 +160,7 @@ def remove(path: Path, discard: Callable[[], None]) -> None:
 
 def take_checkpoints(old: Path, new: Path) -> None:
     """Give a job the checkpoints that another one kept in its own run directory, and the note that it had some."""
-    from paceline.contract.folder_lock import LOCK  # the two jobs must not have the same file for that
+    from paceline.contract.folder_lock import LOCK  # the two jobs must not share this file
 
     for folder in old.glob("checkpoints*"):
         shutil.copytree(folder, new / folder.name, copy_function=_link, ignore=shutil.ignore_patterns(LOCK))

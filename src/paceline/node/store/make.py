@@ -1,8 +1,8 @@
-"""Makes a job on the machine that this process runs on, and starts its agent: the only way a job comes to be.
+"""Makes a job on the machine that this process runs on, and starts its agent. Every job is made here.
 
-A client on this machine calls it directly, one elsewhere over a connection (`node/host/start.py`). `plan` finds out
-what the job will be and refuses what cannot work; it writes nothing. `make` brings the code, writes the run directory
-and starts the agent.
+A client on this machine calls it directly, a client elsewhere over a connection (`node/host/start.py`). `plan`
+completes the job and refuses what cannot work; it writes nothing. `make` copies the code, writes the run directory and
+starts the agent.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ if TYPE_CHECKING:
     from .home import Home
 
     Job = dict[str, Any]
-    # Puts a job's code at a path where nothing is yet, all of it or nothing, and notes that it has made it
-    # (`code_folder.record_made`); returns what is known of it.
+    # Puts a job's code at a path that does not exist yet, completely or not at all, and notes that it has made it
+    # (`code_folder.record_made`); returns the record of the code.
     Code = Callable[[Path], dict[str, Any]]
     Split = Callable[[Job], "tuple[int, ...]"]
 
     class Readable(Protocol):
-        """Bytes that come in order."""
+        """A stream of bytes."""
 
         def read(self, size: int, /) -> bytes:
-            """The next bytes, at most so many; b"" at the end."""
+            """The next bytes, at most `size`; b"" at the end."""
 
 
-NOT_FOR_JOBS = ("GIT_SYNC_USERNAME", "GIT_SYNC_PASSWORD")  # they fetch the code, and end there
+NOT_FOR_JOBS = ("GIT_SYNC_USERNAME", "GIT_SYNC_PASSWORD")  # they are used only to fetch the code
 SECRET = "<secret>"  # what is shown instead of a secret
 
 
@@ -68,7 +68,9 @@ class Taken(Refused):
         if path.is_symlink() or RunDirectory(path).is_ours:
             super().__init__(f"a job named {name} has its files in {path}; choose another --name, or delete that job")
         else:
-            super().__init__(f"{path} is there already, and no job's; choose another --name, or move it away")
+            super().__init__(
+                f"{path} is there already, and does not belong to a job; choose another --name, or move it away"
+            )
         self.path = path
 
 
@@ -77,17 +79,17 @@ class Order:
     """What a client asks this machine to make: its part of a job.
 
     Attributes:
-        job: what was asked for, as a `JobSpec` is in JSON.
+        job: the requested job, as a `JobSpec` in JSON.
         data: the job's volumes, as `machine.volumes.find` describes them.
-        job_id: what its nodes have in common; None makes one up.
+        job_id: identifier that its nodes share; None makes a new one.
         hosts: the nodes' host names as the user gave them, by node rank; empty if unknown.
-        joins: the job runs elsewhere already.
-        split: the local ranks of the completed job whose stderr is kept apart.
+        joins: whether the job already runs elsewhere.
+        split: returns the local ranks of the completed job whose stderr has a file of its own.
         stdin: the local rank that has a file as its standard input, and that file.
-        source: the folder that the code will be a copy of, where that is known and here: what a plan reads.
-        terminal: variables that tell of the terminal that shows the ranks.
+        source: the folder of which the code will be a copy, if it is known and on this machine: a plan reads it.
+        terminal: variables that describe the terminal that shows the ranks.
         secrets: variables that are never shown.
-        token: what the nodes prove to each other that they belong together.
+        token: secret with which the nodes authenticate each other.
     """
 
     job: Job
@@ -110,12 +112,12 @@ class Plan:
     Attributes:
         home: where it will be kept.
         here: the machine.
-        order: what was asked for.
-        asked: the job that was asked for, with a whole path as its working dir, unless its own code is that.
-        job: the job, completed as far as that can be done without its code.
+        order: the order.
+        asked: the requested job, with an absolute path as its working dir, unless it has code of its own.
+        job: the job, completed as far as possible without its code.
         node: this node's part of it, likewise.
         path: its run directory.
-        is_open: what its script imports, and so perhaps its framework, is known only when its code is here.
+        is_open: whether its script's imports, and so maybe its framework, are known only when its code is here.
     """
 
     home: Home
@@ -128,10 +130,10 @@ class Plan:
     is_open: bool
 
     def named(self, name: str, split: Split) -> Plan:
-        """The same for a job of another name, and with an identifier of its own.
+        """A copy for a job with another name and identifier.
 
         Args:
-            name: of the job.
+            name: name of the job.
             split: see `Order`.
 
         Raises:
@@ -149,14 +151,14 @@ class Plan:
         return replace(self, order=order, asked=asked, job=job, node=node, path=path)
 
     def shown(self) -> dict[str, Any]:
-        """The job, completed as far as that is known."""
+        """The job, completed as far as possible."""
         return {**self.job, "framework": placement.CHOSEN} if self.is_open else self.job
 
     def ranks(self, start: Mapping[str, Any] | None = None) -> list[dict[str, str]]:
-        """All variables that each rank will have beside those of this process.
+        """All variables that each rank will have in addition to those of this process.
 
         Args:
-            start: how the nodes will stand, as the coordinator says it; None for what this machine knows of that.
+            start: the first attempt, as the coordinator will send it; None to derive it from what this machine knows.
         """
         unknown = {} if self.order.job_id else {"PACELINE_JOB_ID": placement.CHOSEN}
         env = {**_agent_variables(self.home, self.order), **dict.fromkeys(self.job["secrets"], SECRET)}
@@ -177,9 +179,9 @@ class Made(NamedTuple):
         run: its folder.
         node: its part here.
         agent: the process that runs it.
-        begin: where its new events begin.
-        record: what was true of it while its lock was still held, for a client elsewhere see `home.with_ids`. A short
-            job may be removed as soon as it has ended.
+        begin: position of its new events.
+        record: its record while its lock was still held; for a client elsewhere see `home.with_ids`. A short job may
+            be removed as soon as it has ended.
     """
 
     run: RunDirectory
@@ -190,7 +192,7 @@ class Made(NamedTuple):
 
 
 def plan(home: Home, here: fitting.Here, order: Order) -> Plan:
-    """What a job will be on this machine; writes nothing.
+    """Plan a job on this machine; writes nothing.
 
     Raises:
         Refused: it cannot run here.
@@ -201,7 +203,7 @@ def plan(home: Home, here: fitting.Here, order: Order) -> Plan:
     has_code = asked["code"] is not None
     if not has_code or asked["working_dir"] != ".":
         asked["working_dir"] = _whole(asked["working_dir"])
-    _check_name(home, asked, order.job_id)  # before what takes longer
+    _check_name(home, asked, order.job_id)  # first, since the rest takes longer
     source = order.source if has_code else None
     if has_code and asked["resume_from"] is not None:
         source = Path(home.code_of(asked["resume_from"])["path"])
@@ -212,13 +214,13 @@ def plan(home: Home, here: fitting.Here, order: Order) -> Plan:
 
 
 def _check_checkpoint_dir(home: Home, order: Order, job: Job) -> None:
-    """See that no other job saves into this one's folder for checkpoints.
+    """Check that no other job saves into this one's folder for checkpoints.
 
-    One in the job's own copy of its code is new. A node that comes into a job may find that job there, and so may one
-    of several that are started by hand.
+    A folder in the job's own copy of its code is new. For a node that joins a job, or one of several that are started
+    by hand, the job itself may already save there.
 
     Raises:
-        Refused: another one does.
+        Refused: another job does.
     """
     is_new = job["code"] is not None and not os.path.isabs(job["checkpoint_dir"] or "")
     if not is_new and not order.joins and (home.is_remote or fitting.node_range(job)[1] == 1):
@@ -226,11 +228,11 @@ def _check_checkpoint_dir(home: Home, order: Order, job: Job) -> None:
 
 
 def _check_name(home: Home, job: Job, job_id: str | None) -> None:
-    """Whether a job can have its name: no other job has it, and its files can be made.
+    """Check that a job can have its name: no other job has it, and its files can be made.
 
     Raises:
-        Refused: its code cannot be where the name leads.
-        Taken: another job has it.
+        Refused: its code cannot be put at the path that follows from the name.
+        Taken: another job has the name.
         OSError: the run directory cannot be made.
     """
     path = home.folder_of(job)
@@ -243,11 +245,11 @@ def _check_name(home: Home, job: Job, job_id: str | None) -> None:
 
 
 def make(plan: Plan, code: Code | None = None, lifeline: socket.socket | None = None) -> Made:
-    """Make a job, and start its agent; a failure leaves nothing.
+    """Make a job, and start its agent. If this fails, nothing is left.
 
     Args:
         plan: see `plan`.
-        code: brings the job's code; None for a job that has none, or that of the job that it resumes.
+        code: copies the job's code; None for a job without code of its own, or with that of the job that it resumes.
         lifeline: the job ends when the other end of this closes; None for one that outlives its client.
 
     Raises:
@@ -260,7 +262,7 @@ def make(plan: Plan, code: Code | None = None, lifeline: socket.socket | None = 
 
 
 def become(plan: Plan, code: Code | None = None) -> NoReturn:
-    """Make a job, and become its agent; a failure leaves nothing. See `make`."""
+    """Make a job, and become its agent. If this fails, nothing is left. See `make`."""
     with _written(plan, code) as (staging, node):
         lifecycle.become_agent(staging, node.python, _environment(plan.home, plan.order))
 
@@ -273,7 +275,7 @@ def _written(plan: Plan, code: Code | None) -> Iterator[tuple[Staging, NodeSpec]
         if asked["resume_from"] is not None:
             try:
                 stack.enter_context(RunDirectory(home.jobs / asked["resume_from"]).kept())
-            except FileNotFoundError:  # other hosts may have its checkpoints, and this one none
+            except FileNotFoundError:  # only other hosts may have its checkpoints
                 if not home.is_remote or asked["code"] is not None:
                     raise Refused(f"job {asked['resume_from']} was just deleted; submit the job again") from None
         staging = stack.enter_context(Staging(plan.path, home.jobs if plan.path.parent != home.jobs else None))
@@ -292,7 +294,7 @@ def _written(plan: Plan, code: Code | None) -> Iterator[tuple[Staging, NodeSpec]
                 node = _place(home, plan.here, replace(plan.order, job_id=node.job_id), job, folder, code=made)
             if asked["resume_from"] is not None and not asked["fresh"]:
                 lifecycle.take_checkpoints(home.jobs / asked["resume_from"], hidden)
-            # What was asked for, not what was found out: another time that may be something else.
+            # The requested job, not the completed one: another time it may be completed differently.
             spec = {**asked, "devices": job["devices"]}
             lifecycle.write_down(staging.directory, {**record, "spec": spec, "created": time.time()}, node)
             undo.enter_context(_registered(home, plan.path))
@@ -305,30 +307,30 @@ def _written(plan: Plan, code: Code | None) -> Iterator[tuple[Staging, NodeSpec]
 
 
 def is_back(home: Home, order: Order) -> bool:
-    """Whether this machine's part of a job that goes on elsewhere was here before."""
+    """Whether this machine had a part of this job before, which now runs elsewhere."""
     found = read_json(home.folder_of(order.job) / "spec.json") or {}
     return order.joins and found.get("job_id") == order.job_id
 
 
-def take_up(home: Home, order: Order, lifeline: socket.socket | None = None) -> Made:
-    """Start the agent of a part that was here before, with what it has left; see `is_back`.
+def restart_part(home: Home, order: Order, lifeline: socket.socket | None = None) -> Made:
+    """Start the agent of a part that was here before, in its old run directory; see `is_back`.
 
     Raises:
-        Refused: it runs.
+        Refused: it already runs.
     """
-    with _opened_again(home, order) as (again, node):
+    with _reopened(home, order) as (again, node):
         return _start(home, order, again, node, lifeline)
 
 
 def become_again(home: Home, order: Order) -> NoReturn:
-    """Become the agent of a part that was here before. See `take_up`."""
-    with _opened_again(home, order) as (again, node):
+    """Become the agent of a part that was here before. See `restart_part`."""
+    with _reopened(home, order) as (again, node):
         lifecycle.become_agent(again, node.python, _environment(home, order))
 
 
 @contextlib.contextmanager
-def _opened_again(home: Home, order: Order) -> Iterator[tuple[Reopened, NodeSpec]]:
-    """The run directory of a part that was here before, with its lock held; and that part. See `take_up`."""
+def _reopened(home: Home, order: Order) -> Iterator[tuple[Reopened, NodeSpec]]:
+    """The run directory of a part that was here before, with its lock held; and that part. See `restart_part`."""
     job, path = order.job, home.folder_of(order.job)
     try:
         again = Reopened(path)
@@ -340,13 +342,13 @@ def _opened_again(home: Home, order: Order) -> Iterator[tuple[Reopened, NodeSpec
             main_port=job["main_port"], joins=True, hosts=(), expected=None, detached=job["detached"],
         )  # fmt: skip
         again.directory.spec.write_text(node.to_json())
-        again.directory.status.unlink(missing_ok=True)  # it tells how this part ended then
+        again.directory.status.unlink(missing_ok=True)  # it says how this part ended before
         again.directory.spare.write_bytes(bytes(SPARE))
         yield again, node
 
 
 def drop(home: Home, made: Made) -> None:
-    """End a job at once, and remove it, unless it has been here before."""
+    """End a job at once, and remove it, unless it was here before."""
     lifecycle.stop(made.run, True)
     made.run.wait_until_free()
     if not made.begin:
@@ -354,10 +356,10 @@ def drop(home: Home, made: Made) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Whether something can be made in a folder, or the folder itself; changes nothing.
+    """Check that files can be made in a folder, or the folder itself if it does not exist; changes nothing.
 
     Raises:
-        OSError: it cannot.
+        OSError: they cannot.
     """
     there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not there.is_dir():
@@ -369,11 +371,11 @@ def check_writable(folder: Path) -> None:
 
 
 def this_machine(home: Home, slots: int, *, is_scheduled: bool = False) -> fitting.Here:
-    """What a job of a client elsewhere is fitted to: this machine.
+    """This machine, for jobs of a client elsewhere.
 
     Args:
-        home: of this machine.
-        slots: how many slots it has if it has no accelerators.
+        home: the jobs of this machine.
+        slots: number of slots if it has no accelerators.
         is_scheduled: see `fitting.Here`.
     """
     declare = 'declare N slots with hosts = ["HOST:N"] in the target\'s settings'
@@ -385,17 +387,17 @@ def this_machine(home: Home, slots: int, *, is_scheduled: bool = False) -> fitti
 
 
 def unpacked(archive: Readable, record: Mapping[str, Any]) -> Code:
-    """Code that comes as an archive (tar).
+    """Code from an archive (tar).
 
     Args:
-        archive: the archive; it is read in order, to its end.
-        record: what is known of the code.
+        archive: the archive; it is read as a stream, to its end.
+        record: the record of the code.
     """
 
     def unpack(destination: Path) -> dict[str, Any]:
         with code_folder.building(destination) as building:
             with tarfile.open(fileobj=archive, mode="r|") as tar:  # type: ignore[call-overload]  # it has all that is used
-                tar.extraction_filter = lambda member, _: member  # it is the user's own, with all its links
+                tar.extraction_filter = lambda member, _: member  # the user's own code, with all its links
                 tar.extractall(building)
             while archive.read(1 << 16):
                 pass
@@ -405,10 +407,10 @@ def unpacked(archive: Readable, record: Mapping[str, Any]) -> Code:
 
 
 def copy_of(code: Mapping[str, Any]) -> Code:
-    """The code of another job as that one has left it, with what it wrote there.
+    """The code of another job in its current state, with the files that the job wrote there.
 
     Args:
-        code: what is known of it, its `path` included.
+        code: the record of that code, with its `path`.
     """
 
     def copy(destination: Path) -> dict[str, Any]:
@@ -427,18 +429,18 @@ def copy_of(code: Mapping[str, Any]) -> Code:
 
 
 def _whole(folder: str) -> str:
-    """A folder as a whole path.
+    """The absolute path of a folder.
 
     Raises:
         Refused: the current folder is gone, or there is no such user.
     """
     found = os.path.expanduser(folder)
     if found.startswith("~"):
-        raise Refused(f"--working-dir {folder}: no such user; write the whole path")
+        raise Refused(f"--working-dir {folder}: no such user; write the absolute path")
     try:
         return str(Path.cwd() / found)
     except FileNotFoundError:
-        raise Refused("the folder that you are in was deleted; change to one that exists") from None
+        raise Refused("the current folder was deleted; change to one that exists") from None
 
 
 def _places(job: Mapping[str, Any], hidden: Path, path: Path) -> tuple[Path, Path]:
@@ -451,12 +453,12 @@ def _places(job: Mapping[str, Any], hidden: Path, path: Path) -> tuple[Path, Pat
 
 
 def _folder(job: Mapping[str, Any], path: Path) -> Path | None:
-    """Where the ranks of a job start that has code of its own."""
+    """The folder in which the ranks start, for a job that has code of its own."""
     return None if job["code"] is None else _places(job, path, path)[1]
 
 
 def _complete(job: Job, here: fitting.Here, made: Path, code: Mapping[str, Any]) -> Job:
-    """See `fitting.complete`; a folder that is hidden, and will be gone, is told as the copy of what it is."""
+    """See `fitting.complete`; messages name a temporary hidden folder as a copy of its source."""
     try:
         return fitting.complete(job, here, made)
     except Refused as error:
@@ -466,7 +468,7 @@ def _complete(job: Job, here: fitting.Here, made: Path, code: Mapping[str, Any])
 def _place(
     home: Home, here: fitting.Here, order: Order, job: Job, folder: Path | None, *, code: Path | None = None
 ) -> NodeSpec:
-    """This node's part of a completed job; its code is in `folder`, or until the job is made in `code`."""
+    """This node's part of a completed job; its code is in `folder`, or, until the job is made, in `code`."""
     node = node_part.node_spec(
         job, here, split_streams=order.split(job), folder=folder,
         variables=[(source["variable"], source["path"]) for source in order.data], job_id=order.job_id,
@@ -487,12 +489,12 @@ def _place(
 
 
 def _variables(node: NodeSpec) -> dict[str, str]:
-    """What ranks need that are no child of a paceline which is installed.
+    """Variables for ranks of a paceline that is not installed on this machine.
 
-    PYTHONPATH lets every Python of the job find paceline, after all that the user names. On many machines the host name
-    resolves to a loopback address, and gloo on several nodes would listen there.
+    PYTHONPATH lets every Python of the job find paceline, after all paths of the user. On many machines the host name
+    resolves to a loopback address, at which gloo would listen even with several nodes.
     """
-    from paceline.node.machine.network import gloo_interface, own_address  # a client on this machine does without
+    from paceline.node.machine.network import gloo_interface, own_address  # not needed by a client on this machine
 
     given = node.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     variables = {"PYTHONPATH": os.pathsep.join([given, ENTRY] if given else [ENTRY])}
@@ -526,7 +528,7 @@ def _marked_as_used(path: Path, node: NodeSpec) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _registered(home: Home, path: Path) -> Iterator[None]:
-    """A run directory elsewhere is known by a link among the others, where names are unique.
+    """For a run directory in another folder, make a link among the other jobs, where names are unique.
 
     Raises:
         Taken: another job has the name.
@@ -538,7 +540,7 @@ def _registered(home: Home, path: Path) -> Iterator[None]:
             link.symlink_to(path)
         except FileExistsError:
             raise Taken(path.name, link) from None
-        except OSError:  # no home that can be written to: the job runs, and only `list` does not know it
+        except OSError:  # no writable home: the job runs, but `list` does not show it
             link = None
     try:
         yield
@@ -549,7 +551,7 @@ def _registered(home: Home, path: Path) -> Iterator[None]:
 
 
 def _agent_variables(home: Home, order: Order) -> dict[str, str]:
-    """What the agent, and so each rank, has in its environment beside what this process has."""
+    """The variables of the agent, and so of each rank, in addition to those of this process."""
     env = {name: value for name, value in order.terminal.items() if name not in os.environ}
     env.update(order.secrets)
     if home.is_remote:
@@ -572,5 +574,5 @@ def _start(
     run = folder.directory
     begin = run.events.stat().st_size
     agent = lifecycle.start_agent(folder, node.python, _environment(home, order), lifeline)
-    record = records.record(run.path, records.line_of(home.root)) or {}
+    record = records.record(run.path, records.queue_of(home.root)) or {}
     return Made(run, node, agent, begin, with_ids(run, record) if home.is_remote else record)

@@ -1,7 +1,7 @@
-"""What is true of the jobs on this machine, read from their run directories.
+"""The state of the jobs on this machine, read from their run directories.
 
-Nothing here trusts a state that somebody wrote and could no longer take back: a job whose agent is gone without a last
-word is FAILED, whatever status.json says.
+A stored state is not trusted if its writer is gone: a job whose agent is gone without a final status is FAILED,
+whatever status.json says.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ if TYPE_CHECKING:
     from paceline.node.rundir.status import AgentRecord, RankRecord, Status
 
     class KnownStatus(Status, total=False):
-        """A status with what a reader concludes: why a job ended whose agent could not record it."""
+        """A status with the conclusion of a reader: why a job has ended whose agent could not record it."""
 
         problem: str
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 FINAL = ("SUCCEEDED", "FAILED", "STOPPED")
-_MOST_SECONDS = 2.0**36  # since the epoch; calendars end somewhat later
+_MOST_SECONDS = 2.0**36  # since the epoch; the dates of `datetime` end somewhat later
 
 
 def names(jobs: Path) -> dict[str, int]:
-    """The jobs whose run directories lie in a folder, with the inode of each entry; what killed clients left goes.
+    """The jobs in a folder of run directories, with the inode of each entry. Removes what killed clients have left.
 
     Raises:
-        OSError: the folder cannot be read; one that is not there is empty.
+        OSError: the folder cannot be read; a missing folder is empty.
     """
     return {e.name: 0 if e.is_symlink() and not os.path.exists(e.path) else e.inode() for e in sweep(jobs)}
 
 
 def is_job(path: Path) -> bool:
-    """Whether there is a job, or what is left of one."""
-    if path.is_symlink() and not path.exists():  # the link to a folder elsewhere
+    """Whether there is a job, or the rest of one."""
+    if path.is_symlink() and not path.exists():  # a link to a folder elsewhere
         return True
     return any((path / name).exists() for name in ("lock", "spec.json", "job.json", "status.json"))
 
@@ -63,11 +63,11 @@ def find(jobs: Path, name: str) -> RunDirectory | None:
     return RunDirectory(path) if _NAME.fullmatch(name) and is_job(path) else None
 
 
-def line_of(home: Path) -> Callable[[], list[Entry]]:
-    """A function that gives the queue for devices in a home, read when it is called for the first time."""
+def queue_of(home: Path) -> Callable[[], list[Entry]]:
+    """A function that returns the queue for devices in a home; it reads the queue at its first call."""
 
     @functools.lru_cache(maxsize=1)
-    def line() -> list[Entry]:
+    def queue() -> list[Entry]:
         from paceline.node.devicequeue.ticket import folder_of, overview
 
         try:
@@ -75,27 +75,27 @@ def line_of(home: Path) -> Callable[[], list[Entry]]:
         except OSError:
             return []
 
-    return line
+    return queue
 
 
 def held_here(run: RunDirectory) -> bool | None:
-    """The liveness of a job whose agent runs on this machine: True while somebody holds its lock.
+    """The liveness of a job whose agent runs on this machine: True while a process holds its lock, else None.
 
-    Nobody may hold it although the agent lives, so anything else is unknown.
+    If no process holds it, the agent may still be alive.
     """
     return run.is_held or None
 
 
 def record(
-    path: Path, line: Callable[[], list[Entry]], liveness: Callable[[RunDirectory], bool | None] = held_here
+    path: Path, queue: Callable[[], list[Entry]], liveness: Callable[[RunDirectory], bool | None] = held_here
 ) -> dict[str, Any] | None:
-    """What is true of a job; None where there is none.
+    """The record of a job; None if there is no job.
 
     Args:
         path: its run directory.
-        line: gives the queue, see `line_of`.
-        liveness: whether somebody works on the job; None: unknown, then its agent is looked for on this machine. A
-            scheduler that knows better says so here: locks need not cross machines.
+        queue: returns the queue, see `queue_of`.
+        liveness: whether a process works on the job. If it returns None, that is unknown, and the job's agent is
+            searched for on this machine. A scheduler can pass its own knowledge: locks may not work between machines.
 
     The keys are those of a job as the verbs show it: name, state, backend, framework, nodes, ranks, attempt, exit_code,
     created, started, finished (seconds since the epoch), instances, error, and more.
@@ -105,17 +105,17 @@ def record(
     if not path.exists():
         return _damaged(path, f"its folder {os.path.realpath(path)} is gone; is a disk not mounted?")
     try:
-        found = _record(path, line, liveness)
+        found = _record(path, queue, liveness)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
         found = _damaged(path, f"its folder is damaged ({type(error).__name__}: {error}); see {path}")
     return found if is_job(path) else None  # it may have been removed meanwhile
 
 
 def _record(
-    path: Path, line: Callable[[], list[Entry]], liveness: Callable[[RunDirectory], bool | None]
+    path: Path, queue: Callable[[], list[Entry]], liveness: Callable[[RunDirectory], bool | None]
 ) -> dict[str, Any]:
     run = RunDirectory(path)
-    is_alive = liveness(run)  # asked first: an agent writes its last status before it lets go
+    is_alive = liveness(run)  # first: an agent writes its last status before it releases the lock
     job, status = load_json(run.job), cast("KnownStatus", load_json(run.status) or {})
     node = load_json(run.spec)
     if node is None or job is None:
@@ -139,8 +139,8 @@ def _record(
         "started": None if status.get("started") is None else _moment(status["started"]),
         "finished": _moment(status["finished"]) if is_final else None,
         "instances": [_instance(rank, host, state) for rank in status.get("ranks", ())],
-        "error": status.get("problem") or _error(status),  # the former is ours
-        "waiting": _waiting(path.name, status, line) if state in ("PENDING", "RESTARTING") else None,
+        "error": status.get("problem") or _error(status),  # `problem` is a reader's conclusion
+        "waiting": _waiting(path.name, status, queue) if state in ("PENDING", "RESTARTING") else None,
         "restarts": int(status.get("restarts", 0)),
         "max_restarts": int(node["max_restarts"]),
         "devices": list(map(str, status.get("devices") or ())),
@@ -166,16 +166,16 @@ def _moment(value: Any) -> float:
     """A time, in seconds since the epoch.
 
     Raises:
-        ValueError: it is none that a calendar has.
+        ValueError: it is not a date.
     """
     seconds = float(value)
     if not 0 <= seconds < _MOST_SECONDS:
-        raise ValueError(f"{seconds} is no time")
+        raise ValueError(f"{seconds} is not a time")
     return seconds
 
 
 def _progress(path: Path) -> dict[str, Any] | None:
-    """How far the training is; None where it says nothing that makes sense."""
+    """The progress of the training; None if there is none that can be read."""
     found = read_json(path)
     try:
         if found is not None and "time" in found:
@@ -186,14 +186,14 @@ def _progress(path: Path) -> dict[str, Any] | None:
 
 
 def _checkpoint(path: Path) -> dict[str, Any] | None:
-    """What the library has saved last: step and folder; None where it says nothing that makes sense."""
+    """The step and folder that the library has saved last; None if there is none that can be read."""
     found = read_json(path) or {}
     step, folder = found.get("step"), found.get("folder")
     return {"step": step, "folder": folder} if isinstance(step, int) and isinstance(folder, str) else None
 
 
 def _damaged(path: Path, why: str) -> dict[str, Any]:
-    """What can be said of a job whose files say nothing."""
+    """The record of a job whose files cannot be read."""
     then = 0.0
     with contextlib.suppress(OSError):
         then = path.lstat().st_mtime
@@ -217,7 +217,7 @@ def _error(status: Status) -> str | None:
     return message if failure.get("rank") is None else f"rank {failure['rank']}: {message}"
 
 
-def _waiting(name: str, status: Status, line: Callable[[], list[Entry]]) -> str | None:
+def _waiting(name: str, status: Status, queue: Callable[[], list[Entry]]) -> str | None:
     """What a job waits for, in one line."""
     waiting = status.get("waiting")
     if not waiting:
@@ -229,11 +229,11 @@ def _waiting(name: str, status: Status, line: Callable[[], list[Entry]]) -> str 
         return f"cannot queue for devices: {problem}"
     from paceline.node.devicequeue.policy import explain
 
-    return explain(line(), name)
+    return explain(queue(), name)
 
 
 def _lives(agent: AgentRecord | None) -> bool:
-    """Whether an agent is there although nobody holds its lock, which somebody may have removed."""
+    """Whether an agent runs although no process holds its lock: the lock file may have been removed."""
     return (
         agent is not None
         and agent["boot"] == processes.boot_id()
@@ -243,13 +243,13 @@ def _lives(agent: AgentRecord | None) -> bool:
 
 
 def _end_of(run: RunDirectory, job: dict[str, Any], agent: AgentRecord | None, *, is_known: bool) -> KnownStatus:
-    """What became of a job that nobody works on although its status is not a last one.
+    """How a job has ended on which no process works although its status is not a final one.
 
     Args:
-        run: of the job.
-        job: what is stored of it.
-        agent: its agent, as its status has it.
-        is_known: nobody works on it on any machine.
+        run: run directory of the job.
+        job: content of job.json.
+        agent: its agent, according to its status.
+        is_known: whether it is known that no process works on it, on any machine.
     """
     for event in reversed(events(run)):
         if event.get("event") == "finished":  # on a full disk the status could not be written
@@ -260,20 +260,20 @@ def _end_of(run: RunDirectory, job: dict[str, Any], agent: AgentRecord | None, *
     again = f"paceline resubmit {name} {'goes on from its last checkpoint' if has_checkpoints else 'starts it again'}"
     is_here = agent is None or agent["host"] == socket.gethostname()
     if agent and not is_here and not is_known:
-        return {"state": "LOST", "problem": f"it runs on {agent['host']}, which can be asked there alone"}
+        return {"state": "LOST", "problem": f"it runs on {agent['host']}; only there its state is known"}
     if not agent:
-        why = "it was never started: whoever submitted it was ended"
+        why = "it was never started: the client that submitted it was ended"
     elif not is_here:
         why = f"its agent on {agent['host']} was ended, and its ranks with it"
     elif agent["boot"] != processes.boot_id():
         why = "the machine was restarted"
     else:
         why = f"its agent (pid {agent['pid']}) was killed, and its ranks with it"
-    return {"state": "FAILED", "exit_code": None, "finished": _last_word(run, job), "problem": f"{why}; {again}"}
+    return {"state": "FAILED", "exit_code": None, "finished": _last_change(run, job), "problem": f"{why}; {again}"}
 
 
-def _last_word(run: RunDirectory, job: dict[str, Any]) -> float:
-    """When anything was written for a job last."""
+def _last_change(run: RunDirectory, job: dict[str, Any]) -> float:
+    """The time at which a file of a job was last written."""
     times = [float(job["created"])]
     written = ("status.json", "*.jsonl", "agent.log", "progress.json", "logs/*/*", "checkpoints*", "checkpoints*/*")
     for pattern in written:
@@ -284,7 +284,7 @@ def _last_word(run: RunDirectory, job: dict[str, Any]) -> float:
 
 
 def events(run: RunDirectory) -> list[dict[str, Any]]:
-    """What happened to a job; a torn line, as a full disk leaves one, is left out."""
+    """The events of a job, without incomplete lines, which a full disk may cause."""
     found = []
     try:
         lines = read_regular(run.events).split(b"\n")
@@ -299,7 +299,7 @@ def events(run: RunDirectory) -> list[dict[str, Any]]:
 
 
 def _instance(rank: RankRecord, host: str, state: str) -> dict[str, Any]:
-    over = state in FINAL and rank["state"] in ("STARTING", "RUNNING")  # they died with the agent
+    over = state in FINAL and rank["state"] in ("STARTING", "RUNNING")  # it ended with the agent
     return {
         "name": str(rank["name"]),
         "node": host,
@@ -316,7 +316,7 @@ def _command(program: dict[str, Any]) -> str:
 
 
 def signal_agent(path: Path, numbers: tuple[int, ...]) -> bool:
-    """Send signals to the agent of a job; returns whether there was one to send them to."""
+    """Send signals to the agent of a job; returns whether there is one."""
     run = RunDirectory(path)
     agent = (run.read_status() or {}).get("agent")
     if not isinstance(agent, dict) or not _lives(agent):
@@ -327,14 +327,14 @@ def signal_agent(path: Path, numbers: tuple[int, ...]) -> bool:
 
 
 def agent_pid(run: RunDirectory, guard: int) -> int:
-    """The pid of a job's agent, as its last status has it; that of its guard where there is none."""
+    """The pid of a job's agent according to its last status; if there is none, the pid of its guard."""
     agent = (run.read_status() or {}).get("agent")
     pid = agent.get("pid") if isinstance(agent, dict) else None
     return pid if isinstance(pid, int) else guard
 
 
 def wake_agent(path: Path) -> None:
-    """Let a suspended agent go on, and its guard: a job is to end although somebody has stopped them (SIGSTOP)."""
+    """Continue a job's agent and its guard if they are suspended (SIGSTOP), so that the job can end."""
     run = RunDirectory(path)
     agent = (run.read_status() or {}).get("agent")
     if not isinstance(agent, dict) or agent.get("boot") != processes.boot_id():

@@ -1,4 +1,4 @@
-"""What this machine and the jobs on it use now."""
+"""What this machine and its jobs use now."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Gauge:
-    """Measures this machine; one that is kept measures from call to call."""
+    """Measures this machine, from one call to the next."""
 
     def __init__(
         self,
@@ -30,14 +30,14 @@ class Gauge:
         *,
         slots: bool = False,
     ) -> None:
-        """Begin to measure.
+        """Start to measure.
 
         Args:
             home: the folder with the queue.
             jobs: the folder of run directories.
-            devices: of this machine.
-            gpus: asks their driver.
-            slots: they are mere places, no accelerators.
+            devices: devices of this machine.
+            gpus: returns the GPUs with their use, from their driver.
+            slots: whether the devices are slots, not accelerators.
         """
         self._home, self._jobs, self._devices, self._slots = home, jobs, tuple(devices), slots
         self._meter = Meter(gpus)
