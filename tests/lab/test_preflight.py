@@ -298,34 +298,34 @@ def test_a_host_that_hangs_is_not_waited_for_for_ever(tmp_path: Path, monkeypatc
 
 
 @pytest.fixture
-def post() -> Iterator[routes.RouteListener]:
+def listener() -> Iterator[routes.RouteListener]:
     it = routes.RouteListener(b"token", "h1")
     yield it
     it.close()
 
 
 def test_both_sides_authenticate(
-    post: routes.RouteListener,
+    listener: routes.RouteListener,
 ) -> None:
     def told(name: str, token: bytes) -> str | None:
-        return routes.reach([routes.Peer(name, "127.0.0.1", post.port)], token)[name]
+        return routes.reach([routes.Peer(name, "127.0.0.1", listener.port)], token)[name]
 
     assert told("h1", b"token") is None
     assert told("h2", b"token") == "another machine answers there"
     assert told("h1", b"other") == "another machine answers there"
 
 
-def test_strangers_do_not_keep_the_others_out(post: routes.RouteListener) -> None:
-    peer = routes.Peer("h1", "127.0.0.1", post.port)
+def test_unauthenticated_connections_do_not_keep_hosts_out(listener: routes.RouteListener) -> None:
+    peer = routes.Peer("h1", "127.0.0.1", listener.port)
     with contextlib.ExitStack() as stack:
         for number in range(600):
-            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", post.port)))
+            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", listener.port)))
             with contextlib.suppress(OSError):
                 stranger.sendall([b"", b"GET / HTTP/1.0\r\n\r\n", b"[1]\n", b"{}\n", bytes(9999)][number % 5])
         assert routes.reach([peer], b"token") == {"h1": None}
 
 
-def test_what_is_no_host_of_ours_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_is_not_the_host_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
