@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import IterableDataset, default_collate
 
 from .loader import Loader
 from .random_state import derive_seed
 from .ranks import Ranks
 from .sampler import ElasticSampler, EpochPosition, Shard, ShardedSampler, UserBatchSampler, UserSampler, check_positive
 from .split import Split
+from .worker_loss import WorkerDataLoader
 from .workers import Collate, MapFetch, StreamFetch
 
 T = TypeVar("T")
@@ -89,7 +90,7 @@ def make_loader(
     seed = generator.initial_seed() if generator is not None else seed or 0
     target = torch.device(device)
     build = functools.partial(
-        DataLoader[Any],
+        WorkerDataLoader,
         num_workers=num_workers,
         collate_fn=_as_it_is,  # the data set collates
         pin_memory=target.type == "cuda" if pin_memory is None else pin_memory,

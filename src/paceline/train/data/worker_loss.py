@@ -1,0 +1,166 @@
+"""A data loader that fails, and never waits, when one of its workers is killed.
+
+torch raises its error in the handler of SIGCHLD, so between any two instructions of the main thread: where a lock has
+just been taken, it is never released, and the next one who takes it waits for ever. A worker that is killed while it
+writes a batch leaves a part of it, and whoever reads the rest waits for ever too, as does whoever shares a lock with a
+worker that was killed while it held it (torch 2.13). So here the error is raised where the loader waits for a batch.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import struct
+import time
+import weakref
+from multiprocessing import connection
+from multiprocessing.reduction import ForkingPickler
+from multiprocessing.sharedctypes import RawValue
+from typing import TYPE_CHECKING, Any
+
+from torch._C import _remove_worker_pids
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from multiprocessing.process import BaseProcess
+
+_DYING = 5.0  # seconds until the kernel reports the end of a process whose sockets it has closed
+_CHUNK = 1024 * 1024  # bytes read at once
+
+
+class WorkerDataLoader(DataLoader[Any]):
+    """torch's DataLoader, whose iterators raise torch's error at the next batch after a worker was killed."""
+
+    def _get_iterator(self) -> Any:
+        if self.num_workers == 0:
+            return super()._get_iterator()
+        self.check_worker_number_rationality()
+        return _Iterator(self)
+
+
+class _Iterator(_MultiProcessingDataLoaderIter):
+    """torch's iterator, with a queue that does not wait for the dead. Its properties replace what torch's sets."""
+
+    @property
+    def _worker_result_queue(self) -> Any:
+        return self._results
+
+    @_worker_result_queue.setter
+    def _worker_result_queue(self, results: Any) -> None:
+        self._results = results
+        # A weak reference: in a cycle, the queues to the workers would be closed before they are used to end these.
+        this = weakref.ref(self)
+        # An attribute of the object: the workers get the queue without it.
+        results.get = _Reader(results, lambda: it._watched() if (it := this()) is not None else ()).get
+
+    @property
+    def _workers_done_event(self) -> Any:
+        return self._done
+
+    @_workers_done_event.setter
+    def _workers_done_event(self, _: Any) -> None:
+        self._done = _Flag()
+
+    @property
+    def _worker_pids_set(self) -> bool:
+        return False
+
+    @_worker_pids_set.setter
+    def _worker_pids_set(self, value: bool) -> None:
+        if value:  # torch's handler of SIGCHLD knows the workers from now on
+            _remove_worker_pids(id(self))
+
+    def _watched(self) -> Sequence[BaseProcess]:
+        """The workers whose end is an error, for the thread that raises it: not that which pins memory."""
+        if self._pin_memory:
+            return ()
+        status = self.__dict__.get("_workers_status", ())  # none before the first batch is asked for
+        return [worker for worker, works in zip(self._workers, status, strict=False) if works]
+
+    def _shutdown_workers(self) -> None:
+        workers = self.__dict__.get("_workers", ())
+        if any(worker.exitcode for worker in workers):
+            for worker in workers:  # one may wait for a lock that the dead one held
+                worker.kill()
+        super()._shutdown_workers()
+
+
+class _Flag:
+    """An event that nobody waits for, without a lock that a worker could hold when it is killed."""
+
+    def __init__(self) -> None:
+        self._value = RawValue("b", 0)
+
+    def set(self) -> None:
+        """Set it."""
+        self._value.value = 1
+
+    def is_set(self) -> bool:
+        """Whether it is set."""
+        return bool(self._value.value)
+
+
+class _Reader:
+    """Reads a queue of multiprocessing in the only process that does so; a message that never ends is not waited for.
+
+    Args:
+        source: the queue.
+        watched: the processes whose end ends a wait.
+    """
+
+    def __init__(self, source: Any, watched: Callable[[], Sequence[BaseProcess]]) -> None:
+        self._connection = source._reader
+        self._capacity = source._sem
+        self._watched = watched
+        self._incoming = bytearray()  # the beginning of a message
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """The next message, as `Queue.get`.
+
+        Raises:
+            queue.Empty: there is none within `timeout` seconds, or a watched process has ended.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        watched = self._watched()
+        while (size := self._missing()) > 0:
+            left = 0.0 if not block else None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready = connection.wait([self._connection, *(worker.sentinel for worker in watched)], left)
+            dead = [worker for worker in watched if worker.sentinel in ready]
+            for worker in dead:
+                worker.join(_DYING)
+            if dead or not ready:
+                raise queue.Empty
+            data = os.read(self._connection.fileno(), min(size, _CHUNK))
+            if not data:
+                raise EOFError("all workers have closed the queue")
+            self._incoming += data
+        head, _ = self._sizes()
+        message = memoryview(self._incoming)[head:]
+        self._incoming = bytearray()
+        self._capacity.release()
+        try:
+            return ForkingPickler.loads(message)
+        except (OSError, EOFError):  # a tensor's memory is asked for from the worker, which is gone
+            ready = connection.wait([worker.sentinel for worker in watched], _DYING)
+            for worker in watched:
+                if worker.sentinel in ready:
+                    worker.join(_DYING)
+            raise
+
+    def _missing(self) -> int:
+        """How many bytes are missing to what is known of the size of the message."""
+        head, size = self._sizes()
+        return head + size - len(self._incoming)
+
+    def _sizes(self) -> tuple[int, int]:
+        """Bytes before the message, and of it, as far as they are known; as `Connection.send_bytes` writes them."""
+        if len(self._incoming) < 4:
+            return 4, 0
+        (size,) = struct.unpack_from("!i", self._incoming)
+        if size >= 0:
+            return 4, size
+        if len(self._incoming) < 12:
+            return 12, 0
+        return 12, struct.unpack_from("!Q", self._incoming, 4)[0]
