@@ -81,7 +81,6 @@ def test_open_files_are_written_whole(paceline: Paceline, case: str) -> None:
 
 
 def test_open_hdf5_files_are_written_whole(paceline: Paceline) -> None:
-    pytest.importorskip("h5py")
     script = """
         import h5py, torch
         file = h5py.File("data.h5", "w")
