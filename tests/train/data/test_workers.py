@@ -21,7 +21,11 @@ pytestmark = pytest.mark.torch
 
 SCRIPT = """
     import multiprocessing, os, signal, sys, threading, time, torch, paceline
-    from torch.utils.data import Dataset
+    from torch.utils.data import Dataset, IterableDataset
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return ((torch.tensor([float(index)]), os.getpid()) for index in range(40))
 
     class Slow(Dataset):
         def __len__(self):
@@ -37,7 +41,7 @@ SCRIPT = """
         optimizer = torch.optim.SGD(model.parameters(), 1e-3)
         model, optimizer = run.setup(model, optimizer)
         train = run.dataloader(
-            Slow(), global_batch_size=4, num_workers=2, persistent_workers={persistent},
+            {data}(), global_batch_size=4, num_workers=2, persistent_workers={persistent},
             multiprocessing_context="{start}",
         )
         workers = set()
@@ -58,18 +62,26 @@ SCRIPT = """
         print("end", flush=True)
 """
 
+EVALUATES = """
+        global held
+        test = run.dataloader(Slow(), batch_size=4, evaluation=True, num_workers=2, persistent_workers=True)
+        held = iter(test)
+        next(held)"""
 WAYS = {  # how a rank ends, what it does then, and the exit codes of that
     "end": ({}, {0}),
     "close": ({"at_end": "run.close()"}, {0}),
     "exception": ({"at_step": "raise ValueError('mine')"}, {1}),
     "sys.exit": ({"at_step": "sys.exit(3)"}, {3}),
     "break": ({"at_step": "break"}, {0}),
+    "iterable": ({"data": "Stream"}, {0}),
+    "evaluation": ({"at_end": EVALUATES}, {0}),
+    "forkserver": ({"start": "forkserver"}, {0}),
     "killed worker": ({"at_step": "os.kill(min(workers), signal.SIGKILL); time.sleep(0.2)"}, {1}),
 }
 
 
 def write(paceline: Paceline, **parts: Any) -> None:
-    default = {"persistent": True, "start": "fork", "read": "", "at_step": "pass", "at_end": ""}
+    default = {"persistent": True, "start": "fork", "data": "Slow", "read": "", "at_step": "pass", "at_end": ""}
     paceline.script(SCRIPT.format(**{**default, **parts}))
 
 
@@ -96,6 +108,7 @@ def outcome(process: subprocess.Popen[str]) -> tuple[int, str]:
     [
         *((way, "python", True) for way in WAYS),
         ("end", "paceline run", True),
+        ("end", "paceline run -n 2", True),
         ("exception", "paceline run", True),
         ("exception", "python", False),
         ("break", "paceline run", False),
@@ -104,7 +117,8 @@ def outcome(process: subprocess.Popen[str]) -> tuple[int, str]:
 def test_workers_end_when_their_rank_ends(paceline: Paceline, way: str, launcher: str, persistent: bool) -> None:
     parts, codes = WAYS[way]
     write(paceline, persistent=persistent, **parts)
-    process = plain(paceline) if launcher == "python" else paceline.start("run", "script.py", start_new_session=True)
+    line = [*launcher.split()[1:], "script.py"]
+    process = plain(paceline) if launcher == "python" else paceline.start(*line, start_new_session=True)
     code, err = outcome(process)
     assert code in codes, err
 
