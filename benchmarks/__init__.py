@@ -1,1 +1,1 @@
-"""paceline beside the others: `python -m benchmarks` measures both sides in one run and prints their ratios."""
+"""Compares paceline with other tools: `python -m benchmarks` measures both in one run and prints their ratios."""

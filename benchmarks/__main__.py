@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measure, show the table; exit code 1 if a row is an error, not if a goal is missed."""
+"""`python -m benchmarks`: measure and print the table. The exit code is 1 if a row fails, not if it misses its goal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .row import Row, measure
 
 
 def main() -> int:
-    """Measure what the command line asks for."""
+    """Measure the rows that the command line names."""
     options = _parser().parse_args()
     chosen = _choose(options.only)
     signal.signal(signal.SIGTERM, _interrupt)
@@ -41,11 +41,11 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure paceline beside the others.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Compare paceline with other tools.")
     parser.add_argument(
         "--only", action="append", metavar="NAME", help="a row, or a group of rows; repeatable  [default: all]"
     )
-    parser.add_argument("--pairs", type=_at_least_one, default=5, metavar="N", help="pairs a row  [default: 5]")
+    parser.add_argument("--pairs", type=_at_least_one, default=5, metavar="N", help="pairs per row  [default: 5]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every sample to this file")
     return parser
 
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 def _at_least_one(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} measures nothing; take 1 or more")
+        raise argparse.ArgumentTypeError(f"{number} measures nothing; give 1 or more")
     return number
 
 
@@ -67,7 +67,7 @@ def _choose(only: list[str] | None) -> list[Case]:
 
 
 def _progress(text: str) -> None:
-    """A line that the next one overwrites; nothing where no terminal is."""
+    """Show a line that the next one overwrites; without a terminal, show nothing."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 

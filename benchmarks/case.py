@@ -1,4 +1,4 @@
-"""What a benchmark is: some work, done by paceline and by another, and a goal for the ratio of their times."""
+"""A benchmark: some work, done by paceline and by another tool, and a goal for the ratio of their times."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from .lab import Lab
 
 
-Pair = tuple[Sample, Sample]  # of paceline, of the other
+Pair = tuple[Sample, Sample]  # of paceline, of the other tool
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two that do the work; `measure` does it once, unless the case measures both together."""
+    """One of the two tools. `measure` does the work once, unless the case measures both together."""
 
     label: str
     measure: Callable[[Lab], Sample] | None = None
@@ -25,7 +25,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Goal:
-    """The most that the median ratio, or paceline's own median time or memory, may be."""
+    """Upper limits of the median ratio, or of paceline's own median time or memory."""
 
     ratio: float | None = None
     seconds: float | None = None
@@ -40,7 +40,7 @@ class Goal:
         return ", ".join(parts)
 
     def is_met(self, ratio: float | None, seconds: float | None, megabytes: float | None = None) -> bool:
-        """Whether what was measured is good enough; what was not measured is not."""
+        """Whether all limits are met; a limit of something that was not measured is not met."""
         pairs = ((ratio, self.ratio), (seconds, self.seconds), (megabytes, self.megabytes))
         return all(limit is None or (measured is not None and measured <= limit) for measured, limit in pairs)
 
@@ -50,9 +50,9 @@ class Case:
     """A row of the table. Without `paceline` it is a reference time, which has no ratio.
 
     Attributes:
-        together: measures so many pairs by itself, for work of which both sides take turns within one program; it
-            warms up by itself, too.
-        once: measured in one pair and without a warm-up, because the other side takes so long.
+        together: measures a number of pairs, for work in which both sides take turns within one program; includes the
+            warm-up.
+        once: whether to measure one pair without a warm-up, because the other side takes very long.
     """
 
     name: str

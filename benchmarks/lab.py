@@ -1,4 +1,4 @@
-"""Runs commands for the benchmarks, measures them, and leaves nothing of them behind."""
+"""Runs commands for the benchmarks, measures them, and removes everything that they leave."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 SCRIPTS = Path(__file__).parent / "scripts"
 TIMEOUT = 180.0  # seconds that one command may take
 HOSTS = 32  # at most
-TARGETS = (2, 8, HOSTS)  # of paceline: `lab2` has the first two hosts, and so on
+TARGETS = (2, 8, HOSTS)  # paceline's targets: `lab2` has the first two hosts, and so on
 TAIL_LINES = 12  # of a failed command's output, kept for the report
-# Variables of launchers: one set around the benchmarks would change what is measured.
+# Variables of launchers. If one were set, it would change what is measured.
 FOREIGN = ("PACELINE_", "PET_", "TORCHELASTIC_", "TORCHX", "SLURM_")
 # All hosts share the cores of this machine, so that commands take longer than with hosts of their own.
 PATIENT_LIMITS = {"PACELINE_LOOK_TIMEOUT": "60s", "PACELINE_ACT_TIMEOUT": "60s"}
@@ -71,7 +71,7 @@ class Lab:
         self._temporary.cleanup()
 
     def hosts(self) -> Hosts:
-        """Machines that ssh reaches, made when they are asked for first; only their sshd goes on between commands."""
+        """Machines that ssh reaches, made at the first use; between commands, only their sshd runs."""
         if self._hosts is None:
             from tests.lab import lab
 
@@ -90,7 +90,7 @@ class Lab:
 
     @contextlib.contextmanager
     def started(self, command: Sequence[str], pipe: int | None = None, **env: str) -> Iterator[Job]:
-        """A command while it runs; at the end of the block it and all that it started are ended.
+        """Run a command; at the end of the block, it and all processes that it started are ended.
 
         Its stdout goes to `pipe` (a descriptor), or to a file.
         """
@@ -123,7 +123,7 @@ class Lab:
         Path(self.env["PACELINE_HOME"], "silent.json").unlink(missing_ok=True)
 
     def answer(self, command: Sequence[str], **env: str) -> Any:
-        """Run a command to its end, with the name of a file as its last argument; returns the JSON that it wrote."""
+        """Run a command to its end, with the name of a file as its last argument; returns the JSON in that file."""
         path = self.folder / "answer.json"
         path.unlink(missing_ok=True)
         with self.started([*command, str(path)], **env) as job:
@@ -142,11 +142,11 @@ class Job:
         self._exit = os.pidfd_open(process.pid)  # readable once the process has ended
 
     def close(self) -> None:
-        """Forget the process."""
+        """Release the descriptor of the process."""
         os.close(self._exit)
 
     def finish(self) -> float:
-        """Wait until the command has ended well; returns the seconds it took."""
+        """Wait until the command has succeeded; returns the seconds it took."""
         self._wait(self._exit)
         seconds = time.monotonic() - self._began
         code = self._process.wait()
@@ -177,11 +177,11 @@ class Job:
             lines = path.read_text(errors="replace").strip().splitlines()
             if lines:
                 return "\n".join(lines[-TAIL_LINES:])
-        return "it said nothing"
+        return "it printed nothing"
 
 
 def timed(*command: str) -> Callable[[Lab], Sample]:
-    """A measure: the time of one command, from start to end."""
+    """Return a measurement: the time of one command, from start to end."""
     return lambda lab: lab.timed(command)
 
 
@@ -191,7 +191,7 @@ def installed(name: str) -> str:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port on which no process listens."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
@@ -199,7 +199,7 @@ def free_port() -> int:
 
 
 def end_all(spared: Collection[int] = ()) -> None:
-    """Kill every descendant of this process but some, orphans too, and reap them so that their CPU time is known."""
+    """Kill all descendants of this process except some, orphans included, and reap them to get their CPU time."""
     while pids := [pid for pid in processes.descendants(os.getpid()) if pid not in spared]:
         for pid in pids:
             processes.signal_process(pid, signal.SIGKILL)

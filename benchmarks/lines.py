@@ -1,4 +1,4 @@
-"""Reads what ranks write through a command, and sees to it that no line is lost or torn."""
+"""Reads what ranks write through a command, and checks that no line is lost or torn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Reader:
         os.close(self._read)
 
     def take(self) -> bytes:
-        """What comes next; fails when nothing does."""
+        """The next bytes; fails at the end."""
         data = self.read()
         if not data:
             raise Failed(f"ended after {bytes(self.text[-200:])!r}")
@@ -41,7 +41,7 @@ class Reader:
             pass
 
     def read(self) -> bytes:
-        """What comes next; b"" at the end."""
+        """The next bytes; b"" at the end."""
         if not select.select([self._read], [], [], TIMEOUT)[0]:
             raise Failed(f"nothing was written for {TIMEOUT:g} s")
         data = os.read(self._read, 1 << 20)
@@ -51,7 +51,7 @@ class Reader:
 
 @contextlib.contextmanager
 def reading(lab: Lab, command: Sequence[str]) -> Iterator[Reader]:
-    """A command that runs, and what it writes to stdout; at the end of the block it has ended well."""
+    """Run a command, and read its stdout; at the end of the block, the command must have succeeded."""
     with contextlib.closing(Reader()) as reader, lab.started(command, pipe=reader.write) as job:
         os.close(reader.write)
         yield reader
@@ -60,9 +60,9 @@ def reading(lab: Lab, command: Sequence[str]) -> Iterator[Reader]:
 
 
 def open_gate(gate: IO[str], reader: Reader, ranks: int, lines: int, lossy: bool = False) -> float:
-    """Let the ranks, which wait for the lock of a file, write; returns in how many seconds all lines have come.
+    """Let the ranks write, which wait for the lock of a file; returns the seconds until all lines have arrived.
 
-    Where fewer come and `lossy` allows it, these are the seconds that all would have taken at that rate.
+    If fewer arrive and `lossy` allows it, returns the seconds that all would have taken at the same rate.
     """
     while reader.text.count(b"ready\n") < ranks:
         reader.take()
@@ -75,15 +75,15 @@ def open_gate(gate: IO[str], reader: Reader, ranks: int, lines: int, lossy: bool
             break
         count += data.count(b"\n")
     if not count:
-        raise Failed("no line came")
+        raise Failed("no line arrived")
     return (time.monotonic() - began) * max(1.0, wanted / count)
 
 
 def check(text: bytes | bytearray, ranks: int, lines: int) -> None:
-    """See whether every line of every rank has come whole, and a rank's in order.
+    """Check that every line of every rank has arrived complete, and those of a rank in order.
 
     Raises:
-        Failed: not all have.
+        Failed: one has not.
     """
     numbers: dict[bytes, list[int]] = {}
     for line, rank, number in _LINE.findall(text):
@@ -91,4 +91,4 @@ def check(text: bytes | bytearray, ranks: int, lines: int) -> None:
             numbers.setdefault(rank, []).append(int(number))
     if len(numbers) != ranks or any(found != list(range(lines)) for found in numbers.values()):
         whole = sum(map(len, numbers.values()))
-        raise Failed(f"{whole} of {ranks * lines} lines came whole, or a rank's came in another order")
+        raise Failed(f"{whole} of {ranks * lines} lines arrived complete, or those of a rank in another order")

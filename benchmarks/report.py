@@ -1,4 +1,4 @@
-"""What is shown: the machine, the table, and the same as JSON."""
+"""The output: the machine, the table, and the same as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NONE = "-"
 
 
 def machine() -> dict[str, Any]:
-    """What the times depend on."""
+    """The properties of the machine on which times depend."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "load": round(os.getloadavg()[0], 1),
@@ -40,7 +40,7 @@ def headline(facts: dict[str, Any]) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A table that is readable as text and as Markdown, and below it what went wrong."""
+    """A table that is readable as text and as Markdown, followed by the errors."""
     cells = [COLUMNS, *(_cells(row) for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(COLUMNS))]
     lines = [
@@ -72,7 +72,7 @@ def _ratio(ratios: Sequence[float]) -> str:
 
 
 def _time(samples: Sequence[Sample]) -> str:
-    """The median wall time, and the median CPU time and memory where they are known."""
+    """The median wall time, and the median CPU time and memory if known."""
     wall = Spread.of([sample.seconds for sample in samples])
     cpu = Spread.of([sample.cpu for sample in samples if sample.cpu is not None])
     memory = Spread.of([sample.megabytes for sample in samples if sample.megabytes is not None])
@@ -84,7 +84,7 @@ def _time(samples: Sequence[Sample]) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Seconds, or milliseconds where they are easier to read."""
+    """A time in seconds, or in milliseconds if that is easier to read."""
     return f"{seconds:.3f} s" if seconds >= 0.1 else f"{seconds * 1000:.2f} ms"
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spread:
-    """Where the values of several pairs lie."""
+    """Median, smallest and largest of several values."""
 
     median: float
     low: float
@@ -29,7 +29,7 @@ class Spread:
 
 
 def ratios(ours: Sequence[Sample], others: Sequence[Sample]) -> list[float]:
-    """How long we took, as a part of what the other took, one ratio a pair."""
+    """Paceline's time divided by the other's, for each pair."""
     return [our.seconds / other.seconds for our, other in zip(ours, others, strict=True)]
 
 
@@ -44,7 +44,7 @@ class Row:
 
     @property
     def ratios(self) -> list[float]:
-        """One ratio a pair; none for a reference time."""
+        """One ratio per pair; none for a reference time."""
         return ratios(self.paceline, self.other) if self.case.paceline and self.case.other else []
 
     @property
@@ -54,7 +54,7 @@ class Row:
 
     @property
     def is_goal_met(self) -> bool | None:
-        """None without a goal."""
+        """Whether the goal is met; None without a goal."""
         if self.case.goal is None:
             return None
         ratio, seconds = Spread.of(self.ratios), Spread.of([s.seconds for s in self.paceline])
@@ -80,7 +80,7 @@ def measure(case: Case, pairs: int, lab: Lab, progress: Callable[[str], None]) -
 
 
 def _in_turns(case: Case, pairs: int, lab: Lab) -> Iterator[Sequence[Sample]]:
-    """Warm both sides up once, then measure them in turn: A B A B …."""
+    """Warm up both sides once, then measure them in turns: A B A B …."""
     sides = [side for side in (case.paceline, case.other) if side]
     if not case.once:
         for side in sides:

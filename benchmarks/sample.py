@@ -1,4 +1,4 @@
-"""What a measurement gives."""
+"""The result of a measurement."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class Sample:
     """One measurement."""
 
     seconds: float
-    cpu: float | None = None  # seconds of user and system time, of every process that took part
-    megabytes: float | None = None  # that the process grew by at most, in units of 10**6 bytes
+    cpu: float | None = None  # seconds of user and system time of all processes that took part
+    megabytes: float | None = None  # peak growth of the process, in units of 10**6 bytes
 
 
 class Failed(Exception):
-    """A measurement came to nothing; the message says why and ends with what the program last said."""
+    """A measurement has failed; the message says why and ends with the last output of the program."""

@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--batch-size", type=int, default=32, help="sequences a step, over all ranks together")
-    parser.add_argument("--context", type=int, default=64, help="characters a sequence")
+    parser.add_argument("--batch-size", type=int, default=32, help="sequences per step, over all ranks together")
+    parser.add_argument("--context", type=int, default=64, help="characters per sequence")
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
@@ -35,7 +35,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def setup() -> tuple[int, int, torch.device]:
-    """Join the process group when a launcher started us; return rank, world size and device."""
+    """Join the process group if a launcher has started us; return rank, world size and device."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
@@ -64,7 +64,7 @@ def load_text() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def unigram_entropy(text: torch.Tensor) -> float:
-    """Return the loss, in nats a character, of a model that knows how frequent each character is and no more."""
+    """Return the loss, in nats per character, of a model that knows only how frequent each character is."""
     share = torch.bincount(text.int()) / len(text)
     return -(share * share.clamp(min=1e-12).log()).sum().item()
 
@@ -103,7 +103,7 @@ class CharGPT(nn.Module):
 
 
 def cross_entropy(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    """Return the mean loss, in nats a character, of predicting each character from those before it."""
+    """Return the mean loss, in nats per character, of predicting each character from those before it."""
     return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
 
@@ -130,12 +130,12 @@ def train_and_write(args: argparse.Namespace, rank: int, world_size: int, device
     train_text, validation_text = load_text()
 
     model = CharGPT(args.context, args.layers, args.heads, args.width).to(device)
-    ddp = model  # what we train: wrapped, it averages the gradients of all ranks during backward
+    ddp = model  # the model to train: wrapped, it averages the gradients of all ranks during backward
     if dist.is_initialized():
         ddp = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, total_steps=max(args.steps, 2), pct_start=0.1)
-    share = max(1, args.batch_size // world_size)  # the sequences of one rank and step
+    share = max(1, args.batch_size // world_size)  # sequences per rank and step
     torch.manual_seed(args.seed + rank)  # from here on, each rank draws its own sequences
     if rank == 0:
         print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(train_text):,} characters of text")
@@ -156,7 +156,9 @@ def train_and_write(args: argparse.Namespace, rank: int, world_size: int, device
                 speed = step * share * world_size * args.context / (time.perf_counter() - start)
                 print(f"step {step}/{args.steps} loss {loss.item():.3f} {speed:,.0f} tokens/s", flush=True)
 
-    if rank == 0:  # the ranks hold the same weights, so one of them can judge and write; `model`, not `ddp`: no waiting
+    if (
+        rank == 0
+    ):  # all ranks have the same weights, so one is enough; `model` does not wait for the others as `ddp` would
         loss = validate(model.eval(), validation_text.to(device), args.context)
         print(f"validation loss {loss:.3f}, unigram entropy {unigram_entropy(validation_text):.3f}, {world_size} ranks")
         print(write(model, "def ", args.sample, device))

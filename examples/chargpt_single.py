@@ -14,8 +14,8 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--characters", type=int, default=2_000_000, help="how much of the text to train on")
-    parser.add_argument("--batch-size", type=int, default=32, help="windows a step")
-    parser.add_argument("--context", type=int, default=64, help="characters a window")
+    parser.add_argument("--batch-size", type=int, default=32, help="windows per step")
+    parser.add_argument("--context", type=int, default=64, help="characters per window")
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
@@ -25,7 +25,7 @@ def parse_args() -> argparse.Namespace:
 
 
 class Windows(data.Dataset):
-    """Pieces of a text, each with the same piece one character later: what a model is to predict."""
+    """Pieces of a text, each with the same piece shifted by one character, which a model has to predict."""
 
     def __init__(self, text: torch.Tensor, context: int) -> None:
         self.text = text

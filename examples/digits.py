@@ -24,14 +24,14 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDatas
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--batch-size", type=int, default=64, help="samples a step, over all ranks together")
+    parser.add_argument("--batch-size", type=int, default=64, help="samples per step, over all ranks together")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 
 def setup() -> tuple[int, int, torch.device]:
-    """Join the process group when a launcher started us; return rank, world size and device."""
+    """Join the process group if a launcher has started us; return rank, world size and device."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
@@ -76,7 +76,7 @@ def build_model() -> nn.Module:
 
 
 def sum_over_ranks(values: torch.Tensor) -> list[float]:
-    """Add up what the ranks counted; every rank gets the totals."""
+    """Sum the values of all ranks; every rank gets the totals."""
     if dist.is_initialized():
         dist.all_reduce(values)
     return values.tolist()
@@ -92,7 +92,7 @@ def train_and_test(args: argparse.Namespace, rank: int, world_size: int, device:
     # Each rank draws its share of every batch, so the optimizer sees the same batch size on any number of ranks.
     sampler = DistributedSampler(train_set, num_replicas=world_size, rank=rank, seed=args.seed)
     train_loader = DataLoader(train_set, batch_size=max(1, args.batch_size // world_size), sampler=sampler)
-    # Every test digit goes to exactly one rank. (A DistributedSampler would repeat some to make even shares.)
+    # Every test digit goes to exactly one rank. (A DistributedSampler would repeat some to make the shares equal.)
     test_loader = DataLoader(Subset(test_set, range(rank, len(test_set), world_size)), batch_size=256)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     torch.manual_seed(args.seed + rank)  # from here on, each rank has its own dropout

@@ -1,4 +1,4 @@
-"""The rows of the table: a module a group, each with its rows in `CASES`. A new group is a file and a line here."""
+"""The rows of the table: one module per group, with its rows in `CASES`. A new group needs a file and a name here."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ GROUPS = (
 
 
 def load() -> dict[str, list[Case]]:
-    """Group → its rows."""
+    """The rows of each group, by its name."""
     return {name: list(importlib.import_module(f"{__name__}.{name}").CASES) for name in GROUPS}

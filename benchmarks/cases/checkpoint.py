@@ -1,4 +1,4 @@
-"""How long saving a checkpoint holds up the training loop."""
+"""How long saving a checkpoint stalls the training loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RANKS = 2
 
 
 def _pairs(lab: Lab, count: int, model: str, other: str) -> Iterator[Pair]:
-    """All of one start: each save is a pair's half."""
+    """All pairs of one start: each save is one half of a pair."""
     command = [installed("paceline"), "run", "-n", str(RANKS), SCRIPT, model, other, str(count)]
     try:
         yield from ((Sample(ours), Sample(others)) for ours, others in lab.answer(command))
@@ -25,7 +25,7 @@ def _pairs(lab: Lab, count: int, model: str, other: str) -> Iterator[Pair]:
 def _case(model: str, state: str, other: str, goal: float) -> Case:
     return Case(
         f"stall-{model}-{other}",
-        f"a save holds up {RANKS} ranks, {state}",
+        f"a save stalls {RANKS} ranks, {state}",
         Side("run.save"),
         Side({"torch.save": "torch.save", "async_save": "dcp.async_save"}[other]),
         Goal(goal),

@@ -13,7 +13,7 @@ RANKS = 2
 
 
 def _pairs(lab: Lab, count: int, model: str, kind: str) -> Iterator[Pair]:
-    """A pair a start of the ranks, since what a process gets where in memory may favour one side."""
+    """One pair per start of the ranks, since the memory layout of a process may favour one side."""
     for _ in range(count):
         ours, other = lab.answer([installed("paceline"), "run", "-n", str(RANKS), SCRIPT, model, kind])
         yield Sample(ours), Sample(other)

@@ -1,4 +1,4 @@
-"""The first batch: of an epoch of many samples, and after a resume in the middle of one. A whole epoch of a stream."""
+"""The first batch of an epoch of many samples, and after a resume in its middle; and a whole epoch of a stream."""
 
 from __future__ import annotations
 

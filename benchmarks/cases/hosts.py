@@ -1,4 +1,4 @@
-"""Several hosts over ssh: until they work together, what they do, and what they write.
+"""Several hosts over ssh: the time until they work together, `list` and `top`, and the output of their ranks.
 
 The hosts are those of the tests, network namespaces of this machine, so they share its cores and its clock.
 """
@@ -27,7 +27,7 @@ _PORTS = itertools.count(20_000)  # nothing else listens in the hosts' network
 Launcher = Callable[[Lab, int, Sequence[str]], list[str]]  # the command line that runs a script on the first hosts
 
 
-# -- launchers: one rank a host ----------------------------------------------------------------------------------------
+# -- launchers: one rank per host --------------------------------------------------------------------------------------
 
 
 def _submit(lab: Lab, count: int, script: Sequence[str]) -> list[str]:
@@ -73,7 +73,7 @@ def paceline(lab: Lab, *args: str) -> list[str]:
 
 
 def each(lab: Lab, count: int, remote: Callable[[int], Sequence[str]], options: str = "", after: str = "") -> list[str]:
-    """A shell that runs ssh for each of the first hosts, all at once; it fails where one of them does."""
+    """A shell that runs ssh for each of the first hosts in parallel; it fails if one of them does."""
     lines = []
     for rank, host in enumerate(lab.hosts().hosts[:count]):
         command = shlex.quote(shlex.join(remote(rank)))
@@ -85,7 +85,7 @@ def each(lab: Lab, count: int, remote: Callable[[int], Sequence[str]], options: 
 
 
 def _first(launcher: Launcher, count: int, script: str) -> Callable[[Lab], Sample]:
-    """From the command until the last rank has the sum; connections are made anew, what was copied before is there."""
+    """From the command until the last rank has the sum; with new connections, but with files copied before."""
 
     def measure(lab: Lab) -> Sample:
         address = lab.folder / "reports"
@@ -111,7 +111,7 @@ def _report(reports: socket.socket) -> float:
     try:
         return float(reports.recv(64))
     except TimeoutError:
-        raise Failed(f"a rank said nothing for {TIMEOUT:g} s") from None
+        raise Failed(f"a rank reported nothing for {TIMEOUT:g} s") from None
 
 
 def _allreduce(count: int, label: str, other: Launcher) -> Case:
@@ -127,11 +127,11 @@ def _sum(count: int, label: str, other: Launcher) -> Case:
     )
 
 
-# -- looking at them ---------------------------------------------------------------------------------------------------
+# -- list and top ------------------------------------------------------------------------------------------------------
 
 
 def _once(command: Callable[[Lab], list[str]]) -> Callable[[Lab], Sample]:
-    """A command that connects anew."""
+    """A command with new connections."""
 
     def measure(lab: Lab) -> Sample:
         return Sample(lab.timed(command(_with_a_job(lab))).seconds)
@@ -140,7 +140,7 @@ def _once(command: Callable[[Lab], list[str]]) -> Callable[[Lab], Sample]:
 
 
 def _again(command: Callable[[Lab], list[str]]) -> Callable[[Lab], Sample]:
-    """A command that comes soon after the same one, which has left its connections."""
+    """A command soon after the same one, which has left its connections open."""
 
     def measure(lab: Lab) -> Sample:
         line = command(_with_a_job(lab))
@@ -150,7 +150,7 @@ def _again(command: Callable[[Lab], list[str]]) -> Callable[[Lab], Sample]:
 
 
 def _with_a_job(lab: Lab) -> Lab:
-    """The lab with a job that all hosts have had."""
+    """The lab after a job that has run on all hosts."""
     if not list(lab.hosts().hosts[-1].home.glob(".local/state/paceline/hosts/*/jobs/seed")):
         with lab.started(_submit(lab, HOSTS, ["--name", "seed", NOTHING])) as job:
             job.finish()
@@ -173,11 +173,11 @@ def _look(name: str, *verb: str) -> list[Case]:
     ]
 
 
-# -- what they write ---------------------------------------------------------------------------------------------------
+# -- output of ranks ---------------------------------------------------------------------------------------------------
 
 
 def _lines(command: Callable[[Lab, list[str]], Sequence[str]], lossy: bool = False) -> Callable[[Lab], Sample]:
-    """The time in which all lines of all hosts come; none may be lost or torn, unless the command is known for it."""
+    """The time until all lines of all hosts have arrived; if not `lossy`, none may be lost or torn."""
 
     def measure(lab: Lab) -> Sample:
         path = lab.folder / "gate"
@@ -194,7 +194,7 @@ def _lines(command: Callable[[Lab, list[str]], Sequence[str]], lossy: bool = Fal
 
 
 def _followed(lab: Lab, script: list[str]) -> list[str]:
-    """A job is started, and then followed."""
+    """Start a job, and then follow it."""
     name = f"lines-{time.monotonic_ns()}"
     submit = shlex.join(_submit(lab, HOSTS, ["--name", name, *script]))
     follow = shlex.join(paceline(lab, "logs", "--on", f"lab{HOSTS}", "-f", "--all", name))
@@ -221,7 +221,7 @@ CASES = [
     *(_sum(count, "mpirun", _mpirun) for count in TARGETS),
     *_look("hosts-list", "list"),
     *_look("hosts-top", "top", "node"),
-    Case("hosts-lines-ssh", _WRITTEN, _FOLLOW, Side("ssh, no ranks told", _lines(_plainly(), lossy=True))),
+    Case("hosts-lines-ssh", _WRITTEN, _FOLLOW, Side("ssh, ranks not shown", _lines(_plainly(), lossy=True))),
     Case("hosts-lines-sed", _WRITTEN, _FOLLOW, Side("ssh and sed -u", _lines(_plainly("| sed -u 's/^/[rank {}] /'")))),
     Case(
         "hosts-lines-mpirun",

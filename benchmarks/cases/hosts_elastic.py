@@ -1,4 +1,4 @@
-"""From `kill -9` of all that a job has on one of three hosts until the ranks on the other two step again.
+"""From `kill -9` of all processes of a job on one of three hosts until the ranks on the other two step again.
 
 torchrun waits for the lost node to come back, 30 s by default (`last_call_timeout`); in a second row it waits 3 s.
 """
@@ -23,7 +23,7 @@ _PORT = 19_999
 
 
 def _measure(command: Callable[[Lab, str], list[str]], detached: bool) -> Callable[[Lab], Sample]:
-    """Kill the last host's part once all three have stepped, and wait for the first step of each that is left."""
+    """Kill the last host's part once all three ranks have stepped, and wait for the first step of the other two."""
 
     def measure(lab: Lab) -> Sample:
         address = lab.folder / "steps"
@@ -46,7 +46,7 @@ def _measure(command: Callable[[Lab, str], list[str]], detached: bool) -> Callab
 
 
 def _wait_for(reports: socket.socket, world: int, step: int) -> float:
-    """When the last of so many ranks had done a step of theirs."""
+    """The time at which the last of `world` ranks had done this step."""
     done: dict[int, float] = {}
     while len(done) < world:
         try:

@@ -28,7 +28,7 @@ def _list(*flags: str) -> Side:
 
 
 def _home(lab: Lab) -> Path:
-    """A home with 10,000 jobs that have ended, 100 of them in the last days; all but the index is there at first."""
+    """A home with 10,000 jobs that have ended, 100 of them in the last days; the index is made later."""
     home = lab.folder / "many"
     if home.exists():
         return home
@@ -48,7 +48,7 @@ def _home(lab: Lab) -> Path:
 
 
 def _waiting(lab: Lab) -> Sample:
-    """An agent that waits for a device: how soon it does, and how much memory it has then."""
+    """An agent that waits for a device: the time until it waits, and its memory then."""
     (lab.folder / "paceline.toml").write_text("[local]\ndevices = 1\n")
     home = lab.folder / "queue"
     with lab.started([PACELINE, "run", "--gpus", "1", "--name", f"holder-{time.time()}", NOTHING, "600"],
@@ -66,7 +66,7 @@ def _waiting(lab: Lab) -> Sample:
 
 
 def _until(home: Path, event: str) -> None:
-    """Wait until the job that came last says that something happened."""
+    """Wait until the newest job has recorded an event."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         logs = sorted((home / "jobs").glob("*/events.jsonl"), key=os.path.getmtime)

@@ -1,4 +1,4 @@
-"""How fast what the ranks write comes to the screen."""
+"""How fast the output of ranks reaches the screen."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..lab import SCRIPTS, Lab, free_port, installed
 from ..lines import Reader, check, open_gate, reading
 from ..sample import Sample
 
-WRITE_LINES, TELL_TIME = str(SCRIPTS / "write_lines.py"), str(SCRIPTS / "tell_time.py")
+WRITE_LINES, WRITE_TIMES = str(SCRIPTS / "write_lines.py"), str(SCRIPTS / "write_times.py")
 RANKS, LINES = 64, 10_000
 TIMES = 60
 
 
 @contextlib.contextmanager
 def _followed(lab: Lab, run: Sequence[str]) -> Iterator[Reader]:
-    """A job, and what `paceline logs --all -f` writes of it."""
+    """Start a job, and read the output of `paceline logs --all -f`."""
     name = f"job-{time.monotonic_ns()}"
     with lab.started([*run[:2], "--name", name, *run[2:]]):
         folder = lab.folder / "paceline_home" / "jobs" / name
@@ -33,7 +33,7 @@ def _followed(lab: Lab, run: Sequence[str]) -> Iterator[Reader]:
 
 
 def _flood(command: Callable[[str], Sequence[str]], follow: bool = False) -> Callable[[Lab], Sample]:
-    """The time in which all lines of all ranks come, none lost and none torn; the ranks begin at once."""
+    """The time until all lines of all ranks have arrived, none lost or torn; the ranks begin at the same time."""
 
     def measure(lab: Lab) -> Sample:
         path = lab.folder / "gate"
@@ -49,15 +49,15 @@ def _flood(command: Callable[[str], Sequence[str]], follow: bool = False) -> Cal
 
 
 def _latency(value: Callable[[list[float]], float]) -> Callable[[Lab], Sample]:
-    """How long after a rank has written a line `logs -f` writes it."""
+    """The time from when a rank writes a line until `logs -f` writes it."""
 
     def measure(lab: Lab) -> Sample:
         late: list[float] = []
-        with _followed(lab, [installed("paceline"), "run", TELL_TIME, str(TIMES)]) as reader:
+        with _followed(lab, [installed("paceline"), "run", WRITE_TIMES, str(TIMES)]) as reader:
             while len(late) < TIMES:
                 lines = reader.take().split()
                 late += [time.time() - float(line) for line in lines]
-        return Sample(value(late[TIMES // 4 :]))  # the first ones were there before the reader was
+        return Sample(value(late[TIMES // 4 :]))  # the first lines were written before the reader started
 
     return measure
 

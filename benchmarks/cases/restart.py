@@ -19,7 +19,7 @@ STEPS_BEFORE = 3  # that every rank has done when one is killed
 
 @dataclass(frozen=True)
 class _Step:
-    """What a rank reports after a step."""
+    """The report of a rank after a step."""
 
     attempt: int
     rank: int
@@ -49,7 +49,7 @@ def _measure(lab: Lab, launcher: Sequence[str], ranks: int, **env: str) -> Sampl
 
 
 def _wait_for(job: Job, reports: socket.socket, ranks: int, attempt: int, step: int) -> dict[int, _Step]:
-    """This step of this attempt, by rank, once every rank has done it."""
+    """The reports of this step of this attempt, by rank, once every rank has done it."""
     done: dict[int, _Step] = {}
     while len(done) < ranks:
         report = _Step.parse(job.receive(reports))

@@ -12,7 +12,7 @@ SCRIPT = str(SCRIPTS / "allreduce.py")
 
 
 def _torchrun(lab: Lab, ranks: int) -> Sample:
-    # Only the port differs from plain torchrun, whose 29500 somebody else on this machine may have.
+    # Only the port differs from the defaults: another process on this machine may use 29500.
     port = str(free_port())
     return lab.timed([installed("torchrun"), "--nproc-per-node", str(ranks), "--master-port", port, SCRIPT])
 

@@ -1,4 +1,4 @@
-"""The least that a distributed job does: meet, add up one number, part."""
+"""The smallest distributed job: join the process group, sum one number, leave."""
 
 import torch
 import torch.distributed as dist

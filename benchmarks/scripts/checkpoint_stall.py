@@ -1,8 +1,8 @@
-"""`checkpoint_stall.py MODEL torch.save|async_save COUNT FILE`: how long saving model and optimizer holds up training.
+"""`checkpoint_stall.py MODEL torch.save|async_save COUNT FILE`: how long saving model and optimizer stalls training.
 
-The ranks train with the library. They save in turns with `run.save` and in the other way, and train on until the save
-is finished on all ranks before the next one. Writes pairs of seconds to FILE, each those of the slowest rank: the
-others would wait for it in the next exchange of gradients.
+The ranks train with the library. They save in turns with `run.save` and in the other way, and continue to train until
+the save is finished on all ranks before they start the next one. Writes pairs of seconds to FILE, each of the slowest
+rank, since the others would wait for it in the next exchange of gradients.
 """
 
 import json
@@ -22,7 +22,7 @@ from training import WORK, with_library
 
 import paceline
 
-WARM_UP = 2  # saves of each, in which memory is allocated
+WARM_UP = 2  # saves of each kind, which allocate memory
 STEPS = {"digits": 10, "chargpt": 2, "100mb": 1}  # at least, after a save and again after it is finished
 TIMEOUT = 60.0  # seconds in which a save must be finished
 
@@ -32,7 +32,7 @@ class Saver(ABC):
 
     @abstractmethod
     def save(self, trained: dict[str, Any]) -> None:
-        """What the training loop calls."""
+        """Save, as the training loop calls it."""
 
     @abstractmethod
     def is_finished(self) -> bool:
@@ -75,7 +75,7 @@ class AsyncSave(Saver):
     def __init__(self, run: paceline.Run, folder: Path) -> None:
         self._run = run
         self._folder = folder
-        self._group = dist.new_group(backend="gloo")  # its thread talks while training does
+        self._group = dist.new_group(backend="gloo")  # its thread communicates while training does
         self._stager = DefaultStager(StagingOptions(False, False, False, False))  # the others need a GPU
         self._writing: Future[Any] = Future()
 
@@ -97,7 +97,7 @@ class AsyncSave(Saver):
 
 
 def measure_stall(run: paceline.Run, saver: Saver, trained: dict[str, Any]) -> float:
-    """Seconds that the slowest rank is in the call."""
+    """Seconds that the slowest rank spends in the call."""
     run.barrier()
     began = time.perf_counter()
     saver.save(trained)

@@ -1,8 +1,8 @@
 """`ddp_step.py MODEL plain|log FILE`: the seconds of a step with the library and with hand-written DDP.
 
-Both train in the same ranks and take turns step by step, A B B A …, so that whatever slows the machine or these
-processes slows both. Times are added up over a window of steps of each; rank 0 writes those of the window that has the
-median of the ratios to FILE.
+Both train in the same ranks and take turns step by step, A B B A …, so that anything that slows the machine or these
+processes slows both. Times are summed over a window of steps of each. Rank 0 writes the times of the window with the
+median ratio to FILE.
 """
 
 import json
@@ -29,7 +29,7 @@ def take_step(run: paceline.Run, training: Iterator[Any]) -> float:
 
 
 def measure_window(run: paceline.Run, ours: Iterator[Any], other: Iterator[Any], steps: int) -> tuple[float, float]:
-    """Seconds a step of each."""
+    """Seconds per step of each."""
     seconds = {ours: 0.0, other: 0.0}
     for step in range(steps):
         for training in (ours, other) if step % 2 else (other, ours):

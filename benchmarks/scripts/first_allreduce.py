@@ -1,4 +1,4 @@
-"""Meet, add up one number, and send the monotonic time to the socket in argv[1]; mpirun may start it, too."""
+"""Join, sum one number, and send the monotonic time to the socket in argv[1]. mpirun may start it too."""
 
 import os
 import socket

@@ -1,8 +1,8 @@
 """`first_batch.py paceline|torch SIZE POSITION FILE`: from making a loader until its first batch, for rank 0 of two.
 
-The data set is the numbers below SIZE, shuffled. From a POSITION other than 0 on, the library loads where training was,
-and torch skips the batches before it: their indices only, without reading a sample. Writes the seconds to FILE, and the
-megabytes that the process grew by at most.
+The data set is the numbers below SIZE, shuffled. If POSITION is not 0, the library loads this position, and torch skips
+the batches before it, by their indices only, without reading a sample. Writes the seconds and the peak growth of the
+process in megabytes to FILE.
 """
 
 import itertools
@@ -18,11 +18,11 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 from paceline.train.data.make_loader import make_loader
 
 RANKS = 2
-BATCH_SIZE = 64  # of a rank
+BATCH_SIZE = 64  # per rank
 
 
 class SkippedBatches:
-    """The batches of a batch sampler but for the first ones."""
+    """The batches of a batch sampler without the first ones."""
 
     def __init__(self, batches: BatchSampler, skipped: int) -> None:
         self._batches = batches
@@ -55,8 +55,8 @@ def memory(name: str) -> float:
 
 def main(who: str, size: int, position: int, file: str) -> None:
     first_batch = {"paceline": with_library, "torch": with_torch}[who]
-    first_batch(1000, 500 if position else 0)  # what torch loads when it is first used is not what is measured
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
+    first_batch(1000, 500 if position else 0)  # so that what torch loads at its first use is not measured
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = memory("VmRSS")
     began = time.perf_counter()
     batch = first_batch(size, position)

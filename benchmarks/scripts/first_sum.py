@@ -1,4 +1,4 @@
-"""The same as `first_allreduce.py` over plain sockets, without a framework: what the launcher alone costs."""
+"""The same as `first_allreduce.py` over plain sockets, without a framework: measures the launcher alone."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Does nothing, for as many seconds as it is told."""
+"""Does nothing, for the number of seconds in argv[1]."""
 
 import sys
 import threading

@@ -1,6 +1,6 @@
 """Step with an all-reduce, and send `attempt rank step pid monotonic-time` to the socket in argv[1] after each.
 
-The first attempt goes on until it is killed, a later one ends by itself.
+The first attempt runs until it is killed, a later one ends by itself.
 """
 
 import os
@@ -11,7 +11,7 @@ import time
 import torch
 import torch.distributed as dist
 
-STEP_SECONDS = 0.01  # what a step computes; slept, so that the ranks do not compete for cores
+STEP_SECONDS = 0.01  # of a step; it sleeps, so that the ranks do not compete for cores
 LAST_STEP = 3
 
 dist.init_process_group("gloo")

@@ -8,7 +8,7 @@ import time
 import torch
 import torch.distributed as dist
 
-STEP_SECONDS = 0.01  # what a step computes; slept, so that the ranks do not compete for cores
+STEP_SECONDS = 0.01  # of a step; it sleeps, so that the ranks do not compete for cores
 
 dist.init_process_group("gloo")
 world, rank = dist.get_world_size(), dist.get_rank()

@@ -1,8 +1,8 @@
 """`stream.py PAIRS FILE`: an epoch of a stream with four workers, by the library's loader and by torch's, in turns.
 
-The stream splits itself over workers, as torch's documentation advises; making an element takes some 0.2 ms. Workers
-are kept, so starting them is not part of it. Writes a list of pairs to FILE, of seconds and of seconds of CPU, those of
-the workers included.
+The stream splits itself over workers, as torch's documentation advises; making an element takes about 0.2 ms. Workers
+are persistent, so their start is not measured. Writes a list of pairs to FILE: seconds, and seconds of CPU time
+including that of the workers.
 """
 
 import json
@@ -54,7 +54,7 @@ def main(pairs: int, file: str) -> None:
     for loader in loaders:
         epoch(loader)
     measured = []
-    for number in range(pairs):  # each is the first one of every other pair
+    for number in range(pairs):  # each side is first in every other pair
         order = (0, 1) if number % 2 else (1, 0)
         seconds = {which: epoch(loaders[which]) for which in order}
         measured.append((seconds[0], seconds[1]))

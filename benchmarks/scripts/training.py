@@ -20,17 +20,17 @@ import paceline
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
-LOG_EVERY = 10  # steps between two means over ranks of what was logged, as in the library
+LOG_EVERY = 10  # steps between two means of logged values over ranks, as in the library
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is trained.
+    """A model to train.
 
     Attributes:
         build: makes the model, always with the same weights.
-        loss: of a model and a batch.
-        batch_size: samples a step, over all ranks together.
+        loss: returns the loss of a model and a batch.
+        batch_size: samples per step, over all ranks together.
     """
 
     build: Callable[[], nn.Module]
@@ -65,7 +65,7 @@ def chargpt() -> Work:
 
 
 def large() -> Work:
-    """Four square layers of 25 million parameters in all, 100 MB."""
+    """Four square layers with 25 million parameters in total, 100 MB."""
     width = 2500
     samples = TensorDataset(torch.randn(1024, width))
 
@@ -79,7 +79,7 @@ WORK = {"digits": digits, "chargpt": chargpt, "100mb": large}
 
 
 def with_library(run: paceline.Run, work: Work, *, log: bool = False) -> Iterator[dict[str, Any]]:
-    """Train for ever with the library; yields the model and the optimizer after each step."""
+    """Train forever with the library; yields the model and the optimizer after each step."""
     model = work.build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model, optimizer = run.setup(model, optimizer)
@@ -97,7 +97,7 @@ def with_library(run: paceline.Run, work: Work, *, log: bool = False) -> Iterato
 
 
 def by_hand(device: torch.device, work: Work, *, log: bool = False) -> Iterator[dict[str, Any]]:
-    """Train for ever with torch alone; yields the model and the optimizer after each step."""
+    """Train forever with torch alone; yields the model and the optimizer after each step."""
     model = DistributedDataParallel(work.build().to(device), device_ids=[device] if device.type == "cuda" else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     sampler = DistributedSampler(work.dataset, shuffle=True)

@@ -1,10 +1,10 @@
-"""Each rank writes lines of 100 bytes, all ranks at once: they wait for a lock that the benchmark holds."""
+"""Each rank writes lines of 100 bytes. All ranks begin together: they wait for a lock that the benchmark holds."""
 
 import fcntl
 import os
 import sys
 
-BLOCK = 80  # lines in a write: Python's buffer holds 8 KiB
+BLOCK = 80  # lines per write: Python's buffer holds 8 KiB
 
 lock, count = sys.argv[1], int(sys.argv[2])
 rank = int(os.environ.get("RANK") or os.environ["OMPI_COMM_WORLD_RANK"])

@@ -1,4 +1,4 @@
-"""Rank 0 writes the time 20 times a second."""
+"""Rank 0 writes the time 20 times per second."""
 
 import sys
 import time
