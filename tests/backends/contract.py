@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import re
+import secrets
 import shlex
 import subprocess
+import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from tests.conftest import Paceline
 
 FOREVER = """
     import threading
     print("here", flush=True)
+    threading.Event().wait()
+"""
+SECRETIVE = """
+    import hashlib, os, threading
+    print(hashlib.sha256(os.environ["SECRET"].encode()).hexdigest(), flush=True)
     threading.Event().wait()
 """
 COUNT = """
@@ -32,12 +44,14 @@ class Place:
 
     Attributes:
         can: of `run`, `elastic`, `checks`, `metered`, `tensorboards` and `volumes`.
+        folders: where it keeps files, beside the folder of the client.
     """
 
     paceline: Paceline
     where: tuple[str, ...] = ()
     name: str = "local"
     can: frozenset[str] = field(default_factory=frozenset)
+    folders: tuple[Path, ...] = ()
 
     def __call__(self, verb: str, *args: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
         """Run a verb there."""
@@ -67,6 +81,37 @@ class Place:
         program, *args = shlex.split(words)
         assert program == "paceline"
         return self.paceline(*args)
+
+
+def files_with(text: str, folders: Iterable[Path]) -> list[Path]:
+    """The files below some folders that have a text in them, or in their name."""
+    found = []
+    for path in (path for folder in folders for path in folder.rglob("*")):
+        with contextlib.suppress(OSError):  # it has gone meanwhile
+            if text in path.name or (path.is_file() and text.encode() in path.read_bytes()):
+                found.append(path)
+    return found
+
+
+@contextlib.contextmanager
+def command_lines() -> Iterator[set[str]]:
+    """The command lines of all processes of the machine that there are meanwhile, also of those that end soon."""
+    found: set[str] = set()
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(0.01):
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    found.add(path.read_bytes().decode(errors="replace"))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield found
+    finally:
+        is_over.set()
+        thread.join()
 
 
 class Contract:
@@ -146,6 +191,32 @@ class Contract:
         assert place.works("resubmit", "bad") == "bad-2\n"
         assert place("wait", "bad-2").returncode == 3
         place.works("delete", "bad", "bad-2")
+
+    def test_a_secret_reaches_the_ranks_and_nothing_else(self, place: Place) -> None:
+        secret, public = secrets.token_hex(16), secrets.token_hex(16)
+        env = {**place.paceline.env, "SECRET": secret}
+        flags = ("--secret", "SECRET", "--env", f"PUBLIC={public}", place.paceline.script(SECRETIVE))
+        folders = (place.paceline.folder, *place.folders)
+        digest = hashlib.sha256(secret.encode()).hexdigest()
+        with command_lines() as lines:
+            shown = [place("submit", "--dry-run", *flags, env=env), place("submit", "--name", "it", *flags, env=env)]
+            follower = place.paceline.start("logs", *place.where, "-f", "it")
+            assert follower.stdout is not None
+            assert follower.stdout.readline() == f"{digest}\n", "the rank has it"
+            assert files_with(public, folders), "this is where files would be found"
+            assert files_with(secret, folders) == []
+            shown += [place(verb, "it") for verb in ("get", "events")]
+            shown += [place("list", "-o", form) for form in ("wide", "json", "yaml")]
+            shown += [place("attach", "it", "--", "true"), place("stop", "it")]
+            follower.communicate()
+            again = place("resubmit", "it", env=env)
+            shown += [again, place("stop", "it-2"), place("wait", "it", "it-2")]
+        assert files_with(secret, folders) == []
+        assert [done.stderr for done in shown[:-1] if done.returncode] == []
+        assert not any(secret in done.stdout + done.stderr for done in shown)
+        assert any(public in line for line in lines), "this is where command lines would be found"
+        assert not any(secret in line for line in lines)
+        place.works("delete", "it", "it-2")
 
     def test_a_dry_run_refuses_what_submit_refuses(self, place: Place) -> None:
         script = place.paceline.script("pass")

@@ -15,4 +15,4 @@ class TestSsh(Contract):
     @pytest.fixture
     def place(self, client: Client) -> Place:
         can = frozenset({"run", "elastic", "checks", "metered", "tensorboards", "volumes"})
-        return Place(client, ("--on", "lab"), "lab", can)
+        return Place(client, ("--on", "lab"), "lab", can, (client.lab.folder,))

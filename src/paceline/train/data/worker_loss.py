@@ -53,7 +53,12 @@ class _Iterator(_MultiProcessingDataLoaderIter):
         # A weak reference: in a cycle, the queues to the workers would be closed before they are used to end these.
         this = weakref.ref(self)
         # An attribute of the object: the workers get the queue without it.
-        results.get = _Reader(results, lambda: it._watched() if (it := this()) is not None else ()).get
+
+        def watched() -> Sequence[BaseProcess]:
+            iterator = this()
+            return iterator._watched() if iterator is not None else ()
+
+        results.get = _Reader(results, watched, ends_wait=not self._pin_memory).get
 
     @property
     def _workers_done_event(self) -> Any:
@@ -73,9 +78,7 @@ class _Iterator(_MultiProcessingDataLoaderIter):
             _remove_worker_pids(id(self))
 
     def _watched(self) -> Sequence[BaseProcess]:
-        """The workers whose end is an error, for the thread that raises it: not that which pins memory."""
-        if self._pin_memory:
-            return ()
+        """The workers whose end is an error."""
         status = self.__dict__.get("_workers_status", ())  # none before the first batch is asked for
         return [worker for worker, works in zip(self._workers, status, strict=False) if works]
 
@@ -107,30 +110,34 @@ class _Reader:
 
     Args:
         source: the queue.
-        watched: the processes whose end ends a wait.
+        watched: the processes that write to it.
+        ends_wait: whether the end of one of them ends a wait. False for the thread that pins memory, which would ask
+            again at once; the main thread looks after the workers then.
     """
 
-    def __init__(self, source: Any, watched: Callable[[], Sequence[BaseProcess]]) -> None:
+    def __init__(self, source: Any, watched: Callable[[], Sequence[BaseProcess]], *, ends_wait: bool) -> None:
         self._connection = source._reader
         self._capacity = source._sem
         self._watched = watched
+        self._ends_wait = ends_wait
         self._incoming = bytearray()  # the beginning of a message
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """The next message, as `Queue.get`.
 
         Raises:
-            queue.Empty: there is none within `timeout` seconds, or a watched process has ended.
+            queue.Empty: there is none within `timeout` seconds, or a process that writes to it has ended.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         watched = self._watched()
+        ends = [worker.sentinel for worker in watched] if self._ends_wait else []
         while (size := self._missing()) > 0:
             left = 0.0 if not block else None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = connection.wait([self._connection, *(worker.sentinel for worker in watched)], left)
-            dead = [worker for worker in watched if worker.sentinel in ready]
-            for worker in dead:
-                worker.join(_DYING)
-            if dead or not ready:
+            ready = connection.wait([self._connection, *ends], left)
+            if any(end in ready for end in ends):
+                self._reap(watched)
+                raise queue.Empty
+            if not ready:
                 raise queue.Empty
             data = os.read(self._connection.fileno(), min(size, _CHUNK))
             if not data:
@@ -143,11 +150,17 @@ class _Reader:
         try:
             return ForkingPickler.loads(message)
         except (OSError, EOFError):  # a tensor's memory is asked for from the worker, which is gone
-            ready = connection.wait([worker.sentinel for worker in watched], _DYING)
-            for worker in watched:
-                if worker.sentinel in ready:
-                    worker.join(_DYING)
-            raise
+            if not connection.wait([worker.sentinel for worker in watched], _DYING):
+                raise  # it lives: there is another reason
+            if self._ends_wait:
+                self._reap(watched)
+            raise queue.Empty from None
+
+    def _reap(self, watched: Sequence[BaseProcess]) -> None:
+        """Wait for the exit codes of those that are ending, so that they are known not to be alive."""
+        for worker in watched:
+            if connection.wait([worker.sentinel], 0):
+                worker.join(_DYING)
 
     def _missing(self) -> int:
         """How many bytes are missing to what is known of the size of the message."""
