@@ -151,3 +151,23 @@ def test_what_differs(one: Any, other: Any, difference: str) -> None:
     first, second = (Description.of(make_loader(dataset, batch_size=2)) for dataset in (one, other))
     assert second.difference(first) == difference
     assert not first.difference(first)
+
+
+class Counted(list[Any]):
+    """A list that counts how many of its elements are looked at, one by one."""
+
+    looked_at = 0
+
+    def __iter__(self) -> Any:
+        for element in super().__iter__():
+            self.looked_at += 1
+            yield element
+
+
+def test_few_elements_of_a_long_list_are_looked_at() -> None:
+    files, samples = Counted(f"{number}.png" for number in range(10**6)), Counted(range(10**6))
+    for dataset in (Files(files), samples):
+        assert not Description.of(make_loader(dataset, batch_size=2)).difference(
+            Description.of(make_loader(dataset, batch_size=2))
+        )
+    assert (files.looked_at, samples.looked_at) == (0, 0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset, Sampler
 
-from .content import COMPARED, DEEPEST, Content, as_tensor
+from .content import COMPARED, DEEPEST, Content, as_tensor, some
 
 if TYPE_CHECKING:
     from .loader import Loader
@@ -138,7 +138,9 @@ class SameData:
 def _contents(thing: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
     """The lists, arrays and tensors that a data set or sampler holds, with names."""
     if _is_data(thing):
-        if isinstance(thing, list | tuple) and any(_has_parts(each) or as_tensor(each) is not None for each in thing):
+        if isinstance(thing, list | tuple) and any(
+            _has_parts(each) or as_tensor(each) is not None for each in some(thing)
+        ):
             for number, each in enumerate(thing[:COMPARED]):
                 yield from _contents(each, f"{name}[{number}]", depth + 1)
         else:
@@ -147,7 +149,7 @@ def _contents(thing: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
         length = _length(thing)
         for attribute, value in sorted(vars(thing).items()):
             # Other lists may be anything: the samples read last, devices, a rank's own state.
-            holds = isinstance(value, list | tuple) and any(map(_has_parts, value))
+            holds = isinstance(value, list | tuple) and any(map(_has_parts, some(value)))
             own = type(thing).__module__.startswith("torch.")
             if holds or own or _has_parts(value) or (_is_data(value) and length in (None, _length(value))):
                 yield from _contents(value, f"{name}.{attribute}", depth + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -53,7 +53,7 @@ class Content:
                 self.add(value, depth + 1)
         elif isinstance(thing, list | tuple | range) and depth < DEEPEST:
             self._sum(f"{len(thing)}")
-            for element in thing[:: max(1, len(thing) // COMPARED)]:
+            for element in some(thing):
                 self.add(element, depth + 1)
         else:
             self._sum(type(thing).__qualname__)
@@ -74,6 +74,11 @@ class Content:
 
     def _sum(self, text: str) -> None:
         self.checksum = zlib.crc32(text.encode(errors="surrogateescape"), self.checksum)
+
+
+def some(elements: Sequence[Any]) -> Sequence[Any]:
+    """The elements that are compared: all, or about `COMPARED`, evenly spaced."""
+    return elements[:: max(1, len(elements) // COMPARED)]
 
 
 def as_tensor(thing: Any) -> torch.Tensor | None:
