@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import shutil
@@ -424,7 +425,7 @@ class Client(Paceline):
         of_targets = {f"targets.{name}": {**both, **options} for name, options in targets.items()}
         (self.folder / "paceline.toml").write_text(
             "".join(
-                f"[{name}]\n" + "".join(f"{key} = {value!r}\n" for key, value in table.items())
+                f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
                 for name, table in {**tables, **of_targets}.items()
             )
         )

@@ -123,6 +123,46 @@ def test_a_host_hangs_while_a_job_starts(client: Client, victim: int) -> None:
     eventually(lambda: not lost.processes(), "nor there")
 
 
+@pytest.mark.parametrize("nodes", ["3", "2:3"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_host_dies_before_it_has_joined_the_others(client: Client, nodes: str, victim: int) -> None:
+    hosts = client.lab.hosts
+    lost, left = hosts[victim], [host for host in hosts if host is not hosts[victim]]
+    client.settings(exact=True)
+    long = ("--rdzv-conf", "keep_alive_interval=1,keep_alive_max_attempt=5,join_timeout=3600")
+    submitting = client.start("submit", "--on", "lab", "--name", "it", "--nnodes", nodes, *long, client.script(FOREVER))
+    spec = client.run_directory(lost, "it") / "spec.json"
+
+    def suspend() -> bool:
+        """Stop its agent before that has connected to anything, or soon after."""
+        agents = [pid for pid in lost.processes() if b"\0agent\0" in cmdline(pid)]
+        for pid in agents:
+            os.kill(pid, signal.SIGSTOP)
+        return bool(agents)
+
+    eventually(suspend, "its agent starts")
+    _, err = submitting.communicate()
+    assert submitting.returncode == 0, err
+    suspend()
+    assert spec.exists()
+    lost.power_off()
+    if nodes == "2:3" and victim:
+        eventually(lambda: all("here 2\n" in log(client, host) for host in left), "the others go on")
+        assert client("stop", "--on", "lab", "it").returncode in (0, 1)
+    else:
+        eventually(lambda: all(state(client, host) == "FAILED" for host in left), "the others give up")
+        assert lost.name in said(client, left[0])
+    eventually(lambda: not any(host.processes() for host in left), "nothing runs there any more")
+
+
+def cmdline(pid: int) -> bytes:
+    """The arguments of a process; none if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 @pytest.mark.parametrize("logins", [True, False])
 def test_a_host_hangs_while_a_job_is_stopped(client: Client, logins: bool) -> None:
     hosts = client.lab.hosts[:2]

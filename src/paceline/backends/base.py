@@ -290,6 +290,10 @@ class Backend(ABC):
             For jobs that were not reached on all hosts: name → a line that says where and why.
         """
 
+    def can_stop(self, name: str) -> bool:
+        """Whether something of a LOST job may still run where it can be stopped."""
+        return False
+
     @abstractmethod
     def delete(self, names: Sequence[str]) -> list[str]:
         """Remove jobs that have ended, with all their files; returns one line for each remainder."""

@@ -301,6 +301,10 @@ class Ssh(Backend):
             if not failed.keys().isdisjoint(those)
         }
 
+    def can_stop(self, name: str) -> bool:
+        """Whether a part of a LOST job runs on a host that answers, or may run on another one while some answer."""
+        return self._jobs.is_partly_there(name)
+
     def delete(self, names: Sequence[str]) -> list[str]:
         """Remove jobs that have ended, with all their files; returns what is left on hosts that do not answer.
 

@@ -143,6 +143,16 @@ class RemoteJobs:
         self.hosts_of(name)
         return self._seen[name].living
 
+    def is_partly_there(self, name: str) -> bool:
+        """Whether some host has a part of a job that has not ended, or did not answer while others did.
+
+        Raises:
+            UserError: there is no such job.
+        """
+        self.hosts_of(name)
+        seen = self._seen[name]
+        return bool(seen.living or seen.unreachable)
+
     def has_ended(self, name: str, host: Host) -> None:
         """Note that a job has ended on a host."""
         if host in self._seen[name].living:

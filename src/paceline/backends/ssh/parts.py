@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from typing import TYPE_CHECKING
 
 from paceline.backends.check.hosts import grouped
 from paceline.job.errors import UserError
 
+from .connection import Silent
 from .streams import Streams
 
 if TYPE_CHECKING:
@@ -67,7 +70,7 @@ class Parts:
         for hosts in (others, [first]):
             for host in hosts:
                 self.streams.say(host, "keep")
-            for host, answer in self._answers(hosts).items():
+            for host, answer in self._answers(hosts, self._patience).items():
                 if isinstance(answer, UserError):
                     if host is not first:
                         self._drop()
@@ -89,14 +92,30 @@ class Parts:
 
     def _finish(self) -> None:
         """Wait until the hosts have finished."""
-        while self.streams.take() is not None:
-            pass
+        deadline = time.monotonic() + self._patience
+        with contextlib.suppress(TimeoutError):
+            while self.streams.take(deadline - time.monotonic()) is not None:
+                pass
 
-    def _answers(self, hosts: Iterable[Host]) -> dict[Host, Answer | UserError]:
-        """The next answer of each of these hosts."""
+    @property
+    def _patience(self) -> float:
+        """Seconds in which a host does what it is told."""
+        return max(host.patience({"do": "start"}).copy for host in self.hosts)
+
+    def _answers(self, hosts: Iterable[Host], seconds: float | None = None) -> dict[Host, Answer | UserError]:
+        """The next answer of each of these hosts, or that it does not come in time."""
         answers: dict[Host, Answer | UserError] = {}
         left = set(hosts)
-        while left and (found := self.streams.take()) is not None:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while left:
+            try:
+                found = self.streams.take(None if deadline is None else deadline - time.monotonic())
+            except TimeoutError:
+                text = f"does not answer within {seconds:g} s; see what it does"
+                answers.update({host: Silent(f"{host.name} {text}: {host.by_hand}") for host in left})
+                break
+            if found is None:
+                break
             host, answer = found
             answers[host] = answer
             left.discard(host)

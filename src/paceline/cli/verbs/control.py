@@ -74,8 +74,7 @@ def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
     """Stop JOBs: cleanly, so that a script that uses the library saves a checkpoint."""
     names, here = tuple(dict.fromkeys(names)), backend()
     jobs = known(names)
-    # A LOST job can be stopped on the hosts that answer.
-    _refuse_lost([job for job in jobs if job.state == "LOST" and not here.describe([job.name]).warnings])
+    _refuse_lost([job for job in jobs if job.state == "LOST" and not here.can_stop(job.name)])
     began = time.time()
     unreached = here.stop(names, now)
     if not no_wait:

@@ -21,6 +21,7 @@ from paceline.contract import CONTRACTS
 from paceline.node.errors import Refused
 from paceline.node.eventloop.loop import Loop
 from paceline.node.failure import node_failure
+from paceline.node.lifeline import ALL_STARTED, DOUBT_SECONDS, IN_DOUBT, KEPT
 from paceline.node.logs.time_index import TimeIndex
 from paceline.node.machine import processes
 from paceline.node.machine.devices import visibility
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 
     Inbox = Union[ToNode, RanksChanged]
 
+_COMING = 3  # times the silence after which a node is lost, for nodes to connect whose agents have just been started
 FAILURE_GRACE = 5.0  # seconds between SIGTERM and SIGKILL for the peers of a failed rank
 SYMPTOM_WAIT = 1.0  # seconds to wait for the cause if all failures look like the consequence of another one
 ANSWER_SECONDS = 10.0  # how long the coordinator may take to answer a node that asked to stop
@@ -95,6 +97,9 @@ class Agent:
         self.is_newcomer = False  # whether the coordinator waits for a report that the ranks could start
         self.reported = False  # whether the coordinator knows how this attempt went here
         self.halted = True  # whether no rank of this attempt is left, or there was none
+        self.in_doubt = False  # whether the client may end before all nodes know that they are a job
+        self.has_met_all = False  # whether an attempt was proposed
+        self.join_within = spec.join_timeout  # seconds for the other nodes to come, at first
         self.join_by: float | None = None  # until when to wait for other nodes, while some are missing
         self.end_by: float | None = None  # when the time limit is reached, once the ranks run
         self.timed_out = False
@@ -147,8 +152,10 @@ class Agent:
         self._claim_devices()
         if self.finish is None:
             self.ranks.warm_up()
-            self.join_by = time.monotonic() + self.spec.join_timeout
-            self.participant.meet(self.join_by)
+            self.join_by = time.monotonic() + self.join_within
+            self.participant.meet(lambda: self.join_by or 0.0, lambda: self.join_within)
+            if not self.participant.leads:  # the coordinator knows best which nodes are missing
+                self.join_by = time.monotonic() + self.spec.join_timeout
             self._write_status(coordinator=self.participant.coordinator_address, address=self.participant.address)
         while self.finish is None:
             if not self.loop.run_until(lambda: bool(self.inbox) or self._is_over(), self._timeout()):
@@ -184,7 +191,7 @@ class Agent:
 
     def _act(self, message: Inbox) -> None:
         if message["do"] == "start":
-            self.start, self.join_by = message, None
+            self.start, self.join_by, self.has_met_all = message, None, True
             self._send({"do": "ready"})
         elif message["do"] == "go" and self.start is not None:
             self._start_attempt(self.start)
@@ -258,13 +265,14 @@ class Agent:
     def _missing_nodes(self) -> str:
         """Which nodes did not come, and what to do."""
         spec = self.spec
+        within = spec.join_timeout if self.has_met_all else self.join_within
         needed = f"{spec.nodes}" if spec.least == spec.nodes else f"at least {spec.least}"
         do = (
             ""
             if spec.hosts
             else "; start `paceline run` on each with the same --nnodes, --master-addr and --master-port"
         )
-        return f"{self.participant.missing} of {needed} nodes did not come within {spec.join_timeout:g} s{do}"
+        return f"{self.participant.missing} of {needed} nodes did not come within {within:g} s{do}"
 
     # -- an attempt ----------------------------------------------------------------------------------------------------
 
@@ -399,11 +407,39 @@ class Agent:
             self._ask_to_stop(number)
 
     def _on_lifeline(self) -> None:
-        """The process that waits for the job has ended, or has sent a byte: then the job goes on without it."""
+        """The process that waits for the job has ended, or says something."""
         assert self.lifeline is not None
-        self.loop.forget(self.lifeline)
-        if not self.lifeline.recv(1):
-            self._ask_to_stop(signal.SIGHUP)
+        word = self.lifeline.recv(1)
+        if word == IN_DOUBT:
+            self.in_doubt = True
+        elif word == ALL_STARTED:
+            self._expect_all()
+        else:
+            self.loop.forget(self.lifeline)
+            if word == KEPT:
+                self._expect_all()
+            elif not self.in_doubt:
+                self._ask_to_stop(signal.SIGHUP)
+            else:
+                self.loop.after(DOUBT_SECONDS, self._end_doubt)
+
+    def _end_doubt(self) -> None:
+        """End a job whose client was killed before all its nodes were told that they are one, unless it has begun."""
+        if self.finish is None and self.status.current["start"] is None:
+            self._fail(
+                "the command that submitted it ended before it had confirmed the job on all hosts, and the job did not"
+                f" start within {DOUBT_SECONDS:g} s; submit it again"
+            )
+
+    def _expect_all(self) -> None:
+        """All agents of the job run: those of other nodes that do not wait for devices come soon, or are lost."""
+        spec = self.spec
+        if self.participant.has_met and not self.participant.leads:
+            return
+        if spec.hosts and spec.nodes > 1 and not spec.joins and spec.request is None and not self.has_met_all:
+            self.join_within = min(self.join_within, _COMING * spec.silence)
+            if self.join_by is not None:
+                self.join_by = min(self.join_by, time.monotonic() + self.join_within)
 
     def _ask_to_stop(self, number: int) -> None:
         # Schedulers and people repeat their signals; only a second Ctrl-C, or SIGQUIT, means at once.

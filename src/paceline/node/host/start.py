@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.node.files import is_disk_full
+from paceline.node.lifeline import ALL_STARTED, DOUBT_SECONDS, IN_DOUBT, KEPT
 from paceline.node.logs.live import STREAM_BITS, Event, Output, updates
 from paceline.node.machine import volumes
 from paceline.node.store import make, records
@@ -26,16 +27,16 @@ if TYPE_CHECKING:
 
     from .protocol import Part, StartRequest
 
-_CONFIRM_SECONDS = 20.0  # in which the ranks must start if the client has not said that all nodes are confirmed
+_MORE_SECONDS = 15.0  # for the agent to end itself, after the time that it has if the client is gone
 
 
 def start(home: Home, request: StartRequest) -> Iterator[Answer]:
     """Make a job, and start its agent; then do as stdin says.
 
     An archive (tar) of the job's code, of `bytes` bytes, follows on stdin, unless it is another job's code. Then orders
-    follow, one per line. "keep": the job continues without this connection; "done" follows when all nodes have this
-    order. "hold": the job ends with this connection, which carries its output and events; "signal N" forwards a signal.
-    "drop", or the end of stdin: remove the job.
+    follow, one per line. "keep": the job continues without this connection if "done" follows, which says that all nodes
+    have this order, or if its ranks start soon. "hold": the job ends with this connection, which carries its output and
+    events; "signal N" forwards a signal. "drop", or the end of stdin before "keep": remove the job.
 
     Raises:
         Refused: it cannot run here.
@@ -49,21 +50,27 @@ def start(home: Home, request: StartRequest) -> Iterator[Answer]:
         yield {"end": True}
         return
     run, node, agent, begin, first = made
-    is_decided = False
+    is_decided = is_kept = False
     try:
         yield {"started": node.job, "ranks": node.nproc, "host": socket.gethostname()}
         order = next_order()
         if order == "keep":
-            with contextlib.suppress(OSError):  # it has ended already
-                lifeline.send(b"k")
+            is_kept = True
+            _notify(lifeline, IN_DOUBT)
             record = records.record(run.path, records.queue_of(home.root))
             yield {"kept": first if record is None else with_ids(run, record)}  # None: it has ended, and was removed
             order = next_order()
-            is_decided = order == "done" or (not order and (node.node_rank == 0 or _has_begun(run, lifeline, begin)))
+            is_kept = order != "drop"
+            if order == "done":
+                is_decided = True
+                _notify(lifeline, KEPT)
         elif order == "hold" and request["shown"] is not None:
             is_decided = True
+            _notify(lifeline, ALL_STARTED)
             yield from _updates(run, agent, lifeline, request["shown"], begin)
-    finally:
+    finally:  # also if the client is gone and an answer cannot be sent
+        if is_kept and not is_decided:
+            is_decided = _has_begun(run, lifeline, begin)
         if not is_decided:
             make.drop(home, made)
     yield {"end": True}
@@ -77,6 +84,11 @@ def found_volumes(home: Home, request: Mapping[str, Any]) -> list[dict[str, Any]
     """
     working_dir = os.path.expanduser(request["job"]["working_dir"])
     return [volumes.find(source, str(home.root), working_dir) for source in request["data"]]
+
+
+def _notify(lifeline: socket.socket, word: bytes) -> None:
+    with contextlib.suppress(OSError):  # the agent has ended already
+        lifeline.send(word)
 
 
 def order_of(home: Home, request: Part) -> make.Order:
@@ -113,8 +125,10 @@ def _split(shown: Mapping[str, Any] | None, job: dict[str, Any]) -> tuple[int, .
 
 
 def _has_begun(run: RunDirectory, lifeline: socket.socket, begin: int) -> bool:
-    """Wait for the ranks of a job to start; returns whether they do. They start only if node 0 was confirmed."""
-    patience = threading.Timer(_CONFIRM_SECONDS, lifeline.shutdown, (socket.SHUT_RDWR,))
+    """Wait until the ranks of a job start although its client is gone, or its agent ends; returns whether they start."""
+    with contextlib.suppress(OSError):  # the agent has ended
+        lifeline.shutdown(socket.SHUT_WR)
+    patience = threading.Timer(DOUBT_SECONDS + _MORE_SECONDS, lifeline.shutdown, (socket.SHUT_RDWR,))
     patience.daemon = True
     patience.start()
     try:

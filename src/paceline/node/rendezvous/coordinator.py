@@ -102,6 +102,7 @@ class Coordinator:
         self.least = least
         self.most = most
         self.expected = most if expected is None else expected
+        self.is_closed = expected is not None and not self.is_elastic  # no other node comes for one that is lost
         self.max_restarts = max_restarts
         self.phase = GATHERING
         self.attempt = 0  # the current one, or the next
@@ -181,6 +182,10 @@ class Coordinator:
             return []
         if is_dead:
             self.dead.add(member.id)
+        if self.phase == GATHERING and self.is_closed:
+            rank = member.joined["node_rank"] or 0
+            why = f"node {rank} ({member.name}) is gone" + ("" if is_dead else ": it does not answer")
+            return self._finish("FAILED", 1, [node_failure(rank, member.name, why)])
         if self.phase == GATHERING:
             return self._disband("") if self.has_started and not self._may_go_on() else self._gathered()
         if not member.takes_part:
@@ -206,7 +211,10 @@ class Coordinator:
         outbox: Outbox = []
         for other, member in list(self.members.items()):
             if member.id == message["id"]:  # it reconnects before its loss was noticed
-                outbox += self.lost(other, is_dead=False)
+                if self.phase == GATHERING:
+                    del self.members[other]
+                else:
+                    outbox += self.lost(other, is_dead=False)
         why = self._refusal(message)
         if why:
             return [*outbox, (peer, {"do": "refuse", "why": why})]

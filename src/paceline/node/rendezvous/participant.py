@@ -121,8 +121,11 @@ class Participant:
 
     # -- the first coordinator -----------------------------------------------------------------------------------------
 
-    def meet(self, join_by: float) -> None:
-        """Join the coordinator: here if this is node 0, else over the network, with tries until `join_by`."""
+    def meet(self, join_by: Callable[[], float], within: Callable[[], float]) -> None:
+        """Join the coordinator: here if this is node 0, else over the network, with tries until `join_by()`.
+
+        `within()` is the same as a number of seconds, for messages.
+        """
         spec = self._spec
         if spec.nodes > 1 and not self._listen():
             return
@@ -131,7 +134,7 @@ class Participant:
         elif not self._is_over():
             assert spec.main_address is not None
             assert spec.main_port is not None
-            self._follow_first((spec.main_address, spec.main_port), join_by)
+            self._follow_first((spec.main_address, spec.main_port), join_by, within)
 
     def _listen(self) -> bool:
         """Listen for other agents if that is needed; returns False, and fails, if it is needed and impossible."""
@@ -172,11 +175,11 @@ class Participant:
         self._leader, self._leader_id = (self._address, self._listener.port), self.id
         self._join()
 
-    def _follow_first(self, first: tuple[str, int], join_by: float) -> None:
+    def _follow_first(self, first: tuple[str, int], join_by: Callable[[], float], within: Callable[[], float]) -> None:
         """Follow the agent at this address, or the one that it names as the leader."""
         address = first
         while not self._is_over():
-            left = join_by - time.monotonic()
+            left = join_by() - time.monotonic()
             try:
                 status = self._try_to_follow(address, max(0.1, min(CONNECT_SECONDS, left)))
                 if self._link is not None:
@@ -195,7 +198,7 @@ class Participant:
                 who = "the job" if spec.joins else f"node 0{first_name}"
                 do = "see what it does" if spec.hosts else "is `paceline run` started there, and the port open?"
                 at = join_address(address[0], address[1])
-                self._fail(f"cannot reach {who} at {at} within {spec.join_timeout:g} s ({why}); {do}", 1)
+                self._fail(f"cannot reach {who} at {at} within {within():g} s ({why}); {do}", 1)
                 return
             self._loop.run_until(self._is_over, CONNECT_PAUSE)
 

@@ -1,0 +1,13 @@
+"""What the process that has started a job's agent says to it, a byte each, over a socket that ends with that process.
+
+If it ends before it has said anything, or after `ALL_STARTED`, the job ends with it. If it ends after `IN_DOUBT`, the
+client may have been killed before all nodes were told that they are a job: then the agent goes on only if its ranks
+start within `DOUBT_SECONDS`, which they do only if all nodes are there.
+"""
+
+from __future__ import annotations
+
+ALL_STARTED = b"a"  # the agents of all nodes have been started
+IN_DOUBT = b"d"  # the job may go on by itself; `KEPT` follows once all nodes have been told
+KEPT = b"k"  # the job goes on by itself
+DOUBT_SECONDS = 30.0
