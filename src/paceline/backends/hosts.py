@@ -17,13 +17,13 @@ _LINE = re.compile(NAME + r"(?::(?P<colon>\d{1,4}))?(?:\s+slots=(?P<slots>\d{1,4
 _SCRIPT_SECONDS = 10.0
 
 
-def example_for(text: str) -> str:
-    """How to write a host that is not written as one."""
+def example_for(text: str, other: str = "node1:2") -> str:
+    """How to write a host that is not written as one: an IPv6 address has brackets, for all else there is an example."""
     user, at, address = text.partition(" ")[0].rpartition("@")
     try:
         ipaddress.IPv6Address(address.partition("%")[0])
     except ValueError:
-        return "for example node1, or user@node2:4"
+        return f"for example {other}"
     return f"an IPv6 address in brackets: {user}{at}[{address}], or {user}{at}[{address}]:4"
 
 

@@ -70,7 +70,7 @@ def _parsed(hosts: Sequence[str]) -> dict[str, int]:
     for text in hosts:
         found = _HOST.fullmatch(text)
         if found is None:
-            raise ValueError(f"{text!r} is not a host; write {example_for(text)}")
+            raise ValueError(f"{text!r} is not a host; write {example_for(text, 'node1, or user@node2:4')}")
         name = bare(found["name"])
         if name in parsed:
             raise ValueError(f"{name} is named twice; leave one out")
