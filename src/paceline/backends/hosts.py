@@ -18,7 +18,7 @@ _SCRIPT_SECONDS = 10.0
 
 
 def example_for(text: str, other: str = "node1:2") -> str:
-    """How to write a host that is not written as one: an IPv6 address has brackets, for all else there is an example."""
+    """How to write a host: an IPv6 address in brackets; for anything else an example."""
     user, at, address = text.partition(" ")[0].rpartition("@")
     try:
         ipaddress.IPv6Address(address.partition("%")[0])

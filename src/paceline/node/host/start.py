@@ -125,7 +125,7 @@ def _split(shown: Mapping[str, Any] | None, job: dict[str, Any]) -> tuple[int, .
 
 
 def _has_begun(run: RunDirectory, lifeline: socket.socket, begin: int) -> bool:
-    """Wait until the ranks of a job start although its client is gone, or its agent ends; returns whether they start."""
+    """Wait for the ranks of a job whose client is gone, or for its agent to end; returns whether the ranks start."""
     with contextlib.suppress(OSError):  # the agent has ended
         lifeline.shutdown(socket.SHUT_WR)
     patience = threading.Timer(DOUBT_SECONDS + _MORE_SECONDS, lifeline.shutdown, (socket.SHUT_RDWR,))
