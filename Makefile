@@ -40,7 +40,7 @@ test-gpu: $(VENV)/.dev ## The tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu
 
 soak: $(VENV)/.dev ## Kill a training 200 times, and what it runs on 100 times; no sample may be lost or repeated
-	PACELINE_SOAK_KILLS=200 $(BIN)/python -m pytest tests/train/test_exactly_once.py
+	PACELINE_SOAK_KILLS=200 $(BIN)/python -m pytest tests/train/loop/test_exactly_once.py
 	PACELINE_SOAK=100 $(BIN)/python -m pytest -s tests/lab/test_soak.py
 
 lint: $(VENV)/.dev ## Style, types, and which room may import which
