@@ -152,7 +152,7 @@ def _place_volumes(table: dict[str, Any], file: Path, is_project: bool) -> None:
         try:
             path = Path(text).expanduser()
         except RuntimeError:
-            raise UserError(f"{where} {text!r}: there is no such home folder; write the whole path") from None
+            raise UserError(f"{where} {text!r}: there is no such home folder; write the absolute path") from None
         if not text or "\0" in text or not (path.is_absolute() or is_project):
             raise UserError(f"{where} {text!r}: not an absolute path; write for example /mnt/data or ~/data")
         volumes[name] = os.path.normpath(file.parent / path)

@@ -8,7 +8,7 @@ _here = os.path.dirname(os.path.abspath(__file__))
 if sys.path and os.path.abspath(sys.path[0]) == _here:
     del sys.path[0]
 _root = os.path.dirname(os.path.dirname(_here))
-if sys.path and sys.path[0] == _root and os.path.isfile(_root):  # nor is an archive the first place to look
+if sys.path and sys.path[0] == _root and os.path.isfile(_root):  # nor must those in an archive
     del sys.path[0]
 if _root not in sys.path:
     sys.path.append(_root)

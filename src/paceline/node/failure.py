@@ -14,7 +14,7 @@ from paceline.node.rundir.directory import read_error
 if TYPE_CHECKING:
     from paceline.node.rundir.status import Failure
 
-# What a rank prints when a peer is gone: such a failure is the consequence of another one.
+# What a rank prints if a peer is gone: such a failure is the consequence of another one.
 _SYMPTOM = re.compile(
     r"Connection (closed|reset|refused|aborted)|closed by peer|Broken pipe|Socket closed|socket has likely|"
     r"remote (peer|process|error)|DistBackendError|DistNetworkError|ncclRemoteError|ncclSystemError|"
@@ -28,7 +28,7 @@ _TAIL_BYTES = 4096
 
 
 def culprit(failures: list[Failure]) -> Failure:
-    """The failure that came first; symptoms of another one count only if there is nothing else."""
+    """The first failure; symptoms of other failures count only if there is nothing else."""
     return min(failures, key=lambda f: (f["symptom"], -f["age"]))
 
 
@@ -63,7 +63,7 @@ def rank_failure(
         symptom = number not in _OWN_DEATH and bool(_SYMPTOM.search(text))
     else:
         message, symptom = f"exit code {code}", bool(_SYMPTOM.search(text))
-        if code and is_disk_full(log.parent):  # so that the rank could neither print nor record what happened
+        if code and is_disk_full(log.parent):  # then the rank could neither print nor record what happened
             message = f"{message}; no space is left on {host} in {log.parent}"
     return {
         "rank": rank, "node": node, "host": host, "pid": pid, "exit_code": code, "signal": name, "oom": oom,
@@ -99,7 +99,7 @@ def _first_line(text: str) -> str:
 
 
 def _printed(log: Path, record: dict[str, Any]) -> str:
-    """The traceback as the rank printed it, which a user's own sys.excepthook may have made prettier."""
+    """The traceback as the rank printed it: a user's own sys.excepthook may have formatted it."""
     if record.get("log_end") is None:
         return ""
     try:
@@ -159,7 +159,7 @@ def _oom_kills() -> int:
 
 
 def _kernel_log() -> str:
-    """The kernel's messages, where this user may read them."""
+    """The kernel's messages, if this user may read them."""
     try:
         log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:

@@ -1,4 +1,4 @@
-"""Small files that are read and written whole, and whether there is room for them."""
+"""Small files that are read and written as a whole, and whether the disk has space for them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import stat
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES = 64 * 1024 * 1024  # of a file that is read whole; what paceline writes is far smaller
-_ROOM = 64 * 1024  # bytes; a disk with less is full
-_MOST_DEPTH = 100  # objects and arrays in one another; what paceline writes has far fewer
+MOST_BYTES = 64 * 1024 * 1024  # of a file that is read as a whole; files of paceline are far smaller
+_ROOM = 64 * 1024  # bytes; a disk with less free space counts as full
+_MOST_DEPTH = 100  # nested objects and arrays; files of paceline have far fewer
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` to `path` in one step."""
+    """Replace the file `path` atomically by `value` in JSON."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(json.dumps(value))
@@ -27,7 +27,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in `path`, or None when there is none that can be read."""
+    """The object in `path`; None if there is none that can be read."""
     try:
         return load_json(path)
     except (OSError, ValueError):
@@ -39,7 +39,7 @@ def load_json(path: Path) -> dict[str, Any] | None:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it holds no object, or is no file that paceline has written.
+        ValueError: it does not contain an object, or paceline cannot have written it.
     """
     try:
         text = read_regular(path)
@@ -59,11 +59,11 @@ def load_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The bytes of a file. Anything may lie in a run directory, such as a FIFO, which would never end.
+    """The bytes of a regular file. A run directory may contain other things, such as a FIFO, which would never end.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is no regular file, or too large.
+        ValueError: it is not a regular file, or too large.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:
@@ -77,7 +77,7 @@ def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def is_disk_full(folder: Path) -> bool:
-    """Whether the file system of a folder has no space left for another file; not, where it does not say."""
+    """Whether the file system of a folder has no space left for another file; False if that is unknown."""
     try:
         space = os.statvfs(folder)
     except OSError:
@@ -86,7 +86,7 @@ def is_disk_full(folder: Path) -> bool:
 
 
 def _depth(value: Any) -> int:
-    """How many objects and arrays are in one another."""
+    """The depth of nested objects and arrays."""
     depth, level = 0, [value]
     while level and depth <= _MOST_DEPTH:
         level = [item for it in level for item in (it.values() if isinstance(it, dict) else it)

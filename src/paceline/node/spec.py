@@ -27,15 +27,15 @@ class Program:
 
 @dataclass(frozen=True)
 class Request:
-    """What a job asks of its machine's queue for devices (`devicequeue`).
+    """What a job requests from its machine's queue for devices (`devicequeue`).
 
     Attributes:
-        folder: of the queue.
+        folder: folder of the queue.
         need: how many devices, or which; at least one.
         of: the machine's devices: its accelerators, or slots "0" … "N-1".
         share: whether other jobs that share may get the same devices.
-        priority: a waiting job with a higher one comes first.
-        slots: the devices are slots and no accelerators, so ranks get no variables for them.
+        priority: a waiting job with a higher priority comes first.
+        slots: whether the devices are slots, not accelerators; then ranks get no variables for them.
     """
 
     folder: str
@@ -62,8 +62,8 @@ class NodeSpec:
         env: variables added to the agent's environment.
         preload: modules the fork server imports before it forks the first rank.
         start_method: "fork" from the fork server, or "exec" of a new process.
-        why_exec: why it is "exec" though the user has not said so; "" otherwise.
-        devices: accelerators of this node that the job may use; None leaves the visibility variables alone.
+        why_exec: why it is "exec" although the user has not requested it; "" otherwise.
+        devices: accelerators of this node that the job may use; None does not change the visibility variables.
         node_rank: this node's number, or None: the coordinator numbers the nodes in the order in which they join.
         nodes: the largest number of nodes.
         least: the smallest number of nodes; if it is less than `nodes`, nodes may join and leave.
@@ -72,7 +72,7 @@ class NodeSpec:
         hosts: names of the nodes in messages, by node rank; empty if unknown.
         main_address: where the agents find the first coordinator; None on a single node.
         main_port: its port; on a single node the main port of the ranks; None picks a free one.
-        local_address: address at which the other nodes reach this one; None finds out.
+        local_address: address at which the other nodes reach this one; None: it is detected.
         join_timeout: seconds to wait for the other nodes.
         last_call: seconds to wait for more nodes when there are enough.
         silence: seconds without a message after which a node counts as lost.
@@ -84,11 +84,11 @@ class NodeSpec:
         local_rank_flag: the argument with which each rank gets its local rank, such as `--local_rank`; "" for none.
         role: torchrun's role name.
         numa_binding: which cores near its GPU a rank is bound to, see `machine/numa.py`; None binds none.
-        virtual_local_rank: each rank sees its GPU alone, and has LOCAL_RANK 0.
+        virtual_local_rank: each rank sees only its own GPU, and has LOCAL_RANK 0.
         run_id: torchrun's --rdzv-id: identical on all nodes of a job, and on no others.
         time_limit: seconds after the first start of the ranks at which the job is stopped; None for no limit.
         detached: the job outlives the process that started it and its terminal.
-        tensorboard: the folder that a TensorBoard beside the job shows, "" for the run directory; None starts none.
+        tensorboard: the folder that the job's TensorBoard shows, "" for the run directory; None starts no TensorBoard.
         request: the devices to wait for before anything starts; `devices` is what the queue has granted.
     """
 

@@ -1,7 +1,8 @@
 """A TensorBoard beside a job: on a free port of this machine's own address, recorded in the job's run directory.
 
-With the job it is the agent's child and ends with it; for a job that has ended, or has none, it is a process of its own
-until `stop`. `tensorboard.json` names it by pid and start time, so that no other process is ever taken for it.
+If it is started with the job, it is the agent's child and ends with it. For a job that has ended, or was submitted
+without one, it is a separate process until `stop`. `tensorboard.json` identifies it by pid and start time, so that
+another process is never taken for it.
 """
 
 from __future__ import annotations
@@ -27,33 +28,33 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-PAUSE = 0.1  # seconds between two looks at one that is coming up
-PATIENCE = 120.0  # seconds for it to come up, where a person waits for it
+PAUSE = 0.1  # seconds between two checks while it starts
+PATIENCE = 120.0  # seconds for its start, if a user waits for it
 STOP_SECONDS = 5.0  # between SIGTERM and SIGKILL
 _TRIES = 3  # ports
 _HOST = "127.0.0.1"
 
 
 class TensorBoardError(Exception):
-    """It cannot be started; says why in one line."""
+    """TensorBoard cannot be started; the message is one line."""
 
 
 class TensorBoard:
     """A TensorBoard that this process starts.
 
     Attributes:
-        url: where it answers; None as long as it does not.
-        problem: why it does not run, in one line; empty as long as it may.
+        url: its address; None while it does not answer.
+        problem: why it does not run, in one line; "" while it may.
     """
 
     def __init__(self, python: Sequence[str], logdir: str, folder: Path, *, detached: bool) -> None:
-        """Start it; `look` tells what became of it.
+        """Start it; `look` says whether that has worked.
 
         Args:
             python: interpreter with its options, as an argument vector.
-            logdir: what it shows.
+            logdir: the folder that it shows.
             folder: the run directory, for its record and its output.
-            detached: it outlives this process; else the kernel ends it with this process.
+            detached: whether it outlives this process; otherwise the kernel ends it with this process.
         """
         self.url: str | None = None
         self.problem = ""
@@ -64,7 +65,7 @@ class TensorBoard:
         self._start()
 
     def look(self) -> bool:
-        """Whether it is known by now if it runs; a port that another process was faster to take is replaced."""
+        """Whether the start is complete or has failed; if another process has taken the port, another port is tried."""
         if self._process is None or self.url is not None:
             return True
         has_ended = self._process.poll() is not None
@@ -85,7 +86,7 @@ class TensorBoard:
         return True
 
     def is_alive(self) -> bool:
-        """Whether it runs, or is coming up."""
+        """Whether it runs or starts."""
         return self._process is not None and self._process.poll() is None
 
     def end(self) -> None:
@@ -96,7 +97,7 @@ class TensorBoard:
             self._process.wait()
 
     def _start(self) -> None:
-        import subprocess  # whoever only reads records does without
+        import subprocess  # not needed by those that only read records
 
         self._tries += 1
         parent = os.getpid()
@@ -134,17 +135,17 @@ class TensorBoard:
 
 
 def record_file(folder: Path) -> Path:
-    """Where a run directory says which TensorBoard it has."""
+    """The file that records the TensorBoard of a run directory."""
     return folder / "tensorboard.json"
 
 
 def log_file(folder: Path) -> Path:
-    """Where what it prints goes."""
+    """The file for its output."""
     return folder / "tensorboard.log"
 
 
 def describe(folder: Path) -> str | None:
-    """The address of a job's TensorBoard, or why it could not be started; None where there is none now."""
+    """The address of a job's TensorBoard, or why it could not be started; None if there is none now."""
     record = _read(folder)
     if "problem" in record:
         return f"not running: {record['problem']}"
@@ -152,7 +153,7 @@ def describe(folder: Path) -> str | None:
 
 
 def start_with_job(python: Sequence[str], logdir: str, folder: Path) -> TensorBoard | None:
-    """Start one that ends with this process; None where somebody else has started one, or is about to."""
+    """Start one that ends with this process; None if another process has started one, or is starting it."""
     with _alone(folder, wait=False) as is_alone:
         if not is_alone or _runs(_read(folder)):
             return None
@@ -160,10 +161,10 @@ def start_with_job(python: Sequence[str], logdir: str, folder: Path) -> TensorBo
 
 
 def check_installed() -> None:
-    """See that this Python, on which ranks run too, has TensorBoard.
+    """Check that this Python, on which ranks run too, has TensorBoard.
 
     Raises:
-        Refused: it has not.
+        Refused: it does not.
     """
     import importlib.util
 
@@ -173,7 +174,7 @@ def check_installed() -> None:
 
 
 def logdir_of(working_dir: str, logdir: str) -> str:
-    """A log folder as TensorBoard takes it from any current folder; an address such as s3://… stays as it is."""
+    """A log folder as an absolute path; an address such as s3://… is not changed."""
     return logdir if "://" in logdir else str(Path(working_dir, logdir).absolute())
 
 
@@ -181,7 +182,7 @@ def open_for_job(python: Sequence[str], folder: Path, logdir: str | None) -> str
     """The address of the TensorBoard of a run directory, which is started if there is none.
 
     Args:
-        logdir: what it shows; None takes what its job asked for, or the run directory.
+        logdir: the folder that it shows; None takes the one that its job has requested, or the run directory.
 
     Raises:
         Refused: it cannot be started.
@@ -198,20 +199,20 @@ def open_for(python: Sequence[str], logdir: str | None, default: str, folder: Pa
     """The address of the TensorBoard of a run directory, which is started, detached, if there is none.
 
     Args:
-        logdir: what it is to show; None takes what the running one shows, or `default`.
+        logdir: the folder to show; None takes the one that the running TensorBoard shows, or `default`.
 
     Raises:
         TensorBoardError: it cannot be started, or the running one shows something else.
     """
     enough = time.monotonic() + PATIENCE
     with _alone(folder):
-        while _runs(record := _read(folder)):  # perhaps it is just coming up with its job
+        while _runs(record := _read(folder)):  # maybe it is starting with its job
             if logdir is not None and record["logdir"] != logdir:
-                raise TensorBoardError(f"one runs that shows {record['logdir']}; end it first with --stop")
+                raise TensorBoardError(f"a running one shows {record['logdir']}; end it first with --stop")
             if record["url"] is not None:
                 return str(record["url"])
             if time.monotonic() > enough:
-                raise TensorBoardError(f"it did not come up within {PATIENCE:g} s; see {log_file(folder)}")
+                raise TensorBoardError(f"it did not start within {PATIENCE:g} s; see {log_file(folder)}")
             time.sleep(PAUSE)
         board = TensorBoard(python, default if logdir is None else logdir, folder, detached=True)
         try:
@@ -221,7 +222,7 @@ def open_for(python: Sequence[str], logdir: str | None, default: str, folder: Pa
             if board.url is None:
                 board.end()
     if board.url is None:
-        why = board.problem or f"it did not come up within {PATIENCE:g} s"
+        why = board.problem or f"it did not start within {PATIENCE:g} s"
         raise TensorBoardError(f"{why}; see {log_file(folder)}")
     return board.url
 
@@ -256,7 +257,7 @@ def _runs(record: dict[str, Any]) -> bool:
 
 @contextlib.contextmanager
 def _alone(folder: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Let no other process start one for this folder; False where another is at it, and we do not wait."""
+    """Lock out other processes that start one for this folder; yields False if one does, and `wait` is False."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:

@@ -21,7 +21,7 @@ CASES = {
     "folder": (["folder"], "folder is a folder, not a script", "-m"),
     "shell script that is not executable": (
         ["script.sh"],
-        "script.sh is no Python script and not executable",
+        "script.sh is neither a Python script nor executable",
         "chmod +x",
     ),
     "no module": (["-m", "no_such_module"], "no module no_such_module in ", "check the name"),

@@ -104,7 +104,7 @@ def test_one_is_started_shown_and_ended(folder: Path) -> None:
                       "url": url, "logdir": "/some where"}  # fmt: skip
     assert os.getsid(record["pid"]) == record["pid"], "it outlives this terminal"
     assert tensorboard.open_for((sys.executable,), None, "/elsewhere", folder) == url
-    with pytest.raises(TensorBoardError, match="one runs that shows /some where; end it first with --stop"):
+    with pytest.raises(TensorBoardError, match="a running one shows /some where; end it first with --stop"):
         tensorboard.open_for((sys.executable,), "/elsewhere", "/some where", folder)
     assert tensorboard.stop(folder)
     assert start_time(record["pid"]) is None
@@ -161,7 +161,7 @@ def test_why_it_cannot_be_started(folder: Path, quick: Path, monkeypatch: pytest
 def test_it_is_not_waited_for_for_ever(folder: Path, quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (quick / "main.py").write_text("import time; time.sleep(1000)")
     monkeypatch.setattr(tensorboard, "PATIENCE", 0.2)
-    with pytest.raises(TensorBoardError, match=r"it did not come up within 0\.2 s; see "):
+    with pytest.raises(TensorBoardError, match=r"it did not start within 0\.2 s; see "):
         tensorboard.open_for((sys.executable,), None, "/", folder)
     assert tensorboard.describe(folder) is None, "and does not come later"
 
@@ -260,7 +260,7 @@ def test_one_for_a_job_that_has_ended(ended: Paceline) -> None:
     other = ended("tensorboard", "a", "--logdir", "other")
     assert (other.returncode, other.stdout) == (2, "")
     assert other.stderr == (
-        f"paceline: no TensorBoard for a: one runs that shows {ended.job()}; end it first with --stop\n"
+        f"paceline: no TensorBoard for a: a running one shows {ended.job()}; end it first with --stop\n"
     )
     assert ended("tensorboard", "a", "--stop").stdout == "the TensorBoard of a has ended\n"
     eventually(lambda: not ended.processes(), "it has ended")

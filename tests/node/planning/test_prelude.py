@@ -61,8 +61,8 @@ UNCLEAR = {
     "del os.environ['A']\nimport torch": "script.py:2 sets A to a value that is computed",
     "os.environ.pop('A', None)\nimport torch": "script.py:2 calls os.environ.pop",
     "exec('x = 1')\nimport torch": "script.py:2 calls exec",
-    "import functools\nfunctools.partial(os.environ.update, A='1')()\nimport torch": "hands os.environ to functools",
-    "from unittest import mock\nwith mock.patch.dict(os.environ, A='1'):\n    import torch": "hands os.environ to mock",
+    "import functools\nfunctools.partial(os.environ.update, A='1')()\nimport torch": "passes os.environ to functools",
+    "from unittest import mock\nwith mock.patch.dict(os.environ, A='1'):\n    import torch": "passes os.environ to",
     "import sys\nsys.modules['torch'] = None\nimport torch": "script.py:3 changes sys.modules",
     "import importlib\nimportlib.import_module('settings')\nimport torch": "script.py:3 calls importlib.import_module",
 }

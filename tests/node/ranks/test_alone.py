@@ -50,9 +50,8 @@ def test_empty_stdin_is_explained(paceline: Paceline, ask: str) -> None:
     done = paceline.run("script.py")
     assert done.returncode == 1
     assert "after" not in done.stdout.splitlines()
-    assert f"paceline run --stdin 0`, or open a shell beside the rank with `paceline attach {paceline.job().name}`" in (
-        " ".join(done.stderr.split())
-    )
+    attach = f"or open a shell in the environment of the rank with `paceline attach {paceline.job().name}`"
+    assert f"paceline run --stdin 0`, {attach}" in " ".join(done.stderr.split())
 
 
 def test_breakpoints_can_be_skipped(paceline: Paceline) -> None:

@@ -115,7 +115,7 @@ class Agent:
         return Ranks(self.loop, self.spec, self.dir, changed)
 
     def _start_daemon(self, node_rank: int, attempt: int, command: str) -> None:
-        """Have mpirun's daemon started on another node."""
+        """Start mpirun's daemon on another node, through the coordinator."""
         self._send({"do": "daemon", "node_rank": node_rank, "attempt": attempt, "command": command})
 
     def _is_over(self) -> bool:
@@ -138,7 +138,7 @@ class Agent:
                 self._work()
             except Exception as error:  # a full disk, a folder that is gone: the job still gets a last status
                 traceback.print_exc()
-                self._fail(f"the job's agent could not go on: {_in_words(error)}; see {self.dir.agent_log}")
+                self._fail(f"the job's agent has failed: {_describe(error)}; see {self.dir.agent_log}")
             assert self.finish is not None
             self._end(self.finish)
         finally:
@@ -263,7 +263,7 @@ class Agent:
             self._ask_to_stop(signal.SIGTERM)
 
     def _missing_nodes(self) -> str:
-        """Which nodes did not come, and what to do."""
+        """Which nodes did not join, and what to do."""
         spec = self.spec
         within = spec.join_timeout if self.has_met_all else self.join_within
         needed = f"{spec.nodes}" if spec.least == spec.nodes else f"at least {spec.least}"
@@ -328,9 +328,9 @@ class Agent:
             self._send(report)
 
     def _report(self) -> ToCoordinator | None:
-        """How the attempt went here; None while that is open."""
+        """The result of the attempt here; None while it is open."""
         ranks = self.ranks
-        if ranks.resumes and ranks.left and not ranks.failures():  # the other ranks are about to save their state too
+        if ranks.resumes and ranks.left and not ranks.failures():  # the other ranks will save their state too
             self.loop.run_until(lambda: not ranks.left or self._is_to_halt(), self.spec.grace)
         if ranks.resumes and not ranks.failures():
             return {"do": "preempted", "final": self.preempted}
@@ -379,7 +379,7 @@ class Agent:
         self.dir.append_event("waiting", why=why)
 
     def _lose_coordinator(self, message: Search | Alone) -> None:
-        """Go on with the nodes that are left, whichever coordinates them, if they may."""
+        """Continue with the nodes that are left, whichever of them coordinates, if they may."""
         if not self.halted:
             self.halted = True
             self.ranks.stop(GONE_GRACE, lambda: self.at_once)
@@ -407,7 +407,7 @@ class Agent:
             self._ask_to_stop(number)
 
     def _on_lifeline(self) -> None:
-        """The process that waits for the job has ended, or says something."""
+        """The process that waits for the job has ended, or has sent a byte."""
         assert self.lifeline is not None
         word = self.lifeline.recv(1)
         if word == IN_DOUBT:
@@ -424,7 +424,7 @@ class Agent:
                 self.loop.after(DOUBT_SECONDS, self._end_doubt)
 
     def _end_doubt(self) -> None:
-        """End a job whose client was killed before all its nodes were told that they are one, unless it has begun."""
+        """End a job whose client was killed before it confirmed the job on all nodes, unless the job has begun."""
         if self.finish is None and self.status.current["start"] is None:
             self._fail(
                 "the command that submitted it ended before it had confirmed the job on all hosts, and the job did not"
@@ -432,7 +432,7 @@ class Agent:
             )
 
     def _expect_all(self) -> None:
-        """All agents of the job run: those of other nodes that do not wait for devices come soon, or are lost."""
+        """All agents of the job run: those of other nodes join soon unless they wait for devices, or are lost."""
         spec = self.spec
         if self.participant.has_met and not self.participant.leads:
             return
@@ -442,7 +442,7 @@ class Agent:
                 self.join_by = min(self.join_by, time.monotonic() + self.join_within)
 
     def _ask_to_stop(self, number: int) -> None:
-        # Schedulers and people repeat their signals; only a second Ctrl-C, or SIGQUIT, means at once.
+        # Schedulers and users repeat their signals; only a second Ctrl-C, or SIGQUIT, stops at once.
         self.at_once = self.at_once or number == signal.SIGQUIT or (number == signal.SIGINT and bool(self.stop_signal))
         if self.stop_signal:
             return
@@ -459,7 +459,7 @@ class Agent:
         self.finish = {"do": "finish", "state": "STOPPED", "exit_code": 128 + number, "failure": None, "others": []}
 
     def _fail(self, message: str, exit_code: int = 1) -> None:
-        """End the job here for a reason that no rank is to blame for."""
+        """End the job here for a reason that is not the failure of a rank."""
         failure = node_failure(self.spec.node_rank or 0, self.host, message, exit_code)
         self.finish = {"do": "finish", "state": "FAILED", "exit_code": exit_code, "failure": failure, "others": []}
 
@@ -472,7 +472,7 @@ class Agent:
         self.dir.append_event(event, **{key: value for key, value in message.items() if key != "do"})
 
 
-def _in_words(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return f"{type(error).__name__}: {error}"

@@ -1,9 +1,9 @@
 """The parent of an agent: it ends what an agent and its fork server leave behind when both are killed together.
 
-Each of the two ends everything when the other one is gone. Processes that ranks have started in sessions of their own
-come to this process when both are gone (a subreaper). It does nothing else, and so has no reason to fail: it passes
-signals on, keeps the job's lock as long as anything of the job is left, and ends as the agent has ended. The agent dies
-with it.
+Each of the two ends everything when the other one is gone. When both are gone, this process becomes the parent of what
+is left, also of processes that ranks have started in other sessions (a subreaper). It does little else, so it is
+unlikely to fail: it forwards signals, holds the job's lock as long as any process of the job is left, and ends with the
+agent's status. The agent ends if it ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WOKEN_BY = {*HANDLED, signal.SIGCHLD}
 
 
 def begin(job: str) -> None:
-    """Fork: the child goes on as the agent of a job; this process becomes its guard, and does not return."""
+    """Fork: the child continues as the agent of a job; this process becomes its guard, and does not return."""
     processes.adopt_orphans()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _WOKEN_BY)
     guard = os.getpid()
@@ -27,7 +27,7 @@ def begin(job: str) -> None:
     processes.set_title(f"paceline: {'guard' if agent else 'agent'} of job {job}")
     if agent == 0:
         processes.die_with(guard)
-        os.setsid()  # what is sent to the group of one is not sent to both
+        os.setsid()  # signals to a process group reach only one of the two
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return
     status = _wait_for(agent)
@@ -36,7 +36,7 @@ def begin(job: str) -> None:
 
 
 def _wait_for(agent: int) -> int:
-    """The wait status of the agent, once it has ended; it gets the signals that this process gets."""
+    """Wait for the agent, and forward this process's signals to it; returns its wait status."""
     while True:
         number = signal.sigwait(_WOKEN_BY)
         if number != signal.SIGCHLD:
@@ -50,7 +50,7 @@ def _wait_for(agent: int) -> int:
 
 
 def _end_others() -> None:
-    """SIGKILL all that is left, until nothing is."""
+    """SIGKILL all processes that are left, until there are none."""
     try:
         while True:
             pid, _ = os.waitpid(-1, os.WNOHANG)

@@ -23,8 +23,8 @@ class DeviceClaim:
         """Nothing is queued yet.
 
         Args:
-            loop: of the agent.
-            request: which devices the job asks for.
+            loop: event loop of the agent.
+            request: the devices that the job requests.
             job: its name.
         """
         self._loop = loop

@@ -17,8 +17,8 @@ class Entry:
 
     Attributes:
         job: its name.
-        priority: a waiting job with a higher one comes first.
-        number: of two with the same priority the lower one comes first.
+        priority: a waiting job with a higher priority comes first.
+        number: of two jobs with the same priority, the one with the lower number comes first.
         since: when it joined the queue, or got its devices, in seconds since the epoch.
         need: how many devices, or which.
         of: the devices that it may have.

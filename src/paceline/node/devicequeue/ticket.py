@@ -1,4 +1,4 @@
-"""Jobs that ask for devices of this machine take turns, and no daemon is needed for it.
+"""The queue of jobs that request devices of this machine; it needs no daemon.
 
 ```
 lock                                    locked (`man 2 flock`) by the process that changes something
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
     from paceline.node.spec import Request
 
-POLL_SECONDS = 1.0  # between two looks where there is no inotify
-RETRY_SECONDS = 5.0  # between two tries to write a ticket to a full disk
-_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.ENOENT)  # there may be room later; the folder was just removed
+POLL_SECONDS = 1.0  # between two checks if there is no inotify
+RETRY_SECONDS = 5.0  # between two attempts to write a ticket to a full disk
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.ENOENT)  # there may be space later; the folder was just removed
 
 WAITING, HOLDING = "waiting", "holding"
 _NAME = re.compile(rf"({WAITING}|{HOLDING})\.(-?[0-9]+)\.([0-9]+)")

@@ -20,7 +20,7 @@ class ChannelClosed(ConnectionError):
     """The other side is gone, or sent something that is no message.
 
     Attributes:
-        is_dead: the kernel there has closed the connection: the process has ended.
+        is_dead: whether the kernel there has closed the connection, because the process has ended.
     """
 
     def __init__(self, why: str, is_dead: bool = False) -> None:

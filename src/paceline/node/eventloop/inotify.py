@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-POLL_SECONDS = 0.05  # between two looks where there is no inotify
+POLL_SECONDS = 0.05  # between two checks if there is no inotify
 BATCH_SECONDS = 0.02  # between two wake-ups of a reader whose files grow all the time
 
 MODIFY, CLOSE_WRITE, MOVED_TO, CREATE, DELETE = 0x2, 0x8, 0x80, 0x100, 0x200
@@ -34,7 +34,7 @@ class Event(NamedTuple):
 
 
 class Inotify:
-    """A queue of events from the kernel; `fd` is -1 where there is none, and everything has to be polled."""
+    """A queue of events from the kernel; if there is none, `fd` is -1, and everything must be polled."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -97,9 +97,10 @@ class Waker(Inotify):
     def wait(self, *others: int) -> tuple[set[Path] | None, set[int]]:
         """Wait for growth or for one of `others` (descriptors) to be readable.
 
-        Growth after a quiet time is reported at once, other growth in batches: that leaves time to the writers.
+        The first growth after a pause is reported at once, later growth in batches, which leaves time to the writers.
 
-        Returns the files that grew (None: any may have grown) and the readable ones of `others`.
+        Returns:
+            The files that grew (None: any may have grown), and the readable ones of `others`.
         """
         watched = [fd for fd in (self.fd, *others) if fd >= 0]
         ready = set(select.select(watched, [], [], POLL_SECONDS if self.fd < 0 else None)[0])

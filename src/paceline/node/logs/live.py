@@ -88,7 +88,7 @@ def updates(
                 more.update(logs)
             yield event
         if more:
-            others = waker.grown()  # a rank that writes all the time does not delay the others
+            others = waker.grown()  # a rank that writes continuously does not delay the others
             grown = None if others is None else more | others
         elif alive:
             grown, closed = waker.wait(lifeline)

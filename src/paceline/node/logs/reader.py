@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _LOG = re.compile(r"rank-(\d+)(\.err)?\.log")
 _BLOCK = 64 * 1024
-_LONGEST = 1024 * 1024  # bytes of a line; a longer one comes in pieces
+_LONGEST = 1024 * 1024  # bytes of a line; a longer line is returned in pieces
 _MOST_INDEX = 8 * 1024 * 1024  # bytes of the time index that are searched for the last lines
 
 
@@ -38,7 +38,7 @@ class Text(NamedTuple):
         time: when the ends of these lines were written (about), in seconds since the epoch.
         attempt: the attempt that they belong to.
         rank: the rank that wrote them.
-        stream: "e" for stderr where it has a file of its own, else "o".
+        stream: "e" for stderr if it has a file of its own, else "o".
         data: the bytes as in the file.
     """
 
@@ -58,8 +58,8 @@ class Choice:
         attempt: of this attempt; None for the last one, and later ones while the job is followed.
         since: only lines whose end was written then or later, in seconds since the epoch.
         tail: only that many lines from the end.
-        follow: go on until the job, or the chosen attempt, is over.
-        timed: times must be exact, even where the order does not need them; else they may be too late.
+        follow: continue until the job, or the chosen attempt, is over.
+        timed: whether times must be exact even if the order does not need them; otherwise they may be too late.
         raw: return incomplete lines too, once all earlier lines have been read.
     """
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Sizes = dict[bytes, int]  # b"3o" → bytes
 
 BATCH_SECONDS = 0.05  # between two lines while ranks write all the time
-POLL_SECONDS = 1.0  # between two lines where there is no inotify
+POLL_SECONDS = 1.0  # between two lines if there is no inotify
 _FULL_EVERY = 64 * 1024  # bytes of index between two lines that name all files
 _BLOCK = 1024 * 1024
 
@@ -110,7 +110,7 @@ class TimeIndex:
 
 
 def moments(path: Path, begin: int = 0) -> Iterator[tuple[float, Sizes]]:
-    """The times and sizes in an index, from a position that `find` returned; none where there is no index."""
+    """The times and sizes in an index, from a position that `find` returned; none if there is no index."""
     try:
         file = open(path, "rb")  # noqa: SIM115 - closed below
     except OSError:

@@ -87,8 +87,8 @@ class Gpus:
         amd: AMD GPUs that the driver knows.
         driver: version of NVIDIA's driver, None when none is loaded.
         nvidia_on_bus: how many NVIDIA GPUs the PCI bus has, with a driver or not.
-        visible: the variables in force that hide devices from a process.
-        problem: why nvidia-smi, though installed, gave no answer.
+        visible: the variables that are set and hide devices from a process.
+        problem: why nvidia-smi is installed but has not answered.
     """
 
     nvidia: tuple[Gpu, ...] = ()
@@ -126,15 +126,15 @@ def installed(
 def in_use(
     gpus: tuple[str, ...] = NVIDIA_SMI_USE, processes: tuple[str, ...] = NVIDIA_SMI_PROCESSES
 ) -> tuple[Gpu, ...]:
-    """The GPUs with what is in use and by which processes, from nvidia-smi; none where there is no nvidia-smi."""
+    """The GPUs with their use and their processes, from nvidia-smi; none if there is no nvidia-smi."""
     found, _ = parse_nvidia_smi(ask(gpus)[0], USE_FIELDS)
     return with_processes(found, ask(processes)[0]) if found else ()
 
 
 def ask(command: tuple[str, ...], seconds: float = 1.5) -> tuple[str, str | None]:
-    """What a command prints, and why it printed nothing.
+    """The output of a command, and why there is none.
 
-    A command that hangs in the kernel cannot be killed, so after its time it is not waited for.
+    A command that hangs in the kernel cannot be killed, so it is not waited for after its time is over.
     """
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

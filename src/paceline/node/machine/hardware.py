@@ -44,9 +44,9 @@ class Space:
 
     Attributes:
         path: the folder.
-        exists: whether it is there yet; when it is not, the rest is of the nearest folder above that is.
+        exists: whether it exists; if not, the other fields describe the nearest folder above it that does.
         writable: whether this user may write to it, or make it.
-        free_files: how many more files fit, None when the file system does not count them.
+        free_files: number of files that can still be made; None if the file system does not limit it.
     """
 
     path: str
@@ -84,7 +84,7 @@ def cores(proc: Path = PROC, cgroup: Path = CGROUP) -> Cores:
 
 
 def cpu_quotas(found: Iterable[tuple[Path, str]]) -> Iterable[float]:
-    """How many cores these files of `limits_of_cgroups` let a process keep busy; those without a limit are left out."""
+    """The CPU quotas, in cores, in these files of `limits_of_cgroups`; files without a limit are left out."""
     for path, text in found:
         fields = text.split()
         if path.name == "cpu.cfs_quota_us":
@@ -139,7 +139,7 @@ def limits_of_cgroups(controller: str, files: tuple[str, ...], proc: Path, cgrou
 
 
 def space(path: Path) -> Space | None:
-    """How much fits below a folder that may not be there yet; None when its disk does not answer."""
+    """The space for files below a folder that may not exist yet; None if its disk does not answer."""
     path = path.absolute()
     there = next((folder for folder in (path, *path.parents) if os.path.lexists(folder)), Path("/"))
     try:

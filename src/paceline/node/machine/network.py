@@ -157,7 +157,7 @@ def gloo_choice(env: Mapping[str, str], found: tuple[Interface, ...], host: Host
         addresses = {interface.name: interface.ipv4 or next(iter(interface.ipv6), None) for interface in found}
         for name in named.split(","):
             if name not in addresses:
-                return Choice(None, None, f"{name} in GLOO_SOCKET_IFNAME={named} is no interface here")
+                return Choice(None, None, f"{name} in GLOO_SOCKET_IFNAME={named} is not an interface here")
             if addresses[name] is None:
                 return Choice(None, None, f"{name} in GLOO_SOCKET_IFNAME={named} has no address")
         first = named.split(",")[0]
@@ -169,14 +169,14 @@ def gloo_choice(env: Mapping[str, str], found: tuple[Interface, ...], host: Host
 
 
 def gloo_interface(env: Mapping[str, str], address: str) -> str | None:
-    """The interface to set in GLOO_SOCKET_IFNAME where gloo itself would choose one that no other machine can reach.
+    """The interface to set in GLOO_SOCKET_IFNAME if gloo itself would choose one that no other machine can reach.
 
     Args:
         env: the variables of the ranks.
-        address: the one at which others reach this machine.
+        address: the address at which other machines reach this one.
 
     Returns:
-        None where gloo chooses well, the variable is set, or no interface has the address.
+        None if gloo chooses a suitable one, the variable is set, or no interface has the address.
     """
     found = interfaces()
     chosen = gloo_choice(env, found, host_name())
@@ -195,7 +195,7 @@ def interface_of(address: str, found: tuple[Interface, ...]) -> str | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address is one that no other machine can reach; a host name may be one on its own machine alone."""
+    """Whether no other machine can reach an address. A host name may resolve to such an address on its own machine."""
     if address == "localhost":
         return True
     try:
@@ -205,7 +205,7 @@ def is_loopback(address: str) -> bool:
 
 
 def machine_id() -> str:
-    """The same for two names only if they are one machine; a container with a network of its own is another one."""
+    """Identifies this machine. A container with its own network counts as another machine."""
     try:
         namespace = os.stat("/proc/self/ns/net").st_ino
     except OSError:
@@ -233,6 +233,6 @@ def listen(port: int = 0, address: str = "", backlog: int = 128) -> socket.socke
 
 
 def own_address() -> str:
-    """The address at which others reach this machine: the one that this ssh connection came to, else its name."""
+    """The address at which others reach this machine: the server's address of this ssh connection, else its name."""
     connection = os.environ.get("SSH_CONNECTION", "").split()
     return connection[2] if len(connection) == 4 else socket.gethostname()

@@ -1,6 +1,6 @@
 """Which cores are near a rank's GPU, read from the kernel's files; the modes are those of torchrun's `--numa-binding`.
 
-A rank without a GPU is near the NUMA node that its number gives: the ranks go over the nodes in turn.
+Ranks without a GPU are assigned to the NUMA nodes in turn.
 
 Every function takes the folders that it reads, so that a test can pass others.
 """
@@ -39,7 +39,7 @@ def cores_of(
     Args:
         mode: one of `MODES`. `node`: those of the NUMA node of its GPU. `socket`: those of the socket. `exclusive`: a
             share of the node's physical cores that no other rank has. `core-complex`: those of the node that share one
-            last-level cache; ranks get different ones as far as there are as many.
+            last-level cache; ranks get different ones if there are enough.
         ranks: how many there are.
         devices: the GPUs of the ranks, by local rank, as entries of CUDA_VISIBLE_DEVICES; None or empty for none.
         usable: the logical cores that this process may use.
@@ -151,10 +151,10 @@ def _listed(text: str) -> set[int]:
 
 
 def bind(mode: str, local_rank: int, ranks: int, devices: Sequence[str] | None) -> None:
-    """Let this process, and all that it starts, use the cores near a rank's GPU alone.
+    """Bind this process, and all that it starts, to the cores near a rank's GPU.
 
     Raises:
-        CannotBind: that cannot be.
+        CannotBind: this is not possible.
     """
     cores = cores_of(mode, ranks, devices, os.sched_getaffinity(0))[local_rank]
     try:

@@ -52,7 +52,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; with the pid it names a process for good. None if gone."""
+    """When a process started, in clock ticks since boot; None if it is gone. With the pid, it identifies a process."""
     fields = _stat(pid)
     return None if fields is None or fields[0] == "Z" else int(fields[19])
 
@@ -125,7 +125,7 @@ def descendants(root: int) -> list[int]:
 
 
 def signal_process(pid: int, number: int, group: bool = False) -> None:
-    """Send a signal to a process, or to its whole process group; one that is gone already is no error."""
+    """Send a signal to a process, or to its whole process group. A process that is gone already is not an error."""
     if group:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, number)
@@ -135,7 +135,7 @@ def signal_process(pid: int, number: int, group: bool = False) -> None:
 
 
 def kill_descendants(root: int) -> int:
-    """SIGKILL every descendant of a process, once; how many there were. Repeat until 0: a process may have forked."""
+    """SIGKILL every descendant of a process, once; returns their number. Repeat until 0: a process may have forked."""
     pids = descendants(root)
     for pid in pids:
         signal_process(pid, signal.SIGKILL)

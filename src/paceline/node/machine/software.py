@@ -1,4 +1,4 @@
-"""What Python has installed, found without importing it."""
+"""The installed Python packages, found without importing them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .hardware import read
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# module → the distributions that bring it
+# module → the distributions that provide it
 PACKAGES = {
     "torch": ("torch",),
     "horovod": ("horovod",),

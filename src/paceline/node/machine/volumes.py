@@ -71,7 +71,7 @@ def find(source: Mapping[str, Any], root: str, working_dir: str) -> dict[str, An
 
 
 def notes(sources: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What to say of the volumes that a job does not find where it wants them."""
+    """Lines about the volumes that are not at the path where a job wants them."""
     return [
         f"volume {it['volume']} cannot be mounted at {it['wanted']}: {it['problem']}; "
         f"the job reads its path, {it['path']}, from {it['variable']}"

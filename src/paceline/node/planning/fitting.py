@@ -42,16 +42,16 @@ SAFE_WITH_DEVICES = ("torch",)
 
 @dataclass(frozen=True)
 class Here:
-    """This machine, as jobs meet it.
+    """This machine, as jobs see it.
 
     Attributes:
         home: the folder of jobs and of the queue.
         python: interpreter with its options, as an argument vector.
-        slots: how many jobs' devices it counts where it has no accelerators; asked only when that matters.
-        declare: how its owner declares slots, for whoever has none.
-        choose_python: how a user chooses another interpreter.
-        is_scheduled: a scheduler has placed the job here. It grants devices and sees to ports, so there is no queue for
-            devices, and a job gets those that a process sees.
+        slots: returns the number of slots if it has no accelerators; called only if needed.
+        declare: how to declare slots, for messages.
+        choose_python: how to choose another interpreter, for messages.
+        is_scheduled: whether a scheduler has placed the job here. The scheduler grants devices and manages ports, so
+            there is no queue for devices, and a job gets the devices that a process sees.
     """
 
     home: Path
@@ -63,14 +63,14 @@ class Here:
 
     @property
     def devices(self) -> tuple[tuple[str, ...], bool]:
-        """The devices that jobs can ask for, and whether they are mere slots."""
+        """The devices that jobs can request, and whether they are only slots."""
         present = devices.accelerators()
         if present:
             return present, False
         return tuple(str(slot) for slot in range(self.slots())), True
 
     def request(self, job: Mapping[str, Any]) -> Request | None:
-        """What a completed job asks of the queue, None if it asks for no device."""
+        """The request of a completed job to the queue; None if it requests no device."""
         need = job["devices"]
         if not need or self.is_scheduled:
             return None
@@ -81,13 +81,12 @@ class Here:
 
 
 def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, Any]:
-    """Fill in what the script itself and this machine say, and refuse what cannot work; starts nothing.
+    """Complete a job from its script and this machine, and refuse what cannot work; starts nothing.
 
     Args:
-        job: what the user asked for; its working dir is a whole path, unless it has code of its own.
+        job: the requested job; its working dir is an absolute path, unless it has code of its own.
         here: this machine.
-        code: where the job's own copy of its code is; None where it has none, or none yet: then what depends on it
-            stays open.
+        code: the job's own copy of its code; None if it has none, or none yet: then what depends on it stays open.
 
     Raises:
         Refused: the job cannot run here.
@@ -100,7 +99,7 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
         job = _check_program(job, folder)
         imports = _imports(job, folder)
     if job["options"]:
-        raise Refused(f"this machine knows no option {next(iter(job['options']))!r}; leave it out")
+        raise Refused(f"this machine has no option {next(iter(job['options']))!r}; leave it out")
     framework = job["framework"] or imports.framework or "torch"
     if job["pass_index"] and framework != "indexed":
         raise Refused("--pass-index needs independent processes; add --framework indexed")
@@ -119,7 +118,7 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
     _check_meeting(job, here)
     job = {**job, "ranks": _count_ranks(job, here), **_start_method(job, imports)}
     if job["detached"] and job["devices"] is None and not here.is_scheduled and (present := devices.accelerators()):
-        # Who watches a run can see to the devices; a job that nobody watches shares them with nobody.
+        # The user of `run` can manage the devices; jobs in the background do not share them.
         job["devices"] = 1 if framework == "indexed" else min(int(job["ranks"]), len(present))
     _check_devices(job, here)
     return job
@@ -132,7 +131,7 @@ def _program(job: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _start_method(job: Mapping[str, Any], imports: Imports) -> dict[str, Any]:
-    """How the ranks are started, and what is imported for that before."""
+    """How the ranks are started, and what the fork server imports before."""
     if job["command"] is not None or job["start_method"] == "exec" or why_exec(job, imports):
         return {"start_method": "exec"}
     changes: dict[str, Any] = {"start_method": "fork"}
@@ -153,11 +152,11 @@ def _imported(job: Mapping[str, Any]) -> str:
 
 
 def why_exec(job: Mapping[str, Any], imports: Imports) -> str:
-    """Why ranks are started by exec though their user has not said so; "" where they are not.
+    """Why ranks are started by exec although the user has not requested it; "" if they are not.
 
     Args:
-        job: what was asked for, with its framework.
-        imports: of its script.
+        job: the requested job, with its framework.
+        imports: imports of its script.
     """
     framework = _imported(job)
     package = PACKAGES.get(framework)
@@ -188,10 +187,10 @@ def local_rank_flag(job: Mapping[str, Any], folder: Path) -> str:
 
 
 def _check_program(job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Refuse a program that is not there; a "script" that is no Python script becomes a command."""
+    """Refuse a program that does not exist; a "script" that is not a Python script becomes a command."""
     kind, name = _program(job)
     if kind == "module":
-        # Parent packages are not imported: that is the ranks' business.
+        # Parent packages are not imported: only ranks do that.
         if module_file(name, folder) is None and importlib.util.find_spec(name.partition(".")[0]) is None:
             raise Refused(
                 f"no module {name} in {folder} or installed for {sys.executable}; check the name and the folder"
@@ -200,7 +199,7 @@ def _check_program(job: dict[str, Any], folder: Path) -> dict[str, Any]:
         path = folder / name if os.sep in name else None
         if shutil.which(str(path) if path else name) is None:
             raise Refused(
-                f"no program {name} {'that can be run' if path else 'on PATH'}; check the name, or give its whole path"
+                f"no program {name} {'that can be run' if path else 'on PATH'}; check the name, or give its full path"
             )
     elif program_kind(name, folder) == "command":
         return {**job, "script": None, "command": os.path.join(".", name)}
@@ -219,7 +218,7 @@ def _imports(job: Mapping[str, Any], folder: Path) -> Imports:
 
 
 def _count_ranks(job: Mapping[str, Any], here: Here) -> int:
-    """How many ranks `auto`, `gpu`, `cpu`, `slots` or a number are on this machine."""
+    """The number of ranks on this machine for `auto`, `gpu`, `cpu`, `slots` or a number."""
     ranks, asked = job["ranks"], job["devices"]
     if ranks == "slots":
         ranks = here.slots() or 1
@@ -254,7 +253,7 @@ def _check_mpi(job: Mapping[str, Any]) -> None:
     """Refuse what mpirun cannot do.
 
     Raises:
-        Refused: it is not there, or is not Open MPI's.
+        Refused: it is not installed, or is not Open MPI's.
     """
     mpirun = shutil.which("mpirun", path=job["env"].get("PATH"))
     if mpirun is None:
@@ -305,21 +304,21 @@ def _gibibytes(number: int) -> str:
 
 
 def check_checkpoint_dir(job: Mapping[str, Any], folder: Path | None = None) -> None:
-    """See that no other job saves into this one's folder for checkpoints now, as far as this machine can know.
+    """Check that no other job saves into this one's folder for checkpoints now, as far as this machine can know.
 
     Args:
         job: the completed job.
-        folder: where the ranks start, unless it is the job's working dir.
+        folder: folder in which the ranks start, if it is not the job's working dir.
 
     Raises:
-        Refused: another one does.
+        Refused: another job does.
     """
     if job["checkpoint_dir"] is None:
         return
     saves_to = Path(folder or job["working_dir"], job["checkpoint_dir"])
     if job["fresh"] and any(saves_to.glob("step-*")):
         raise Refused(
-            f"--fresh: there are checkpoints in --checkpoint-dir {saves_to}, and the job would go on from them; "
+            f"--fresh: there are checkpoints in --checkpoint-dir {saves_to}, and the job would resume from them; "
             "name another folder"
         )
     holder = holder_of(saves_to)

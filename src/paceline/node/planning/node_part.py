@@ -32,10 +32,10 @@ def node_spec(
     Args:
         job: the completed job.
         here: this machine.
-        split_streams: the local ranks whose stderr is kept apart.
-        folder: where the ranks start, unless it is the job's working dir.
-        variables: where its volumes are.
-        job_id: what its nodes have in common; None makes one up.
+        split_streams: the local ranks whose stderr has a file of its own.
+        folder: folder in which the ranks start, if it is not the job's working dir.
+        variables: variables with the paths of its volumes.
+        job_id: identifier that its nodes share; None makes a new one.
     """
     request = here.request(job)
     kind, target = _program(job)
@@ -60,7 +60,7 @@ def node_spec(
         env=env,
         preload=tuple(job["preload"]),
         start_method=job["start_method"],
-        devices=None if request else () if job["devices"] == 0 else devices.accelerators(),  # its agent gets them
+        devices=None if request else () if job["devices"] == 0 else devices.accelerators(),  # the agent requests them
         node_rank=job["node_rank"] if nodes > 1 else 0,
         nodes=nodes,
         least=least,
@@ -86,7 +86,7 @@ def node_spec(
 
 
 def _tensorboard(job: Mapping[str, Any]) -> str | None:
-    """What the job's TensorBoard shows, "" for its run directory; None if it wants none."""
+    """The folder that the job's TensorBoard shows, "" for its run directory; None for no TensorBoard."""
     if not job["tensorboard"]:
         return None
     return logdir_of(job["working_dir"], job["tensorboard_dir"]) if job["tensorboard_dir"] else ""

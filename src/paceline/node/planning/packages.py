@@ -1,4 +1,4 @@
-"""What is known of packages that scripts import before a framework."""
+"""Knowledge about packages that scripts import before a framework."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import os
 import sys
 from pathlib import Path
 
-# Importing one of these imports a framework: what comes after it is of no concern.
+# Importing one of these imports a framework: what a script does afterwards does not matter.
 FRAMEWORKS = frozenset({
     "accelerate", "deepspeed", "fastai", "horovod", "jax", "jaxlib", "lightning", "paddle", "peft", "pytorch_lightning",
     "tensorflow", "timm", "torch", "torch_geometric", "torchaudio", "torchdata", "torchmetrics", "torchtext",
     "torchvision", "trl",
 })  # fmt: skip
-# Packages that must be imported before torch, and say so or fail otherwise. They are unknown here, as most others are;
-# their names serve the message.
+# Packages that must be imported before torch; otherwise they warn or fail. Like most packages they are not known here;
+# their names are needed for a message.
 BEFORE_TORCH = frozenset({"comet_ml", "isaacgym", "isaaclab", "isaacsim", "omni", "open3d", "unsloth"})
 # Packages whose import and functions change no variable that a framework reads.
 HARMLESS = frozenset({
@@ -25,7 +25,7 @@ HARMLESS = frozenset({
     "rich", "scipy", "seaborn", "sentencepiece", "skimage", "sklearn", "sympy", "tabulate", "tensorboard", "tokenizers",
     "tqdm", "typer", "typing_extensions", "click", "wandb", "yaml",
 })  # fmt: skip
-# Modules of the standard library that run other code or change the process from below.
+# Modules of the standard library that run other code, or change the process in ways that cannot be followed.
 POWERFUL = frozenset({"code", "codeop", "ctypes", "importlib", "imp", "pkgutil", "runpy"})
 
 

@@ -1,9 +1,9 @@
 """What a script does before it imports its framework: the variables that it sets, and whether all of it is understood.
 
-The fork server imports the framework before the script runs. That is the same for the script only if nothing that it
-does before its own import can matter to the framework. So the statements are read in the order in which they run, also
-those of functions that are called and of modules beside the script. Whatever is not understood is reported, and the
-ranks are then started by exec. Nothing is run.
+The fork server imports the framework before the script runs. This makes no difference only if nothing that the script
+does before its own import can affect the framework. So the statements are read in the order in which they run,
+including those of called functions and of modules beside the script. If a statement is not understood, that is
+reported, and the ranks are started by exec. No code is run.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class _ImportsFramework(Exception):
 
 
 class _Unclear(Exception):
-    """Something may matter to the framework, and only running it can tell."""
+    """A statement may affect the framework, and only running it can show whether it does."""
 
 
 class _Thing:
-    """What a name stands for, where that matters."""
+    """The meaning of a name, if it matters."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -118,8 +118,8 @@ class _Reader:
     """Follows the statements of a script.
 
     Attributes:
-        variables: what it has set.
-        defaults: what it has set unless it was set.
+        variables: the variables that it sets.
+        defaults: the variables that it sets only if they are not set.
     """
 
     def __init__(self, root: Path) -> None:
@@ -129,8 +129,8 @@ class _Reader:
         self._modules: dict[Path, _Scope] = {}
         self._calls: list[ast.AST] = []
         self._number_of_calls = 0
-        self._is_conditional = False  # what is read now may run or not, now or later
-        self._may_be_imported = False  # the framework, by something conditional
+        self._is_conditional = False  # whether the current statements may run or not, now or later
+        self._may_be_imported = False  # whether a conditional statement may have imported the framework
         self._catches_import_errors = False
 
     def run(self, file: Path, *, is_main: bool = False) -> _Scope:
@@ -337,7 +337,7 @@ class _Reader:
             self._maybe(case.body, scope)
 
     def _bind(self, target: ast.expr, value: _Value, scope: _Scope, source: ast.expr | None) -> None:
-        """Let a target of an assignment stand for a value, whose expression is `source` where that is known."""
+        """Bind a target of an assignment to a value, whose expression is `source` if that is known."""
         if isinstance(target, ast.Name):
             scope.names[target.id] = value
         elif isinstance(target, (ast.Tuple, ast.List)):
@@ -420,7 +420,7 @@ class _Reader:
         keeps = (ast.BoolOp, ast.IfExp, ast.Tuple, ast.List, ast.Set, ast.Starred)
         if isinstance(node, keeps):
             if any(value in (_ENVIRON, _CHANGES) for value in values):
-                raise self._unclear(node, scope, "hands os.environ on")
+                raise self._unclear(node, scope, "passes os.environ on")
             for value in values:
                 if isinstance(value, _Defined):
                     self._maybe_called(value)
@@ -458,7 +458,7 @@ class _Reader:
             raise self._unclear(node, scope, f"calls {_text(node.func)}")
         copies = isinstance(node.func, ast.Name) and node.func.id in _BUILTINS_THAT_COPY
         if not copies and any(value in (_ENVIRON, _CHANGES, _OS) for value in values):
-            raise self._unclear(node, scope, f"hands os.environ to {_text(node.func)}")
+            raise self._unclear(node, scope, f"passes os.environ to {_text(node.func)}")
         for value in values:
             if isinstance(value, _Defined):
                 self._maybe_called(value)
@@ -552,7 +552,7 @@ class _Reader:
         raise self._unclear(node, scope, f"imports {top}{must}")
 
     def _local(self, parts: Sequence[str], folder: Path) -> _Scope | None:
-        """Read a module that lies in `folder`, its packages first; None where it does not."""
+        """Read a module in `folder`, its packages first; None if it is not there."""
         found: _Scope | None = None
         for index, part in enumerate(parts):
             package, module = folder / part / "__init__.py", folder / f"{part}.py"

@@ -1,4 +1,4 @@
-"""Looks at a script without running it: can it run, and which framework does it use?"""
+"""Reads a script without running it: whether it can run, and which framework it uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .prelude import Prelude, prelude_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-# Which import means which framework. Where there are several the first of these wins: a script that imports horovod
+# Which import means which framework. If there are several, the first of these wins: a script that imports horovod
 # imports torch or tensorflow too, and ranks of every framework but horovod get torch's variables besides their own.
 _IMPORTS = {"horovod": "horovod", "paddle": "paddle", "tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 _MAX_FILES = 200
@@ -75,7 +75,7 @@ def program_kind(target: str, folder: Path) -> Kind:
     if path.suffix in (".py", ".pyc") or not foreign:
         return "script"
     if not os.access(path, os.X_OK):
-        raise Refused(f"{target} is no Python script and not executable; run chmod +x {target}")
+        raise Refused(f"{target} is neither a Python script nor executable; run chmod +x {target}")
     return "command"
 
 

@@ -1,4 +1,4 @@
-"""The end of a rank that has imported torch: what Python's finalization does that a script can see, without the rest.
+"""The end of a rank that has imported torch: the part of Python's finalization that a script can observe.
 
 Python's own finalization takes torch apart while its communication threads run: a gloo thread that asks for the GIL
 meanwhile aborts a rank that was done (torch 2.13: `terminate called without an active exception`), or the process

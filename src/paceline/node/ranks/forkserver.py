@@ -71,7 +71,7 @@ class ForkServer:
             try:
                 importlib.import_module(name)
             except ImportError:
-                pass  # the script's own import says what is wrong, in the rank, with the user's line
+                pass  # the script's own import reports the error, in the rank, with the user's line
             except BaseException:
                 self.method, why = "exec", f"importing {name} failed: {traceback.format_exc(limit=1)}"
         if self.method == "fork" and not why:
@@ -82,7 +82,7 @@ class ForkServer:
         self._send({"event": "ready", "method": self.method, "why": why, "seconds": time.monotonic() - began})
 
     def serve(self) -> _Forked | None:
-        """Do what the agent asks until it is gone; in a forked rank, return what is to run there."""
+        """Handle the agent's messages until it is gone; in a forked rank, return what to run there."""
         with selectors.DefaultSelector() as selector:
             selector.register(self.channel, selectors.EVENT_READ)
             selector.register(self._wakeup, selectors.EVENT_READ)
@@ -206,7 +206,7 @@ class ForkServer:
 
 
 class _Forked:
-    """What a rank runs that has just been forked."""
+    """What a newly forked rank runs."""
 
     def __init__(self, spec: NodeSpec, order: RankOrder) -> None:
         self.spec = spec
@@ -259,7 +259,7 @@ def _redirect(out: str, err: str, stdin: str) -> None:
 
 
 def _bind(spec: NodeSpec, local_rank: int) -> None:
-    """Bind this rank to the cores near its GPU; where that cannot be, say so, and go on with all cores."""
+    """Bind this rank to the cores near its GPU; if that is not possible, print why, and continue with all cores."""
     from paceline.node.machine import numa  # few jobs need it
 
     assert spec.numa_binding is not None
@@ -270,7 +270,7 @@ def _bind(spec: NodeSpec, local_rank: int) -> None:
 
 
 def _reseed() -> None:
-    """Give this rank random numbers of its own. Python's own generator reseeds itself after a fork, these do not."""
+    """Give this rank its own random numbers. Python's generator reseeds itself after a fork, these do not."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

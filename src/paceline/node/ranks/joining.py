@@ -1,4 +1,4 @@
-"""Finds out whether a script has asked which rank it is: if not, every rank does the same work."""
+"""Detects whether a script has read its rank: if not, every rank does the same work."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
-# Beside the error record of a rank, with this suffix: its script has ended without asking.
+# Beside the error record of a rank, with this suffix: its script has ended without reading its rank.
 UNJOINED = ".unjoined"
-# The variables by which Python code learns its place, whatever the framework. C code reads those of MPI and Horovod.
+# The variables from which Python code learns its rank, for any framework. C code reads those of MPI and Horovod.
 _PLACE = re.compile(rb"(.*_)?(RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|PROCID|NTASKS|LOCALID)|TF_CONFIG|(PADDLE|JAX)_.*")
 _READ_BY_C = re.compile("OMPI_COMM_WORLD_RANK|HOROVOD_RANK|PACELINE_PROCESS_INDEX")
-# What stands between `os.environ.items()` and whoever calls it.
+# The files of the frames between `os.environ.items()` and its caller.
 _BETWEEN = {type(os.environ).__getitem__.__code__.co_filename, ItemsView.__iter__.__code__.co_filename}
 
 
 class _Environment(dict):  # type: ignore[type-arg]  # generic only from Python 3.9 on, and os.environ has a plain one
-    """The variables of `os.environ`, with a note of whether the place of the rank was read."""
+    """The variables of `os.environ`, with a note of whether the rank was read."""
 
     is_asked = False
 
@@ -34,7 +34,7 @@ class _Environment(dict):  # type: ignore[type-arg]  # generic only from Python 
 
 
 def _is_incidental() -> bool:
-    """Whether an installed package reads the variable as it is imported, or goes through all, as tqdm does."""
+    """Whether an installed package reads the variable while it is imported, or reads all variables, as tqdm does."""
     frame: FrameType | None = sys._getframe(2)
     goes_through = False
     while frame is not None and frame.f_code.co_filename in _BETWEEN:
@@ -46,16 +46,16 @@ def _is_incidental() -> bool:
 
 
 def watch() -> None:
-    """Begin to note whether the script asks, if it runs on several ranks that should work together."""
+    """Start to note whether the script reads its rank, if it runs on several ranks that should work together."""
     is_first_of_many = os.environ.get("PACELINE_RANK") == "0" and os.environ.get("PACELINE_WORLD_SIZE") != "1"
     if is_first_of_many and not any(map(_READ_BY_C.fullmatch, os.environ)):
         os.environ._data = _Environment(os.environ._data)  # type: ignore[attr-defined]
 
 
 def report(error_path: Path) -> None:
-    """At the end of a script that has succeeded: record if it has never asked.
+    """At the end of a script that has succeeded: record if it has never read its rank.
 
-    A script that has started other programs may have left the work to them.
+    If a script has started other programs, these may have done the work.
     """
     variables = os.environ._data  # type: ignore[attr-defined]
     if isinstance(variables, _Environment) and not variables.is_asked and not _has_run_programs():

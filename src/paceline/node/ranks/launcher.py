@@ -48,7 +48,7 @@ class Rank:
     error: Path
     pid: int = 0
     status: int | None = None  # wait status once it has ended
-    resumes: bool = False  # it was asked to stop, has saved its state, and asks to be started again
+    resumes: bool = False  # whether it has saved its state at a stop, and asks to be started again
     failure: Failure | None = None
 
     @property
@@ -176,7 +176,7 @@ class Ranks:
         ours, theirs = socket.socketpair()
         kept_away = {*CONTRACTS[spec.framework].unsets, TOKEN, RANK_KEY}
         env = {**{k: v for k, v in os.environ.items() if k not in kept_away}, **spec.env}
-        # The program at the end is for people, and for pkill: a forked rank keeps this command line.
+        # The program at the end is for users, and for pkill: a forked rank keeps this command line.
         shown = [*(["-m"] if spec.program.kind == "module" else []), spec.program.target, *spec.program.args]
         command = [*spec.python, ENTRY, "forkserver", str(theirs.fileno()), str(self._dir.spec), *shown]
         with theirs, open(self._dir.agent_log, "ab") as log:
@@ -188,7 +188,7 @@ class Ranks:
         self._loop.watch(self._channel, self._receive)
 
     def warm_up(self) -> None:
-        """Start the fork server, unless it runs; it imports the framework while the agent goes on."""
+        """Start the fork server, unless it runs; it imports the framework while the agent continues."""
         if self._channel is None:
             self.server_failure = ""
             self._start_server()
@@ -246,7 +246,7 @@ class Ranks:
             self._send({"do": "signal", "signal": signal.SIGINT, "ranks": interrupted})
             others = [local for local in self.current if local not in interrupted]
             self._send({"do": "signal", "signal": signal.SIGTERM, "ranks": others})
-            self.signal(signal.SIGCONT)  # one that is suspended acts on nothing else
+            self.signal(signal.SIGCONT)  # a suspended rank handles no other signal
             self._loop.run_until(lambda: not self.left or hurry(), grace)
         if self.left:
             self.signal(signal.SIGKILL)
@@ -266,7 +266,7 @@ class Ranks:
         self._end_server()
 
     def _wake_server(self) -> None:
-        """Let the fork server go on if it is suspended (SIGSTOP): it is needed to end its ranks."""
+        """Continue the fork server if it is suspended (SIGSTOP): it is needed to end its ranks."""
         if self._server is not None and processes.is_suspended(self._server.pid):
             self._dir.append_event("continued", what="fork server", pid=self._server.pid)
             self._server.send_signal(signal.SIGCONT)
@@ -313,7 +313,7 @@ class Ranks:
         if exit_code(status) == RESUME_CODE and record is not None and record["type"] == "Preempted":
             rank.resumes = True
             return
-        # A rank that the agent stops is no failure, unless an exception ended it before.
+        # A rank that the agent stops has not failed, unless an exception ended it before.
         if record is not None or (status != 0 and not self._stopping):
             rank.failure = rank_failure(
                 rank=rank.placement.rank, node=rank.placement.node_rank, host=socket.gethostname(), pid=rank.pid,
@@ -322,7 +322,7 @@ class Ranks:
             )  # fmt: skip
 
     def _note_unjoined(self, rank: Rank) -> None:
-        """Record that the ranks did not work together, if the first one has found that out."""
+        """Record that the ranks did not work together, if the first rank has detected that."""
         if rank.status == 0 and rank.error.with_suffix(UNJOINED).exists():
             count = rank.placement.world_size
             self._dir.append_event(

@@ -1,9 +1,9 @@
 """The ranks of `--framework mpi`: Open MPI's mpirun connects them, the fork server starts them like all others.
 
-Node 0's fork server starts mpirun. mpirun starts its daemon on another machine with what it takes for ssh: a program
-(`mpi_proxy`) that sends the command line to node 0's agent. The coordinator forwards it to that machine's agent, whose
-fork server runs it. So the machines need no ssh among themselves. In place of each rank, mpirun and its daemons start a
-proxy. It sends the agent the variables by which MPI_Init finds mpirun's daemon, and through it the other ranks.
+Node 0's fork server starts mpirun. To start its daemon on another machine, mpirun runs a program in place of ssh
+(`mpi_proxy`), which sends the command line to node 0's agent. The coordinator forwards it to that machine's agent,
+whose fork server runs it. So the machines need no ssh between each other. In place of each rank, mpirun and its daemons
+start a proxy. It sends the agent the variables by which MPI_Init finds mpirun's daemon, and through it the other ranks.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class MpiRanks(Ranks):
             self._loop.after(CAUSE_WAIT, lambda: self._check_cause(attempt))
 
     def _check_cause(self, attempt: int) -> None:
-        """Blame mpirun if no rank has failed meanwhile."""
+        """Report mpirun as the cause if no rank has failed meanwhile."""
         assert self._attempt is not None
         if self.left and not self._stopping and self._attempt["attempt"] == attempt:
             self._give_up(self._daemon_failure)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .messages import FromMpirun
 
-# Those of the variables that mpirun sets that MPI_Init reads.
+# Prefixes of the variables that mpirun sets and MPI_Init reads.
 _PREFIXES = ("OMPI_", "OPAL_", "ORTE_", "PMIX_")
 _OF_THE_PROXY = ("OMPI_COMMAND", "OMPI_ARGV", "OMPI_MCA_plm_rsh_agent", "OMPI_MCA_oob_tcp_if_include")
 

@@ -59,7 +59,7 @@ def run_program(program: Program, error_path: Path) -> None:
         code = 1
     if code in (None, 0) and os.getpid() == _rank_pid:
         joining.report(error_path)
-    # Here the exception is gone, and with it whatever its frames held.
+    # The exception is released here, and with it the objects of its frames.
     if not _ends_as_python(code):
         if code is not None and not isinstance(code, int):
             with contextlib.suppress(Exception):
@@ -85,7 +85,7 @@ def script_folder(script: str) -> str:
 
 
 def _buffer_by_line() -> None:
-    """Flush stdout after each line though it is a file, as Python does on a terminal; `-u` is left alone."""
+    """Flush stdout after each line although it is a file, as Python does on a terminal; `-u` is not changed."""
     stream: Any = sys.stdout
     if stream is not None and not stream.write_through:
         stream.reconfigure(line_buffering=True)
@@ -94,7 +94,7 @@ def _buffer_by_line() -> None:
 def _new_main() -> types.ModuleType:
     """An empty `__main__`, as Python makes it."""
     main = sys.modules["__main__"] = types.ModuleType("__main__")
-    if "__mp_main__" in sys.modules:  # what multiprocessing pickles the script's classes by
+    if "__mp_main__" in sys.modules:  # the module name with which multiprocessing pickles the script's classes
         sys.modules["__mp_main__"] = main
     main.__dict__.update(__builtins__=builtins)
     if sys.version_info < (3, 14):

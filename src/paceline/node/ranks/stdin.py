@@ -1,4 +1,4 @@
-"""What a rank says where its standard input is empty and somebody asks it."""
+"""Explains errors of a rank that reads its standard input, which is empty."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def explain_breakpoints() -> None:
-    """Let `breakpoint()` raise an error that says what to do where its debugger could read nothing."""
+    """Make `breakpoint()` raise an error that says what to do, if its debugger could not read anything."""
     original = sys.breakpointhook
 
     def hook(*args: Any, **kwargs: Any) -> Any:
@@ -16,7 +16,7 @@ def explain_breakpoints() -> None:
             raise RuntimeError(f"breakpoint(): {_what_to_do()}, or skip all with PYTHONBREAKPOINT=0")
         return original(*args, **kwargs)
 
-    if _asks() and _is_empty():  # else nothing may stand between the script and its debugger
+    if _asks() and _is_empty():  # otherwise, the debugger must be called directly by the script
         sys.breakpointhook = hook
 
 
@@ -26,7 +26,7 @@ def _asks() -> bool:
 
 
 def explanation(error: BaseException) -> str:
-    """What to do about an exception that empty standard input has caused; "" if it is another one."""
+    """What to do about an exception that empty standard input has caused; "" for other exceptions."""
     asked = type(error).__name__ == "BdbQuit" or (isinstance(error, EOFError) and "reading a line" in str(error))
     return _what_to_do() if asked and _is_empty() else ""
 
@@ -42,5 +42,5 @@ def _what_to_do() -> str:
     rank, job = os.environ.get("PACELINE_LOCAL_RANK", "0"), os.path.basename(os.environ.get("PACELINE_RUN_DIR", "JOB"))
     return (
         "standard input of a rank is empty; give it yours with `paceline run --stdin "
-        f"{rank}`, or open a shell beside the rank with `paceline attach {job}`"
+        f"{rank}`, or open a shell in the environment of the rank with `paceline attach {job}`"
     )

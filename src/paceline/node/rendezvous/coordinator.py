@@ -15,7 +15,7 @@ Pure state: messages in, messages out. `links` sends and receives them, `message
                          {"do": "leave"}                             this node is to leave the job, which goes on
                          {"do": "stopped", "failures", "main_port", "ports"}   no rank of this attempt is left here
     of its own node      {"do": "called"}                            the time of a "last call" is over
-                         {"do": "give up", "why"}                    the missing nodes do not come
+                         {"do": "give up", "why"}                    the missing nodes have not joined
     coordinator → node   {"do": "refuse", "why"}
                          {"do": "prepare", "nodes"}                  the job runs: prepare to take part
                          {"do": "start", "attempt", "node_rank", "nodes": [{"id", "host", "address", "listen", "slots",
@@ -314,7 +314,7 @@ class Coordinator:
                     self._changes.remove(_leaves(member))
 
     def _dismiss(self, leaving: list[_Member]) -> Outbox:
-        """End the job for nodes that leave; if this one is among them, another one must coordinate the rest."""
+        """End the job for nodes that leave; if this node is among them, another one must coordinate the rest."""
         outbox: Outbox = []
         for peer, member in list(self.members.items()):
             if member in leaving:

@@ -1,9 +1,9 @@
 """The connections between the agents of a job: one agent leads and has the coordinator, the others follow.
 
 A connection starts with a challenge in both directions: each side proves that it knows the job's token by an HMAC of
-both sides' random numbers (`contract/handshake.py`), so that no other process can join or pose as the
-leader. The side that accepts proves first: the other one sends nothing that depends on the token to an address that has
-not proved itself. Its proof comes with whether it wants to join, or only asks which agent coordinates the job.
+both sides' random numbers (`contract/handshake.py`), so that no other process can join or impersonate the leader. The
+accepting side proves first: the other side sends nothing that depends on the token to an address that has not proved
+itself. Its proof contains whether it wants to join, or only asks which agent coordinates the job.
 
 Both sides send a message every second; a side that sends nothing for long counts as lost.
 """

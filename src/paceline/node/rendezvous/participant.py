@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from .messages import AgentStatus, Offer, Start, ToCoordinator, ToNode
 
-STOP_SECONDS = 5.0  # in which a node that receives nothing any more has certainly stopped its ranks
+STOP_SECONDS = 5.0  # after which a node that receives nothing has certainly stopped its ranks
 
 
 class Participant:
@@ -73,10 +73,10 @@ class Participant:
         self._is_over = is_over
         secret = os.environ.get(TOKEN, "").encode()
         self._token = secret or (spec.run_id or "none").encode()
-        # One node can make a secret of its own; several share one only if they were given it.
+        # A single node can make its own secret; several nodes share one only if they were given it.
         self._rank_secret = secret or (secrets.token_bytes(32) if spec.nodes == 1 else b"")
         self._address = spec.local_address or spec.main_address or "127.0.0.1"
-        # If all nodes are on this machine, nobody else can connect.
+        # If all nodes are on this machine, no other machine can connect.
         self._interface = self._address if is_loopback(self._address) else ""
         self._listener = Listener(loop, self._token, self._status, self._admit)
         self._link: Leader | Follower | None = None
@@ -196,7 +196,7 @@ class Participant:
                 spec = self._spec
                 first_name = "".join(f" ({name})" for name in spec.hosts[:1])
                 who = "the job" if spec.joins else f"node 0{first_name}"
-                do = "see what it does" if spec.hosts else "is `paceline run` started there, and the port open?"
+                do = "check that host" if spec.hosts else "is `paceline run` started there, and the port open?"
                 at = join_address(address[0], address[1])
                 self._fail(f"cannot reach {who} at {at} within {within():g} s ({why}); {do}", 1)
                 return
@@ -323,8 +323,8 @@ class Participant:
         search = Search(self._loop, self, self._nodes, self._token, proof_until)
         if not search.run(search_by, self._is_over):
             self._fail(
-                f"this node has lost the others, and too few were found within {self._spec.join_timeout:g} s to go "
-                "on without them: they may go on elsewhere",
+                f"this node has lost the others, and too few were found within {self._spec.join_timeout:g} s to "
+                "continue without them: they may continue elsewhere",
                 1,
             )
         self._others_stop_by = None

@@ -2,17 +2,17 @@
 
 ```
 job.json                       what the user asked for, as the client stored it
-spec.json                      what the agent gets to do
+spec.json                      this node's part of the job, for the agent
 lock                           held by the process that works on the job: the client that submits it, then its agent
 .paceline-run                  marks a folder that paceline made; a folder without it is never removed
 status.json                    the current state, replaced atomically
 events.jsonl                   what happened, one JSON object per line
 spare                          space for the last status and event on a full disk
 agent.log                      what the agent and the fork server themselves print
-logs/<attempt>/rank-<r>.log    what rank r wrote (and rank-<r>.err.log where stderr is kept apart)
-logs/<attempt>/times           which of these files had which size when
+logs/<attempt>/rank-<r>.log    output of rank r (stderr in rank-<r>.err.log if it has a file of its own)
+logs/<attempt>/times           the sizes of these files over time
 errors/<attempt>/rank-<r>.json the exception that ended rank r
-saved.json                     which step the library has saved last, wherever its checkpoints are
+saved.json                     the step that the library has saved last, in any folder
 users/<job id>                 another job that keeps its checkpoints here: this folder is not removed before that job
 ```
 """
@@ -38,7 +38,7 @@ MARKER = ".paceline-run"
 SAVED = "saved.json"
 _MARK = b"A run directory, made by paceline. `paceline delete` removes it only while this file is here.\n"
 
-_KEPT_SECONDS = 1.0  # for a lock that is held while the job runs: then nobody removes it either
+_KEPT_SECONDS = 1.0  # to wait for a lock; while a job runs its lock is held, and the job cannot be removed
 _PAUSE = 0.02  # seconds between two tries to lock
 
 
@@ -56,7 +56,7 @@ class RunDirectory:
         self.agent_log = path / "agent.log"
 
     def log(self, attempt: int, rank: int, stream: str = "out") -> Path:
-        """The log file of a rank; `stream` "err" names the one that holds stderr where it is kept apart."""
+        """The log file of a rank; with `stream` "err", the separate file for stderr."""
         return self.path / "logs" / str(attempt) / (f"rank-{rank}.log" if stream == "out" else f"rank-{rank}.err.log")
 
     def times(self, attempt: int) -> Path:
@@ -73,7 +73,7 @@ class RunDirectory:
         self.error(attempt, 0).parent.mkdir(parents=True, exist_ok=True)
 
     def write_status(self, status: Status) -> None:
-        """Replace status.json in one step: a reader sees all of the old or of the new one. A full disk is no error."""
+        """Replace status.json atomically. A full disk is not an error."""
         try:
             write_json(self.status, status)
         except OSError:
@@ -86,7 +86,7 @@ class RunDirectory:
         return cast("Status | None", read_json(self.status))
 
     def append_event(self, event: str, **details: Any) -> None:
-        """Append a line to events.jsonl, in one piece even if other processes append. A full disk is no error."""
+        """Append a line to events.jsonl atomically, also if other processes append. A full disk is not an error."""
         line = json.dumps({"time": time.time(), "event": event, **details}) + "\n"
         fd = os.open(self.events, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
@@ -132,7 +132,7 @@ class RunDirectory:
 
     @property
     def users(self) -> list[Path]:
-        """The run directories of the other jobs that keep checkpoints in this folder, and are still there."""
+        """The run directories of existing jobs that keep checkpoints in this folder."""
         found = []
         with contextlib.suppress(OSError):
             for mark in sorted(self._users.iterdir()):
@@ -150,9 +150,9 @@ class RunDirectory:
 
     @property
     def is_held(self) -> bool:
-        """Whether a client or an agent works on the job; the kernel frees the lock of a killed one."""
+        """Whether a client or an agent works on the job; the kernel releases the lock of a killed process."""
         try:
-            fd = os.open(self.lock, os.O_RDONLY | os.O_NONBLOCK)  # which a FIFO needs: anybody may have put it there
+            fd = os.open(self.lock, os.O_RDONLY | os.O_NONBLOCK)  # O_NONBLOCK in case the file is a FIFO
         except OSError:
             return False
         try:
@@ -165,24 +165,24 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Have nobody remove the job within the block, which reads more of it than one file.
+        """Prevent the removal of the job within the block, for reading several of its files.
 
         Raises:
-            FileNotFoundError: there is no such job any more.
+            FileNotFoundError: the job no longer exists.
         """
         with self._locked(fcntl.LOCK_SH, _KEPT_SECONDS):
             yield
 
     @contextlib.contextmanager
     def owned(self, patience: float) -> Iterator[None]:
-        """Be the only one who works on the job within the block.
+        """Lock the job within the block, so that no other process works on it.
 
         Args:
-            patience: seconds to wait for whoever works on it.
+            patience: seconds to wait for the lock.
 
         Raises:
-            FileNotFoundError: there is no such job any more.
-            BlockingIOError: somebody works on it.
+            FileNotFoundError: the job no longer exists.
+            BlockingIOError: another process works on it.
         """
         with self._locked(fcntl.LOCK_EX, patience) as is_locked:
             if not is_locked:
@@ -191,7 +191,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def _locked(self, how: int, patience: float) -> Iterator[bool]:
-        """Hold the lock; yields whether that worked. A folder that lacks the file is nobody's."""
+        """Hold the lock; yields whether that worked. If the file is missing, no process works on the job."""
         try:
             fd = os.open(self.lock, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -201,7 +201,7 @@ class RunDirectory:
         try:
             deadline = time.monotonic() + patience
             while not (is_locked := _lock(fd, how)) and time.monotonic() < deadline:
-                time.sleep(_PAUSE)  # those who only look hold it for a moment
+                time.sleep(_PAUSE)  # processes that only check hold it for a moment
             if not os.path.samestat(os.fstat(fd), os.stat(self.lock)):
                 raise FileNotFoundError(f"{self.path} was removed")
             yield is_locked
@@ -209,7 +209,7 @@ class RunDirectory:
             os.close(fd)
 
     def wait_until_free(self) -> None:
-        """Return when no client and no agent works on the job any more."""
+        """Wait until no client and no agent works on the job."""
         try:
             fd = os.open(self.lock, os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
@@ -229,7 +229,7 @@ def _lock(fd: int, how: int) -> bool:
 
 
 def read_error(path: Path) -> dict[str, Any] | None:
-    """The error record of a rank (`node/ranks/program.py` writes it), or None where there is none that makes sense."""
+    """The error record of a rank (`node/ranks/program.py` writes it); None if there is no valid one."""
     record = read_json(path)
     if record is None or not all(isinstance(record.get(key), str) for key in ("type", "message", "traceback")):
         return None

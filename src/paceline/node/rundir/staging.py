@@ -1,4 +1,4 @@
-"""Run directories that are being made, are opened again, or were left unfinished."""
+"""Run directories that are being made, are reused, or were left incomplete."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 SPARE = 64 * 1024  # bytes
 
 
-# What a run directory is called while it is made, and while it is removed.
+# The name of a run directory while it is made, and while it is removed.
 _HIDDEN = re.compile(r"\.[A-Za-z0-9][A-Za-z0-9._-]*\.(\d+|deleted)\.\d+")
 _ABANDONED = 60.0  # seconds after which a folder without a held lock has been left by a killed client
 
 
 class Staging:
-    """A run directory that is being made. It is no job before `settle`, and is removed on failure.
+    """A run directory that is being made. It becomes a job by `settle`, and is removed on failure.
 
     Attributes:
         directory: the folder to fill, with mode 0700.
@@ -38,7 +38,7 @@ class Staging:
 
         Args:
             path: where the run directory will be.
-            jobs: the folder of run directories, where `path` is elsewhere; see `note_of`.
+            jobs: the folder of run directories, if `path` is elsewhere; see `note_of`.
 
         Raises:
             OSError: it cannot be made.
@@ -86,7 +86,7 @@ class Staging:
         Raises:
             FileExistsError: the name is taken.
         """
-        if os.path.lexists(self._path):  # a rename would replace it, were it an empty folder
+        if os.path.lexists(self._path):  # a rename would replace an empty folder
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self._path))
         try:
             os.rename(self.directory.path, self._path)
@@ -131,7 +131,7 @@ class Reopened:
 
 
 def sweep(jobs: Path) -> list[os.DirEntry[str]]:
-    """The entries of paceline's folder of run directories; what killed clients left there is removed.
+    """The entries of paceline's folder of run directories. Removes what killed clients have left there.
 
     Raises:
         OSError: the folder cannot be read; a missing one is empty.
@@ -145,7 +145,7 @@ def sweep(jobs: Path) -> list[os.DirEntry[str]]:
         if entry.name.startswith("."):
             if _HIDDEN.fullmatch(entry.name) and _is_abandoned(Path(entry.path)):
                 _remove_leftover(entry)
-        elif os.path.exists(entry.path) or _is_abandoned(Path(entry.path)):  # else a job is being made there
+        elif os.path.exists(entry.path) or _is_abandoned(Path(entry.path)):  # otherwise a job is being made there
             living.append(entry)
     return living
 
@@ -194,17 +194,17 @@ def _remove_leftover(entry: os.DirEntry[str]) -> None:
         if hidden.name != entry.name:
             return
         if os.path.lexists(hidden) and not remove_folder(hidden):
-            hidden.rmdir()  # whoever made it was killed before anything was in it; else this fails
+            hidden.rmdir()  # works if its maker was killed before anything was in it
         if entry.is_symlink():
             os.unlink(entry.path)
 
 
 def remove_folder(folder: Path) -> bool:
-    """Remove a run directory, unless paceline did not make it; returns whether it is gone.
+    """Remove a run directory if paceline made it; returns whether it is gone.
 
-    What says that paceline made it goes last, so that a removal that was interrupted can be finished.
+    The marker that paceline made it is removed last, so that an interrupted removal can be completed.
     """
-    import shutil  # whoever only reads records does without
+    import shutil  # not needed by those that only read records
 
     if not RunDirectory(folder).is_ours:
         return False

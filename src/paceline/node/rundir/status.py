@@ -1,4 +1,4 @@
-"""What status.json holds. Types alone: nothing imports this when a program runs."""
+"""The content of status.json. Only types: programs do not import this at run time."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class RankRecord(TypedDict):
 
 
 class Waiting(TypedDict, total=False):
-    """What a job waits for: `need` and `ahead` in the queue for devices; `problem` is why it cannot go on."""
+    """What a job waits for: `need` and `ahead` in the queue for devices; `problem` is why it cannot continue."""
 
     need: int | tuple[str, ...]
     ahead: int
