@@ -134,7 +134,7 @@ def test_a_script_that_fails_while_the_job_runs_is_told_once(client: Client) -> 
     assert f"{failed} names no host; " in said("true")
     assert "names the hosts again\n" in said("echo h1 slots=1")
     how.write_text("echo h1:1; echo h2 slots=2")
-    line(running, "h2 joins")
+    line(running, "checkpoint")  # the job restarts with h2
     assert running.stdout is not None
     shown = sorted(running.stdout.readline() for _ in range(3))
     assert shown == ["[rank 1] h2 1 of 3\n", "[rank 2] h2 2 of 3\n", "h1 0 of 3\n"]
