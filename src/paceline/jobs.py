@@ -101,7 +101,7 @@ def delete(name: str, on: str = HERE) -> None:
 
 
 class _Silence:
-    """Tells nobody how far it is."""
+    """Progress that is not shown."""
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
         pass

@@ -53,7 +53,7 @@ def check(mounts: Sequence[Mount], settings: Settings) -> dict[str, str]:
 
 
 def sources(mounts: Sequence[Mount], settings: Settings) -> list[dict[str, Any]]:
-    """A job's volumes as a node is told them: volume, path, wanted (where the job wants it), variable (with the path).
+    """A job's volumes in a request to a node: volume, path, wanted (where the job wants it), variable (with the path).
 
     Raises:
         UserError: one is unknown, or two of them clash.

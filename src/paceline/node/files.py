@@ -54,7 +54,7 @@ def load_json(path: Path) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         raise ValueError(f"{path.name} holds no object")
     if text.count(b"{") + text.count(b"[") > _MOST_DEPTH and _depth(value) > _MOST_DEPTH:
-        raise ValueError(f"{path.name} is nested too deeply")  # for whoever shows it
+        raise ValueError(f"{path.name} is nested too deeply")  # else showing it would fail
     return value
 
 

@@ -160,7 +160,7 @@ def _rank(work: Callable[[], Any], placement: Placement, sender: Connection, par
     Args:
         own: variables for this rank beside those of the placement.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # ranks end with whoever launched them
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # ranks end with the process that launched them
     if os.getppid() != parent:
         os._exit(1)
     threads = thread_count(len(os.sched_getaffinity(0)), placement.local_world_size)

@@ -81,9 +81,9 @@ def spread(
             stack.callback(fetcher.cancel)  # before waiting for the thread
             fetched = background.submit(fetcher.fetch, folder)
         while True:
-            told = agreement.decide(_report(rank, fetched, folder, agreement.who), _sum_up, _SILENCE)
-            if told:
-                return {int(who): name for who, name in json.loads(told).items()}
+            names = agreement.decide(_report(rank, fetched, folder, agreement.who), _sum_up, _SILENCE)
+            if names:
+                return {int(who): name for who, name in json.loads(names).items()}
 
 
 def _introduce(offers: list[bytes]) -> bytes:

@@ -64,11 +64,11 @@ def connect(rank: int, world_size: int, share: Share, purpose: str, *, local: bo
 
 
 def job_key(purpose: str, salt: str) -> bytes:
-    """The key for one purpose that all ranks of this attempt know, and nobody else.
+    """The key for one purpose, which only the ranks of this attempt know.
 
     Args:
         purpose: what it is for.
-        salt: what the ranks have told each other; where they have no other secret, it is the secret.
+        salt: random number that the ranks share; if they have no other secret, it is the secret.
     """
     secret = os.environ.get(RANK_KEY, "") or os.environ.get(TOKEN, "")
     return derive_key(secret.encode(), purpose, salt)
@@ -104,7 +104,7 @@ def _reach(rank: int, port: int, places: list[str], key: bytes) -> Link:
 
 
 def try_addresses(number: int, port: int, places: list[str], key: bytes) -> tuple[Link | None, str]:
-    """Connect to the first of some addresses where somebody knows the key; or why that is at none of them.
+    """Connect to the first of some addresses at which a peer knows the key; else say why none does.
 
     A connection that was accepted and ended is tried again: the other side may have had too many at a time.
     """
@@ -138,7 +138,7 @@ def listen(*, local: bool) -> socket.socket:
 
 
 def addresses(*, local: bool) -> list[str]:
-    """Where this machine may be reached, the likeliest first; only this machine's job proves itself there."""
+    """Addresses at which this machine may be reached, the likeliest first; peers check that it is the right one."""
     if local:
         return [LOOPBACK]
     found = [os.environ.get("MASTER_ADDR", ""), socket.gethostname()]

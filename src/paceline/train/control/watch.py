@@ -1,6 +1,6 @@
 """One rank's part in the agreement on steps, stops and failures with the other ranks.
 
-The listener thread of every rank receives messages while the main thread may be in a collective that somebody never
+The listener thread of every rank receives messages while the main thread may be in a collective that another rank never
 enters. What ends the run is raised in the main thread at the next step or collective; a main thread that does not come
 there within seconds is ended with the process. Rank 0 relays what the ranks send (`relay`). A rank that has been in a
 collective for seconds asks where all the others are (`paceline.train.diagnosis`).
@@ -443,7 +443,7 @@ class Watch:
     def _lose(self, rank: int, why: str) -> None:
         self._give_up(PeerLost(f"rank {rank} {why}; rank {self._rank} cannot go on without it"), _PEER_GRACE)
         if self._signal == signal.SIGTERM and not self._closed:
-            die_by(self._signal)  # it cannot finish its step, and whoever stops the job need not wait
+            die_by(self._signal)  # it cannot finish its step, so the stop need not wait
 
     def _give_up(self, error: Exception, grace: float) -> None:
         if self._error is None:

@@ -1,9 +1,9 @@
 """A data loader that fails, and never waits, when one of its workers is killed.
 
-torch raises its error in the handler of SIGCHLD, so between any two instructions of the main thread: where a lock has
-just been taken, it is never released, and the next one who takes it waits for ever. A worker that is killed while it
-writes a batch leaves a part of it, and whoever reads the rest waits for ever too, as does whoever shares a lock with a
-worker that was killed while it held it (torch 2.13). So here the error is raised where the loader waits for a batch.
+torch raises its error in the handler of SIGCHLD, so between any two instructions of the main thread. If a lock has just
+been taken there, it is never released, and its next user waits forever. A worker that is killed while it writes a batch
+leaves a part of it, and the reader waits forever for the rest. A process that shares a lock with a worker that was
+killed while holding it waits forever too (torch 2.13). So here the error is raised where the loader waits for a batch.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _Iterator(_MultiProcessingDataLoaderIter):
 
 
 class _Flag:
-    """An event that nobody waits for, without a lock that a worker could hold when it is killed."""
+    """An event without waiting, and so without a lock that a worker could hold when it is killed."""
 
     def __init__(self) -> None:
         self._value = RawValue("b", 0)

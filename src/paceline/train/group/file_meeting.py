@@ -13,7 +13,9 @@ from pathlib import Path
 
 from torch._C._distributed_c10d import FileStore
 
-_INSIDE = "inside"  # how many ranks have joined and not left, and a random word that makes each change another value
+_INSIDE = (
+    "inside"  # how many ranks have joined and not left, and a random text, so that each change gives another value
+)
 _REMOVAL_SECONDS = 10.0  # to wait for the rank that removes the file
 _POLL_SECONDS = 0.01
 _joined: dict[str, FileStore] = {}
@@ -37,7 +39,7 @@ def join(path: str, world_size: int) -> FileStore:
         if inside:
             _joined[path] = store
             return store
-        time.sleep(_POLL_SECONDS)  # the last rank of the run before is about to remove it
+        time.sleep(_POLL_SECONDS)  # the last rank of the previous run will remove it soon
 
 
 def leave() -> None:
@@ -49,7 +51,7 @@ def leave() -> None:
 
 
 def _count(store: FileStore, by: int) -> int:
-    """Change the number of ranks that are inside; returns the new one. Where the last one has left, it stays 0."""
+    """Change the number of ranks that are inside; returns the new number. After the last has left, it stays 0."""
     seen, word = "", secrets.token_hex(8)
     while True:
         if seen.startswith("0 "):
@@ -62,5 +64,5 @@ def _count(store: FileStore, by: int) -> int:
 
 
 def _never_free(store: FileStore) -> None:
-    """Freed after the file was removed, a store makes it again."""
+    """Keep a store: if it is freed after the file was removed, it makes the file again."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))

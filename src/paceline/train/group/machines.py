@@ -19,7 +19,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def machine() -> str:
-    """What is the same for all processes of this machine, or container, and differs from other machines."""
+    """Identifies this machine, or container."""
     try:
         return f"{socket.gethostname()} {_BOOT_ID.read_text().strip()}"
     except OSError:
@@ -27,7 +27,7 @@ def machine() -> str:
 
 
 def network() -> str:
-    """What is the same for all processes of this machine that share its loopback interface."""
+    """Identifies the loopback interface that processes of this machine share."""
     try:
         return json.dumps([machine(), os.readlink("/proc/self/ns/net"), os.environ.get("PACELINE_NODE_RANK")])
     except OSError:
@@ -35,7 +35,7 @@ def network() -> str:
 
 
 def with_neighbours(placement: Placement, machines: Mapping[int, str], env: Mapping[str, str]) -> Placement:
-    """A placement whose local numbers follow from where the ranks are.
+    """A placement with local rank and local world size, from the machines of all ranks.
 
     Args:
         placement: this process; only its rank and world size are known.
