@@ -248,7 +248,7 @@ def test_submit_takes_hosts_too(client: Client) -> None:
 
 @pytest.mark.parametrize("parts", [0, 1, 2])
 def test_a_client_killed_while_it_submits_leaves_nothing(client: Client, parts: int) -> None:
-    """Killed when somebody has connected to a host, when one part of the job is there, when both are."""
+    """The client is killed when it has connected to a host, when one part of the job is there, when both are."""
     submitting = client.start("submit", "--on", "lab", "--nnodes", "2", "--name", "half", client.script(FOREVER))
 
     def is_so_far() -> bool:

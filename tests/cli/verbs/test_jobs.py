@@ -821,7 +821,7 @@ def mode(path: Path) -> int:
 
 
 def test_the_index_is_the_users_alone(paceline: Paceline) -> None:
-    """It holds command lines and labels, so nobody else may read it; one that an older version made is closed too."""
+    """It contains command lines and labels, so only its owner may read it; one of an older version is fixed too."""
     paceline.script("")
     submit(paceline, "--name", "it", "script.py")
     paceline("wait", "it")

@@ -186,13 +186,13 @@ class Tickets(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(["holding.0.1", "waiting.7.2", "holding.0.99", "new", "what is this"]), text=st.binary())
     def litter(self, name: str, text: bytes) -> None:
-        """Leave what a process may leave that is killed in the middle of something, or somebody by mistake."""
+        """Leave files as a process may that is killed in the middle of an action, or a user by mistake."""
         path = self.folder / "tickets" / name
         if path.parent.exists() and not path.exists():
             path.write_bytes(text)
 
     def settle(self) -> None:
-        """Whoever is told of a change looks, until nothing changes any more."""
+        """Every ticket that gets an event looks at the queue, until nothing changes any more."""
         told = [t for t in self.waiting if not t.watch.works or select.select([t.watch.fd], [], [], 0)[0]]
         while told:
             before = os.listdir(self.folder / "tickets")

@@ -30,7 +30,7 @@ WAIT = "import signal, sys; print('waits', flush=True); signal.sigwait({signal.S
 
 
 class Scheduler:
-    """Starts parts as a batch script does: the same file and command on each node, told apart by a variable."""
+    """Starts parts as a batch script does: the same file and command on each node; a variable has the node's number."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -46,7 +46,7 @@ def command_line(pid: int) -> list[str]:
 
 
 def _is_called(name: str, pid: int) -> bool:
-    """Whether a word of a process's command line, or its title, is called so."""
+    """Whether an argument of a process's command line, or its title, has this name."""
     return any(os.path.basename(word).startswith(name) for word in command_line(pid))
 
 

@@ -33,7 +33,7 @@ def failed(rank: int, age: float, symptom: bool = False) -> Failure:
 
 
 class Job(RuleBasedStateMachine):
-    """Plays the nodes of a job against the coordinator, and checks what each of them is told."""
+    """Plays the nodes of a job against the coordinator, and checks the messages that each of them gets."""
 
     @initialize(nodes=st.integers(1, 4), restarts=st.integers(0, 2))
     def begin(self, nodes: int, restarts: int) -> None:

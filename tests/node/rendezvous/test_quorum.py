@@ -66,7 +66,7 @@ class Node:
 
 @dataclass(eq=False)
 class Link:
-    """A connection of a guest to a host; what was sent arrives in order, if at all."""
+    """A connection of a follower to a leader; messages arrive in order, if at all."""
 
     guest: Node
     host: Node

@@ -39,7 +39,7 @@ def store_of(rank: int, exchange: Exchange, folders: list[Path], **options: Any)
 
 
 def _go_on(rank: int, exchange: Exchange, folders: list[Path], steps: list[int]) -> tuple[int, str]:
-    """Load and save; returns the step found, or the error that all ranks hear."""
+    """Load and save; returns the step found, or the error that all ranks get."""
     try:
         store = store_of(rank, exchange, folders)
         found = store.load()

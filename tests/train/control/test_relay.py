@@ -154,7 +154,7 @@ def asked(relay: Relay, answers: dict[int, Message]) -> list[tuple[int, Message]
 
 @given(COLLECTIVES, st.data())
 def test_ranks_that_call_the_same_collectives_are_never_blamed(script: list[str], data: st.DataObject) -> None:
-    """Wherever each of them is, for however long, and whoever's collective has failed."""
+    """For any place and waiting time of each rank, and any rank whose collective has failed."""
     answers = {}
     for rank in data.draw(st.permutations(range(3))):
         entered = script[: data.draw(st.integers(0, len(script)))]

@@ -80,7 +80,7 @@ def lines_until(process: subprocess.Popen[str], text: str) -> None:
 
 
 def stopped_after(err: str, name: str = "SIGTERM") -> int:
-    """The last step; ranks hear of a signal in their own time, so it may be a later one than when it was sent."""
+    """The last step. Ranks notice a signal at different times, so it may be later than the step when it was sent."""
     found = re.search(rf"^paceline: {name}: stopped after step (\d+), which is saved$", err, re.MULTILINE)
     assert found is not None, err
     return int(found[1])

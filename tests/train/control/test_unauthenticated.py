@@ -158,7 +158,7 @@ class Relay:
 
 
 class Star:
-    """Rank 0 of three waits; the others come when told."""
+    """Rank 0 of three waits; the others connect when the test lets them."""
 
     def __init__(self) -> None:
         self.offers: queue.Queue[star.Offer] = queue.Queue()
@@ -189,7 +189,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def is_refused(port: int, *messages: bytes) -> bool:
-    """Whether nobody is let in who sends this."""
+    """Whether a peer that sends this is rejected."""
     with socket.create_connection(("127.0.0.1", port), GENEROUS) as sock, contextlib.suppress(OSError):
         received = b""
         for message in messages:
