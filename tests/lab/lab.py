@@ -181,7 +181,7 @@ class Host:
         eventually(lambda: path.read_text().count("Server listening") == 2, f"{self.name} lets us in")
 
     def power_off(self) -> None:
-        """Disconnect it from the network and then end all its processes, so that no peer detects it; its disk remains."""
+        """Disconnect it from the network, then end all its processes, so that no peer detects it. Its disk remains."""
         if self._sshd is not None:
             _ip("-n", self._hub, "link", "del", self._link)
             _remove(self.namespace)
