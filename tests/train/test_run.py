@@ -392,7 +392,7 @@ def without_setup() -> None:
 
 
 def test_training_without_setup_is_refused() -> None:
-    with pytest.raises(RuntimeError, match=r"no model was set up.*pass it to run\.setup"):
+    with pytest.raises(RuntimeError, match=r"no model was set up.*pass the model to run\.setup"):
         launch(without_setup, nproc=2)
 
 
