@@ -17,6 +17,7 @@ _ENDLESS = ("wait",)
 _COPY = 3  # times as long if it gets paceline's archive first
 _WORK = 4  # times as long as for its login has a host for what changes something
 _LARGE = 40  # the same where there may be many large files
+_FEW, _MORE = 16, 0.1  # for each host beyond so many all of them get so many seconds more
 _LEAST_DELETION = 600.0  # seconds
 
 
@@ -44,6 +45,10 @@ class Patience(NamedTuple):
             return cls(limits.look, _COPY * limits.look, None)
         work = max(_LARGE * limits.act, _LEAST_DELETION) if verb == "delete" else _WORK * limits.act
         return cls(limits.act, work, work)
+
+    def for_many(self, hosts: int) -> Patience:
+        """The same for so many hosts at once: this machine needs time for all of these connections."""
+        return self._replace(login=self.login + _MORE * max(0, hosts - _FEW))
 
     def shortened(self, seconds: float) -> Patience:
         """The same with so many seconds for the login."""

@@ -77,7 +77,7 @@ class Preflight:
     def _begin(self, host: Host) -> None:
         """Ask a host what it has, and read its clock."""
         order = {**self._request(host), "do": "preflight", "name": host.name, "token": self._token}
-        patience = host.patience(order)
+        patience = host.patience(order).for_many(len(self._hosts))
         if self._target.was_silent(host, patience.login):
             patience = patience.shortened(min(_BRIEF, patience.login))
         patience = patience._replace(later=patience.work)  # it may have a stuck disk

@@ -145,7 +145,7 @@ class Hosts:
         waited: dict[Host, float] = {}
         for host in hosts:
             asks = request(host)
-            patience = host.patience(asks)
+            patience = host.patience(asks).for_many(len(hosts))
             error, already = self._silences.in_this_process(host) or (None, 0.0)
             if error is not None and already >= patience.login:
                 found[host] = error
