@@ -39,9 +39,9 @@ test-frameworks: $(VENV)/.dev $(FRAMEWORKS)/.ready ## Unmodified scripts of torc
 test-gpu: $(VENV)/.dev ## The tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu
 
-soak: $(VENV)/.dev ## Kill a training 200 times, and what it runs on 100 times; no sample may be lost or repeated
+soak: $(VENV)/.dev ## Kill a training 200 times, and what it runs on 200 times; no sample may be lost or repeated
 	PACELINE_SOAK_KILLS=200 $(BIN)/python -m pytest tests/train/loop/test_exactly_once.py
-	PACELINE_SOAK=100 $(BIN)/python -m pytest -s tests/lab/test_soak.py
+	PACELINE_SOAK=200 $(BIN)/python -m pytest -s tests/lab/test_soak.py
 
 lint: $(VENV)/.dev ## Style, types, and which room may import which
 	$(BIN)/ruff format --check .

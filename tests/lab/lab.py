@@ -26,7 +26,7 @@ from tests.conftest import Paceline, eventually
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_NAME = re.compile(r"pl([0-9]+)-\w+")  # of namespaces and folders
+_NAME = re.compile(r"pl([0-9]+)\w*-\w+")  # of namespaces and folders
 _NETWORK, _NETWORK6 = "10.77.0", "fd77:"
 _FEW = 16  # hosts that may look for each other by themselves
 _SSHD = "/usr/sbin/sshd"
@@ -140,7 +140,7 @@ class Host:
     def start(self) -> None:
         """Make it, and switch it on."""
         self.home.mkdir()
-        _do("mount", "-t", "tmpfs", "-o", f"size={_DISK},mode=755", self.namespace, str(self.home))
+        self._mount()
         self._config = self._folder / f"{self.name}.sshd_config"
         self._config.write_text(
             f"ListenAddress {self.address}\nListenAddress [{self.address6}]\nHostKey {self._folder}/host_key\n"
@@ -275,6 +275,15 @@ class Host:
         """Undo `fill`."""
         self._resize(_DISK)
 
+    def lose_disk(self) -> None:
+        """Switch it off, and replace its disk by an empty one."""
+        self.power_off()
+        _do("umount", "--lazy", str(self.home))
+        self._mount()
+
+    def _mount(self) -> None:
+        _do("mount", "-t", "tmpfs", "-o", f"size={_DISK},mode=755", self.namespace, str(self.home))
+
     def _resize(self, size: str) -> int:
         command = ["mount", "-o", f"remount,size={size}", str(self.home)]
         return subprocess.run(command, check=False, capture_output=True).returncode
@@ -321,8 +330,9 @@ def _state(pid: int) -> str:
 class Lab:
     """Some hosts, and a place in their network for clients."""
 
-    def __init__(self, count: int) -> None:
-        self.prefix = f"pl{os.getpid()}"
+    def __init__(self, count: int, tag: str = "") -> None:
+        """Nothing is made yet; `tag` tells it from another one of this process: a letter and more of these."""
+        self.prefix = f"pl{os.getpid()}{tag}"
         self.hub = f"{self.prefix}-hub"
         self.folder = Path(tempfile.mkdtemp(prefix=f"{self.prefix}-"))
         self.hosts = [Host(self, number) for number in range(1, count + 1)]
@@ -373,8 +383,15 @@ class Lab:
                 entry = [other.address, "lladdr", _NOBODY, "dev", "eth0", "nud", "permanent"]
                 _ip("-n", host.namespace, "neigh", "replace", *entry)
 
+    def silence(self, host: Host) -> None:
+        """Lose every packet from a host to the others; those from them to it, and to and from the client, arrive."""
+        for other in self.hosts:
+            if other is not host:
+                entry = [other.address, "lladdr", _NOBODY, "dev", "eth0", "nud", "permanent"]
+                _ip("-n", host.namespace, "neigh", "replace", *entry)
+
     def join(self) -> None:
-        """Undo `part`."""
+        """Undo `part` and `silence`."""
         for host in self.hosts:
             _ip("-n", host.namespace, "neigh", "flush", "dev", "eth0", "nud", "permanent")
 

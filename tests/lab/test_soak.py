@@ -1,6 +1,8 @@
 """Random faults at random moments of an elastic job: in the end every sample was trained on as often as it should.
 
-PACELINE_SOAK says how many faults, PACELINE_SOAK_SEED which; the seed is printed.
+Five hosts die, hang, hang after authentication, lose their disk, are cut off both ways or one way, and come back;
+agents, fork servers, ranks and clients are killed. PACELINE_SOAK says how many faults, PACELINE_SOAK_SEED which; the
+seed is printed.
 """
 
 from __future__ import annotations
@@ -17,15 +19,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.conftest import GENEROUS, eventually
 
+from .lab import Lab, missing
 from .test_elastic import Job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from .lab import Client, Host
 
 pytest.importorskip("torch")
-FAULTS = int(os.environ.get("PACELINE_SOAK", "8"))
+FAULTS = int(os.environ.get("PACELINE_SOAK", "20"))
 SEED = int(os.environ.get("PACELINE_SOAK_SEED", time.time_ns() % 1_000_000))
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600 + 120 * FAULTS)]
 OVER = ("SUCCEEDED", "FAILED", "STOPPED")
@@ -40,12 +43,13 @@ class Soak(Job):
         self.end = client.folder / "end"
         self.names: list[str] = []  # of the job, and of those that went on from its checkpoints
         self.hurt: set[Host] = set()  # since all trained together last
+        self.emptied: set[Host] = set()  # whose disk was lost since then
         self.began = time.monotonic()
         print("seed", seed)
 
     def begin(self) -> None:
         flags = "keep_alive_interval=1,keep_alive_max_attempt=5,join_timeout=40"
-        self.submit("1:3", epochs=1_000_000, pause=0.05, restarts=1_000_000, end=str(self.end), times=flags)
+        self.submit("1:5", epochs=1_000_000, pause=0.05, restarts=1_000_000, end=str(self.end), times=flags)
         self.names.append(self.name)
 
     def tell(self, *what: object) -> None:
@@ -70,7 +74,7 @@ class Soak(Job):
         """Let something happen to some host, or between them."""
         faults = [
             self.kill_agent, self.kill_agent, self.kill_server, self.kill_rank, self.power, self.hang, self.cut,
-            self.part,
+            self.part, self.silence, self.hang_logins, self.lose_disk, self.kill_client, self.kill_client,
         ]  # fmt: skip
         fault, host = self.chance.choice(faults), self.chance.choice(self.hosts)
         self.tell(fault.__name__, host.name)
@@ -111,6 +115,40 @@ class Soak(Job):
             self.client.lab.part([host], [other for other in self.hosts if other is not host])
             self.hurt.add(host)
 
+    def silence(self, host: Host) -> None:
+        if host.sshd is not None:
+            self.client.lab.silence(host)
+            self.hurt.add(host)
+
+    def hang_logins(self, host: Host) -> None:
+        if host.sshd is not None:
+            host.hang_logins()
+
+    def lose_disk(self, host: Host) -> None:
+        """One between two repairs: the checkpoints are on the disks of all hosts that have trained together."""
+        if not self.emptied:
+            host.lose_disk()
+            self.hurt.add(host)
+            self.emptied.add(host)
+
+    def kill_client(self, _: Host) -> None:
+        """Kill a command at some moment, and see that one that submits leaves nothing behind, see the end."""
+        script = self.client.script("import time; time.sleep(1)", "short.py")
+        verb = self.chance.choice(
+            [
+                ("list",),
+                ("get", self.name),
+                ("logs", "-f", self.name),
+                ("top", "job"),
+                ("submit", "--name", "s-", script),
+            ]
+        )
+        self.tell("client", *verb)
+        killed = self.client.start(*verb[: 1 + (verb[0] == "top")], "--on", "lab", *verb[1 + (verb[0] == "top") :])
+        self.pauses(2.0)
+        killed.kill()
+        killed.communicate(timeout=GENEROUS)
+
     def stop(self) -> None:
         """Have it stopped, while something else happens."""
         self.tell("stop")
@@ -131,7 +169,7 @@ class Soak(Job):
         self.client.lab.repair()
         self.tell("healed")
         done = self._done()
-        eventually(lambda: self._all_train(done) or self._bring_back() or self._is_over(), "they train, or it ended")
+        eventually(lambda: self._all_train(done) or self._is_over() or self._bring_back(), "they train, or it ended")
         if self._is_over():
             record = self.record(self.name)
             self.tell("ended", record["state"], record["error"], [host.name for host in self.hurt])
@@ -141,6 +179,7 @@ class Soak(Job):
             eventually(lambda: self._all_train([(-1, 0)]), "the job that goes on trains on all hosts")
         self.tell("all train", self._done())
         self.hurt.clear()
+        self.emptied.clear()
 
     def _done(self) -> list[tuple[int, int]]:
         """The attempt of each host, and how many steps it has done in it with all the others."""
@@ -215,6 +254,19 @@ class Soak(Job):
         assert set(former) <= {"FAILED", "STOPPED"}, states
 
 
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    """Five hosts, of this test alone."""
+    if why := missing():
+        pytest.fail(why) if os.environ.get("CI") == "true" else pytest.skip(why)
+    it = Lab(5, "soak")
+    try:
+        it.start()
+        yield it
+    finally:
+        it.stop()
+
+
 def _children(pid: int) -> list[int]:
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -227,13 +279,14 @@ def test_random_faults(client: Client) -> None:
     soak.begin()
     for number in range(FAULTS):
         soak.tell("fault", number)
-        if soak.chance.random() < 0.1:
+        stops = soak.chance.random() < 0.1
+        if stops:
             soak.stop()
         else:
             soak.pauses(3.0)
             soak.hurts()
-        if soak.chance.random() < 0.7:
-            soak.pauses(8.0)
+        if stops or soak.chance.random() < 0.15:  # what has been stopped is no target for more
+            soak.pauses(4.0)
             soak.goes_on()
     soak.goes_on()
     soak.check_end()
