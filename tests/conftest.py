@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -82,6 +83,11 @@ class Paceline:
         """The run directory of the only job."""
         (path,) = (self.home / "jobs").iterdir()
         return path
+
+    def newest_job(self) -> Path:
+        """The run directory of the job that was made last; an older one may be written to as long as its agent ends."""
+        jobs = [path for path in (self.home / "jobs").iterdir() if not path.name.startswith(".")]
+        return max(jobs, key=lambda path: json.loads((path / "job.json").read_text())["created"])
 
     def processes(self) -> list[int]:
         """Everything that lives and was started, however indirectly, by this paceline."""

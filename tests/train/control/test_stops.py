@@ -57,8 +57,7 @@ def training(paceline: Paceline, wait_at: int = 0, accumulate: int = 1, workers:
 
 
 def status(paceline: Paceline) -> dict[str, Any]:
-    newest = max((paceline.home / "jobs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
-    found: dict[str, Any] = json.loads((newest / "status.json").read_text())
+    found: dict[str, Any] = json.loads((paceline.newest_job() / "status.json").read_text())
     return found
 
 
@@ -119,8 +118,7 @@ def test_stopped_by_the_user_and_started_again(paceline: Paceline, workers: int)
 
 
 def events(paceline: Paceline) -> list[dict[str, Any]]:
-    newest = max((paceline.home / "jobs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
-    return [json.loads(line) for line in (newest / "events.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (paceline.newest_job() / "events.jsonl").read_text().splitlines()]
 
 
 def test_a_rank_that_is_preempted_takes_the_others_along_and_all_resume(paceline: Paceline) -> None:

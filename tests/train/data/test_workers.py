@@ -149,7 +149,8 @@ def test_a_signal_to_all_processes_lets_workers_feed_the_last_step(
     code, err = outcome(process)
     assert code == 75, err
     assert f"paceline: {number.name}: stopped after step" in err
-    assert len(err.splitlines()) == 1, "no word from the workers"
+    lines = [line for line in err.splitlines() if not line.startswith("epoch ")]  # progress, where that takes long
+    assert len(lines) == 1, "no word from the workers"
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])

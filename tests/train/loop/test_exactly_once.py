@@ -94,8 +94,7 @@ class Training:
 
 
 def status(paceline: Paceline) -> dict[str, object]:
-    newest = max((paceline.home / "jobs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
-    found: dict[str, object] = json.loads((newest / "status.json").read_text())
+    found: dict[str, object] = json.loads((paceline.newest_job() / "status.json").read_text())
     return found
 
 
