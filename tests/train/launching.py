@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import paceline
@@ -10,10 +12,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
+_STUCK = 240.0  # seconds until a rank prints where it stands; less than a test may take
 
 
 def launch(fn: Callable[..., T], args: Sequence[Any] = (), nproc: int = 1) -> list[T]:
     """`paceline.launch` by copies of this process: they need not import torch again, which takes seconds each."""
     import torch._dynamo  # noqa: F401 - optimizers and DistributedDataParallel import it when first made
 
-    return paceline.launch(fn, args, nproc, method="fork")
+    return paceline.launch(functools.partial(_watched, fn), args, nproc, method="fork")
+
+
+def _watched(fn: Callable[..., T], *args: Any) -> T:
+    faulthandler.dump_traceback_later(_STUCK, file=2)
+    try:
+        return fn(*args)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
