@@ -30,7 +30,10 @@ def without_ssh(paceline: Paceline) -> Paceline:
     programs.mkdir()
     (programs / "ssh").write_text("#!/bin/sh\necho 'ssh was called' >&2\nexit 255\n")
     (programs / "ssh").chmod(0o755)
-    paceline.env.update(PATH=f"{programs}:{os.environ['PATH']}", HOME=str(paceline.folder))
+    paceline.home = paceline.folder / ".local/state/paceline"  # also that of the hosts, so their processes are found
+    paceline.env.update(
+        PATH=f"{programs}:{os.environ['PATH']}", HOME=str(paceline.folder), PACELINE_HOME=str(paceline.home)
+    )
     return paceline
 
 
@@ -80,6 +83,7 @@ def test_a_client_that_is_killed_leaves_nothing(without_ssh: Paceline) -> None:
     process = without_ssh.start("run", "-H", "localhost:1", "script.py")
     assert process.stdout is not None
     assert process.stdout.readline() == "here 0\n"
+    assert len(without_ssh.processes()) > 3
     process.kill()
     process.communicate()
     eventually(lambda: not without_ssh.processes(), "all processes have ended")
