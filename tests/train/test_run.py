@@ -466,7 +466,7 @@ def changed(folder: str, how: str) -> None:
         ("class", "the checkpoint's optimizer does not fit Adam: it has no betas, eps; train on with the"),
         ("groups", "the checkpoint's optimizer does not fit SGD: loaded state dict has a different number of"),
         ("parts", "does not fit this script: it has no scheduler; its average is not in the script; set up"),
-        ("loaders", "it is of 1 training loader, and the script has made no training loaders so far; set up"),
+        ("loaders", "it has 1 training loader, and the script has made no training loaders so far; set up"),
     ],
 )
 def test_a_checkpoint_of_another_script_says_where_it_differs(tmp_path: Any, how: str, why: str) -> None:
