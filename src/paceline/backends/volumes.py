@@ -74,7 +74,7 @@ def find(mounts: Sequence[Mount], settings: Settings, root: str, working_dir: st
         if look.problem is not None:
             file = settings.file_of("volumes", name)
             raise UserError(printable(f"volume {name}, {look.path}: {look.problem}; correct it in {file}"))
-    return [node_volumes.find(source, root, working_dir) for source in sources(mounts, settings)]
+    return [node_volumes.placed(source, root, working_dir) for source in sources(mounts, settings)]
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:

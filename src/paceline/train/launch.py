@@ -34,7 +34,6 @@ class RankFailed(RuntimeError):
     """A rank ended without an exception that could be passed on: it was killed, or exited by itself."""
 
     __module__ = "paceline"  # where users find it
-    is_peer_lost = False  # whether it only follows from the failure of another rank
 
 
 class _RemoteTraceback(Exception):
@@ -120,15 +119,17 @@ def _collect(processes: list[BaseProcess], results: dict[Connection, int], repor
             rank = waiting.pop(connection)
             try:
                 good, value, text = pickle.loads(connection.recv_bytes())
+                kind = type(value).__name__
             except EOFError:
                 processes[rank].join()
-                good, value, text = False, *_ended(rank, processes[rank].exitcode or 0, reports / str(rank))
+                code = processes[rank].exitcode or 0
+                good, (value, text, kind) = False, _ended(rank, code, reports / str(rank))
             if good:
                 returned[rank] = value
                 continue
             if text:
                 value.__cause__ = _RemoteTraceback(f"rank {rank}:\n{text}")
-            if not _is_peer_lost(value):
+            if kind != "PeerLost":
                 raise value
             if lost is None:
                 lost, deadline = value, time.monotonic() + _GRACE
@@ -137,21 +138,15 @@ def _collect(processes: list[BaseProcess], results: dict[Connection, int], repor
     return [returned[rank] for rank in range(len(processes))]
 
 
-def _ended(rank: int, code: int, report: Path) -> tuple[Exception, str]:
-    """What to raise for a rank that has ended without a result, and its traceback if it has recorded one."""
+def _ended(rank: int, code: int, report: Path) -> tuple[Exception, str, str]:
+    """What to raise for a rank that has ended without a result; if it has recorded one, its traceback and its error."""
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     try:
         recorded = json.loads(report.read_text())
     except FileNotFoundError:
-        return RankFailed(f"rank {rank} {how}"), ""
+        return RankFailed(f"rank {rank} {how}"), "", ""
     error = RankFailed(f"rank {rank} {how}: {recorded['type']}: {recorded['message']}")
-    error.is_peer_lost = recorded["type"] == "PeerLost"
-    return error, recorded["traceback"]
-
-
-def _is_peer_lost(error: Exception) -> bool:
-    """Whether a rank's failure only follows from another rank's."""
-    return type(error).__name__ == "PeerLost" or getattr(error, "is_peer_lost", False)
+    return error, recorded["traceback"], recorded["type"]
 
 
 def _rank(work: Callable[[], Any], placement: Placement, sender: Connection, parent: int, own: dict[str, str]) -> None:

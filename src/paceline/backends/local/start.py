@@ -10,7 +10,6 @@ from paceline.backends.refusals import refusals
 from paceline.backends.submission import NameTaken, fetched, start_named
 from paceline.contract.values import join_address
 from paceline.job.paths import jobs_folder, make_private
-from paceline.node.machine import volumes
 from paceline.node.store import make
 
 from .prepare import LocalPrepared, writing
@@ -50,8 +49,11 @@ def start(
         plan = replace(plan, order=replace(plan.order, stdin=reader), node=replace(plan.node, stdin=reader))
     make_private(jobs_folder().parent)
     _warn_of_no_token(spec, progress)
-    for line in volumes.notes(plan.order.data):
-        progress.say(line)
+    if plan.order.data:
+        from paceline.node.machine.volumes import notes
+
+        for line in notes(plan.order.data):
+            progress.say(line)
 
     def bring(folder: Path) -> dict[str, Any]:
         return fetched(spec, folder, progress)

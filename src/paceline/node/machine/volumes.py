@@ -60,10 +60,15 @@ def find(source: Mapping[str, Any], root: str, working_dir: str) -> dict[str, An
     Raises:
         Refused: it cannot be read.
     """
-    path, wanted = source["path"], source["wanted"]
-    problem = look(path).problem
+    problem = look(source["path"]).problem
     if problem is not None:
-        raise Refused(f"volume {source['volume']}, {path}: {problem}; correct it in the settings")
+        raise Refused(f"volume {source['volume']}, {source['path']}: {problem}; correct it in the settings")
+    return placed(source, root, working_dir)
+
+
+def placed(source: Mapping[str, Any], root: str, working_dir: str) -> dict[str, Any]:
+    """The same for a volume that can be read."""
+    path, wanted = source["path"], source["wanted"]
     if is_same(path, wanted):
         return {**source, "visible": True, "mount": False, "problem": None}
     problem = mounts.problem(path, wanted, (root, working_dir, sys.prefix, sys.base_prefix))

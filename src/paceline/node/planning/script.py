@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paceline.node.errors import Refused
 
@@ -94,11 +95,11 @@ def imports_of(file: Path, root: Path, packages: Sequence[Path] = ()) -> Imports
         root: the folder where it finds its own modules.
         packages: what runs before it: the `__init__.py` of the packages that it is in.
     """
-    script = _parse(file)
+    script = _module(file)
     return Imports(
-        required=frozenset(_top(_names(script.body))),
-        loaded=frozenset(_reachable(script, root, top_level_only=True)),
-        every=frozenset(_reachable(script, root, top_level_only=False)),
+        required=frozenset(_top(script.names)),
+        loaded=frozenset(_reachable(file, root, top_level_only=True)),
+        every=frozenset(_reachable(file, root, top_level_only=False)),
         prelude=prelude_of([*packages, file], root),
     )
 
@@ -108,17 +109,7 @@ def local_rank_argument(file: Path, root: Path) -> str:
 
     `torch.distributed.launch` gives this argument to every script.
     """
-    return next((flag for tree in _trees(_parse(file), root, top_level_only=False) for flag in _local_rank(tree)), "")
-
-
-def _local_rank(tree: ast.Module) -> Iterator[str]:
-    """The arguments of `parser.add_argument("--local_rank", …)` and the like."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name in ("add_argument", "option"):  # of argparse, of click
-                given = [it.value for it in node.args if isinstance(it, ast.Constant)]
-                yield from (flag for flag in ("--local_rank", "--local-rank") if flag in given)
+    return next((it.local_rank for it in _modules(file, root, top_level_only=False) if it.local_rank), "")
 
 
 def packages_of(name: str, folder: Path) -> list[Path]:
@@ -128,41 +119,74 @@ def packages_of(name: str, folder: Path) -> list[Path]:
     return [file for file in files if file.is_file()]
 
 
-def _parse(file: Path) -> ast.Module:
+class _Module(NamedTuple):
+    """What is looked for in a file.
+
+    Attributes:
+        names: modules that it imports when it is loaded, as dotted names.
+        all_names: the same with those that it imports within functions.
+        local_rank: the spelling in which it declares --local_rank; "" if it does not.
+    """
+
+    names: frozenset[str] = frozenset()
+    all_names: frozenset[str] = frozenset()
+    local_rank: str = ""
+
+
+def _module(file: Path) -> _Module:
+    """What is looked for in a file; nothing if it cannot be read or parsed."""
     try:
-        return ast.parse(file.read_bytes())
+        status = file.stat()
+        return _read(file, status.st_mtime_ns, status.st_size)
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return ast.Module([], [])
+        return _Module()
 
 
-def _reachable(script: ast.Module, root: Path, top_level_only: bool) -> set[str]:
+@functools.lru_cache(maxsize=4 * _MAX_FILES)  # several questions are asked of a file
+def _read(file: Path, _changed: int, _size: int) -> _Module:  # these two notice that the file is another one now
+    tree = ast.parse(file.read_bytes())
+    nodes = list(ast.walk(tree))
+    return _Module(_names(tree.body), _names(nodes), next(_local_rank(nodes), ""))
+
+
+def _reachable(file: Path, root: Path, top_level_only: bool) -> set[str]:
     """Top-level names imported by a script and, transitively, the modules in `root` that it imports."""
     return {
         name
-        for tree in _trees(script, root, top_level_only)
-        for name in _top(_names(tree.body if top_level_only else ast.walk(tree)))
+        for module in _modules(file, root, top_level_only)
+        for name in _top(module.names if top_level_only else module.all_names)
     }
 
 
-def _trees(script: ast.Module, root: Path, top_level_only: bool) -> Iterator[ast.Module]:
+def _modules(file: Path, root: Path, top_level_only: bool) -> Iterator[_Module]:
     """A script and, transitively, the modules in `root` that it imports."""
-    queue: list[ast.Module] = [script]
+    queue = [_module(file)]
     seen: set[Path] = set()
     while queue and len(seen) < _MAX_FILES:
-        tree = queue.pop(0)
-        yield tree
-        for name in sorted(_names(tree.body if top_level_only else ast.walk(tree))):
+        module = queue.pop(0)
+        yield module
+        for name in sorted(module.names if top_level_only else module.all_names):
             local = module_file(name, root)
             if local is not None and local not in seen:
                 seen.add(local)
-                queue.append(_parse(local))
+                queue.append(_module(local))
+
+
+def _local_rank(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """The arguments of `parser.add_argument("--local_rank", …)` and the like."""
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in ("add_argument", "option"):  # of argparse, of click
+                given = [it.value for it in node.args if isinstance(it, ast.Constant)]
+                yield from (flag for flag in ("--local_rank", "--local-rank") if flag in given)
 
 
 def _top(names: Iterable[str]) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def _names(nodes: Iterable[ast.AST]) -> set[str]:
+def _names(nodes: Iterable[ast.AST]) -> frozenset[str]:
     """Dotted names of the modules that import statements among `nodes` name."""
     names: set[str] = set()
     for node in nodes:
@@ -173,4 +197,4 @@ def _names(nodes: Iterable[ast.AST]) -> set[str]:
                 names.add(node.module)
             elif node.level:
                 names |= {alias.name for alias in node.names} | ({node.module} if node.module else set())
-    return names
+    return frozenset(names)
