@@ -40,7 +40,6 @@ class Soak(Job):
     def __init__(self, client: Client, seed: int) -> None:
         super().__init__(client)
         self.chance = random.Random(seed)
-        self.end = client.folder / "end"
         self.names: list[str] = []  # of the job, and of those that went on from its checkpoints
         self.hurt: set[Host] = set()  # since all trained together last
         self.emptied: set[Host] = set()  # whose disk was lost since then
@@ -49,7 +48,7 @@ class Soak(Job):
 
     def begin(self) -> None:
         flags = "keep_alive_interval=1,keep_alive_max_attempt=5,join_timeout=40"
-        self.submit("1:5", epochs=1_000_000, pause=0.05, restarts=1_000_000, end=str(self.end), times=flags)
+        self.submit("1:5", restarts=1_000_000, times=flags)
         self.names.append(self.name)
 
     def tell(self, *what: object) -> None:
