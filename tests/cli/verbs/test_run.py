@@ -316,6 +316,40 @@ def test_framework_is_found_in_what_the_script_imports(paceline: Paceline) -> No
     assert (shown["job"]["framework"], shown["job"]["preload"]) == ("torch", ["torch", "torch.distributed"])
 
 
+@pytest.mark.parametrize(
+    ("helper", "found"),
+    [
+        ("import torch\ndef make(model):\n    return torch.optim.SGD(model.parameters(), 0.1)", True),
+        ("from torch.optim import SGD", True),
+        ("from torch import nn, optim as o", True),
+        ("import torch.optim.lr_scheduler", True),
+        ("import torch, transformers", True),
+        ("import torch, optimum", False),
+        ("import os, torch\nos.environ['TORCHDYNAMO_DISABLE'] = '1'\ntorch.optim.SGD", False),
+        ("import torch, dotenv\ndotenv.load_dotenv()\ntorch.optim.SGD", False),
+    ],
+)
+def test_what_the_first_optimizer_imports_is_imported_once(paceline: Paceline, helper: str, found: bool) -> None:
+    paceline.script("import helper", "script.py")
+    paceline.script(helper, "helper.py")
+    shown = json.loads(paceline.run("--dry-run", "script.py").stdout)
+    assert shown["job"]["preload"] == ["torch", "torch.distributed", *(["torch._dynamo"] if found else [])]
+
+
+@pytest.mark.torch
+def test_a_rank_makes_its_first_optimizer_without_an_import(paceline: Paceline) -> None:
+    paceline.script("""
+        import sys
+        import torch
+
+        before = set(sys.modules)
+        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+        print(len(set(sys.modules) - before))
+    """)
+    done = paceline.run("script.py")
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
 def test_help_imports_nothing_heavy() -> None:
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "paceline", "--help"], capture_output=True, text=True, check=True

@@ -36,6 +36,8 @@ PRELOAD = {
     "tensorflow": ("tensorflow",),
     "jax": ("jax",),
 }
+# The first optimizer that a process makes imports this, which takes as long as the import of torch itself.
+WITH_OPTIMIZERS = ("torch._dynamo",)
 # Importing these touches no GPU; the others may initialise one, which a forked process cannot use.
 SAFE_WITH_DEVICES = ("torch",)
 
@@ -140,7 +142,8 @@ def _start_method(job: Mapping[str, Any], imports: Imports) -> dict[str, Any]:
         found = imports.prelude
         known = {**os.environ, **job["env"]}
         defaults = {name: value for name, value in found.defaults.items() if name not in known}
-        changes["preload"] = (*PRELOAD.get(framework, ()), *job["preload"])
+        optimizers = WITH_OPTIMIZERS if framework == "torch" and imports.optimizers else ()
+        changes["preload"] = (*PRELOAD.get(framework, ()), *optimizers, *job["preload"])
         changes["env"] = {**job["env"], **defaults, **found.variables}
     return changes
 

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 # Which import means which framework. If there are several, the first of these wins: a script that imports horovod
 # imports torch or tensorflow too, and ranks of every framework but horovod get torch's variables besides their own.
 _IMPORTS = {"horovod": "horovod", "paddle": "paddle", "tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
+# What trains with these uses optimizers, although it may not mention them.
+_TRAINERS = frozenset({"accelerate", "fastai", "lightning", "pytorch_lightning", "transformers"})
+# A script that mentions such a variable, or a module that sets variables from a file, may set one after it has imported
+# torch, for torch._dynamo to find.
+_COMPILERS_VARIABLES = ("AOT", "INDUCTOR", "PYTORCH", "TORCH", "TRITON")
+_SETTERS = frozenset({"dotenv", "environs"})
 _MAX_FILES = 200
 
 Kind = Literal["script", "module", "command"]
@@ -34,12 +40,14 @@ class Imports:
         loaded: the same of it and the modules beside it that are loaded with it.
         every: what any import statement in these files mentions, also within functions.
         prelude: what it does before it imports a framework.
+        optimizers: whether it uses optimizers of torch, and sets no variable that torch._dynamo reads.
     """
 
     required: frozenset[str] = frozenset()
     loaded: frozenset[str] = frozenset()
     every: frozenset[str] = frozenset()
     prelude: Prelude = field(default_factory=Prelude)
+    optimizers: bool = False
 
     @property
     def framework(self) -> str | None:
@@ -95,12 +103,15 @@ def imports_of(file: Path, root: Path, packages: Sequence[Path] = ()) -> Imports
         root: the folder where it finds its own modules.
         packages: what runs before it: the `__init__.py` of the packages that it is in.
     """
-    script = _module(file)
+    modules = list(_modules(file, root, top_level_only=False))
+    every = frozenset(name for module in modules for name in _top(module.all_names))
+    sets_variables = any(module.sets_variables for module in modules) or _SETTERS & every
     return Imports(
-        required=frozenset(_top(script.names)),
-        loaded=frozenset(_reachable(file, root, top_level_only=True)),
-        every=frozenset(_reachable(file, root, top_level_only=False)),
+        required=frozenset(_top(_module(file).names)),
+        loaded=frozenset(name for it in _modules(file, root, top_level_only=True) for name in _top(it.names)),
+        every=every,
         prelude=prelude_of([*packages, file], root),
+        optimizers=not sets_variables and bool(any(module.optimizers for module in modules) or _TRAINERS & every),
     )
 
 
@@ -126,11 +137,15 @@ class _Module(NamedTuple):
         names: modules that it imports when it is loaded, as dotted names.
         all_names: the same with those that it imports within functions.
         local_rank: the spelling in which it declares --local_rank; "" if it does not.
+        optimizers: whether it mentions torch.optim.
+        sets_variables: whether it mentions a variable that torch._dynamo may read.
     """
 
     names: frozenset[str] = frozenset()
     all_names: frozenset[str] = frozenset()
     local_rank: str = ""
+    optimizers: bool = False
+    sets_variables: bool = False
 
 
 def _module(file: Path) -> _Module:
@@ -146,16 +161,18 @@ def _module(file: Path) -> _Module:
 def _read(file: Path, _changed: int, _size: int) -> _Module:  # these two notice that the file is another one now
     tree = ast.parse(file.read_bytes())
     nodes = list(ast.walk(tree))
-    return _Module(_names(tree.body), _names(nodes), next(_local_rank(nodes), ""))
-
-
-def _reachable(file: Path, root: Path, top_level_only: bool) -> set[str]:
-    """Top-level names imported by a script and, transitively, the modules in `root` that it imports."""
-    return {
-        name
-        for module in _modules(file, root, top_level_only)
-        for name in _top(module.names if top_level_only else module.all_names)
-    }
+    return _Module(
+        names=_names(tree.body),
+        all_names=_names(nodes),
+        local_rank=next(_local_rank(nodes), ""),
+        optimizers=any(_mentions(node, "optim") for node in nodes),
+        sets_variables=any(
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and node.value.startswith(_COMPILERS_VARIABLES)
+            for node in nodes
+        ),
+    )
 
 
 def _modules(file: Path, root: Path, top_level_only: bool) -> Iterator[_Module]:
@@ -180,6 +197,17 @@ def _local_rank(nodes: Iterable[ast.AST]) -> Iterator[str]:
             if name in ("add_argument", "option"):  # of argparse, of click
                 given = [it.value for it in node.args if isinstance(it, ast.Constant)]
                 yield from (flag for flag in ("--local_rank", "--local-rank") if flag in given)
+
+
+def _mentions(node: ast.AST, name: str) -> bool:
+    """Whether this is `torch.name`, or an import of it or from it."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == name
+    if isinstance(node, ast.Import):
+        return any(name in alias.name.split(".") for alias in node.names)
+    if isinstance(node, ast.ImportFrom):
+        return name in (node.module or "").split(".") or any(alias.name == name for alias in node.names)
+    return False
 
 
 def _top(names: Iterable[str]) -> set[str]:
