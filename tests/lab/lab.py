@@ -82,7 +82,7 @@ def _kill(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
             os.kill(pid, number)
 
 
-def _remove(namespace: str) -> None:
+def remove_namespace(namespace: str) -> None:
     """End all that runs in a namespace, and the namespace."""
     while pids := _inside(namespace):
         _kill(pids)
@@ -90,7 +90,7 @@ def _remove(namespace: str) -> None:
         _ip("netns", "del", namespace)
 
 
-def _remove_folder(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
     """Remove a lab's folder, with the disks in it."""
     mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     for path in mounted:
@@ -103,10 +103,10 @@ def remove_leftovers() -> None:
     """Remove the labs whose makers are gone."""
     for namespace in _namespaces():
         if _is_left_over(namespace):
-            _remove(namespace)
+            remove_namespace(namespace)
     for folder in Path(tempfile.gettempdir()).glob("pl*-*"):
         if _is_left_over(folder.name):
-            _remove_folder(folder)
+            remove_folder(folder)
 
 
 def _is_left_over(name: str) -> bool:
@@ -184,7 +184,7 @@ class Host:
         """Disconnect it from the network, then end all its processes, so that no peer detects it. Its disk remains."""
         if self._sshd is not None:
             _ip("-n", self._hub, "link", "del", self._link)
-            _remove(self.namespace)
+            remove_namespace(self.namespace)
             self._sshd.wait()
             self._sshd = None
 
@@ -315,7 +315,7 @@ class Host:
     def stop(self) -> None:
         """End all that runs on it, and remove it."""
         self.power_off()
-        _remove(self.namespace)
+        remove_namespace(self.namespace)
         _kill(self.processes())
 
 
@@ -416,8 +416,8 @@ class Lab:
         """Remove everything."""
         for host in self.hosts:
             host.stop()
-        _remove(self.hub)
-        _remove_folder(self.folder)
+        remove_namespace(self.hub)
+        remove_folder(self.folder)
 
 
 class Client(Paceline):

@@ -1,0 +1,215 @@
+"""What a test can do to a cluster."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from . import resources
+from .access import Denial
+from .network import inside
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .errors import Object
+    from .podrunner import PodRunner
+
+
+class Faults:
+    """The part of a cluster that breaks it."""
+
+    if TYPE_CHECKING:
+        do: Callable[..., Any]
+        _await: Callable[..., Any]
+        server: Any
+        access: Any
+        api: Any
+        storage: Any
+        nodes: Any
+        network: Any
+        scheduler: Any
+        create: Callable[..., Any]
+        _listen: Callable[..., Any]
+
+    # -- the server ----------------------------------------------------------------------------------------------------
+
+    def stop_server(self) -> None:
+        """End it and all its connections; what it knows is kept."""
+        self._await(self.server.close())
+
+    def start_server(self) -> None:
+        """Undo `stop_server`."""
+        self._await(self._listen())
+
+    def restart_server(self) -> None:
+        self.stop_server()
+        self.start_server()
+
+    def restart_at(self, method: str, part: str, after: bool = False) -> None:
+        """Restart the server at the next request of a method whose path has a part: before it has done anything."""
+        import asyncio
+
+        async def restart() -> None:
+            await self.server.close()
+            await self._listen()
+
+        def hook(request: Any) -> None:
+            if request.method == method and part in request.path_qs:
+                self.server.hook = None
+                self._restarting = asyncio.ensure_future(restart())
+                request.transport.abort()
+                raise ConnectionResetError
+
+        self.do(lambda: setattr(self.server, "hook", hook))
+
+    def expire_watches(self) -> None:
+        """Let the server forget all old versions, and end every watch with 410."""
+        self.do(self.server.expire_watches)
+
+    def throttle(self, requests: int) -> None:
+        """Refuse so many requests with 429."""
+        self.do(lambda: setattr(self.server, "throttled", requests))
+
+    def conflict(self, writes: int = 1) -> None:
+        """Refuse so many changes of objects with 409."""
+        self.do(lambda: setattr(self.api, "conflicts", writes))
+
+    def deny(self, verb: str, resource: str, namespace: str = "", user: str = "") -> None:
+        """Refuse a verb on a resource, such as "create" on "jobs" or "get" on "pods/log", to everyone or a user."""
+        self.do(lambda: self.access.denials.append(Denial(verb, resource, namespace, user)))
+
+    def allow(self) -> None:
+        """Undo `deny`."""
+        self.do(self.access.denials.clear)
+
+    def quota(self, namespace: str = "default", name: str = "q", **hard: str) -> None:
+        """Limit what a namespace has: pods="1"; in names _ stands for . and __ for /."""
+        limits = {key.replace("__", "/").replace("_", "."): value for key, value in hard.items()}
+        body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": name}, "spec": {"hard": limits}}
+        self.create(body, namespace)
+
+    # -- pods ----------------------------------------------------------------------------------------------------------
+
+    def runner(self, name: str, namespace: str = "default") -> PodRunner:
+        pod = self.api.get(resources.PODS, namespace, name)
+        found: PodRunner | None = self.nodes[pod["spec"]["nodeName"]].runner(pod)
+        assert found is not None, f"{name} does not run"
+        return found
+
+    def oom(self, name: str, container: str = "", namespace: str = "default") -> None:
+        """Let a container run out of memory."""
+        self.do(lambda: self.runner(name, namespace).kill("OOMKilled", container))
+
+    def kill(self, name: str, number: int = signal.SIGKILL, namespace: str = "default") -> None:
+        """Send the first process of a pod's containers a signal."""
+
+        def send() -> None:
+            for one in self.runner(name, namespace).running.values():
+                if one.pid is not None:
+                    os.kill(one.pid, number)
+
+        self.do(send)
+
+    def evict(self, name: str, namespace: str = "default", resource: str = "memory") -> None:
+        """Let the node evict a pod, because it lacks something."""
+        words = f"The node was low on resource: {resource}. Threshold quantity: 100Mi, available: 80Mi. "
+        self.do(lambda: self.runner(name, namespace).evict("Evicted", words))
+
+    def preempt(self, name: str, namespace: str = "default") -> None:
+        """Let a pod make room for a more important one."""
+        self.do(lambda: self.api.delete(resources.PODS, namespace, name, {}))
+
+    def rotate_log(self, name: str, container: str = "", namespace: str = "default") -> None:
+        def rotate() -> None:
+            for key, logs in self.runner(name, namespace).logs.items():
+                if container in ("", key) and not logs[-1].ended:
+                    logs[-1].rotate()
+
+        self.do(rotate)
+
+    def network_of(self, name: str, namespace: str = "default") -> Any:
+        """A context in which this thread's sockets are made in a pod's network."""
+        return inside(self.do(lambda: self.runner(name, namespace).namespace))
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------
+
+    def cut(self, node: str) -> None:
+        """Take a node off the network: its pods go on, and nobody reaches them, nor the node."""
+        self.network.cut(self.nodes[node].number)
+        self.do(self.nodes[node].silence)
+
+    def lose(self, node: str) -> None:
+        """Cut a node off, and let the server see that it is gone: not ready, unreachable."""
+        self.cut(node)
+        self.do(self.nodes[node].lose)
+
+    def expire(self, node: str) -> None:
+        """Let the five minutes go by after which the pods of a lost node are to be deleted."""
+        self.do(self.nodes[node].expire)
+
+    def power_off(self, node: str) -> None:
+        """End all that runs on a node, at once; the server sees that it is gone."""
+        self.network.cut(self.nodes[node].number)
+        self.do(self.nodes[node].power_off)
+        self.do(self.nodes[node].lose)
+
+    def back(self, node: str) -> None:
+        """Undo `cut`, `lose` or `power_off`."""
+        self.network.heal(self.nodes[node].number)
+        self.do(self.nodes[node].back)
+
+    def cordon(self, node: str, is_cordoned: bool = True) -> None:
+        """Let no new pods onto a node."""
+        change = {"spec": {"unschedulable": is_cordoned or None}}
+        self.do(lambda: self.api.patch(resources.NODES, "", node, "merge-patch+json", change))
+
+    def taint(self, node: str, key: str, value: str = "", effect: str = "NoSchedule") -> None:
+        change = {"spec": {"taints": [{"key": key, "value": value, "effect": effect}]}}
+        self.do(lambda: self.api.patch(resources.NODES, "", node, "merge-patch+json", change))
+
+    # -- many objects --------------------------------------------------------------------------------------------------
+
+    def fill(self, job: Object, jobs: int, pods: int, namespace: str = "default") -> None:
+        """Put in many copies of a Job, each with so many running pods, without running them."""
+
+        def put() -> None:
+            idle = {"lab/idle": "true"}
+            body = copy.deepcopy(job)
+            body["metadata"].setdefault("annotations", {}).update(idle)
+            first = self.api.create(resources.JOBS, namespace, body, dry_run=True)
+            template = first["spec"]["template"]
+            made = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": template["spec"]}
+            sample = json.dumps(self.api.create(resources.PODS, namespace, made, dry_run=True)["spec"])
+            name, uid = first["metadata"]["name"], first["metadata"]["uid"]
+            text = json.dumps(first)
+            nodes = sorted(self.nodes)
+            for number in range(jobs):
+                own = str(uuid.uuid4())
+                one = json.loads(text.replace(uid, own).replace(f'"{name}"', f'"{name}-{number}"'))
+                moment = one["metadata"]["creationTimestamp"]
+                one["status"] = {"startTime": moment, "active": pods, "ready": pods}
+                self.storage.put(resources.JOBS, one)
+                owner = {"apiVersion": "batch/v1", "kind": "Job", "name": f"{name}-{number}", "uid": own,
+                         "controller": True, "blockOwnerDeletion": True}  # fmt: skip
+                labels = one["spec"]["template"]["metadata"]["labels"]
+                for index in range(pods):
+                    node = nodes[(number + index) % len(nodes)]
+                    metadata = {
+                        "name": f"{name}-{number}-{index}-abcde", "namespace": namespace, "uid": str(uuid.uuid4()),
+                        "creationTimestamp": moment, "labels": labels, "ownerReferences": [owner],
+                        "annotations": {**idle, "batch.kubernetes.io/job-completion-index": str(index)},
+                    }  # fmt: skip
+                    container = {"name": template["spec"]["containers"][0]["name"], "ready": True, "restartCount": 0,
+                                 "state": {"running": {"startedAt": moment}}, "image": "i", "imageID": "i"}  # fmt: skip
+                    status = {"phase": "Running", "startTime": moment, "podIP": "10.0.0.1", "containerStatuses": [container],
+                              "conditions": [{"type": "Ready", "status": "True"}]}  # fmt: skip
+                    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata,
+                           "spec": {**json.loads(sample), "nodeName": node}, "status": status}  # fmt: skip
+                    self.storage.put(resources.PODS, pod)
+
+        self.do(put)

@@ -1,0 +1,417 @@
+"""The Job controller."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import sys
+import time
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from . import defaults, events, resources
+from .errors import Object, StatusError
+
+if TYPE_CHECKING:
+    from .api import Api
+    from .storage import Change
+
+_TRACKING = "batch.kubernetes.io/job-tracking"
+_INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+class Jobs:
+    """Keeps the pods of all jobs as their jobs want them.
+
+    With tracking (newer servers) a pod counts once it has ended, even if it was deleted, and a finalizer keeps it until it
+    has been counted; without, only the pods that are there count, and a deleted one never has.
+    """
+
+    def __init__(self, api: Api, tracking: bool) -> None:
+        self.api, self.storage = api, api.storage
+        self.tracking = tracking
+        self.delay = 0.2  # seconds until a failed pod is replaced; it doubles
+        self._due: dict[tuple[str, str], None] = {}
+        self._scheduled = False
+        self._counted: dict[str, tuple[set[str], int, int, set[int]]] = {}  # by job: pods, succeeded, failed, indexes
+        self._retry: dict[str, float] = {}
+
+    def start(self) -> None:
+        self.storage.listen(self._changed)
+
+    def _changed(self, change: Change) -> None:
+        data = change.entry.object["metadata"]
+        if change.store == "jobs.batch":
+            self.look(data["namespace"], data["name"])
+            if change.type == "DELETED":
+                self._counted.pop(data["uid"], None)
+        elif change.store == "pods":
+            owner = controller_of(change.entry.object)
+            if owner and owner["kind"] == "Job":
+                self.look(data["namespace"], owner["name"])
+            if change.type != "DELETED" and _TRACKING in (data.get("finalizers") or []):
+                self._release_orphan(change.entry.object, owner)
+
+    def _release_orphan(self, pod: Object, owner: Object | None) -> None:
+        """A pod whose job is gone has nobody who counts it."""
+        namespace = pod["metadata"]["namespace"]
+        job = self.storage.get(resources.JOBS, namespace, owner["name"]) if owner else None
+        if job is None or job["metadata"]["uid"] != (owner or {}).get("uid"):
+            asyncio.get_running_loop().call_soon(self._release, pod)
+
+    def look(self, namespace: str, name: str) -> None:
+        """Look at a job soon."""
+        self._due[(namespace, name)] = None
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._work)
+
+    def _later(self, job: Object, seconds: float) -> None:
+        data = job["metadata"]
+        asyncio.get_running_loop().call_later(max(0.0, seconds), self.look, data["namespace"], data["name"])
+
+    def _work(self) -> None:
+        self._scheduled = False
+        due, self._due = self._due, {}
+        for namespace, name in due:
+            job = self.storage.get(resources.JOBS, namespace, name)
+            if (
+                job is None
+                or job["spec"].get("managedBy", "kubernetes.io/job-controller") != "kubernetes.io/job-controller"
+            ):
+                continue
+            if (job["metadata"].get("annotations") or {}).get("lab/idle"):
+                continue
+            try:
+                self._sync(job)
+            except StatusError as error:
+                print(f"lab: job {name}: {error}", file=sys.stderr)
+
+    def _pods(self, job: Object) -> list[Object]:
+        uid = job["metadata"]["uid"]
+        return [
+            pod
+            for pod in self.storage.all(resources.PODS, job["metadata"]["namespace"])
+            if (controller_of(pod) or {}).get("uid") == uid
+        ]
+
+    # -- one job -------------------------------------------------------------------------------------------------------
+
+    def _sync(self, job: Object) -> None:
+        pods = self._pods(job)
+        status = copy.deepcopy(job.get("status") or {})
+        if finished(job):
+            self._finish(job, pods)
+            return
+        if job["metadata"].get("deletionTimestamp"):
+            for pod in pods:
+                self._release(pod)
+            return
+        succeeded, failed, indexes = self._count(job, pods)
+        # Newer servers take a pod that is going for one that is still there only when the job asks for it.
+        waits = job["spec"].get("podReplacementPolicy") == "Failed"
+        going = [pod for pod in pods if pod["metadata"].get("deletionTimestamp") and not _ended(pod)]
+        active = [pod for pod in pods if not _ended(pod) and not pod["metadata"].get("deletionTimestamp")]
+        spec = job["spec"]
+        verdict = self._verdict(job, pods, failed, status)
+        if verdict:
+            self._delete(active)
+            failed += 0 if self.tracking else len(active)
+            self._conclude(job, status, "Failed", *verdict)
+            active = []
+        elif spec.get("suspend"):
+            self._delete(active)
+            active = []
+            if not _has(status, "Suspended"):
+                _set(status, "Suspended", "True", "JobSuspended", "Job suspended")
+                events.record(self.api, job, "Normal", "Suspended", "Job suspended", "job-controller")
+            status.pop("startTime", None)
+        else:
+            if _has(status, "Suspended"):
+                _set(status, "Suspended", "False", "JobResumed", "Job resumed")
+                events.record(self.api, job, "Normal", "Resumed", "Job resumed", "job-controller")
+            if not status.get("startTime"):
+                status["startTime"] = defaults.now()
+                if spec.get("activeDeadlineSeconds") is not None:
+                    self._later(job, spec["activeDeadlineSeconds"] + 0.5)
+            wanted = self._complete(spec, succeeded)
+            if wanted and not active and not (going and self.tracking):
+                status["completionTime"] = defaults.now()
+                self._conclude(job, status, "Complete", "", "")
+                events.record(self.api, job, "Normal", "Completed", "Job completed", "job-controller")
+            elif not wanted:
+                active = self._adjust(job, active, going if waits else [], succeeded, indexes, failed)
+        status["active"] = len(active)
+        status["ready"] = sum(_is_ready(pod) for pod in active)
+        status["succeeded"], status["failed"] = succeeded, failed
+        if self.api.minor >= 28:
+            status["terminating"] = len(going)
+        if spec["completionMode"] == "Indexed" and indexes:
+            status["completedIndexes"] = ranges(indexes)
+        if self.tracking:
+            status["uncountedTerminatedPods"] = {}
+        for name in ("active", "succeeded", "failed", "terminating"):
+            if not status.get(name):
+                status.pop(name, None)
+        self.api.set_status(resources.JOBS, job, status)
+        if self.tracking:
+            for pod in pods:
+                if _ended(pod):
+                    self._release(pod)
+
+    def _count(self, job: Object, pods: list[Object]) -> tuple[int, int, set[int]]:
+        """How many pods have succeeded and failed, and the indexes that are done."""
+        indexed = job["spec"]["completionMode"] == "Indexed"
+        if not self.tracking:
+            good = [pod for pod in pods if pod["status"].get("phase") == "Succeeded"]
+            bad = [pod for pod in pods if pod["status"].get("phase") == "Failed"]
+            done = {index_of(pod) for pod in good} if indexed else set()
+            return (len(done) if indexed else len(good)), len(bad), done
+        seen, good_count, bad_count, done = self._counted.get(job["metadata"]["uid"], (set(), 0, 0, set()))
+        for pod in pods:
+            uid = pod["metadata"]["uid"]
+            if uid in seen or not _ended(pod):
+                continue
+            seen.add(uid)
+            if pod["status"]["phase"] == "Succeeded":
+                good_count += 1
+                if indexed:
+                    done.add(index_of(pod))
+            else:
+                bad_count += 1
+        self._counted[job["metadata"]["uid"]] = (seen, good_count, bad_count, done)
+        return (len(done) if indexed else good_count), bad_count, done
+
+    def _verdict(self, job: Object, pods: list[Object], failed: int, status: Object) -> tuple[str, str] | None:
+        """Why a job has failed, if it has."""
+        spec = job["spec"]
+        deadline = spec.get("activeDeadlineSeconds")
+        begun = status.get("startTime") if not spec.get("suspend") else None
+        if deadline is not None and begun and _seconds_since(begun) >= deadline:
+            return "DeadlineExceeded", "Job was active longer than specified deadline"
+        policy = spec.get("podFailurePolicy")
+        if policy and self.api.minor >= 26:
+            for pod in pods:
+                rule = _rule(policy, pod) if pod["status"].get("phase") == "Failed" else None
+                if rule and rule["action"] == "FailJob":
+                    name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+                    return "PodFailurePolicy", f"Container of pod {name} failed with a rule of the pod failure policy"
+                if rule and rule["action"] == "Ignore":
+                    failed -= 1
+        if failed > spec["backoffLimit"]:
+            return "BackoffLimitExceeded", "Job has reached the specified backoff limit"
+        restarts = sum(
+            one.get("restartCount", 0) for pod in pods for one in pod["status"].get("containerStatuses") or []
+        )
+        if spec["template"]["spec"].get("restartPolicy") == "OnFailure" and restarts > spec["backoffLimit"]:
+            return "BackoffLimitExceeded", "Job has reached the specified backoff limit"
+        return None
+
+    def _complete(self, spec: Object, succeeded: int) -> bool:
+        if spec.get("completions") is None:
+            return succeeded > 0
+        return bool(succeeded >= spec["completions"])
+
+    def _adjust(
+        self, job: Object, active: list[Object], going: list[Object], succeeded: int, indexes: set[int], failed: int
+    ) -> list[Object]:
+        """Create and delete pods; returns those that are there now."""
+        spec = job["spec"]
+        wanted = spec["parallelism"]
+        if spec.get("completions") is not None:
+            wanted = min(wanted, spec["completions"] - succeeded)
+        if spec["completionMode"] == "Indexed":
+            there: set[int] = set()
+            surplus = []
+            for pod in sorted(active, key=lambda pod: (index_of(pod), pod["metadata"]["creationTimestamp"])):
+                index = index_of(pod)
+                if index in there or index >= spec["completions"] or index in indexes:
+                    surplus.append(pod)
+                there.add(index)
+            blocked = {index_of(pod) for pod in going}
+            self._delete(surplus)
+            active = [pod for pod in active if pod not in surplus]
+            if len(active) > wanted:
+                extra = sorted(active, key=index_of)[wanted:]
+                self._delete(extra)
+                return [pod for pod in active if pod not in extra]
+            free = [i for i in range(spec["completions"]) if i not in there | indexes | blocked]
+            missing: list[int | None] = list(free[: max(0, wanted - len(active))])
+        else:
+            if len(active) > wanted:
+                self._delete(active[wanted:])
+                return active[:wanted]
+            missing = [None] * max(0, wanted - len(active) - len(going))
+        if missing and failed and self._backs_off(job, failed):
+            return active
+        for index in missing:
+            pod = self._create(job, index)
+            if pod is None:
+                break
+            active = [*active, pod]
+        return active
+
+    def _backs_off(self, job: Object, failed: int) -> bool:
+        """Whether the replacement of a failed pod has to wait."""
+        key = f"{job['metadata']['uid']}/{failed}"
+        until = self._retry.setdefault(key, time.monotonic() + self.delay * 2 ** (failed - 1))
+        if time.monotonic() < until:
+            self._later(job, until - time.monotonic() + 0.01)
+            return True
+        return False
+
+    def _create(self, job: Object, index: int | None) -> Object | None:
+        data, template = job["metadata"], copy.deepcopy(job["spec"]["template"])
+        metadata = template.get("metadata") or {}
+        metadata["namespace"] = data["namespace"]
+        middle = "" if index is None else f"-{index}"
+        metadata["name"] = f"{data['name']}{middle}-{defaults.suffix()}"
+        metadata["generateName"] = f"{data['name']}{middle}-"
+        metadata["ownerReferences"] = [owner_reference(job)]
+        if index is not None:
+            metadata.setdefault("annotations", {})[_INDEX] = str(index)
+            if self.api.minor >= 28:
+                metadata.setdefault("labels", {})[_INDEX] = str(index)
+            template["spec"].setdefault("hostname", f"{data['name']}-{index}")
+            reference = {"fieldRef": {"fieldPath": f"metadata.annotations['{_INDEX}']"}}
+            for container in [*(template["spec"].get("initContainers") or []), *template["spec"]["containers"]]:
+                env = container.setdefault("env", [])
+                if not any(one["name"] == "JOB_COMPLETION_INDEX" for one in env):
+                    env.append({"name": "JOB_COMPLETION_INDEX", "valueFrom": reference})
+        if self.tracking:
+            metadata["finalizers"] = [_TRACKING]
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+        try:
+            pod = self.api.create(resources.PODS, data["namespace"], body)
+        except StatusError as error:
+            words = f"Error creating: {error.message}"
+            events.record(self.api, job, "Warning", "FailedCreate", words, "job-controller")
+            self._later(job, 1.0)
+            return None
+        words = f"Created pod: {pod['metadata']['name']}"
+        events.record(self.api, job, "Normal", "SuccessfulCreate", words, "job-controller")
+        return pod
+
+    def _delete(self, pods: list[Object]) -> None:
+        for pod in pods:
+            data = pod["metadata"]
+            if self.storage.get(resources.PODS, data["namespace"], data["name"]) and not data.get("deletionTimestamp"):
+                self.api.delete(resources.PODS, data["namespace"], data["name"])
+
+    def _release(self, pod: Object) -> None:
+        def release(pod: Object) -> None:
+            kept = [one for one in pod["metadata"].get("finalizers") or [] if one != _TRACKING]
+            pod["metadata"].pop("finalizers", None)
+            if kept:
+                pod["metadata"]["finalizers"] = kept
+
+        if _TRACKING in (pod["metadata"].get("finalizers") or []):
+            self.api.edit(resources.PODS, pod, release)
+
+    def _conclude(self, job: Object, status: Object, kind: str, reason: str, message: str) -> None:
+        if self.api.minor >= 31:
+            _set(status, {"Failed": "FailureTarget", "Complete": "SuccessCriteriaMet"}[kind], "True", reason, message)
+        _set(status, kind, "True", reason, message)
+        if kind == "Failed":
+            events.record(self.api, job, "Warning", reason, message, "job-controller")
+        if job["spec"].get("ttlSecondsAfterFinished") is not None:
+            self._later(job, job["spec"]["ttlSecondsAfterFinished"] + 0.5)
+
+    def _finish(self, job: Object, pods: list[Object]) -> None:
+        """What is left to do for a job that has ended."""
+        for pod in pods:
+            if _ended(pod) or pod["metadata"].get("deletionTimestamp"):
+                self._release(pod)
+        if self.tracking:
+            _, failed, _ = self._count(job, pods)
+            if failed > job["status"].get("failed", 0):
+                self.api.set_status(resources.JOBS, job, {**job["status"], "failed": failed})
+        lifetime = job["spec"].get("ttlSecondsAfterFinished")
+        if lifetime is None or job["metadata"].get("deletionTimestamp"):
+            return
+        ended = next(one for one in job["status"]["conditions"] if one["type"] in ("Complete", "Failed"))
+        left = lifetime - _seconds_since(ended["lastTransitionTime"])
+        if left > 0:
+            self._later(job, left + 0.1)
+        else:
+            data = job["metadata"]
+            self.api.delete(resources.JOBS, data["namespace"], data["name"], {"propagationPolicy": "Foreground"})
+
+
+def controller_of(object: Object) -> Object | None:
+    """The owner that manages an object."""
+    for owner in object["metadata"].get("ownerReferences") or []:
+        if owner.get("controller"):
+            return owner  # type: ignore[no-any-return]
+    return None
+
+
+def owner_reference(object: Object) -> Object:
+    data = object["metadata"]
+    return {"apiVersion": object["apiVersion"], "kind": object["kind"], "name": data["name"], "uid": data["uid"],
+            "controller": True, "blockOwnerDeletion": True}  # fmt: skip
+
+
+def index_of(pod: Object) -> int:
+    return int((pod["metadata"].get("annotations") or {}).get(_INDEX, -1))
+
+
+def finished(job: Object) -> bool:
+    return any(one["type"] in ("Complete", "Failed") and one["status"] == "True" for one in _conditions(job))
+
+
+def _conditions(job: Object) -> list[Object]:
+    return job.get("status", {}).get("conditions") or []
+
+
+def _ended(pod: Object) -> bool:
+    return pod["status"].get("phase") in ("Succeeded", "Failed")
+
+
+def _is_ready(pod: Object) -> bool:
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions") or [])
+
+
+def _has(status: Object, kind: str) -> bool:
+    return any(one["type"] == kind and one["status"] == "True" for one in status.get("conditions") or [])
+
+
+def _set(status: Object, kind: str, value: str, reason: str, message: str) -> None:
+    moment = defaults.now()
+    condition = {"type": kind, "status": value, "lastProbeTime": moment, "lastTransitionTime": moment}
+    condition.update({key: text for key, text in (("reason", reason), ("message", message)) if text})
+    status["conditions"] = [one for one in status.get("conditions") or [] if one["type"] != kind] + [condition]
+
+
+def _seconds_since(moment: str) -> float:
+    begun = datetime.strptime(moment, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+    return (datetime.now(timezone.utc) - begun).total_seconds()
+
+
+def _rule(policy: Object, pod: Object) -> Object | None:
+    """The first rule of a pod failure policy that a failed pod fulfils."""
+    codes = [
+        one["state"]["terminated"]["exitCode"]
+        for one in pod["status"].get("containerStatuses") or []
+        if "terminated" in one["state"]
+    ]
+    conditions = {(one["type"], one["status"]) for one in pod["status"].get("conditions") or []}
+    for rule in policy["rules"]:
+        wanted = rule.get("onExitCodes")
+        if wanted and any((code in wanted["values"]) == (wanted["operator"] == "In") for code in codes if code):
+            return rule  # type: ignore[no-any-return]
+        for one in rule.get("onPodConditions") or []:
+            if (one["type"], one.get("status", "True")) in conditions:
+                return rule  # type: ignore[no-any-return]
+    return None
+
+
+def ranges(indexes: set[int]) -> str:
+    """Numbers as a status lists them: 0-2,5."""
+    parts: list[list[int]] = []
+    for index in sorted(indexes):
+        if parts and parts[-1][1] == index - 1:
+            parts[-1][1] = index
+        else:
+            parts.append([index, index])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

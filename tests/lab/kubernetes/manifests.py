@@ -1,0 +1,45 @@
+"""Objects for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Object = dict[str, Any]
+
+CONFIG: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"a": "hello\n"}}
+
+
+def service(name: str = "t") -> Object:
+    """A headless Service for the pods of a Job of the same name."""
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name}}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
+
+
+def job(
+    script: str,
+    name: str = "t",
+    completions: int = 1,
+    *,
+    volumes: list[Object] | None = None,
+    mounts: dict[str, str] | None = None,
+    container: Object | None = None,
+    pod: Object | None = None,
+    **spec: Any,
+) -> Object:
+    """An Indexed Job whose pods run a shell script; further fields of its container, of its pods and of its own."""
+    main = {"name": "main", "image": "any:1", "command": ["sh", "-c", script], **(container or {})}
+    if mounts:
+        main["volumeMounts"] = [{"name": key, "mountPath": path} for key, path in mounts.items()]
+    template: Object = {"restartPolicy": "Never", "subdomain": name, "containers": [main], **(pod or {})}
+    if volumes:
+        template["volumes"] = volumes
+    template.setdefault("terminationGracePeriodSeconds", 5)
+    body = {
+        "completions": completions,
+        "parallelism": completions,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+        **spec,
+    }
+    body["template"] = {"spec": template}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": body}
