@@ -345,6 +345,7 @@ class Lab:
         _ip("-n", self.hub, "addr", "add", f"{_NETWORK}.1/24", "dev", "br0")
         _ip("-n", self.hub, "addr", "add", f"{_NETWORK6}:1/64", "dev", "br0", "nodad")
         _ip("-n", self.hub, "link", "set", "br0", "up")
+        _ip("-n", self.hub, "link", "set", "lo", "up")  # for the ranks of jobs beside the client
         for key in ("key", "host_key"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / key], check=True)
         key = " ".join((self.folder / "host_key.pub").read_text().split()[:2])

@@ -4,7 +4,7 @@ A backend subclasses `Backend` and is found by the name of its kind (see `regist
 entry-point group `paceline.backends` of an installed package. docs/backends.md shows how to write one.
 
 A job starts in two steps. `prepare` finds everything that is wrong with it and starts nothing; `start`, or `run` for a
-job in the foreground, starts what was prepared. Optional abilities are protocols (`Elastic`, `Checks`, `Metered`,
+job in the foreground, starts what was prepared. Optional abilities are protocols (`Elastic`, `Checks`, `Metered`, `Moves`,
 `TensorBoards`, `Volumes`): a backend has an ability if it has the methods of its protocol.
 
 Methods return results, and raise `UserError` for errors that a user can correct. Only `cli/` prints.
@@ -21,6 +21,7 @@ from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from pydantic import BaseModel
 
@@ -385,14 +386,57 @@ class Volumes(Protocol):
         """The named volumes; `warn` gets the reason if a machine does not say whether it can read them."""
 
 
+@dataclass(frozen=True)
+class Left:
+    """What a job has left, for a job on another target that goes on from it.
+
+    Attributes:
+        name: of the job.
+        where: the machine that has the newest checkpoint, for messages.
+        found: what that machine says of it; the keys are those of `node/store/moving.py`.
+        fetch: writes an archive (tar) to a file: of the "code", or of the "checkpoint".
+        notes: lines for the user.
+    """
+
+    name: str
+    where: str
+    found: Mapping[str, Any]
+    fetch: Callable[[Literal["code", "checkpoint"], Path, ProgressReporter], None]
+    notes: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Moves(Protocol):
+    """Jobs can go on from those of another target, and those of another target from its jobs."""
+
+    def left(self, name: str, *, fresh: bool) -> Left:
+        """What a job has left.
+
+        Args:
+            name: of the job.
+            fresh: whether its checkpoints are not needed.
+
+        Raises:
+            UserError: no machine answers that may have the checkpoints.
+        """
+
+    def prepare_moved(self, spec: JobSpec, left: Left) -> Prepared:
+        """Check a job that goes on from one of another target; see `Backend.prepare`.
+
+        Raises:
+            UserError: it cannot run there, or its name is taken.
+        """
+
+
 _LACKING = {
+    Moves: "its jobs cannot go on elsewhere, and those from elsewhere not there",
     Elastic: "its jobs keep the machines that they started on",
     Checks: "it cannot be checked",
     Metered: "it does not measure what jobs and machines use",
     TensorBoards: "it starts no TensorBoard",
     Volumes: "it has no named volumes",
 }
-Ability = TypeVar("Ability", Elastic, Checks, Metered, TensorBoards, Volumes)
+Ability = TypeVar("Ability", Elastic, Checks, Metered, Moves, TensorBoards, Volumes)
 
 
 def able(backend: Backend, ability: type[Ability]) -> Ability:

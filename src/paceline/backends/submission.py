@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.job.errors import UserError
+from paceline.job.paths import jobs_folder, targets_with
 from paceline.job.spec import NAME, JobSpec, new_name
 from paceline.node.planning.script import program_kind
 from paceline.node.ranks.placement import CHOSEN
@@ -157,9 +158,16 @@ def start_named(spec: JobSpec, start: Callable[[str], Started]) -> Started:
         return start(spec.name or new_name(_stem(spec)))
     for number in itertools.count(2 if spec.resume_from else 1):
         _check_name(name := f"{spec.name}{number}")
+        if spec.resume_from is not None and _is_known(name):  # wherever it is, the two would be mixed up
+            continue
         with contextlib.suppress(NameTaken):
             return start(name)
     raise AssertionError  # there is always another number
+
+
+def _is_known(name: str) -> bool:
+    """Whether a job of this name is on this machine, or was submitted from here to another one."""
+    return os.path.lexists(jobs_folder() / name) or bool(targets_with(name))
 
 
 def _check_name(name: str) -> None:

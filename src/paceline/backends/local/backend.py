@@ -25,7 +25,7 @@ from paceline.node.store import lifecycle, records
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from paceline.backends.base import LogLines, LogQuery, Prepared, ProgressReporter
+    from paceline.backends.base import Left, LogLines, LogQuery, Prepared, ProgressReporter
     from paceline.backends.check.inspect import Inspected
     from paceline.backends.foreground import Shown
     from paceline.job.job import Node, Usage, Volume
@@ -66,6 +66,23 @@ class Local(Backend):
 
         self.refuse_unsupported(spec)
         return prepared(spec, detached=detached)
+
+    def prepare_moved(self, spec: JobSpec, left: Left) -> Prepared:
+        """Check a job that goes on from one of another target.
+
+        Raises:
+            UserError: it cannot run here, or its name is taken.
+        """
+        from .prepare import prepared
+
+        self.refuse_unsupported(spec)
+        return prepared(spec, detached=True, left=left)
+
+    def left(self, name: str, *, fresh: bool) -> Left:
+        """What a job has left here; see `Moves`."""
+        from .moving import left_here
+
+        return left_here(self._run(name))
 
     def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
         """Start a job that goes on without the client.

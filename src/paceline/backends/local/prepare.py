@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from paceline.backends import moving
 from paceline.backends.base import Prepared
 from paceline.backends.foreground import terminal_size
 from paceline.backends.refusals import refusals
@@ -22,6 +23,7 @@ from paceline.node.store.records import is_job
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from paceline.backends.base import Left
     from paceline.job.spec import JobSpec
 
 
@@ -50,40 +52,44 @@ class LocalPrepared(Prepared):
     Attributes:
         asked: the specification as submitted.
         plan: the complete job, with a placeholder for a name that is chosen at the start.
+        left: what the job that it resumes has left on another target.
     """
 
     asked: JobSpec = field(kw_only=True)
     plan: make.Plan = field(kw_only=True)
+    left: Left | None = field(kw_only=True, default=None)
 
     def text(self) -> str:
         """The complete job, and the variables of its ranks."""
         return Prepared(self.spec, self.plan.ranks()).text()
 
 
-def prepared(spec: JobSpec, *, detached: bool) -> LocalPrepared:
+def prepared(spec: JobSpec, *, detached: bool, left: Left | None = None) -> LocalPrepared:
     """Check a job and complete it; writes and fetches nothing.
 
     Args:
         spec: what the user asked for.
         detached: whether it goes on without the client.
+        left: what the job that it resumes has left on another target; None if it resumes none from elsewhere.
 
     Raises:
         UserError: it cannot run here, or its name is taken.
     """
     spec = checked(spec, detached=detached)
     here_home = home()
-    if spec.resume_from is not None and not is_job(here_home.jobs / spec.resume_from):
+    if spec.resume_from is not None and left is None and not is_job(here_home.jobs / spec.resume_from):
         raise UserError(f"no job {spec.resume_from!r} to resume from; see paceline list -A")
     order = make.Order(
         {**spec.for_node(), "name": shown_name(spec)},
         data=_sources(spec, here_home),
-        source=source_of(spec),
+        source=source_of(spec) if left is None else None,  # the old job's code is elsewhere
         terminal={} if detached else terminal_size(),
+        brought=None if left is None else make.Brought(**moving.brought(spec, left)),
     )
     with writing(spec), refusals():
         plan = make.plan(here_home, here(), order)
     complete = as_planned(type(spec), plan.shown())
-    return LocalPrepared(complete, (), int(complete.ranks), spec.nodes != 1, asked=spec, plan=plan)
+    return LocalPrepared(complete, (), int(complete.ranks), spec.nodes != 1, asked=spec, plan=plan, left=left)
 
 
 def _sources(spec: JobSpec, home: Home) -> list[dict[str, Any]]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
+from paceline.backends import moving
 from paceline.backends.refusals import refusals
 from paceline.backends.submission import NameTaken, fetched, start_named
 from paceline.contract.values import join_address
@@ -16,7 +20,7 @@ from .prepare import LocalPrepared, writing
 
 if TYPE_CHECKING:
     import socket
-    from pathlib import Path
+    from collections.abc import Mapping
 
     from paceline.backends.base import Prepared, ProgressReporter
     from paceline.job.spec import JobSpec
@@ -55,20 +59,48 @@ def start(
         for line in notes(plan.order.data):
             progress.say(line)
 
-    def bring(folder: Path) -> dict[str, Any]:
-        return fetched(spec, folder, progress)
+    with contextlib.ExitStack() as stack:
+        bring, checkpoint = _sources(prepared, progress, stack)
 
-    def start_as(name: str) -> make.Made:
-        try:
-            named = plan.named(name, lambda _: split)
-            if spec.code is not None and spec.resume_from is not None:
-                progress(f"copying {spec.resume_from}", 0, None)
-            return make.make(named, bring, lifeline)
-        except make.Taken as taken:
-            raise NameTaken(str(taken)) from None
+        def start_as(name: str) -> make.Made:
+            try:
+                if checkpoint is not None:
+                    checkpoint.seek(0)
+                named = plan.named(name, lambda _: split)
+                if spec.code is not None and spec.resume_from is not None:
+                    progress(f"copying {spec.resume_from}", 0, None)
+                return make.make(named, bring, lifeline, checkpoint)
+            except make.Taken as taken:
+                raise NameTaken(str(taken)) from None
 
-    with writing(spec), refusals():
-        return start_named(spec, start_as)
+        with writing(spec), refusals():
+            return start_named(spec, start_as)
+
+
+def _sources(
+    prepared: LocalPrepared, progress: ProgressReporter, stack: contextlib.ExitStack
+) -> tuple[make.Code, IO[bytes] | None]:
+    """What brings the code, and the archive of the checkpoint that comes from another target."""
+    left, order = prepared.left, prepared.plan.order
+    if left is None:
+        return lambda folder: fetched(prepared.asked, folder, progress), None
+    for line in moving.notes(prepared.asked, left):
+        progress.say(line)
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    code, checkpoint = folder / "code.tar", folder / "checkpoint.tar"
+    record = moving.fetched_code(left, code, progress)
+    if order.brought is None or not order.brought.into or make.has_checkpoint(order, Path(order.job["working_dir"])):
+        return _unpacked(code, record), None
+    moving.fetched_checkpoint(left, checkpoint, progress)
+    return _unpacked(code, record), stack.enter_context(checkpoint.open("rb"))
+
+
+def _unpacked(archive: Path, record: Mapping[str, Any] | None) -> make.Code:
+    def unpack(destination: Path) -> dict[str, Any]:
+        with archive.open("rb") as file:
+            return make.unpacked(file, record or {})(destination)
+
+    return unpack
 
 
 def _warn_of_no_token(spec: JobSpec, progress: ProgressReporter) -> None:

@@ -29,7 +29,7 @@ from .target import Hosts, Options, left_out
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from paceline.backends.base import Listing, LogLines, LogQuery, ProgressReporter
+    from paceline.backends.base import Left, Listing, LogLines, LogQuery, ProgressReporter
     from paceline.backends.check.survey import Survey
     from paceline.backends.foreground import Shown
     from paceline.job.job import Job
@@ -81,10 +81,28 @@ class Ssh(Backend):
         Raises:
             UserError: it cannot run there.
         """
+        return self._prepared(spec, None, detached=detached)
+
+    def prepare_moved(self, spec: JobSpec, left: Left) -> Prepared:
+        """Check a job that goes on from one of another target.
+
+        Raises:
+            UserError: it cannot run there.
+        """
+        return self._prepared(spec, left, detached=True)
+
+    def left(self, name: str, *, fresh: bool) -> Left:
+        """What a job has left on its hosts; see `Moves`."""
+        from .moving import left_on
+
+        hosts = self._jobs.hosts_of(name)
+        return left_on(hosts, self._jobs.reasons_of(name), name, fresh=fresh)
+
+    def _prepared(self, spec: JobSpec, left: Left | None, *, detached: bool) -> _Prepared:
         from .start import RemoteStart
 
         self.refuse_unsupported(spec)
-        parts = RemoteStart(spec, self._hosts, self._jobs, detached=detached)
+        parts = RemoteStart(spec, self._hosts, self._jobs, detached=detached, left=left)
         slots = max(host.slots for host in self._hosts.all)
         ranks = parts.spec.ranks
         if ranks == "slots" and slots and self._ssh.host_discovery_script is None:
@@ -139,7 +157,8 @@ class Ssh(Backend):
         chosen = chosen[:room]
         if not chosen:
             return []
-        with Parts(name, chosen, lambda host: order(invited, host, None, {}), code_of(invited)) as parts:
+        body = code_of(invited)
+        with Parts(name, chosen, lambda host: order(invited, host, None, {}), lambda _: body) as parts:
             if (taken := parts.start()) is not None:
                 raise UserError(f"another job named {name} is on {taken.name}; delete that one first")
             parts.keep()

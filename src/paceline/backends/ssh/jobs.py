@@ -114,6 +114,15 @@ class RemoteJobs:
             raise UserError(f"no job {name} on {self._hosts.name}")
         return self._seen[name].hosts
 
+    def reasons_of(self, name: str) -> list[str]:
+        """Why other hosts that have a part of a job did not answer.
+
+        Raises:
+            UserError: there is no such job.
+        """
+        self.hosts_of(name)
+        return list(self._seen[name].unreachable.values())
+
     def last_hosts_of(self, name: str) -> list[Host]:
         """The hosts that are in a job's last attempt.
 

@@ -30,7 +30,13 @@ class Parts:
         streams: the connections.
     """
 
-    def __init__(self, name: str, hosts: Sequence[Host], request: Callable[[Host], Request], body: Body | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        hosts: Sequence[Host],
+        request: Callable[[Host], Request],
+        body: Callable[[Host], Body | None],
+    ) -> None:
         self.name = name
         self.hosts = list(hosts)
         self.started: dict[Host, Answer] = {}

@@ -12,6 +12,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.backends import moving
 from paceline.backends.foreground import terminal_size
 from paceline.backends.submission import NameTaken, as_planned, checked, fetched, shown_name, start_named
 from paceline.job.errors import UserError
@@ -23,7 +24,7 @@ from .preflight import Preflight
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from paceline.backends.base import ProgressReporter
+    from paceline.backends.base import Left, ProgressReporter
     from paceline.backends.foreground import Shown
     from paceline.job.spec import JobSpec
 
@@ -40,7 +41,9 @@ class RemoteStart:
         notes: lines for the user.
     """
 
-    def __init__(self, spec: JobSpec, hosts: Hosts, jobs: RemoteJobs, *, detached: bool) -> None:
+    def __init__(
+        self, spec: JobSpec, hosts: Hosts, jobs: RemoteJobs, *, detached: bool, left: Left | None = None
+    ) -> None:
         """Check the job on the hosts; start nothing.
 
         Args:
@@ -48,12 +51,14 @@ class RemoteStart:
             hosts: of the target.
             jobs: on the hosts.
             detached: whether it goes on without the client.
+            left: what the job that it resumes has left on another target; None if it resumes none from elsewhere.
 
         Raises:
             UserError: it cannot run there, or its name is taken.
         """
-        self._hosts, self._jobs = hosts, jobs
-        self.notes: list[str] = []
+        self._hosts, self._jobs, self._left = hosts, jobs, left
+        self.notes: list[str] = [] if left is None else moving.notes(spec, left)
+        self._brought = None if left is None else moving.brought(spec, left)
         self.spec = self._asked(spec, detached)
         self._terminal = {} if detached else terminal_size()
         self._data = self._sources()
@@ -61,6 +66,8 @@ class RemoteStart:
         self._taken = {name: host for host, look in looks.items() for name in look["names"]}
         self._check_name(self.spec.name)
         self._main = looks[self._chosen[0]]
+        is_there = any(looks[host]["has_checkpoint"] for host in self._chosen)
+        self._sends_checkpoint = bool(self._brought and self._brought["into"]) and not is_there
 
     def _asked(self, spec: JobSpec, detached: bool) -> JobSpec:
         """What the user asked for, in the form that hosts get.
@@ -127,7 +134,12 @@ class RemoteStart:
             progress.say(line)
         with tempfile.TemporaryDirectory() as folder:
             code, archive, record = Path(folder, "code"), Path(folder, "code.tar"), None
-            if spec.code is not None and spec.resume_from is None:
+            checkpoint = Path(folder, "checkpoint.tar")
+            if self._left is not None:
+                record = moving.fetched_code(self._left, archive, progress)
+                if self._sends_checkpoint:
+                    moving.fetched_checkpoint(self._left, checkpoint, progress)
+            elif spec.code is not None and spec.resume_from is None:
                 record = fetched(spec, code, progress)
                 with tarfile.open(archive, "w") as tar:
                     tar.add(code, arcname=".")
@@ -145,7 +157,9 @@ class RemoteStart:
                     "token": secrets.token_hex(16) if spec.node_range[1] > 1 else None,
                     "secrets": {name: os.environ[name] for name in spec.secrets},
                 }
-                return self._start(name, common, archive)
+                if self._brought is not None:
+                    common["brought"] = {**self._brought, "bytes": _size(checkpoint)}
+                return self._start(name, common, archive, checkpoint)
 
             return start_named(spec, start_as)
 
@@ -159,15 +173,19 @@ class RemoteStart:
             where = self._taken[name].name
             raise NameTaken(f"a job named {name} is on {where}; choose another --name, or delete that job")
 
-    def _start(self, name: str, common: Request, archive: Path) -> Parts:
+    def _start(self, name: str, common: Request, archive: Path, checkpoint: Path) -> Parts:
         """Start a job's agents, which connect at the address of the first host.
 
         Raises:
             NameTaken: a host has a job of the name; nothing is left of the others.
             UserError: one cannot be started; nothing is left of the others.
         """
-        sender = _sender(archive) if archive.exists() else None
-        parts = Parts(name, self._chosen, lambda host: self._request(common, host), sender)
+        first = self._chosen[0]
+
+        def body(host: Host) -> Body | None:
+            return _sender(*(file for file in (archive, *([checkpoint] if host == first else [])) if file.exists()))
+
+        parts = Parts(name, self._chosen, lambda host: self._request(common, host), body)
         try:
             taken = parts.start()
             if taken is not None:
@@ -190,6 +208,7 @@ class RemoteStart:
             "joins": False,
             "hosts": [host.name for host in self._chosen],
             "secrets": {},
+            "brought": self._brought and {**self._brought, "bytes": 0},
         }
 
     def _request(self, common: Request, host: Host) -> Request:
@@ -199,7 +218,10 @@ class RemoteStart:
             port = self.spec.rendezvous.main_port or self._main["port"]
             number = self._chosen.index(host)
             job = {**job, "main_address": self._main["address"], "main_port": port, "node_rank": number}
-        return {**common, "job": job, "slots": host.slots}
+        brought = common["brought"]
+        if brought and host != self._chosen[0]:  # the ranks give it to the other hosts
+            brought = {**brought, "bytes": 0}
+        return {**common, "job": job, "slots": host.slots, "brought": brought}
 
     def _sources(self) -> list[dict[str, Any]]:
         """The paths of the job's volumes on the hosts, from the settings."""
@@ -216,8 +238,8 @@ class RemoteStart:
         Raises:
             UserError: too few of them can take it.
         """
-        job = self.spec.for_node()
-        with Preflight(self._hosts, lambda host: {"slots": host.slots, "job": job, "data": self._data}) as preflight:
+        common = {"job": self.spec.for_node(), "data": self._data, "brought": self._brought}
+        with Preflight(self._hosts, lambda host: {**common, "slots": host.slots}) as preflight:
             self._chosen = preflight.choose(*self.spec.node_range, self._preferred, self.notes.append)
             answers = dict(preflight.answers)
         self.notes += [f"{host.name}: {line}" for host in self._chosen for line in answers[host]["notes"]]
@@ -229,7 +251,7 @@ class RemoteStart:
         Raises:
             UserError: it resumes another job, and the hosts with its checkpoints cannot take it.
         """
-        if self.spec.resume_from is not None:
+        if self.spec.resume_from is not None and self._left is None:
             return self._resuming(self.spec.resume_from, looks)
         if self._hosts.is_exact:
             return list(looks)
@@ -261,11 +283,12 @@ def _size(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
 
 
-def _sender(file: Path) -> Body:
-    """A function that sends a file."""
+def _sender(*files: Path) -> Body | None:
+    """A function that sends files, one after the other; None if there are none."""
 
     def send(stdin: Input) -> None:
-        with open(file, "rb") as source:
-            shutil.copyfileobj(source, stdin)
+        for file in files:
+            with open(file, "rb") as source:
+                shutil.copyfileobj(source, stdin)
 
-    return send
+    return send if files else None

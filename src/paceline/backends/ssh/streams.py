@@ -23,7 +23,7 @@ class Streams:
         self,
         hosts: Iterable[Host],
         request: Callable[[Host], Request],
-        body: Body | None = None,
+        body: Callable[[Host], Body | None] = lambda _: None,
         apart: bool = False,
     ) -> None:
         """Send the requests.
@@ -31,7 +31,7 @@ class Streams:
         Args:
             hosts: the hosts.
             request: makes the request for a host.
-            body: writes what follows the request.
+            body: what writes what follows the request to a host.
             apart: Ctrl-C does not end the connections.
         """
         self._news: queue.Queue[tuple[Host, Answer | UserError]] = queue.Queue(_KEPT)
@@ -41,7 +41,7 @@ class Streams:
         self._apart = apart
         self._left = 0
         for host in hosts:
-            self.add(host, request(host), body)
+            self.add(host, request(host), body(host))
 
     def add(self, host: Host, request: Request, body: Body | None = None) -> None:
         """Send a request to another host, or to the same one again."""

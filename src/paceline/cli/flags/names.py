@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from paceline.backends.base import Listing
+    from paceline.backends.base import Backend, Listing
     from paceline.job.job import Job
 
 _INSTANCE = re.compile(r"(?:(?P<job>.+)-)?(?P<role>master|worker)-(?P<number>\d{1,9})")
@@ -55,17 +55,18 @@ def _of_all_targets(since: float | None) -> Listing:
     return backend().describe(since=since) if len(names) == 1 else describe(names, since)
 
 
-def known(names: Sequence[str], *, warns: bool = False) -> list[Job]:
+def known(names: Sequence[str], *, warns: bool = False, there: Backend | None = None) -> list[Job]:
     """The jobs of these names, in this order.
 
     Args:
         names: of the jobs.
         warns: say which of their machines do not answer.
+        there: where they are; None for where this command line looks.
 
     Raises:
         UserError: there is no such job.
     """
-    listing = backend().describe(names)
+    listing = (there or backend()).describe(names)
     found = {job.name: job for job in listing.jobs}
     for name in names:
         if name not in found:

@@ -240,6 +240,36 @@ def backend() -> Backend:
     return found
 
 
+def given_where() -> dict[str, Any]:
+    """The flags of this command line that say where jobs are."""
+    return {name: value for name, value in click.get_current_context().meta.get(_META, {}).items() if name != "backend"}
+
+
+def left_elsewhere(name: str, there: Backend) -> Backend | None:
+    """Where a job is that is to go on on another target; None if that one has it itself, or nothing is known of it.
+
+    Args:
+        name: of the job.
+        there: where it is to go on.
+
+    Raises:
+        UserError: see `backend`; or no host of `there` answers.
+    """
+    if not is_narrowed():
+        return None
+    known = _submitted_to(name)
+    if known is None or (known == there.name and known not in registry.flags()):
+        return None
+    elsewhere = _backend_of((name,), {})
+    if known in registry.flags() and elsewhere.where == there.where:
+        return None
+    try:
+        found = there.describe([name]).jobs
+    except UserError:  # some hosts do not answer; the start says so if it needs them
+        return elsewhere
+    return None if found and found[0].state != "LOST" else elsewhere
+
+
 def is_narrowed() -> bool:
     """Whether the flags of this command line say where jobs are."""
     return is_elsewhere(click.get_current_context().meta.get(_META, {}))

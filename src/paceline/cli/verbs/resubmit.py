@@ -9,20 +9,30 @@ from typing import TYPE_CHECKING, Any
 import click
 from pydantic import ValidationError
 
+from paceline.backends.base import Moves, able
+from paceline.backends.registry import HERE
 from paceline.cli.flags.job import FILES, HOROVODRUN, JOB, NODES, OUTPUT, PROGRAM, RANKS, TORCHRUN
 from paceline.cli.flags.names import known
 from paceline.cli.flags.options import Option, SectionedCommand
-from paceline.cli.flags.where import backend, remember_jobs, where_options
+from paceline.cli.flags.where import (
+    backend,
+    backend_for,
+    given_where,
+    left_elsewhere,
+    remember_jobs,
+    where_options,
+)
 from paceline.job.errors import UserError
 from paceline.job.flags import flag_of
 from paceline.job.spec import JobSpec
 from paceline.job.validation import validation_error
 
-from .submit import detached, dry_run
+from .submit import detached, dry_run, started
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from paceline.backends.base import Backend
     from paceline.job.job import Job
 
 # What belongs to the code and the folders of the job, which stay.
@@ -48,32 +58,68 @@ def _resubmit(job: str, args: tuple[str, ...], fresh: bool, **given: Any) -> int
     """Run JOB again; it goes on from its newest checkpoint.
 
     Flags change what the job was submitted with, such as -n, --nnodes, --gpus, --env or --time-limit. ARGS replace all
-    arguments of the script. The code and the folders stay as they were.
+    arguments of the script. The code and the folders stay as they were. With --on or -H, the job goes on on other
+    machines than it ran on: its code and its newest checkpoint are copied there.
     """
-    here = backend()
-    (old,) = known([job])
+    there = backend()
+    here = left_elsewhere(job, there) or there
+    (old,) = known([job], there=here)
     if not old.is_over and old.state != "LOST":
         raise UserError(f"job {job} is {old.state}; wait for it, or stop it first: paceline stop{here.where} {job}")
+    changes: dict[str, Any] = {"fresh": fresh, "resume_from": job, **({"args": args} if args else {})}
+    if here is not there:
+        return _moved(old, here, there, given, changes)
     before = here.spec(job)
-    changes = {
-        **_changes({**given, "nnodes": given["nnodes"] or str(before.nodes)}),
-        **({"args": args} if args else {}),
-        "fresh": fresh,
-    }
-    if changes.get("name") is None:
-        changes["name"] = _next_name(old, before)
-    spec = _changed(before, {**changes, "resume_from": job})
+    changes.update(_changes({**given, "nnodes": given["nnodes"] or str(before.nodes)}))
+    spec = _changed(before, {"name": _next_name(old, before), **changes})
     return dry_run(spec, here) if given["dry_run"] else detached(spec, here)
+
+
+def _moved(old: Job, here: Backend, there: Backend, given: dict[str, Any], changes: dict[str, Any]) -> int:
+    """Run a job again on another target than it ran on."""
+    source, destination = able(here, Moves), able(there, Moves)
+    left = source.left(old.name, fresh=bool(changes["fresh"]))
+    before = here.spec(old.name)
+    where = given_where()
+    names_hosts = where.get("on") is None
+    nodes = given["nnodes"] or (None if names_hosts else str(before.nodes))
+    kept = {"backend": there.name, "log_dir": None}
+    if names_hosts:  # as with submit, the hosts say how many nodes and ranks there are, unless other flags do
+        there = backend_for({**_nothing(), **where, **given, "nnodes": nodes})
+        destination = able(there, Moves)
+    changes.update(_changes({**given, "nnodes": nodes, **(where if names_hosts else {})}))
+    spec = _changed(before.model_copy(update=kept), {"name": _next_name(old, before), **changes})
+    _check_nodes(spec, there)
+    prepared = destination.prepare_moved(spec, left)
+    if given["dry_run"]:
+        click.echo(prepared.text())
+        return 0
+    return started(prepared, there)
+
+
+def _check_nodes(spec: JobSpec, there: Backend) -> None:
+    """Refuse several nodes on this machine, on which nodes are started by hand.
+
+    Raises:
+        UserError: the job has several.
+    """
+    if there.name == HERE and spec.node_range[1] > 1:
+        raise UserError(f"--nnodes {spec.nodes}, but this machine is one; add --nnodes 1, and -n for its ranks")
 
 
 def _changes(given: dict[str, Any]) -> dict[str, Any]:
     """The fields of a job that the flags set."""
     from paceline.cli.flags.spec import fields
 
-    nothing: dict[str, Any] = {option.name or "": () if option.multiple else None for option in _ALL}
-    found = fields({**nothing, "on": None, "script": None, "args": (), **given})
+    found = fields({**_nothing(), **given})
     found.pop("backend", None)
     return found
+
+
+def _nothing() -> dict[str, Any]:
+    """All flags of a job, none of them given."""
+    nothing: dict[str, Any] = {option.name or "": () if option.multiple else None for option in _ALL}
+    return {**nothing, "on": None, "script": None, "args": ()}
 
 
 def _changed(spec: JobSpec, changes: dict[str, Any]) -> JobSpec:

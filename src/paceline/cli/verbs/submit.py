@@ -17,7 +17,7 @@ from paceline.job.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.backends.base import Backend
+    from paceline.backends.base import Backend, Prepared
     from paceline.job.spec import JobSpec
 
 
@@ -73,8 +73,13 @@ def dry_run(spec: JobSpec, there: Backend, *, detached: bool = True) -> int:
 
 def detached(spec: JobSpec, there: Backend) -> int:
     """Start the job, and say what to type next."""
+    return started(there.prepare(spec), there)
+
+
+def started(prepared: Prepared, there: Backend) -> int:
+    """Start a prepared job, and say what to type next."""
     with ended_by_signals(), ProgressLine() as progress:
-        job = there.start(there.prepare(spec), progress)
+        job = there.start(prepared, progress)
     it = f"{there.where} {job.name}".lstrip()
     with contextlib.suppress(OSError):  # the job runs, even if its name cannot be printed
         click.echo(job.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.node.devicequeue import ticket
@@ -14,7 +15,7 @@ from paceline.node.planning import fitting
 from paceline.node.store import make, records
 
 from .preflight import all_facts, converse, job_facts
-from .start import found_volumes, order_of
+from .start import brought_by, found_volumes, order_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +50,7 @@ def preflight(home: Home, request: Request) -> Iterator[Answer]:
     else:
         facts.update(_look(home, request))
         try:
+            facts["has_checkpoint"] = _has_checkpoint(home, request)
             facts["notes"] = volumes.notes(found_volumes(home, request))
             facts.update(job_facts(home.root, home.jobs, _framework(home, request)))
         except Refused as error:
@@ -73,6 +75,16 @@ def _look(home: Home, request: Request) -> Answer:
         "machine": machine_id(),
         "port": port,
     }
+
+
+def _has_checkpoint(home: Home, request: Request) -> bool:
+    """Whether the checkpoint that the job goes on from is here already.
+
+    Raises:
+        Refused: others are where it would go.
+    """
+    order = make.Order(request["job"], data=found_volumes(home, request), brought=brought_by(request))
+    return make.has_checkpoint(order, Path(os.path.expanduser(request["job"]["working_dir"])))
 
 
 def _framework(home: Home, request: Request) -> str | None:

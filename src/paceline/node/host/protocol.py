@@ -19,7 +19,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-class Part(TypedDict):
+class Moved(TypedDict, total=False):
+    """What only a part has that goes on from a job elsewhere.
+
+    Keys:
+        brought: what comes with it, see `make.Brought`, and `bytes`, the size of the checkpoint's archive, 0 if the
+            checkpoint is there already or goes to another node.
+    """
+
+    brought: Mapping[str, Any] | None
+
+
+class Part(Moved):
     """What a client asks a machine elsewhere to make: its part of a job. Most keys are those of `make.Order`.
 
     Keys:
@@ -90,10 +101,10 @@ def next_order() -> str:
 
 
 class Bytes:
-    """Exactly `count` bytes of stdin."""
+    """Exactly `count` bytes of stdin; `what` they are, for messages."""
 
-    def __init__(self, count: int) -> None:
-        self._left = count
+    def __init__(self, count: int, what: str = "the code") -> None:
+        self._left, self._what = count, what
 
     def read(self, size: int) -> bytes:
         """The next bytes, b"" after the last one.
@@ -104,7 +115,7 @@ class Bytes:
         data = sys.stdin.buffer.read(min(size, self._left))
         self._left -= len(data)
         if not data and self._left:
-            raise Refused("the code did not arrive; submit the job again")
+            raise Refused(f"{self._what} did not arrive; submit the job again")
         return data
 
     def skip(self) -> None:

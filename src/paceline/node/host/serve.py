@@ -32,6 +32,7 @@ _VERBS = {
     "commands": ("stop", "delete", "invite", "leave", "open_tensorboard", "close_tensorboard"),
     "plan": ("plan", "preflight"),
     "start": ("start",),
+    "moving": ("left", "carry"),
 }
 _MODULES = {verb: module for module, verbs in _VERBS.items() for verb in verbs}
 

@@ -33,10 +33,11 @@ _MORE_SECONDS = 15.0  # for the agent to end itself, after the time that it has 
 def start(home: Home, request: StartRequest) -> Iterator[Answer]:
     """Make a job, and start its agent; then do as stdin says.
 
-    An archive (tar) of the job's code, of `bytes` bytes, follows on stdin, unless it is another job's code. Then orders
-    follow, one per line. "keep": the job continues without this connection if "done" follows, which says that all nodes
-    have this order, or if its ranks start soon. "hold": the job ends with this connection, which carries its output and
-    events; "signal N" forwards a signal. "drop", or the end of stdin before "keep": remove the job.
+    An archive (tar) of the job's code, of `bytes` bytes, follows on stdin, unless it is another job's code; then one of
+    the checkpoint that the job is to resume from, of `brought["bytes"]` bytes. Then orders follow, one per line.
+    "keep": the job continues without this connection if "done" follows, which says that all nodes have this order, or
+    if its ranks start soon. "hold": the job ends with this connection, which carries its output and events; "signal N"
+    forwards a signal. "drop", or the end of stdin before "keep": remove the job.
 
     Raises:
         Refused: it cannot run here.
@@ -49,7 +50,7 @@ def start(home: Home, request: StartRequest) -> Iterator[Answer]:
         yield {"taken": str(taken.path)}
         yield {"end": True}
         return
-    run, node, agent, begin, first = made
+    run, node, agent, begin, first, _ = made
     is_decided = is_kept = False
     try:
         yield {"started": node.job, "ranks": node.nproc, "host": socket.gethostname()}
@@ -107,16 +108,28 @@ def order_of(home: Home, request: Part) -> make.Order:
         terminal=request["terminal"],
         secrets=request["secrets"],
         token=request["token"],
+        brought=brought_by(request),
     )
+
+
+def brought_by(request: Mapping[str, Any]) -> make.Brought | None:
+    """What a client brings of a job from elsewhere."""
+    brought = request.get("brought")
+    if brought is None:
+        return None
+    fields = {key: value for key, value in brought.items() if key != "bytes"}
+    return make.Brought(**{**fields, "volume": fields["volume"] and tuple(fields["volume"])})
 
 
 def _make(home: Home, request: StartRequest, lifeline: socket.socket) -> make.Made:
     order, archive = order_of(home, request), Bytes(request["bytes"])
+    size = (request.get("brought") or {}).get("bytes", 0)
     if make.is_back(home, order):
         archive.skip()
         return make.restart_part(home, order, lifeline)
     plan = make.plan(home, make.this_machine(home, request["slots"]), order)
-    return make.make(plan, make.unpacked(archive, request["code"] or {}), lifeline)
+    checkpoint = Bytes(size, "the checkpoint") if size else None
+    return make.make(plan, make.unpacked(archive, request["code"] or {}), lifeline, checkpoint)
 
 
 def _split(shown: Mapping[str, Any] | None, job: dict[str, Any]) -> tuple[int, ...]:

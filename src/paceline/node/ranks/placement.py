@@ -6,7 +6,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any, cast
 
-from paceline.contract import CONTRACTS, ERROR_FILE, OWN_CONTRACT, RANK_KEY, TOKEN, Placement
+from paceline.contract import CONTRACTS, ERROR_FILE, OWN_CONTRACT, RANK_KEY, TOKEN, ContractError, Placement
 from paceline.contract.values import join_address
 from paceline.node.errors import Refused
 from paceline.node.machine import devices, processes
@@ -109,13 +109,20 @@ def foreseen(spec: NodeSpec, run: RunDirectory, start: Mapping[str, Any] | None 
         run: where its run directory will be.
         start: the first attempt, without the ports of the ranks, and with `PORT` for a main port that is not known
             yet; None to derive it from the spec.
+
+    Raises:
+        ContractError: the framework cannot run so.
     """
     spec = _granted(spec)
     tables = []
     starts = _starts(spec, PORT) if start is None else [cast("Attempt", start)]  # `_with_ports` adds what is missing
     for each in starts:
         at = _with_ports(spec, each, PORT)
-        tables.append([environment(spec, place(spec, at, rank), run) for rank in range(spec.nproc)])
+        try:
+            tables.append([environment(spec, place(spec, at, rank), run) for rank in range(spec.nproc)])
+        except ContractError:  # the framework cannot start so, for example with other numbers of ranks elsewhere
+            if not tables:
+                raise
     return [{**spec.env, **common(ranks)} for ranks in zip(*tables)]
 
 

@@ -19,17 +19,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paceline.contract import RANK_KEY, TOKEN
+from paceline.contract import RANK_KEY, TOKEN, ContractError
 from paceline.node import ENTRY
 from paceline.node.errors import Refused
-from paceline.node.files import read_json
+from paceline.node.files import read_json, write_json
 from paceline.node.planning import fitting, node_part
 from paceline.node.ranks import placement
-from paceline.node.rundir.directory import RunDirectory
+from paceline.node.rundir.directory import SAVED, RunDirectory
 from paceline.node.rundir.staging import SPARE, Reopened, Staging
 from paceline.node.spec import NodeSpec
 
-from . import code_folder, lifecycle, records
+from . import code_folder, lifecycle, moving, records
 from .home import with_ids
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ class Order:
         terminal: variables that describe the terminal that shows the ranks.
         secrets: variables that are never shown.
         token: secret with which the nodes authenticate each other.
+        brought: what the client brings of the job that this one resumes, if that ran elsewhere, see `Brought`.
     """
 
     job: Job
@@ -103,6 +104,46 @@ class Order:
     terminal: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     token: str | None = None
+    brought: Brought | None = None
+
+    @property
+    def resumes(self) -> str | None:
+        """The job on this machine whose code and checkpoints this one goes on with."""
+        name: str | None = None if self.brought is not None else self.job["resume_from"]
+        return name
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What comes with the request of a job that resumes one from elsewhere, but for the code; see `moving.py`.
+
+    Attributes:
+        into: where the checkpoint goes: into the "run" directory or another "folder"; "" if it comes with the code, or
+            there is none.
+        path: of that folder: relative to the run directory; or absolute, or relative to where the ranks start.
+        volume: the volume in which it is instead, and its path there; None if it is in none.
+        ids: of the checkpoints, by the number of the script's run.
+        saved: the step that was saved last, and its folder; None if none was.
+    """
+
+    into: str = ""
+    path: str = ""
+    volume: tuple[str, str] | None = None
+    ids: Mapping[str, str] = field(default_factory=dict)
+    saved: Mapping[str, Any] | None = None
+
+    def folder(self, run: Path, work: Path, data: Sequence[Mapping[str, Any]]) -> Path:
+        """Where the checkpoint goes.
+
+        Args:
+            run: the run directory.
+            work: where the ranks start.
+            data: the job's volumes.
+        """
+        for source in data if self.volume is not None else ():
+            if self.volume is not None and source["volume"] == self.volume[0]:
+                return Path(source["path"], self.volume[1])
+        return Path(run if self.into == "run" else work, os.path.expanduser(self.path))
 
 
 @dataclass(frozen=True)
@@ -118,6 +159,7 @@ class Plan:
         node: this node's part of it, likewise.
         path: its run directory.
         is_open: whether its script's imports, and so maybe its framework, are known only when its code is here.
+        placed: the checkpoints that came with the job, once it is made.
     """
 
     home: Home
@@ -128,6 +170,7 @@ class Plan:
     node: NodeSpec
     path: Path
     is_open: bool
+    placed: list[moving.Placed] = field(default_factory=list)
 
     def named(self, name: str, split: Split) -> Plan:
         """A copy for a job with another name and identifier.
@@ -159,6 +202,9 @@ class Plan:
 
         Args:
             start: the first attempt, as the coordinator will send it; None to derive it from what this machine knows.
+
+        Raises:
+            Refused: the framework cannot run so.
         """
         unknown = {} if self.order.job_id else {"PACELINE_JOB_ID": placement.CHOSEN}
         env = {**_agent_variables(self.home, self.order), **dict.fromkeys(self.job["secrets"], SECRET)}
@@ -168,7 +214,11 @@ class Plan:
         tables = []
         for framework in fitting.PACKAGES if self.is_open else (self.node.framework,):
             node = replace(self.node, framework=framework)
-            tables.append(placement.foreseen(node, RunDirectory(self.path), start))
+            try:
+                tables.append(placement.foreseen(node, RunDirectory(self.path), start))
+            except ContractError as error:
+                if not self.is_open:  # else its script imports another one
+                    raise Refused(str(error)) from None
         return [{**env, **placement.common(ranks), **unknown} for ranks in zip(*tables)]
 
 
@@ -182,6 +232,7 @@ class Made(NamedTuple):
         begin: position of its new events.
         record: its record while its lock was still held; for a client elsewhere see `home.with_ids`. A short job may
             be removed as soon as it has ended.
+        placed: the checkpoints that came with it.
     """
 
     run: RunDirectory
@@ -189,6 +240,7 @@ class Made(NamedTuple):
     agent: subprocess.Popen[bytes]
     begin: int
     record: dict[str, Any]
+    placed: Sequence[moving.Placed] = ()
 
 
 def plan(home: Home, here: fitting.Here, order: Order) -> Plan:
@@ -205,11 +257,12 @@ def plan(home: Home, here: fitting.Here, order: Order) -> Plan:
         asked["working_dir"] = _whole(asked["working_dir"])
     _check_name(home, asked, order.job_id)  # first, since the rest takes longer
     source = order.source if has_code else None
-    if has_code and asked["resume_from"] is not None:
-        source = Path(home.code_of(asked["resume_from"])["path"])
+    if has_code and order.resumes is not None:
+        source = Path(home.code_of(order.resumes)["path"])
     is_open = has_code and source is None and asked["framework"] is None and asked["command"] is None
     job, path = fitting.complete(asked, here, source), home.folder_of(asked)
     _check_checkpoint_dir(home, order, job)
+    has_checkpoint(order, Path(job["working_dir"]))
     return Plan(home, here, order, asked, job, _place(home, here, order, job, _folder(asked, path)), path, is_open)
 
 
@@ -225,6 +278,24 @@ def _check_checkpoint_dir(home: Home, order: Order, job: Job) -> None:
     is_new = job["code"] is not None and not os.path.isabs(job["checkpoint_dir"] or "")
     if not is_new and not order.joins and (home.is_remote or fitting.node_range(job)[1] == 1):
         fitting.check_checkpoint_dir(job)
+
+
+def has_checkpoint(order: Order, work: Path) -> bool:
+    """Whether the checkpoints that a client would bring are here already, for example on a disk that both see.
+
+    Args:
+        order: the order.
+        work: the job's working dir.
+
+    Raises:
+        Refused: others are where they would go.
+    """
+    brought = order.brought
+    if brought is None or brought.into != "folder":
+        return False
+    folder = brought.folder(work, work, order.data)
+    is_new = order.job["code"] is not None and folder.is_relative_to(work)  # it will be in the job's copy of its code
+    return not is_new and moving.holds(folder, brought.ids)
 
 
 def _check_name(home: Home, job: Job, job_id: str | None) -> None:
@@ -244,21 +315,28 @@ def _check_name(home: Home, job: Job, job_id: str | None) -> None:
         code_folder.check_free(_places(job, path, path)[1], job_id or "")
 
 
-def make(plan: Plan, code: Code | None = None, lifeline: socket.socket | None = None) -> Made:
+def make(
+    plan: Plan,
+    code: Code | None = None,
+    lifeline: socket.socket | None = None,
+    checkpoint: Readable | None = None,
+) -> Made:
     """Make a job, and start its agent. If this fails, nothing is left.
 
     Args:
         plan: see `plan`.
         code: copies the job's code; None for a job without code of its own, or with that of the job that it resumes.
         lifeline: the job ends when the other end of this closes; None for one that outlives its client.
+        checkpoint: the archive that `moving.write_checkpoint` wrote elsewhere; None if none comes with the job.
 
     Raises:
         Refused: it cannot run here.
         Taken: its name was taken meanwhile.
         OSError: it cannot be written.
     """
-    with _written(plan, code) as (staging, node):
-        return _start(plan.home, plan.order, staging, node, lifeline)
+    with _written(plan, code, checkpoint) as (staging, node):
+        made = _start(plan.home, plan.order, staging, node, lifeline)
+        return made._replace(placed=tuple(plan.placed))
 
 
 def become(plan: Plan, code: Code | None = None) -> NoReturn:
@@ -268,32 +346,35 @@ def become(plan: Plan, code: Code | None = None) -> NoReturn:
 
 
 @contextlib.contextmanager
-def _written(plan: Plan, code: Code | None) -> Iterator[tuple[Staging, NodeSpec]]:
+def _written(plan: Plan, code: Code | None, checkpoint: Readable | None = None) -> Iterator[tuple[Staging, NodeSpec]]:
     """The run directory of a new job, complete, with its lock held; and this node's part. See `make`."""
-    home, asked, node = plan.home, plan.asked, plan.node
+    home, asked, node, resumes = plan.home, plan.asked, plan.node, plan.order.resumes
     with contextlib.ExitStack() as stack:
-        if asked["resume_from"] is not None:
+        if resumes is not None:
             try:
-                stack.enter_context(RunDirectory(home.jobs / asked["resume_from"]).kept())
+                stack.enter_context(RunDirectory(home.jobs / resumes).kept())
             except FileNotFoundError:  # only other hosts may have its checkpoints
                 if not home.is_remote or asked["code"] is not None:
-                    raise Refused(f"job {asked['resume_from']} was just deleted; submit the job again") from None
+                    raise Refused(f"job {resumes} was just deleted; submit the job again") from None
         staging = stack.enter_context(Staging(plan.path, home.jobs if plan.path.parent != home.jobs else None))
         hidden, job = staging.directory.path, plan.job
         record: dict[str, Any] = {"data": [dict(source) for source in plan.order.data]}
         with contextlib.ExitStack() as undo:
+            work = Path(job["working_dir"])
             if asked["code"] is not None:
                 made, folder = _places(asked, hidden, plan.path)
                 if made == folder:
                     undo.enter_context(code_folder.claimed(folder, node.job_id))
-                if asked["resume_from"] is not None:
-                    code = copy_of(home.code_of(asked["resume_from"]))
+                if resumes is not None:
+                    code = copy_of(home.code_of(resumes))
                 assert code is not None
                 record["code"] = {**code(made), "path": str(folder)}
                 job = _complete(asked, plan.here, made, record["code"])
                 node = _place(home, plan.here, replace(plan.order, job_id=node.job_id), job, folder, code=made)
-            if asked["resume_from"] is not None and not asked["fresh"]:
-                lifecycle.take_checkpoints(home.jobs / asked["resume_from"], hidden)
+                work = made
+            if resumes is not None and not asked["fresh"]:
+                lifecycle.take_checkpoints(home.jobs / resumes, hidden)
+            undo.enter_context(_brought(plan, checkpoint, hidden, work))
             # The requested job, not the completed one: another time it may be completed differently.
             spec = {**asked, "devices": job["devices"]}
             lifecycle.write_down(staging.directory, {**record, "spec": spec, "created": time.time()}, node)
@@ -304,6 +385,35 @@ def _written(plan: Plan, code: Code | None) -> Iterator[tuple[Staging, NodeSpec]
             except FileExistsError:
                 raise Taken(asked["name"], plan.path) from None
         yield staging, node
+
+
+@contextlib.contextmanager
+def _brought(plan: Plan, checkpoint: Readable | None, hidden: Path, work: Path) -> Iterator[None]:
+    """The checkpoints that come with a job are in place, with the note that the job has some."""
+    order, brought = plan.order, plan.order.brought
+    if brought is None:
+        yield
+        return
+    if brought.saved is not None:
+        write_json(hidden / SAVED, dict(brought.saved))
+    if checkpoint is None:
+        yield
+        return
+    try:
+        plan.placed.append(moving.place(checkpoint, brought.folder(hidden, work, order.data)))
+    except tarfile.TarError:
+        raise Refused("the checkpoint arrived damaged; try again") from None
+    try:
+        yield
+    except BaseException:
+        _take_back(plan)
+        raise
+
+
+def _take_back(plan: Plan) -> None:
+    """Remove the checkpoints that came with a job."""
+    while plan.placed:
+        moving.take_back(plan.placed.pop())
 
 
 def is_back(home: Home, order: Order) -> bool:
@@ -353,6 +463,8 @@ def drop(home: Home, made: Made) -> None:
     made.run.wait_until_free()
     if not made.begin:
         home.remove(made.run)
+        for placed in made.placed:
+            moving.take_back(placed)
 
 
 def check_writable(folder: Path) -> None:

@@ -22,9 +22,11 @@ import time
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+
+from paceline.contract.checkpoint import CHUNK, FORMAT, MANIFEST, MARK, MARKER, NAME, STATE_FILE, crc_of_json
 
 from .errors import CheckpointError, DamagedCheckpoint
 from .plain_state import unsafe_names, why_refused
@@ -32,18 +34,11 @@ from .plain_state import unsafe_names, why_refused
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-FORMAT = 1
-MANIFEST = "manifest.json"
-NAME = re.compile(r"step-(\d{6,})(-\d+)?")
 LEFTOVER = re.compile(r"\.(saving|removing)-step-\d{6,}(-\d+)?-([0-9a-f]{8})")
-MARKER = ".paceline-saving"  # in a folder that is being written: says that paceline made it
-_MARK = b"A checkpoint that paceline has begun to write.\n"
 _OLD = 3600.0  # seconds after which no rank uses a probe any more
-STATE_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.pt")
 OURS = re.compile(rf"{STATE_FILE.pattern}|manifest\.json(\.new)?")
 PROBE = re.compile(r"\.meeting-[0-9a-f]{32}")  # the file that ranks try to create, see `folders`
 PROBE_TEXT = "paceline: made by rank "
-CHUNK = 8 * 1024 * 1024  # bytes read at once while verifying
 
 
 @dataclass(frozen=True)
@@ -75,7 +70,7 @@ class Manifest:
         """The text of `manifest.json`, with a checksum of its own."""
         checkpoint = asdict(self)
         whole = {"format": "paceline-checkpoint", "version": FORMAT, "checkpoint": checkpoint}
-        return json.dumps({**whole, "crc32": _crc_of_json(whole)}, indent=1) + "\n"
+        return json.dumps({**whole, "crc32": crc_of_json(whole)}, indent=1) + "\n"
 
     @staticmethod
     def from_json(text: bytes) -> Manifest:
@@ -88,7 +83,7 @@ class Manifest:
         try:
             whole = json.loads(text)
             crc = whole.pop("crc32")
-            if crc != _crc_of_json(whole):
+            if crc != crc_of_json(whole):
                 raise DamagedCheckpoint(f"{MANIFEST}: its checksum is wrong")
             if whole["version"] != FORMAT:
                 raise CheckpointError(
@@ -252,11 +247,6 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def temporary_name(folder: Path, step: int, checkpoint: str) -> Path:
-    """The folder in which a checkpoint with this id is written until it gets its name."""
-    return folder / f".saving-step-{step:06d}-{checkpoint[:8]}"
-
-
 def make_temporary(path: Path) -> None:
     """Make the folder in which a checkpoint is written, with the marker that paceline made it.
 
@@ -264,7 +254,7 @@ def make_temporary(path: Path) -> None:
         OSError: it cannot be made, or exists already.
     """
     path.mkdir()
-    (path / MARKER).write_bytes(_MARK)
+    (path / MARKER).write_bytes(MARK)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -376,7 +366,7 @@ def _is_leftover(path: Path) -> bool:
     if match is None or path.is_symlink() or not path.is_dir():
         return False
     try:
-        if not any(path.iterdir()) or _MARK.startswith((path / MARKER).read_bytes()):
+        if not any(path.iterdir()) or MARK.startswith((path / MARKER).read_bytes()):
             return True  # or its maker was killed before it had written that
     except FileNotFoundError:
         pass
@@ -426,7 +416,3 @@ def _remove_folder(path: Path) -> None:
         for name in (MANIFEST, MARKER):  # in this order: with the marker, the manifest may be of another checkpoint
             (path / name).unlink(missing_ok=True)
         path.rmdir()
-
-
-def _crc_of_json(value: dict[str, Any]) -> str:
-    return f"{zlib.crc32(json.dumps(value, sort_keys=True).encode()):08x}"

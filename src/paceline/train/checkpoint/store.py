@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline._version import __version__
+from paceline.contract.checkpoint import temporary_name
 from paceline.contract.folder_lock import FolderLock, FolderTaken
 
 from . import files, history
@@ -293,7 +294,7 @@ class CheckpointStore:
         message = self._agreement.together(failed, lambda: self._message(step, staged))
         assert not isinstance(staged, CheckpointError)  # it would have been raised above
         ticket, states = self._collect(failed, message)
-        temporary = files.temporary_name(self.folder, step, ticket["id"])
+        temporary = temporary_name(self.folder, step, ticket["id"])
         try:
             self._agreement.together(failed, lambda: self._write(temporary, step, staged, ticket, states))
         except CheckpointError:

@@ -19,6 +19,7 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
+from paceline.contract.checkpoint import MANIFEST, temporary_name
 from paceline.train.control.connect import LOOPBACK, job_key, listen, try_addresses
 from paceline.train.control.links import Acceptor, Link, Sum
 
@@ -188,7 +189,7 @@ class _Holder:
             checksum.add(data)
             link.socket.sendall(data)
 
-        manifest = (self._saved.path / files.MANIFEST).read_bytes()
+        manifest = (self._saved.path / MANIFEST).read_bytes()
         send(_SIZE.pack(len(manifest)) + manifest)
         link.socket.sendall(checksum.digest())
         chunk = memoryview(bytearray(_CHUNK))
@@ -235,7 +236,7 @@ class _Fetcher:
                 checksum = Sum(link)
                 manifest = self._manifest(peer, checksum)
                 needed = sum(record.size for record in manifest.files.values())
-                temporary = files.temporary_name(folder, manifest.step, manifest.id)
+                temporary = temporary_name(folder, manifest.step, manifest.id)
                 files.make_temporary(temporary)
                 for name, record in manifest.files.items():
                     written = files.write_stream(temporary / name, self._chunks(peer, record.size, checksum))
@@ -268,7 +269,7 @@ class _Fetcher:
         if size > _LONGEST_MANIFEST:
             raise DamagedCheckpoint(f"rank {self._holder} sends a manifest of {size} bytes")
         data = b"".join(map(bytes, self._chunks(peer, size, checksum)))
-        self._verify(peer, checksum, files.MANIFEST)
+        self._verify(peer, checksum, MANIFEST)
         return Manifest.from_json(data)
 
     def _verify(self, peer: socket.socket, checksum: Sum, name: str) -> None:

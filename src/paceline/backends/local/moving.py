@@ -1,0 +1,36 @@
+"""What a job has left on this machine, for a job that goes on from it on another target."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from paceline.backends.base import Left
+from paceline.backends.moving import receiver
+from paceline.backends.refusals import refusals
+from paceline.job.errors import UserError
+from paceline.node.store import moving
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from paceline.backends.base import ProgressReporter
+    from paceline.node.rundir.directory import RunDirectory
+
+
+def left_here(run: RunDirectory) -> Left:
+    """What a job has left."""
+    name = run.path.name
+    found = moving.left(run)
+
+    def fetch(what: Literal["code", "checkpoint"], file: Path, progress: ProgressReporter) -> None:
+        ids = found["checkpoint"]["ids"] if found["checkpoint"] else {}
+        try:
+            with refusals(), run.kept(), receiver(what, found, name, file, progress) as out:
+                if what == "code":
+                    moving.write_code(run, out)
+                else:
+                    moving.write_checkpoint(run, ids, out)
+        except FileNotFoundError:
+            raise UserError(f"job {name} was just deleted") from None
+
+    return Left(name, "this machine", found, fetch)

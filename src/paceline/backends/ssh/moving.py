@@ -1,0 +1,68 @@
+"""What a job has left on hosts, for a job that goes on from it on another target."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Literal
+
+from paceline.backends.base import Left
+from paceline.backends.moving import newest, receiver
+from paceline.job.errors import UserError
+
+from .connection import Unreachable
+from .streams import Streams
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from paceline.backends.base import ProgressReporter
+
+    from .connection import Host
+
+
+def left_on(hosts: Sequence[Host], missing: Sequence[str], name: str, *, fresh: bool) -> Left:
+    """What a job has left on its hosts: the newest checkpoint of all, and the code of the same host.
+
+    Args:
+        hosts: that have a part of it.
+        missing: hosts that have one too, and do not answer; a line each.
+        name: of the job.
+        fresh: whether its checkpoints are not needed.
+
+    Raises:
+        UserError: no host answers that may have the checkpoints.
+    """
+    answers: dict[Host, dict[str, Any]] = {}
+    silent = list(missing)
+    request = {"do": "left", "name": name}
+    with contextlib.closing(Streams(hosts, lambda _: request)) as streams:
+        while (news := streams.take()) is not None:
+            host, answer = news
+            if isinstance(answer, Unreachable):
+                silent.append(str(answer))
+            elif isinstance(answer, UserError):
+                raise answer
+            elif "left" in answer:
+                answers[host] = answer["left"]
+    if not answers:
+        raise UserError(
+            f"{silent[0]}; what job {name} has left is there, so it cannot go on elsewhere before that answers"
+        )
+    host, found = newest((host, answers[host]) for host in hosts if host in answers)
+    if silent and not fresh and found["checkpoint"] is None:
+        raise UserError(
+            f"{silent[0]}; it may have the checkpoints of job {name}; try later, or begin anew with --fresh"
+        )
+
+    def fetch(what: Literal["code", "checkpoint"], file: Path, progress: ProgressReporter) -> None:
+        ids = found["checkpoint"]["ids"] if found["checkpoint"] else {}
+        order = {"do": "carry", "name": name, "what": what, "ids": ids}
+        with receiver(what, found, name, file, progress) as out, host.listen(order) as pieces:
+            for piece in pieces:
+                if "end" in piece:
+                    return
+                out.write(piece["data"])
+
+    lines = tuple(f"{line}; what it has of job {name} is not looked at" for line in silent)
+    return Left(name, host.name, found, fetch, lines)

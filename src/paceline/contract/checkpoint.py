@@ -1,0 +1,77 @@
+"""How checkpoints lie on a disk, as far as it is known without torch: their names, and the manifest with its checksums.
+
+docs/checkpoints.md describes the format. `train/checkpoint/files.py` writes it; a machine that sends a checkpoint to
+another one, or gets one, needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+NAME = re.compile(r"step-(\d{6,})(-\d+)?")
+STATE_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.pt")
+MARKER = ".paceline-saving"  # in a folder that is being written: says that paceline made it
+MARK = b"A checkpoint that paceline has begun to write.\n"
+CHUNK = 8 * 1024 * 1024  # bytes read at once
+
+Listing = dict[str, Any]  # what a manifest says of its checkpoint: id, serial, step, files and more
+
+
+def temporary_name(folder: Path, step: int, checkpoint: str) -> Path:
+    """The folder in which a checkpoint with this id is written until it gets its name."""
+    return folder / f".saving-step-{step:06d}-{checkpoint[:8]}"
+
+
+def crc_of_json(value: dict[str, Any]) -> str:
+    """The checksum of a value in JSON."""
+    return f"{zlib.crc32(json.dumps(value, sort_keys=True).encode()):08x}"
+
+
+def listing(path: Path) -> Listing | None:
+    """What the manifest in a folder says; None if it is damaged, missing, or of a format that is not known here."""
+    try:
+        whole = json.loads((path / MANIFEST).read_bytes())
+        crc = whole.pop("crc32")
+        found: Listing = whole["checkpoint"]
+        is_valid = (
+            crc == crc_of_json(whole) and whole["version"] == FORMAT and all(map(STATE_FILE.fullmatch, found["files"]))
+        )
+        numbers = [found["serial"], found["step"], *(it["size"] for it in found["files"].values())]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    is_valid = is_valid and re.fullmatch(r"[0-9a-f]{32}", str(found["id"])) is not None
+    return found if is_valid and all(isinstance(number, int) for number in numbers) else None
+
+
+def newest_first(folder: Path) -> Iterator[tuple[Path, Listing]]:
+    """The checkpoints of a folder that have a valid manifest, and what it says; their files may be damaged."""
+    try:
+        paths = [path for path in folder.iterdir() if NAME.fullmatch(path.name)]
+    except OSError:
+        return
+    found = [(path, said) for path in paths if (said := listing(path)) is not None]
+    yield from sorted(found, key=lambda it: (it[1]["serial"], it[1]["step"], it[1]["id"]), reverse=True)
+
+
+def is_whole(path: Path, said: Listing) -> bool:
+    """Whether all files of a checkpoint are as its manifest says; reads them."""
+    for name, record in said["files"].items():
+        crc = size = 0
+        try:
+            with open(path / name, "rb", buffering=0) as file:
+                while chunk := file.read(CHUNK):
+                    crc, size = zlib.crc32(chunk, crc), size + len(chunk)
+        except OSError:
+            return False
+        if (size, f"{crc:08x}") != (record["size"], record["crc32"]):
+            return False
+    return True

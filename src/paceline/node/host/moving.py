@@ -1,0 +1,65 @@
+"""What a job has left on this machine, for a client that takes it to other machines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.node.errors import Refused
+from paceline.node.store import moving
+
+from .protocol import end_with_stdin, send
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.node.store.home import Answer, Home, Request
+
+_PIECE = 1 << 20  # bytes in an answer
+
+
+def left(home: Home, request: Request) -> Iterator[Answer]:
+    """What a job has left here, see `moving.left`; the first line comes before its checkpoint is read."""
+    end_with_stdin()
+    run = home.run(request["name"])
+    yield {"begin": True}
+    with run.kept():
+        found = moving.left(run)
+    yield {"left": found}
+    yield {"end": True}
+
+
+def carry(home: Home, request: Request) -> Iterator[Answer]:
+    """Its code or its checkpoint, as `what` says: an archive (tar) in pieces."""
+    end_with_stdin()
+    run = home.run(request["name"])
+    out = _Pieces()
+    try:
+        with run.kept():
+            if request["what"] == "code":
+                moving.write_code(run, out)
+            else:
+                moving.write_checkpoint(run, request["ids"], out)
+    except FileNotFoundError:
+        raise Refused(f"job {run.path.name} was just deleted") from None
+    out.flush()
+    yield {"end": True}
+
+
+class _Pieces:
+    """Sends what is written to it, in pieces."""
+
+    def __init__(self) -> None:
+        self._waiting = bytearray()
+
+    def write(self, data: bytes) -> int:
+        """Take the bytes."""
+        self._waiting += data
+        if len(self._waiting) >= _PIECE:
+            self.flush()
+        return len(data)
+
+    def flush(self) -> None:
+        """Send what is left."""
+        if self._waiting:
+            send({"data": bytes(self._waiting)})
+            self._waiting.clear()
