@@ -34,7 +34,6 @@ def left(client: Client) -> list[Path]:
         ("submit", ("--nnodes", "2", "-n", "2", "--secret", "TOKEN", "--data", "set:/mnt/set")),
         ("run", ("--nnodes", "2", "-n", "1", "--env", "A=1", "--rdzv-id", "mine")),
         ("run", ("--nnodes", "2", "--framework", "indexed", "-n", "2")),
-        ("submit", ("--nnodes", "2", "--framework", "horovod", "-n", "2")),
     ],
 )
 def test_every_variable_of_every_rank(client: Client, verb: str, args: tuple[str, ...]) -> None:

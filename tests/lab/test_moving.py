@@ -14,6 +14,8 @@ from tests.conftest import eventually
 from .test_checkpoints import TRAIN, checkpoints
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from .lab import Client
 
 torch = pytest.importorskip("torch")

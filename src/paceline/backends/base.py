@@ -4,8 +4,8 @@ A backend subclasses `Backend` and is found by the name of its kind (see `regist
 entry-point group `paceline.backends` of an installed package. docs/backends.md shows how to write one.
 
 A job starts in two steps. `prepare` finds everything that is wrong with it and starts nothing; `start`, or `run` for a
-job in the foreground, starts what was prepared. Optional abilities are protocols (`Elastic`, `Checks`, `Metered`, `Moves`,
-`TensorBoards`, `Volumes`): a backend has an ability if it has the methods of its protocol.
+job in the foreground, starts what was prepared. Optional abilities are protocols (`Elastic`, `Checks`, `Metered`,
+`Moves`, `TensorBoards`, `Volumes`): a backend has an ability if it has the methods of its protocol.
 
 Methods return results, and raise `UserError` for errors that a user can correct. Only `cli/` prints.
 """
