@@ -189,7 +189,7 @@ class Cluster(faults.Faults):
     def stop(self) -> None:
         """Remove everything."""
         try:
-            if hasattr(self, "loop"):
+            if hasattr(self, "loop") and self._thread.is_alive():
                 with contextlib.suppress(Exception):
                     self._await(self._stop())
                 self.loop.call_soon_threadsafe(self.loop.stop)
@@ -214,6 +214,17 @@ class Cluster(faults.Faults):
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+
+    def processes(self) -> list[int]:
+        """Everything that lives and was started by it, however indirectly."""
+        marker = f"PACELINE_LAB={self.prefix}\0".encode()
+        found = []
+        for path in Path("/proc").iterdir():
+            if path.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if marker in (path / "environ").read_bytes() + b"\0":
+                        found.append(int(path.name))
+        return found
 
     # -- users ---------------------------------------------------------------------------------------------------------
 

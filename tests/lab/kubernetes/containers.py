@@ -98,7 +98,7 @@ class Container:
             self._process.wait()
         self.finished = defaults.now()
         if self.code is None:
-            self.code = 137
+            self.code = 128 if self._error else 137
         if self._error and self.code == 128:
             self.reason = "StartError"
         self.log.end()

@@ -67,6 +67,13 @@ class Faults:
 
         self.do(lambda: setattr(self.server, "hook", hook))
 
+    def wait_for_server(self) -> None:
+        """Wait until a restart of `restart_at` is done."""
+        self._await(self._finish_restart())
+
+    async def _finish_restart(self) -> None:
+        await self._restarting
+
     def expire_watches(self) -> None:
         """Let the server forget all old versions, and end every watch with 410."""
         self.do(self.server.expire_watches)
@@ -175,41 +182,42 @@ class Faults:
     # -- many objects --------------------------------------------------------------------------------------------------
 
     def fill(self, job: Object, jobs: int, pods: int, namespace: str = "default") -> None:
-        """Put in many copies of a Job, each with so many running pods, without running them."""
+        """Put in many copies of a Job, each with so many running pods, that nothing runs and no controller sees."""
+        self.do(lambda: self._fill(job, jobs, pods, namespace))
 
-        def put() -> None:
-            idle = {"lab/idle": "true"}
-            body = copy.deepcopy(job)
-            body["metadata"].setdefault("annotations", {}).update(idle)
-            first = self.api.create(resources.JOBS, namespace, body, dry_run=True)
-            template = first["spec"]["template"]
-            made = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": template["spec"]}
-            sample = json.dumps(self.api.create(resources.PODS, namespace, made, dry_run=True)["spec"])
-            name, uid = first["metadata"]["name"], first["metadata"]["uid"]
-            text = json.dumps(first)
-            nodes = sorted(self.nodes)
-            for number in range(jobs):
-                own = str(uuid.uuid4())
-                one = json.loads(text.replace(uid, own).replace(f'"{name}"', f'"{name}-{number}"'))
-                moment = one["metadata"]["creationTimestamp"]
-                one["status"] = {"startTime": moment, "active": pods, "ready": pods}
-                self.storage.put(resources.JOBS, one)
-                owner = {"apiVersion": "batch/v1", "kind": "Job", "name": f"{name}-{number}", "uid": own,
-                         "controller": True, "blockOwnerDeletion": True}  # fmt: skip
-                labels = one["spec"]["template"]["metadata"]["labels"]
-                for index in range(pods):
-                    node = nodes[(number + index) % len(nodes)]
-                    metadata = {
-                        "name": f"{name}-{number}-{index}-abcde", "namespace": namespace, "uid": str(uuid.uuid4()),
-                        "creationTimestamp": moment, "labels": labels, "ownerReferences": [owner],
-                        "annotations": {**idle, "batch.kubernetes.io/job-completion-index": str(index)},
-                    }  # fmt: skip
-                    container = {"name": template["spec"]["containers"][0]["name"], "ready": True, "restartCount": 0,
-                                 "state": {"running": {"startedAt": moment}}, "image": "i", "imageID": "i"}  # fmt: skip
-                    status = {"phase": "Running", "startTime": moment, "podIP": "10.0.0.1", "containerStatuses": [container],
-                              "conditions": [{"type": "Ready", "status": "True"}]}  # fmt: skip
-                    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata,
-                           "spec": {**json.loads(sample), "nodeName": node}, "status": status}  # fmt: skip
-                    self.storage.put(resources.PODS, pod)
-
-        self.do(put)
+    def _fill(self, job: Object, jobs: int, pods: int, namespace: str) -> None:
+        idle = {"lab/idle": "true"}
+        body = copy.deepcopy(job)
+        body["metadata"].setdefault("annotations", {}).update(idle)
+        first = self.api.create(resources.JOBS, namespace, body, dry_run=True)
+        template = first["spec"]["template"]
+        made = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": template["spec"]}
+        spec = self.api.create(resources.PODS, namespace, made, dry_run=True)["spec"]
+        of_node = [{**spec, "nodeName": node} for node in sorted(self.nodes)]
+        name, uid, moment = first["metadata"]["name"], first["metadata"]["uid"], first["metadata"]["creationTimestamp"]
+        text = json.dumps(first)
+        container = {"name": template["spec"]["containers"][0]["name"], "ready": True, "restartCount": 0, "lastState": {},
+                     "state": {"running": {"startedAt": moment}}, "image": "i", "imageID": "i", "started": True}  # fmt: skip
+        status = {"phase": "Running", "startTime": moment, "podIP": "10.0.0.1", "containerStatuses": [container],
+                  "conditions": [{"type": "Ready", "status": "True"}]}  # fmt: skip
+        all_jobs, all_pods = [], []
+        for number in range(jobs):
+            own = str(uuid.uuid4())
+            one = json.loads(text.replace(uid, own).replace(f'"{name}"', f'"{name}-{number}"'))
+            one["status"] = {"startTime": moment, "active": pods, "ready": pods}
+            all_jobs.append(one)
+            owner = {"apiVersion": "batch/v1", "kind": "Job", "name": f"{name}-{number}", "uid": own,
+                     "controller": True, "blockOwnerDeletion": True}  # fmt: skip
+            for index in range(pods):
+                metadata = {
+                    "name": f"{name}-{number}-{index}-abcde", "namespace": namespace, "uid": str(uuid.uuid4()),
+                    "creationTimestamp": moment, "labels": one["spec"]["template"]["metadata"]["labels"],
+                    "annotations": {**idle, "batch.kubernetes.io/job-completion-index": str(index)},
+                    "ownerReferences": [owner],
+                }  # fmt: skip
+                all_pods.append(
+                    {"apiVersion": "v1", "kind": "Pod", "metadata": metadata,
+                     "spec": of_node[(number + index) % len(of_node)], "status": status}
+                )  # fmt: skip
+        self.storage.load(resources.JOBS, all_jobs)
+        self.storage.load(resources.PODS, all_pods)

@@ -40,12 +40,20 @@ def _call(name: str, *arguments: int) -> None:
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
+def _place(upper: Path, path: str) -> Path:
+    """Where a layer has a path; links among its folders, such as /bin, remain links."""
+    parent, name = os.path.split(path)
+    return upper / os.path.realpath(parent).lstrip("/") / name
+
+
 def _layer(upper: Path, spec: dict) -> None:
     """What the image adds to the machine's files, and what it lacks."""
-    for path in spec["hidden"]:
-        place = upper / path.lstrip("/")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if not place.exists():
+    hidden: set[Path] = set()
+    for path in sorted(spec["hidden"]):
+        place = _place(upper, path)
+        if not hidden & {place, *place.parents}:
+            hidden.add(place)
+            place.parent.mkdir(parents=True, exist_ok=True)
             os.mknod(place, 0o600, 0)  # so overlays say that a file is gone
     for path in spec["emptied"]:
         place = upper / path.lstrip("/")
@@ -53,7 +61,7 @@ def _layer(upper: Path, spec: dict) -> None:
         place.chmod(0o1777)
         os.setxattr(place, "trusted.overlay.opaque", b"y")
     for path, content in spec["files"].items():
-        place = upper / path.lstrip("/")
+        place = _place(upper, path)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.unlink(missing_ok=True)
         if content.startswith("-> "):
@@ -88,14 +96,35 @@ def _root(spec: dict) -> Path:
     mount("devpts", device / "pts", "devpts", 0, "newinstance,ptmxmode=0666,mode=620")
     (device / "ptmx").symlink_to("pts/ptmx")
     (device / "shm").mkdir()
-    mount("tmpfs", device / "shm", "tmpfs", 0, "mode=1777,size=64m")
+    if all(each["target"].rstrip("/") != "/dev/shm" for each in spec["mounts"]):
+        mount("tmpfs", device / "shm", "tmpfs", 0, "mode=1777,size=64m")
     for each in spec["mounts"]:
         _volume(root, each)
     return root
 
 
+def _resolve(root: Path, path: str) -> Path:
+    """Where a path is below a root whose links, such as /var/run, are meant from there."""
+    parts, found = path.split("/"), root
+    for _ in range(100):
+        if not parts:
+            break
+        part = parts.pop(0)
+        if part in ("", "."):
+            continue
+        if part == "..":
+            found = found.parent if found != root else root
+        elif (found / part).is_symlink():
+            target = os.readlink(found / part)
+            found = root if target.startswith("/") else found
+            parts = target.split("/") + parts
+        else:
+            found /= part
+    return found
+
+
 def _volume(root: Path, spec: dict) -> None:
-    source, target = Path(spec["source"]), root / spec["target"].lstrip("/")
+    source, target = Path(spec["source"]), _resolve(root, spec["target"])
     if source.is_dir():
         target.mkdir(parents=True, exist_ok=True)
     else:

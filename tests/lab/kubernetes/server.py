@@ -74,6 +74,7 @@ class Server:
         self.requests: list[str] = []  # all that were answered: method and path
         self.hook: Callable[[web.BaseRequest], None] | None = None  # called before each request; may raise StatusError
         self._watches: set[asyncio.Event] = set()
+        self._handlers: set[asyncio.Task[Any]] = set()
         self._runner: web.ServerRunner | None = None
 
     # -- listening -----------------------------------------------------------------------------------------------------
@@ -100,6 +101,9 @@ class Server:
         for connection in list(self._server.connections):
             if connection.transport is not None:
                 connection.transport.abort()
+        for task in self._handlers:
+            task.cancel()
+        await asyncio.gather(*self._handlers, return_exceptions=True)
         await self._runner.cleanup()
         self._runner = None
 
@@ -112,6 +116,13 @@ class Server:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        task = asyncio.current_task()
+        assert task is not None
+        self._handlers.add(task)  # a task for each connection
+        task.add_done_callback(self._handlers.discard)
+        return await self._respond(request)
+
+    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.path
         self.requests.append(f"{request.method} {request.path_qs}")
         try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .errors import Object, bad_request, expired
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from .resources import Resource
 
@@ -130,6 +130,16 @@ class Storage:
             self._sorted[resource.store] = None
         self._announce(Change(self.revision, "MODIFIED" if old else "ADDED", resource.store, entry, old))
         return object
+
+    def load(self, resource: Resource, objects: Iterable[Object]) -> None:
+        """Put in many objects at once; nobody is notified."""
+        stored = self._objects.setdefault(resource.store, {})
+        for object in objects:
+            self.revision += 1
+            object["metadata"]["resourceVersion"] = str(self.revision)
+            stored[(object["metadata"].get("namespace", ""), object["metadata"]["name"])] = Entry(object)
+        self._sorted[resource.store] = None
+        self.compact()
 
     def remove(self, resource: Resource, namespace: str, name: str) -> Object:
         old = self._objects[resource.store].pop((namespace, name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from .manifests import CONFIG, job, service
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .cluster import Cluster
 
 pytestmark = pytest.mark.usefixtures("kubectl")
@@ -29,3 +32,65 @@ def test_a_job_runs_with_its_names_and_its_files(cluster: Cluster) -> None:
         assert [line.split()[1] for line in lines[3:]] == [f"t-{i}.t.default.svc.cluster.local" for i in (0, 1)]
     cluster.kubectl("delete", "job", "t")
     cluster.wait(lambda: not list(cluster.storage.all(cluster.resource("Pod"))), "its pods are gone")
+
+
+def test_kubectl_reads_everything(make_cluster: Callable[..., Cluster]) -> None:
+    cluster = make_cluster(minor=31, operators=["training-operator", "jobset"])
+    cluster.apply(service(), job("echo ready; sleep 1000", completions=2))
+    cluster.wait(
+        lambda: (cluster.storage.get(cluster.resource("Job"), "default", "t").get("status") or {}).get("ready") == 2,
+        "it runs",
+    )
+    pods = cluster.kubectl("get", "pods", "-o", "wide").stdout.splitlines()
+    assert pods[0].split() == ["NAME", "READY", "STATUS", "RESTARTS", "IP", "NODE", "AGE"]
+    assert pods[1].split()[1:4] == ["1/1", "Running", "0"]
+    assert "0/2" in cluster.kubectl("get", "jobs").stdout
+    assert "Ready" in cluster.kubectl("get", "nodes").stdout
+    described = cluster.kubectl("describe", "job", "t").stdout
+    assert "Created pod: t-0-" in described and "2 Active (2 Ready) / 0 Succeeded / 0 Failed" in described
+    described = cluster.kubectl("describe", "pods", "-l", "job-name=t").stdout
+    assert "Successfully assigned default/t-0-" in described and "State:          Running" in described
+    described = cluster.kubectl("describe", "nodes").stdout
+    assert "nvidia.com/gpu:     8" in described and "Non-terminated Pods:          (1 in total)" in described
+    # What is unknown is refused by name; the same again changes nothing; a change is a change.
+    refused = cluster.apply(job("true", completionz=1), check=False)
+    assert refused.returncode == 1 and 'unknown field "spec.completionz"' in refused.stderr
+    assert "unchanged" in cluster.apply(service()).stdout
+    labelled = {**service(), "metadata": {"name": "t", "labels": {"a": "b"}}}
+    assert "configured" in cluster.apply(labelled).stdout
+    assert cluster.kubectl("auth", "can-i", "create", "jobs").stdout == "yes\n"
+    assert "Unauthorized" in cluster.kubectl("--context", "wrong-token", "get", "pods", check=False).stderr
+    cluster.kubectl("delete", "job", "t")
+    cluster.wait(lambda: not list(cluster.storage.all(cluster.resource("Pod"))), "its pods are gone")
+
+
+def test_a_deployment_runs(cluster: Cluster) -> None:
+    labels = {"app": "board"}
+    container = {"name": "main", "image": "any", "command": ["sleep", "1000"]}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [container], "terminationGracePeriodSeconds": 0}}
+    spec = {"selector": {"matchLabels": labels}, "template": template}
+    cluster.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "board"}, "spec": spec})
+    deployments = cluster.resource("Deployment")
+    cluster.wait(
+        lambda: cluster.storage.get(deployments, "default", "board")["status"].get("readyReplicas") == 1, "it is ready"
+    )
+    cluster.kubectl("scale", "deployment", "board", "--replicas", "2")
+    cluster.wait(
+        lambda: cluster.storage.get(deployments, "default", "board")["status"].get("readyReplicas") == 2,
+        "both are ready",
+    )
+    cluster.kubectl("delete", "deployment", "board")
+    cluster.wait(lambda: not list(cluster.storage.all(cluster.resource("Pod"))), "its pods are gone")
+
+
+def test_nothing_is_left(make_cluster: Callable[..., Cluster]) -> None:
+    cluster = make_cluster()
+    cluster.create(job("trap '' TERM; while :; do sleep 1; done", completions=2))
+    cluster.wait(
+        lambda: (cluster.storage.get(cluster.resource("Job"), "default", "t").get("status") or {}).get("ready") == 2,
+        "it runs",
+    )
+    assert cluster.processes()
+    cluster.stop()
+    assert not cluster.processes() and not cluster.folder.exists()
+    assert not [path for path in Path("/run/netns").iterdir() if path.name.startswith(f"{cluster.prefix}-")]
