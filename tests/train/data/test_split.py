@@ -145,6 +145,16 @@ class Stateful(ByWorker):
         self.next = state["next"]
 
 
+class StatefulOnce(Stateful):
+    """Stays at its end, as is enough for torch, whose workers begin each epoch with a new copy."""
+
+    def __iter__(self) -> Iterator[int]:
+        part, parts = own_part()
+        while part + self.next * parts < SIZE:
+            self.next += 1
+            yield part + (self.next - 1) * parts
+
+
 class ByShard(IterableDataset[int]):
     """Split by `shard`, as the streams of Hugging Face's datasets."""
 
@@ -230,6 +240,18 @@ def test_each_element_once_for_workers(kind: Callable[[], Any], persistent: bool
     for tail in (rest, epoch(alone)[0]):
         assert sorted(head + tail) == list(range(SIZE))
     assert sorted(epoch(alone)[0]) == list(range(SIZE)), "the next epoch is split anew"
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 4])
+def test_parts_that_one_process_reads_one_after_the_other_each_have_a_beginning(steps: int) -> None:
+    head_loader = make_loader(StatefulOnce(), num_workers=3, batch_size=4, multiprocessing_context="fork")
+    head, _ = epoch(head_loader, steps)
+    if not steps:
+        next(iter(head_loader))
+        head_loader.put_back()
+    alone = make_loader(StatefulOnce(), batch_size=4)
+    alone.load_state_dict(head_loader.state_dict())
+    assert sorted(head + epoch(alone)[0]) == list(range(SIZE))
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

@@ -55,7 +55,7 @@ class PartReader:
         self._random_batch = RandomStream()  # of its own, since the other one is continued
 
     def batches(
-        self, epoch: int, part: int, parts: int, progress: Progress, *, size: int
+        self, epoch: int, part: int, parts: int, progress: Progress, *, size: int, is_first: bool
     ) -> Iterator[tuple[Any, int, Progress]]:
         """Yield batches of a part, each with the number of its samples and the progress after it.
 
@@ -65,10 +65,11 @@ class PartReader:
             parts: how many there are.
             progress: how far it was read before.
             size: samples of a batch.
+            is_first: whether it is the first part that this process reads of the epoch.
         """
         source, info = self._part(epoch, part, parts)
         own = type(source.dataset).__name__
-        at = source.begin(progress.count, progress.state)
+        at = source.begin(progress.count, progress.state, another_part=source is self._source and not is_first)
         # For a data set without a state, draws start from the beginning, as when it was read the first time.
         start = (self._seed, epoch, part) if at == 0 else (self._seed, epoch, part, at)
         with as_worker(info), self._random.active(derive_seed(*start), continued=True):

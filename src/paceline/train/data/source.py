@@ -27,7 +27,7 @@ class Source:
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
         self.is_stateful = hasattr(dataset, "load_state_dict") and hasattr(dataset, "state_dict")
-        self._first_state: Any = None  # before the first iteration in this process
+        self._first_state: Any = None  # at the beginning of the last iteration that began at the data set's beginning
         self._is_within = False  # whether an iteration is under way
 
     def set_epoch(self, epoch: int) -> None:
@@ -35,15 +35,23 @@ class Source:
         if callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
             set_epoch(epoch)
 
-    def begin(self, position: int, state: Any) -> int:
-        """Bring the data set to its saved `state`, or to its beginning. Returns the position there."""
+    def begin(self, position: int, state: Any, *, another_part: bool = False) -> int:
+        """Bring the data set to its saved `state`, or to its beginning. Returns the position there.
+
+        Args:
+            position: elements before `state`.
+            state: as `state()` returned it; None for the beginning.
+            another_part: whether another part of the same epoch was read before. A data set may stay at its end, so
+                this one begins where that one did.
+        """
         if not self.is_stateful:
             return 0
-        if self._first_state is None:
+        is_at_beginning = not self._is_within and not another_part
+        if self._first_state is None or (state is None and is_at_beginning):
             self._first_state = self.state()
         if state is not None:
             self.dataset.load_state_dict(copy.deepcopy(state))
-        elif self._is_within:
+        elif not is_at_beginning:
             self.dataset.load_state_dict(copy.deepcopy(self._first_state))
         self._is_within = True
         return 0 if state is None else position

@@ -126,8 +126,10 @@ class StreamFetch(IterableDataset[Any]):
         epoch = self._start[0]
         low, high, _ = share(0, self._global_batch_size, self._rank, self._world_size)
         reader = PartReader(self._source, self._collate_fn, seed=self._seed, drop_last=self._drop_last)
-        for part, progress in self._parts.of_rank(self._rank, self._world_size)[worker_id::workers]:
-            batches = reader.batches(epoch, part, self._parts.count, progress, size=high - low)
+        own = self._parts.of_rank(self._rank, self._world_size)[worker_id::workers]
+        for number, (part, progress) in enumerate(own):
+            count = self._parts.count
+            batches = reader.batches(epoch, part, count, progress, size=high - low, is_first=number == 0)
             for batch, samples, after in batches:
                 first = after.count - samples
                 yield batch, Shard([], samples, samples, epoch, first, after.count, False, (part, after))
