@@ -350,6 +350,20 @@ def test_a_rank_makes_its_first_optimizer_without_an_import(paceline: Paceline) 
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
 
+@pytest.mark.torch
+def test_a_script_chooses_its_folder_for_temporary_files_after_the_import(paceline: Paceline) -> None:
+    (paceline.folder / "scratch").mkdir()
+    paceline.script("""
+        import os, tempfile
+        import torch.optim
+
+        os.environ["TMPDIR"] = os.path.abspath("scratch")
+        print(os.path.relpath(tempfile.gettempdir()))
+    """)
+    done = paceline.run("script.py")
+    assert (done.returncode, done.stdout) == (0, "scratch\n"), done.stderr
+
+
 def test_help_imports_nothing_heavy() -> None:
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "paceline", "--help"], capture_output=True, text=True, check=True

@@ -328,6 +328,26 @@ def test_a_collective_that_some_do_not_call(paceline: Paceline, what: str, ranks
         assert text in last
 
 
+@pytest.mark.parametrize("loader", ["train", "run.dataloader(samples, 4, evaluation=True)"])
+def test_a_batch_that_one_rank_takes_before_the_loop_is_named(paceline: Paceline, loader: str) -> None:
+    training = TRAIN if loader == "train" else TRAIN.replace("train = ", "# ")
+    paceline.script(
+        training
+        + f"""
+    if run.rank == 1:
+        next(iter({loader}))
+    for epoch in run.epochs(1):
+        pass
+    """
+    )
+    done = paceline.run("-n", "2", "script.py")
+    assert done.returncode == 1
+    lines = (paceline.folder / "script.py").read_text().splitlines()
+    taken, loop = (next(n for n, line in enumerate(lines, 1) if text in line) for text in ("next(iter", "run.epochs"))
+    assert f"rank 1 asked for the next batch (script.py:{taken})" in done.stderr
+    assert f"rank 0 entered epochs (script.py:{loop})" in done.stderr
+
+
 def test_batches_of_another_loader_may_not_be_uneven_in_training_mode(paceline: Paceline) -> None:
     """Each forward pass shares rank 0's running means."""
     paceline.script(

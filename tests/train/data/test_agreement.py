@@ -15,6 +15,7 @@ from tests.train.launching import launch  # noqa: E402
 from torch.utils.data import (  # noqa: E402
     ConcatDataset,
     Dataset,
+    StackDataset,
     SubsetRandomSampler,
     TensorDataset,
     random_split,
@@ -115,6 +116,40 @@ def test_data_that_differs_is_refused_at_the_first_batch(tmp_path: Path) -> None
         assert "\n" not in message
 
 
+class Frame:
+    """A table as pandas has them: rows are chosen by position, and the labels of rows are others."""
+
+    def __init__(self, rows: list[list[Any]]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def iloc(self) -> Any:
+        return self
+
+    def __getitem__(self, chosen: slice) -> Frame:
+        return Frame(self.rows[chosen])
+
+    def to_numpy(self) -> Any:
+        return np.array(self.rows, dtype=object)
+
+
+class Held(Dataset[Any]):
+    """Samples that are held in any form."""
+
+    def __init__(self, data: Any, size: int = 2) -> None:
+        self.data = data
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> str:
+        raise AssertionError("nothing is read")
+
+
 class Files(Dataset[str]):
     """Something with a list, and attributes that may differ."""
 
@@ -145,6 +180,24 @@ class Files(Dataset[str]):
         (np.arange(6).reshape(3, 2), np.arange(6).reshape(3, 2) * 2, "has other data set"),
         ([("a", 1.0), ("b", 2.0)], [("a", 1.0), ("b", 2.5)], "has other data set"),
         (range(5), [0, 1, 2, 3, 4], "has list, 5 samples"),
+        (Held(np.array(["a", "b"])), Held(np.array(["a", "c"])), "has other data set.data"),
+        (Held(np.array(["a", {}], dtype=object)), Held(np.array(["b", {}], dtype=object)), "has other data set.data"),
+        (Held(Frame([["a", 1.0], ["b", 2.0]])), Held(Frame([["a", 1.0], ["b", 3.0]])), "has other data set.data"),
+        (Frame([["a"], ["b"]]), Frame([["b"], ["a"]]), "has other data set"),
+        (Held({"id": 1, "other": 2}), Held({"id": 1, "another": 2}), "has other data set.data"),
+        (Held({"x": torch.ones(2), "rank": 0}, 2), Held({"x": torch.ones(2), "rank": 0}, 2), ""),
+        (Held({"x": torch.ones(3), "rank": 0}, 3), Held({"x": torch.ones(3), "rank": 1}, 3), ""),
+        (
+            Held({"x": torch.ones(3), "rank": 0}, 3),
+            Held({"x": torch.zeros(3), "rank": 0}, 3),
+            "has other data set.data['x']",
+        ),
+        ({0: "a", 1: "b"}, {0: "a", 1: "c"}, "has other data set"),
+        (
+            StackDataset(x=Files(["x", "y"])),
+            StackDataset(x=Files(["x", "z"])),
+            "has other data set.datasets['x'].names",
+        ),
     ],
 )
 def test_what_differs(one: Any, other: Any, difference: str) -> None:

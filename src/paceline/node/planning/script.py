@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paceline.node.errors import Refused
 
+from .compiler_variables import may_set_variables
 from .prelude import Prelude, prelude_of
 
 if TYPE_CHECKING:
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
 _IMPORTS = {"horovod": "horovod", "paddle": "paddle", "tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 # What trains with these uses optimizers, although it may not mention them.
 _TRAINERS = frozenset({"accelerate", "fastai", "lightning", "pytorch_lightning", "transformers"})
-# A script that mentions such a variable, or a module that sets variables from a file, may set one after it has imported
-# torch, for torch._dynamo to find.
-_COMPILERS_VARIABLES = ("AOT", "INDUCTOR", "PYTORCH", "TORCH", "TRITON")
+# These set variables from a file.
 _SETTERS = frozenset({"dotenv", "environs"})
 _MAX_FILES = 200
 
@@ -138,7 +137,8 @@ class _Module(NamedTuple):
         all_names: the same with those that it imports within functions.
         local_rank: the spelling in which it declares --local_rank; "" if it does not.
         optimizers: whether it mentions torch.optim.
-        sets_variables: whether it mentions a variable that torch._dynamo may read.
+        sets_variables: whether it may set a variable that torch._dynamo reads, which has its effect then if the script
+            does so after it has imported torch.
     """
 
     names: frozenset[str] = frozenset()
@@ -166,12 +166,7 @@ def _read(file: Path, _changed: int, _size: int) -> _Module:  # these two notice
         all_names=_names(nodes),
         local_rank=next(_local_rank(nodes), ""),
         optimizers=any(_mentions(node, "optim") for node in nodes),
-        sets_variables=any(
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and node.value.startswith(_COMPILERS_VARIABLES)
-            for node in nodes
-        ),
+        sets_variables=may_set_variables(nodes),
     )
 
 

@@ -32,7 +32,7 @@ import time
 import traceback
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.node import ENTRY
 from paceline.node.eventloop.channel import Channel, ChannelClosed
@@ -74,6 +74,8 @@ class ForkServer:
                 pass  # the script's own import reports the error, in the rank, with the user's line
             except BaseException:
                 self.method, why = "exec", f"importing {name} failed: {traceback.format_exc(limit=1)}"
+            if name == "torch._dynamo" and (tempfile := cast("Any", sys.modules.get("tempfile"))) is not None:
+                tempfile.tempdir = None  # torch has asked for this folder, and the script may set TMPDIR afterwards
         if self.method == "fork" and not why:
             why = _unsafe_to_fork()
             self.method = "exec" if why else "fork"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset, Sampler
 
-from .content import COMPARED, DEEPEST, Content, as_tensor, some
+from .content import COMPARED, DEEPEST, Content, as_tensor, is_table, some
 
 if TYPE_CHECKING:
     from .loader import Loader
@@ -143,6 +144,9 @@ def _contents(thing: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
         ):
             for number, each in enumerate(thing[:COMPARED]):
                 yield from _contents(each, f"{name}[{number}]", depth + 1)
+        elif isinstance(thing, Mapping) and any(map(_has_parts, _values(thing))):
+            for key, each in itertools.islice(thing.items(), COMPARED):
+                yield from _contents(each, f"{name}[{key!r}]", depth + 1)
         else:
             yield name, thing
     elif depth < DEEPEST and _has_parts(thing):
@@ -150,8 +154,13 @@ def _contents(thing: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
         for attribute, value in sorted(vars(thing).items()):
             # Other lists may be anything: the samples read last, devices, a rank's own state.
             holds = isinstance(value, list | tuple) and any(map(_has_parts, some(value)))
+            holds = holds or (isinstance(value, Mapping) and any(map(_has_parts, _values(value))))
             own = type(thing).__module__.startswith("torch.")
-            if holds or own or _has_parts(value) or (_is_data(value) and length in (None, _length(value))):
+            if isinstance(value, Mapping) and not holds and length != len(value):
+                for key, each in itertools.islice(value.items(), COMPARED):  # columns
+                    if length is not None and _is_data(each) and length == _length(each):
+                        yield from _contents(each, f"{name}.{attribute}[{key!r}]", depth + 1)
+            elif holds or own or _has_parts(value) or (_is_data(value) and length in (None, _length(value))):
                 yield from _contents(value, f"{name}.{attribute}", depth + 1)
 
 
@@ -167,7 +176,11 @@ def _has_dict(thing: Any) -> bool:
 
 
 def _is_data(thing: Any) -> bool:
-    return isinstance(thing, list | tuple | range) or as_tensor(thing) is not None or hasattr(thing, "to_numpy")
+    return isinstance(thing, list | tuple | range | Mapping) or as_tensor(thing) is not None or is_table(thing)
+
+
+def _values(thing: Mapping[Any, Any]) -> list[Any]:
+    return list(itertools.islice(thing.values(), COMPARED))
 
 
 def _describe(dataset: Any) -> str:

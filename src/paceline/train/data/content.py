@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 import zlib
@@ -47,8 +48,11 @@ class Content:
             self._sum(PurePath(thing).name if PurePath(thing).is_absolute() else str(thing))
         elif (array := as_tensor(thing)) is not None:
             self._add_tensor(array)
+        elif is_table(thing) and depth < DEEPEST:
+            self.add(_rows(thing), depth + 1)
         elif isinstance(thing, Mapping) and depth < DEEPEST:
-            for key, value in list(thing.items())[:COMPARED]:
+            self._sum(f"{len(thing)}")
+            for key, value in itertools.islice(thing.items(), COMPARED):
                 self.add(key, depth + 1)
                 self.add(value, depth + 1)
         elif isinstance(thing, list | tuple | range) and depth < DEEPEST:
@@ -93,6 +97,22 @@ def as_tensor(thing: Any) -> torch.Tensor | None:
     if thing.dtype.kind in "iub":
         return torch.from_numpy(numpy.array(_few(thing)).astype("i8"))
     return None
+
+
+def is_table(thing: Any) -> bool:
+    """Whether something is an array of text or objects, or a table or column, such as pandas'."""
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and isinstance(thing, numpy.ndarray):
+        return as_tensor(thing) is None
+    return callable(getattr(thing, "to_numpy", None)) and hasattr(type(thing), "__len__")
+
+
+def _rows(table: Any) -> Any:
+    """The rows that are compared: a list, or the element itself of an array without dimensions."""
+    if not callable(getattr(table, "to_numpy", None)):
+        return _few(table).tolist()
+    by_position = getattr(table, "iloc", table)
+    return by_position[:: max(1, len(table) // COMPARED)].to_numpy().tolist()
 
 
 def _few(array: Any) -> Any:

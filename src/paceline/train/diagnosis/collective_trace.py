@@ -45,7 +45,13 @@ _REMEMBERED = 100  # collectives that a rank can name afterwards
 SETTLED = 2.0  # seconds in a collective, after which it is not expected to end at any moment
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _LIBRARIES = (_PACKAGE, sysconfig.get_paths()["stdlib"] + os.sep, "<frozen")
-_NAMES = {"__iter__": "the next batch", "__exit__": "close"}
+_NAMES = {  # of our own methods, as the script knows them
+    "__iter__": "the next batch",
+    "_evaluate": "the next batch",
+    "__exit__": "close",
+    "over_epochs": "epochs",
+    "over": "steps",
+}
 _ours: dict[str, bool | None] = {}  # whether a file is this package's; None if its frames may lie between ours
 _VERBS = {"the next batch": "asked for"}
 
