@@ -54,7 +54,7 @@ class Checker:
         """`custom` are schemas of further kinds, by group/version/kind, which may refer to the definitions."""
         self.definitions = definitions(minor)
         self._kinds = by_kind(minor)
-        self._custom = custom or {}
+        self._custom = {} if custom is None else custom
 
     def check(self, resource: Resource, object: Object, strict: bool) -> Object:
         """The object without unknown fields and nulls.
@@ -93,9 +93,15 @@ class Checker:
             name = reference.rpartition("/")[2]
             schema = self.definitions.get(name) or self._custom[name]
             if name.endswith("resource.Quantity"):
-                if not isinstance(value, (str, int, float)) or not _QUANTITY.match(str(value)):
+                fits = isinstance(value, (str, int, float)) and _QUANTITY.match(str(value))
+                if not fits and self._is_custom:
+                    words = (
+                        f'Invalid value: "{value}": {path} in body should match the regular expression of quantities'
+                    )
+                    self._wrong.append((path, words))
+                elif not fits:
                     raise self._refuse(_QUANTITY_WORDS)
-                return str(value)
+                return value if self._is_custom else str(value)
         if schema.get("x-kubernetes-preserve-unknown-fields"):
             return copy.deepcopy(value)
         if schema.get("oneOf"):
