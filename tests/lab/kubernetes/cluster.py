@@ -66,6 +66,7 @@ class Cluster(faults.Faults):
         url: where its server is.
         nodes: the nodes by name: node-1, node-2.
         images: what names of images stand for; every other name is `images.usual()`.
+        names: the name server of the pods.
         folder: all that it keeps.
     """
 
@@ -172,7 +173,8 @@ class Cluster(faults.Faults):
             names = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             names.bind((self.network.address, 53))
         names.setblocking(False)
-        self._names, _ = await self.loop.create_datagram_endpoint(lambda: network.Names(self.storage), sock=names)
+        self.names = network.Names(self.storage)
+        await self.loop.create_datagram_endpoint(lambda: self.names, sock=names)
 
     def _hold(self) -> None:
         """Take a port, here and in the pods' network, and keep it while the server is down."""
@@ -209,7 +211,7 @@ class Cluster(faults.Faults):
             node.close()
         for node in self.nodes.values():
             await node.closed()
-        self._names.close()
+        self.names.transport.close()
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in others:
             task.cancel()

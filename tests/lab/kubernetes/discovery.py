@@ -19,7 +19,7 @@ _PATCH = (  # of the paths that are described: kubectl looks whether the server 
 )
 
 
-def answer(api: Api, path: str, accept: str) -> Any:
+def answer(api: Api, path: str) -> Any:
     """What is under a path, None if it is not about the server itself."""
     path = path.rstrip("/")
     if path == "/version":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import os
@@ -9,7 +10,7 @@ import signal
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from . import resources
+from . import defaults, events, resources
 from .access import Denial
 from .network import inside
 
@@ -51,21 +52,28 @@ class Faults:
         self.start_server()
 
     def restart_at(self, method: str, part: str, after: bool = False) -> None:
-        """Restart the server at the next request of a method whose path has a part: before it has done anything."""
-        import asyncio
+        """Restart the server at the next request of a method whose path has a part, which then gets no answer.
+
+        Args:
+            method: GET, POST, …
+            part: of the path or the query.
+            after: whether the server has carried the request out before.
+        """
 
         async def restart() -> None:
             await self.server.close()
             await self._listen()
 
+        name = "late_hook" if after else "hook"
+
         def hook(request: Any) -> None:
             if request.method == method and part in request.path_qs:
-                self.server.hook = None
+                setattr(self.server, name, None)
                 self._restarting = asyncio.ensure_future(restart())
                 request.transport.abort()
                 raise ConnectionResetError
 
-        self.do(lambda: setattr(self.server, "hook", hook))
+        self.do(lambda: setattr(self.server, name, hook))
 
     def wait_for_server(self) -> None:
         """Wait until a restart of `restart_at` is done."""
@@ -129,7 +137,27 @@ class Faults:
 
     def preempt(self, name: str, namespace: str = "default") -> None:
         """Let a pod make room for a more important one."""
-        self.do(lambda: self.api.delete(resources.PODS, namespace, name, {}))
+
+        def mark(pod: Object) -> None:
+            words = "default-scheduler: preempting to accommodate a higher priority pod"
+            condition = {
+                "type": "DisruptionTarget",
+                "status": "True",
+                "reason": "PreemptionByScheduler",
+                "message": words,
+            }
+            pod["status"].setdefault("conditions", []).append({**condition, "lastTransitionTime": defaults.now()})
+
+        def preempt() -> None:
+            pod = self.api.get(resources.PODS, namespace, name)
+            if self.api.minor >= 26:
+                self.api.edit(resources.PODS, pod, mark)
+            events.record(
+                self.api, pod, "Normal", "Preempted", "Preempted by a pod of higher priority", "default-scheduler"
+            )
+            self.api.delete(resources.PODS, namespace, name, {})
+
+        self.do(preempt)
 
     def rotate_log(self, name: str, container: str = "", namespace: str = "default") -> None:
         def rotate() -> None:

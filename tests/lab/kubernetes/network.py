@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from . import resources
@@ -95,6 +96,8 @@ class Names(asyncio.DatagramProtocol):
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
+        self.remembers_missing = 0.0  # seconds; CoreDNS does so for 30
+        self._missing: dict[str, float] = {}
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -110,12 +113,21 @@ class Names(asyncio.DatagramProtocol):
             place += 1 + data[place]
         kind = struct.unpack(">H", data[place + 1 : place + 3])[0]
         question = data[12 : place + 5]
-        found = self.find(".".join(labels).lower())
+        found = self._find_once(".".join(labels).lower())
         code = 3 if found is None else 0
         addresses = found or [] if kind == _A else []
         head = data[:2] + struct.pack(">HHHHH", 0x8580 | code, 1, len(addresses), 0, 0)
         records = b"".join(b"\xc0\x0c" + struct.pack(">HHIH", _A, 1, 5, 4) + socket.inet_aton(one) for one in addresses)
         return head + question + records
+
+    def _find_once(self, name: str) -> list[str] | None:
+        clock = time.monotonic()
+        if self._missing.get(name, 0.0) > clock:
+            return None
+        found = self.find(name)
+        if found is None and self.remembers_missing:
+            self._missing[name] = clock + self.remembers_missing
+        return found
 
     def find(self, name: str) -> list[str] | None:
         """The addresses of a name, None if there is no such name."""

@@ -84,8 +84,6 @@ class PodRunner:
         loop = asyncio.get_running_loop()
         self._connected = True
         arguments = (self.kubelet.number, self.namespace, link, self.address)
-        if self.pod["spec"].get("hostNetwork"):
-            link = f"h{link[1:]}"
         await loop.run_in_executor(None, self.kubelet.network.connect, *arguments)
         self.publish()
 
@@ -267,7 +265,7 @@ class PodRunner:
     def _specification(self, spec: Object, image: Image, own: dict[str, str], message: Path) -> Object:
         """What the sandbox has to make."""
         pod = self.pod["spec"]
-        hostname = pod.get("hostname") or self.name
+        hostname = self.kubelet.name if pod.get("hostNetwork") else pod.get("hostname") or self.name
         namespace = self.pod["metadata"]["namespace"]
         full = f"{hostname}.{pod['subdomain']}.{namespace}.svc.cluster.local" if pod.get("subdomain") else ""
         server, port = self.kubelet.network.address, self.kubelet.server_port

@@ -13,7 +13,7 @@ import yaml
 from aiohttp import web
 
 from . import discovery, errors, patching, resources, selectors, subresources, tables
-from .access import Access
+from .access import ANONYMOUS, Access
 from .errors import NotServedError, Object, StatusError
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ class Call:
     @property
     def verb(self) -> str:
         if self.request.method == "GET":
-            if self.sub in ("exec", "portforward", "attach"):
-                return "create"
             return "watch" if self.watches else "get" if self.name else "list"
         verb = _VERBS.get(self.request.method, self.request.method.lower())
         return "deletecollection" if verb == "delete" and not self.name else verb
@@ -72,7 +70,9 @@ class Server:
         self.throttled = 0  # so many requests to come are refused
         self.bookmark_every = 60.0  # seconds
         self.requests: list[str] = []  # all that were answered: method and path
-        self.hook: Callable[[web.BaseRequest], None] | None = None  # called before each request; may raise StatusError
+        # Called before each request, and after it has been carried out but not answered; may raise StatusError.
+        self.hook: Callable[[web.BaseRequest], None] | None = None
+        self.late_hook: Callable[[web.BaseRequest], None] | None = None
         self._watches: set[asyncio.Event] = set()
         self._handlers: set[asyncio.Task[Any]] = set()
         self._runner: web.ServerRunner | None = None
@@ -134,13 +134,19 @@ class Server:
             user = self.access.user(request.headers.get("Authorization", ""))
             if self.hook is not None:
                 self.hook(request)
-            found = discovery.answer(self.api, path, request.headers.get("Accept", ""))
+            found = discovery.answer(self.api, path)
             if found is not None:
+                if user is ANONYMOUS and path != "/version":
+                    words = f'forbidden: User "{user.name}" cannot get path "{path}"'
+                    raise StatusError(403, "Forbidden", words)
                 return _json(found)
             call = self._call(request)
             verb = call.verb
             self.access.require(user, verb, call.resource, call.namespace, call.name, call.sub)
-            return await self._answer(call, user)
+            answer = await self._answer(call, user)
+            if self.late_hook is not None:
+                self.late_hook(request)
+            return answer
         except StatusError as error:
             return _json(error.body(), error.code, error.headers)
         except NotServedError:

@@ -90,3 +90,19 @@ def test_a_job_set_and_a_train_job(make_cluster: Callable[..., Cluster]) -> None
     # A custom resource takes merge patches only.
     assert http("PATCH", f"{path}/x", {"spec": {"suspend": False}}, "strategic-merge-patch+json")[0] == 415
     assert http("PATCH", f"{path}/x", {"spec": {"suspend": False}}, "merge-patch+json")[1]["spec"]["suspend"] is False
+
+
+@pytest.mark.usefixtures("kubectl")
+def test_kubectl_applies_custom_kinds(make_cluster: Callable[..., Cluster]) -> None:
+    cluster = make_cluster(0, operators=["training-operator"])
+    cluster.apply(pytorch_job())
+    more = pytorch_job()
+    more["spec"]["pytorchReplicaSpecs"]["Worker"] = {"replicas": 2, "template": TEMPLATE}
+    assert "configured" in cluster.apply(more).stdout
+    stored = cluster.get("PyTorchJob", "p")
+    assert stored and stored["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 2
+    more["spec"]["nope"] = 1
+    refused = cluster.apply(more, check=False)
+    assert refused.returncode == 1 and 'unknown field "spec.nope"' in refused.stderr
+    assert "p " in cluster.kubectl("get", "pytorchjobs").stdout
+    cluster.kubectl("delete", "pytorchjob", "p")

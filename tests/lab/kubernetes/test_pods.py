@@ -313,3 +313,66 @@ def test_a_node_is_lost_and_comes_back(cluster: Cluster) -> None:
     cluster.wait(lambda: not any(one["metadata"]["name"] == name for one in pods(cluster)), "the old pod goes")
     cluster.wait(lambda: job_status(cluster).get("ready") == 2, "both are ready again")
     assert any(b"refused" in line for line in stream), "they reach each other again"
+
+
+def test_a_pod_asks_the_server(cluster: Cluster) -> None:
+    """By its service account, which may nothing until a Role says so."""
+    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "r"}, "rules": rules}
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "r"},
+        "subjects": [{"kind": "ServiceAccount", "name": "default"}], "roleRef": {"kind": "Role", "name": "r", "apiGroup": "x"},
+    }  # fmt: skip
+    cluster.create(role)
+    cluster.create(binding)
+    script = """
+        cd /var/run/secrets/kubernetes.io/serviceaccount
+        python3 - <<END
+import os, ssl, urllib.error, urllib.request
+url = "https://" + os.environ["KUBERNETES_SERVICE_HOST"] + ":" + os.environ["KUBERNETES_SERVICE_PORT"]
+for kind in ("pods", "secrets"):
+    request = urllib.request.Request(url + "/api/v1/namespaces/" + open("namespace").read() + "/" + kind)
+    request.add_header("Authorization", "Bearer " + open("token").read())
+    try:
+        print(urllib.request.urlopen(request, context=ssl.create_default_context(cafile="ca.crt")).status)
+    except urllib.error.HTTPError as error:
+        print(error.code)
+END
+    """
+    cluster.create(job(script))
+    cluster.wait(lambda: cluster.ended("t"), "it ends")
+    assert log(cluster, cluster.all("Pod")[0]["metadata"]["name"]) == "200\n403\n"
+
+
+@pytest.mark.parametrize("minor", [24, 31])
+def test_fewer_and_more_pods(make_cluster: Callable[..., Cluster], minor: int) -> None:
+    cluster = make_cluster(minor=minor)
+    cluster.create(job("sleep 1000", completions=3, pod={"terminationGracePeriodSeconds": 0}, backoffLimit=10))
+    cluster.wait(lambda: job_status(cluster).get("ready") == 3, "all are ready")
+    path = "/apis/batch/v1/namespaces/default/jobs/t"
+    both = {"spec": {"parallelism": 4, "completions": 4}}
+    code, status = Http(cluster)("PATCH", path, both, "merge-patch+json")
+    if minor == 24:
+        assert code == 422 and "spec.completions: Invalid value: 4: field is immutable" in status["message"]
+    else:
+        cluster.wait(lambda: job_status(cluster).get("ready") == 4, "there are more")
+    assert Http(cluster)("PATCH", path, {"spec": {"parallelism": 1}}, "merge-patch+json")[0] == 200
+    cluster.wait(lambda: job_status(cluster).get("ready") == 1 and len(pods(cluster)) == 1, "one is left")
+    assert pods(cluster)[0]["metadata"]["name"].startswith("t-0-")
+
+
+def test_a_node_loses_its_power(cluster: Cluster) -> None:
+    cluster.create(job("sleep 1000", backoffLimit=5, pod={"terminationGracePeriodSeconds": 1}))
+    first = pod(cluster, runs, "it runs")
+    node, name = first["spec"]["nodeName"], first["metadata"]["name"]
+    cluster.power_off(node)
+    cluster.expire(node)
+    second = pod(cluster, lambda one: runs(one) and one["metadata"]["name"] != name, "it is replaced elsewhere")
+    assert second["spec"]["nodeName"] != node
+    assert cluster.get("Pod", name)["metadata"]["deletionTimestamp"]  # nobody has seen it end
+    cluster.delete("Pod", name, gracePeriodSeconds=0)
+    assert cluster.get("Pod", name) is None
+    cluster.back(node)
+    cluster.cordon(second["spec"]["nodeName"])
+    cluster.preempt(second["metadata"]["name"])
+    pod(cluster, lambda one: runs(one) and one["spec"]["nodeName"] == node, "it is back")

@@ -215,6 +215,11 @@ def test_throttling_and_restarts(cluster: Cluster) -> None:
         http("GET", JOBS)
     cluster.start_server()
     assert [one["metadata"]["name"] for one in http("GET", JOBS)[1]["items"]] == ["t"]
+    cluster.restart_at("DELETE", "/jobs/t", after=True)
+    with pytest.raises(OSError):
+        http("DELETE", f"{JOBS}/t")
+    cluster.wait_for_server()
+    assert http("GET", f"{JOBS}/t")[0] == 404  # it was carried out
     cluster.restart_at("GET", "/jobs")
     with pytest.raises(OSError):
         http("GET", JOBS)
