@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from tests.conftest import Paceline
 
@@ -38,6 +38,12 @@ COUNT = """
 """
 
 
+def _job_and_ranks(shown: str) -> tuple[str, int]:
+    """The name and the ranks of a dry run in JSON."""
+    found = json.loads(shown)
+    return found["job"]["name"], len(found["ranks"])
+
+
 @dataclass(frozen=True)
 class Place:
     """A backend, and what it can do beside what all can.
@@ -45,6 +51,9 @@ class Place:
     Attributes:
         can: of `run`, `elastic`, `checks`, `metered`, `tensorboards` and `volumes`.
         folders: where it keeps files, beside the folder of the client.
+        takes: flags that only some backends take.
+        keeps_shells: whether a shell can be opened where a rank ran that has ended.
+        dry: what a dry run says: the job's name, and how many ranks it has.
     """
 
     paceline: Paceline
@@ -52,6 +61,9 @@ class Place:
     name: str = "local"
     can: frozenset[str] = field(default_factory=frozenset)
     folders: tuple[Path, ...] = ()
+    takes: frozenset[str] = field(default_factory=frozenset)
+    keeps_shells: bool = True
+    dry: Callable[[str], tuple[str, int]] = _job_and_ranks
 
     def __call__(self, verb: str, *args: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
         """Run a verb there."""
@@ -152,7 +164,10 @@ class Contract:
         events = place.json("events", "it-1")
         assert [event["event"] for event in events] == ["started", "finished"]
         assert place.works("events", "it-1").split()[0] == "TIME"
-        assert place.works("attach", "it-1", "-i", "1", "--", "sh", "-c", "echo $RANK") == "1\n"
+        if place.keeps_shells:
+            assert place.works("attach", "it-1", "-i", "1", "--", "sh", "-c", "echo $RANK") == "1\n"
+        else:
+            assert "does not run" in place.refuses("attach", "it-1", "-i", "1")
 
         assert "it-1" in place.works("prune", "-s", "0s", "--dry-run")
         assert place.works("delete", "it-1") == ""
@@ -168,6 +183,7 @@ class Contract:
         assert follower.stdout is not None
         assert follower.stdout.readline() == "here\n"
         assert place("wait", "long", "--timeout", "1s").returncode == 124
+        assert place.works("attach", "long", "--", "sh", "-c", "echo $RANK") == "0\n"
         hint = re.search(r"paceline stop[^,]*", place.refuses("delete", "long"))
         assert hint is not None
         again = place.refuses("resubmit", "long")
@@ -221,7 +237,7 @@ class Contract:
     def test_a_dry_run_refuses_what_submit_refuses(self, place: Place) -> None:
         script = place.paceline.script("pass")
         shown = place.works("submit", "--dry-run", "--name", "taken", "-n", "2", script)
-        assert (json.loads(shown)["job"]["name"], len(json.loads(shown)["ranks"])) == ("taken", 2)
+        assert place.dry(shown) == ("taken", 2)
         assert place.json("list") == []
         place.works("submit", "--name", "taken", script)
         place.works("wait", "taken")
@@ -232,6 +248,8 @@ class Contract:
             "--queue: ": ["--queue", "fast"],
             "no target 'nowhere'": ["--on", "nowhere"],
         }.items():
+            if flags[0] in place.takes:
+                continue
             refused = place.refuses("submit", *flags, script)
             assert said in refused
             assert place.refuses("submit", "--dry-run", *flags, script) == refused

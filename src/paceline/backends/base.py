@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from paceline.job.spec import JobSpec
 
     from .check.inspect import Inspected
+    from .check.report import Report
     from .check.survey import Survey
     from .foreground import Foreground, Shown
 
@@ -130,7 +131,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag that sets an option of a backend, for every verb.
+    """A flag that sets an option of a backend, for every verb or for those that start jobs.
 
     Attributes:
         option: the field of `Backend.Options` that it sets.
@@ -141,6 +142,8 @@ class Flag:
         number: the least and the greatest value of a whole number; None for text.
         names_hosts: `list` if its value is HOST[:SLOTS],…; `file` if it is a file with such lines. Such hosts need no
             target in the settings.
+        is_switch: it has no value; given, it sets the option to True.
+        job: only the verbs that start jobs have it.
     """
 
     option: str
@@ -150,6 +153,8 @@ class Flag:
     letter: str | None = None
     number: tuple[int, int] | None = None
     names_hosts: Literal["list", "file"] | None = None
+    is_switch: bool = False
+    job: bool = False
 
     @property
     def parameter(self) -> str:
@@ -343,7 +348,7 @@ class Elastic(Protocol):
 class Checks(Protocol):
     """It can be checked without a job."""
 
-    def check(self, progress: ProgressReporter) -> Inspected | Survey:
+    def check(self, progress: ProgressReporter) -> Inspected | Survey | Report:
         """Find out what there is, and what would go wrong with a job; starts none."""
 
 

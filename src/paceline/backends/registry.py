@@ -16,9 +16,16 @@ if TYPE_CHECKING:
 
     from .base import Flag
 
-BACKENDS = {"local": "paceline.backends.local.backend:Local", "ssh": "paceline.backends.ssh.backend:Ssh"}
+BACKENDS = {
+    "local": "paceline.backends.local.backend:Local",
+    "ssh": "paceline.backends.ssh.backend:Ssh",
+    "kubernetes": "paceline.backends.kubernetes.backend:Kubernetes",
+}
 # Flags are in their own module, because every verb has them, and few load the backend.
-_FLAGS = {"ssh": "paceline.backends.ssh.flags:FLAGS"}
+_FLAGS = {
+    "ssh": "paceline.backends.ssh.flags:FLAGS",
+    "kubernetes": "paceline.backends.kubernetes.flags:FLAGS",
+}
 
 HERE = "local"
 
@@ -40,7 +47,7 @@ def load(
     """The backend of this name: this machine, a target of the settings, or one that `kind` and the options describe.
 
     Args:
-        name: of the target; None for this machine.
+        name: of the target, or a kind of backend that needs none; None for this machine.
         options: take precedence over the settings.
         kind: of backend, if the options describe it completely; the settings are not read then.
         given_by: option → the flag that set it, for messages.
@@ -59,6 +66,8 @@ def load(
 
     targets = settings().targets
     target = targets.get(name)
+    if target is None and _needs_no_target(name):
+        return _configured(name, name, options, given_by, f" --on {shlex.quote(name)}{where}")
     if target is None:
         hint = nearest(name, [HERE, *targets]) if targets else "define it as [targets.NAME] in paceline.toml"
         raise UserError(f"no target {name!r}; {hint}")
@@ -96,13 +105,23 @@ def _configured(kind: str, name: str, options: Mapping[str, Any], given_by: Mapp
     return backend(name, model, where)
 
 
+def _needs_no_target(name: str) -> bool:
+    """Whether this is a kind of backend whose options all have defaults, so that its name says enough."""
+    if name not in BACKENDS:
+        return False
+    options = _kind(name).Options
+    return options is not None and not any(field.is_required() for field in options.model_fields.values())
+
+
 def _not_its_own(flag: str, kind: str, name: str) -> str:
     """The message for a flag of another kind of backend."""
     if name != HERE:
         return f"{flag} means nothing to {name}, whose backend is {kind}; leave it out"
-    beside = next(those for those in flags().values() if any(flag in one.names for one in those))
+    of, beside = next((kind, those) for kind, those in flags().items() if any(flag in one.names for one in those))
     hosts = [one.names[0] for one in beside if one.names_hosts is not None]
-    return f"{flag} is for hosts; name some with {', '.join(hosts)}{' or ' if hosts else ''}--on"
+    if not hosts:
+        return f'{flag} is for jobs on {of}; add --on {of}, or a target with backend = "{of}"'
+    return f"{flag} is for hosts; name some with {', '.join(hosts)} or --on"
 
 
 def _kind(kind: str) -> type[Backend]:

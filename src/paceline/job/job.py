@@ -157,6 +157,7 @@ class Node:
         disk_used: how much of it is used.
         gpus: of each GPU `{"index", "uuid", "name", "use", "memory", "memory_used", "temperature", "power"}`, in
             percent, bytes, degrees Celsius and watts; None if the driver does not report it.
+        state: whether it takes jobs, where a scheduler says so: ready, or why not.
     """
 
     name: str
@@ -169,6 +170,7 @@ class Node:
     disk: int
     disk_used: int
     gpus: tuple[Mapping[str, Any], ...] = ()
+    state: str = ""
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,9 @@ class Volume:
         file: which settings define it.
         size: of its file system.
         free: of it.
+        access: how it may be mounted, such as ReadWriteMany, where that is known.
+        owner: who made it, where that is known.
+        created: when, in seconds since the epoch.
     """
 
     name: str
@@ -207,3 +212,6 @@ class Volume:
     file: str | None = None
     size: int | None = None
     free: int | None = None
+    access: tuple[str, ...] = ()
+    owner: str | None = None
+    created: float | None = None

@@ -1,4 +1,4 @@
-"""Entry of every process on a node: `python <this file, or the archive with it> agent|forkserver|rank|batch|… …`."""
+"""Entry of every process on a node: `python <this file or its archive> agent|forkserver|rank|batch|pod|… …`."""
 
 import os
 import sys
@@ -52,6 +52,10 @@ def main() -> None:
         from paceline.node.host.batch import main as batch
 
         batch(sys.argv[2])
+    elif role == "pod":
+        from paceline.node.host.pod import main as pod
+
+        sys.exit(pod(sys.argv[2], sys.argv[3]))
     elif role == "shell":
         from paceline.node.host.serve import shell
 

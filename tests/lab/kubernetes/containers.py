@@ -103,7 +103,7 @@ class Container:
             self.reason = "StartError"
         self.log.end()
         with contextlib.suppress(OSError):
-            self._scratch.with_suffix(".json").unlink()
+            self._scratch.with_suffix(".json").unlink(missing_ok=True)
             self._scratch.rmdir()
         self.started.set()
         self.ended.set()

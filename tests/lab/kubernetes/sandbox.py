@@ -177,6 +177,7 @@ def _become(spec: dict, root: Path, status: int) -> None:
 
 def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
+    Path(sys.argv[1]).unlink()  # it has secrets
     status = int(sys.argv[2])
     os.set_inheritable(status, False)
     _LIBC.prctl(_PDEATHSIG, signal.SIGKILL)

@@ -202,7 +202,7 @@ OUTPUT = [
 
 NODES = [
     Option(
-        ["--nnodes"],
+        ["--nnodes", "--workers", "nnodes"],
         section="Several machines",
         envvar="PET_NNODES",
         metavar="N|MIN:MAX",

@@ -45,21 +45,24 @@ def _remember(context: click.Context, parameter: click.Parameter, value: Any) ->
 
 
 def _options(callback: Callable[..., Any] | None, is_exposed: bool) -> list[Option]:
-    def option(*names: str, **kwargs: Any) -> Option:
-        return Option(names, section="Where", callback=callback, expose_value=is_exposed, **kwargs)
+    def option(*names: str, section: str = "Where", **kwargs: Any) -> Option:
+        return Option(names, section=section, callback=callback, expose_value=is_exposed, **kwargs)
 
-    def of(flag: Flag) -> Option:
+    def of(kind_of: str, flag: Flag) -> Option:
+        section = f"On {kind_of}" if flag.job else "Where"
         letter = [flag.letter] if flag.letter and is_exposed else []  # other verbs have other meanings for letters
+        if flag.is_switch:
+            return option(*letter, *flag.names, help=flag.help, section=section, is_flag=True, default=None)
         kind = {} if flag.number is None else {"type": click.IntRange(*flag.number)}
-        return option(*letter, *flag.names, metavar=flag.metavar, help=flag.help, **kind)
+        return option(*letter, *flag.names, metavar=flag.metavar, help=flag.help, section=section, **kind)
 
     return [
         option(
             "--on",
             metavar="TARGET",
-            help="Hosts that the settings name as [targets.TARGET].  [default: this machine]",
+            help="A target of the settings, [targets.TARGET], or kubernetes.  [default: this machine]",
         ),
-        *(of(flag) for _, flag in _flags()),
+        *(of(kind, flag) for kind, flag in _flags() if is_exposed or not flag.job),
     ]
 
 
@@ -222,8 +225,9 @@ def _listing(kind: str) -> Flag:
 
 
 def where_flags(given: dict[str, Any]) -> str:
-    """The flags that select the backend, as typed; without --on."""
-    return shlex.join(word for _, flag in _given_flags(given) for word in (flag.names[0], str(given[flag.parameter])))
+    """The flags that select the backend, as typed; without --on, and without those of one job."""
+    flags = [flag for _, flag in _given_flags(given) if not flag.job]
+    return shlex.join(word for flag in flags for word in (flag.names[0], str(given[flag.parameter])))
 
 
 def backend() -> Backend:
@@ -293,7 +297,7 @@ def _backend_of(names: Sequence[str], given: dict[str, Any]) -> Backend:
     for other, there in found.items():
         if there != here:
             raise UserError(f"job {one} is on {here}, and {other} on {there}; name the jobs of one target, or add --on")
-    if here in registry.flags():  # it was submitted to hosts that flags named
+    if here in {kind for kind, flag in _flags() if flag.names_hosts is not None}:  # to hosts that flags named
         from paceline.backends.hosts import listed
 
         hosts = [listed(host) for host in submitted_hosts(here, one)]

@@ -17,6 +17,7 @@ from paceline.cli.terminal.tables import bold
 if TYPE_CHECKING:
     from paceline.backends.check.finding import Finding
     from paceline.backends.check.inspect import Inspection
+    from paceline.backends.check.report import Report
 
     Section = tuple[str, list[tuple[str, str]]]
 
@@ -30,7 +31,10 @@ def _check(output: str) -> int:
     with ProgressLine() as progress:
         report = able(backend(), Checks).check(progress)
     from paceline.backends.check.inspect import Inspected
+    from paceline.backends.check.report import Report
 
+    if isinstance(report, Report):
+        return _show_report(report, output)
     if not isinstance(report, Inspected):
         from .check_hosts import show_survey
 
@@ -46,6 +50,20 @@ def _check(output: str) -> int:
     else:
         click.echo("\n".join([*_sections(seen), *_found(found)]))
     return int(any(finding.level == "error" for finding in found))
+
+
+def _show_report(report: Report, output: str) -> int:
+    """Show what a system that runs jobs has; returns the exit code."""
+    if output == "json":
+        click.echo(json.dumps(asdict(report), indent=2))
+    else:
+        width = max((len(label) for rows in report.sections.values() for label, _ in rows), default=0)
+        for title, rows in report.sections.items():
+            click.echo("\n".join([bold(title), *(f"  {label:{width}}  {text}" for label, text in rows), ""]))
+        click.echo("\n".join(_found(list(report.findings))))
+        if report.remedy:
+            click.echo(f"\n{bold('What grants the rest')} (kubectl apply -f)\n{report.remedy}")
+    return int(any(finding.level == "error" for finding in report.findings))
 
 
 def _sections(seen: Inspection) -> list[str]:

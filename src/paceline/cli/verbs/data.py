@@ -23,16 +23,22 @@ _HELP = {"help_option_names": ["-h", "--help"]}
 def data() -> None:
     """The named volumes that jobs can use with --data NAME:/PATH.
 
-    They are defined under [volumes] in ~/.config/paceline/config.toml and in the project's paceline.toml.
+    They are defined under [volumes] in ~/.config/paceline/config.toml and in the project's paceline.toml; on
+    Kubernetes they are the PersistentVolumeClaims of the namespace.
     """
 
 
 def _list(output: str) -> None:
     """List the volumes, and whether they can be read here."""
-    from paceline.job.quantities import show_size
+    import time
+
+    from paceline.job.quantities import show_duration, show_size
 
     def size(number: int | None) -> str | None:
         return None if number is None else show_size(number)
+
+    def age(volume: Volume) -> str | None:
+        return None if volume.created is None else show_duration(max(0.0, time.time() - volume.created))
 
     columns: list[Column[Volume]] = [
         Column("NAME", lambda volume: volume.name),
@@ -43,6 +49,16 @@ def _list(output: str) -> None:
         Column("FREE", lambda volume: size(volume.free), wide=True),
     ]
     volumes = able(backend(), Volumes).volumes(warn)
+    if any(volume.access for volume in volumes):  # they belong to a cluster, not to settings
+        columns = [
+            Column("NAME", lambda volume: volume.name),
+            Column("ACCESS", lambda volume: ",".join(volume.access) or None),
+            Column("SIZE", lambda volume: size(volume.size)),
+            Column("OWNER", lambda volume: volume.owner),
+            Column("AGE", age),
+            Column("READABLE", lambda volume: "yes" if volume.problem is None else f"no: {volume.problem}"),
+            Column("VOLUME", lambda volume: volume.path or None, wide=True),
+        ]
     show(volumes, columns, output, asdict)
     if not volumes:
         from paceline.job.settings_files import PROJECT_FILE, user_file

@@ -53,7 +53,10 @@ def _node(watch: bool, output: str) -> None:
     here = able(backend(), Metered)
 
     def look() -> bool:
-        show(here.nodes(warn), _node_columns(), output, asdict)
+        nodes = here.nodes(warn)
+        has_states = any(node.state for node in nodes)
+        columns = [column for column in _node_columns() if column.title != "STATE" or has_states]
+        show(nodes, columns, output, asdict)
         return True
 
     _once_or_live(look, watch, "paceline top node")
@@ -148,6 +151,7 @@ def _node_columns() -> list[Column[Node]]:
 
     return [
         Column("NODE", lambda node: node.name),
+        Column("STATE", lambda node: node.state or None),
         Column("DEVICES", lambda node: str(len(node.devices))),
         Column("ALLOCATED", lambda node: str(len(node.allocated))),
         Column("CPU", lambda node: f"{node.load:.1f} of {node.cores:g}"),

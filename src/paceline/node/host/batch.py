@@ -7,6 +7,7 @@ signals, and ends with the job's exit code.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from paceline.node.store.home import Home
 from .start import order_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import NoReturn
 
     from .protocol import BatchRequest
@@ -35,7 +37,7 @@ def main(file: str) -> NoReturn:
     """
     path = Path(file)
     try:
-        _run(_read(path), path.parent)
+        _run(read(path), path.parent)
     except Refused as error:
         print(f"paceline: {error}", file=sys.stderr)
     except OSError as error:
@@ -43,7 +45,7 @@ def main(file: str) -> NoReturn:
     sys.exit(_REFUSED)
 
 
-def _read(path: Path) -> BatchRequest:
+def read(path: Path) -> BatchRequest:
     """The request in a file, completed with the numbers from the scheduler's variables.
 
     Raises:
@@ -71,12 +73,39 @@ def _run(request: BatchRequest, folder: Path) -> NoReturn:
         Refused: the job cannot run here.
         OSError: something cannot be read or written.
     """
-    home = Home(Path(request["root"]).expanduser())
+    home = home_of(request)
     order = order_of(home, request)
     if make.is_back(home, order):
         make.become_again(home, order)
-    plan = make.plan(home, make.this_machine(home, request["slots"], is_scheduled=True), order)
+    plan = plan_of(home, request, order)
+    with code_of(request, folder) as code:
+        make.become(plan, code)
+
+
+def home_of(request: BatchRequest) -> Home:
+    """Where this machine's jobs are."""
+    return Home(Path(request["root"]).expanduser())
+
+
+def plan_of(home: Home, request: BatchRequest, order: make.Order) -> make.Plan:
+    """This node's part of the job before anything of it is made.
+
+    Raises:
+        Refused: the job cannot run here.
+        OSError: its run directory cannot be made.
+    """
+    return make.plan(home, make.this_machine(home, request["slots"], is_scheduled=True), order)
+
+
+@contextlib.contextmanager
+def code_of(request: BatchRequest, folder: Path) -> Iterator[make.Code | None]:
+    """The job's own code, from an archive beside the request; None if it has none.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     if request["archive"] is None:
-        make.become(plan)
+        yield None
+        return
     with open(folder / request["archive"], "rb") as archive:
-        make.become(plan, make.unpacked(archive, request["code"] or {}))
+        yield make.unpacked(archive, request["code"] or {})

@@ -1,0 +1,1 @@
+"""Jobs on a Kubernetes cluster, through its API server; nothing is installed there."""

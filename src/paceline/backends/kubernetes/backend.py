@@ -1,0 +1,311 @@
+"""A Kubernetes cluster as a backend: a job is an Indexed Job, its nodes are pods.
+
+Everything goes through the API server, with the user's own permissions. Nothing is installed in the cluster, and pods
+need no permission there.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import time
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from paceline.backends.base import Backend, Listing, Shell
+from paceline.job.errors import UserError
+
+from . import options as target
+from .client import ApiError, Cluster, Expired
+from .names import SELECTOR, STOPPED
+from .objects import HERE, ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from paceline.backends.base import LogLines, LogQuery, Prepared, ProgressReporter
+    from paceline.backends.check.report import Report
+    from paceline.backends.foreground import Shown
+    from paceline.job.job import Job, Node, Usage, Volume
+    from paceline.job.spec import JobSpec
+
+    from .foreground import KubeRun
+    from .jobs import Found
+
+_TICK = 5.0  # seconds after which a wait looks again, whatever it was told
+_GONE_SECONDS = 30.0  # to wait until what was deleted is gone
+
+
+class Kubernetes(Backend):
+    """Jobs in a namespace of a cluster."""
+
+    Options: ClassVar = target.Options
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "log_dir": "the logs are those of the pods",
+        "priority": "pods have a --priority-class",
+        "share_devices": "a cluster gives devices to one pod alone",
+        "tensorboard": "jobs on Kubernetes start no TensorBoard",
+        "rendezvous.main_address": "pods find each other by themselves",
+        "rendezvous.node_rank": "pods are numbered by themselves",
+        "rendezvous.local_address": "pods find out their own names",
+    }
+
+    def __init__(self, name: str, options: target.Options, where: str = "") -> None:
+        """Make no connection yet."""
+        super().__init__(name, options, where)
+        self._given = options
+        self._cluster = Cluster(name, options, where)
+
+    # -- start ---------------------------------------------------------------------------------------------------------
+
+    def prepare(self, spec: JobSpec, *, detached: bool = True) -> Prepared:
+        """Check a job, and find out what `start` or `run` would do with it.
+
+        Raises:
+            UserError: it cannot run there, or its name is taken.
+        """
+        from .submit import prepare
+
+        self.refuse_unsupported(spec)
+        return prepare(self._cluster, self._given, spec, detached=detached, target=self.name)
+
+    def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
+        """Start a job that goes on without the client.
+
+        Raises:
+            UserError: it cannot run there after all; nothing of it is left.
+        """
+        from .jobs import Found, shown
+        from .submit import KubePrepared, start
+
+        assert isinstance(prepared, KubePrepared)
+        return shown(Found(start(self._cluster, prepared, progress)), self.name, self._cluster.namespace)
+
+    def run(self, prepared: Prepared, progress: ProgressReporter, wanted: Shown) -> KubeRun:
+        """Start a job in the foreground.
+
+        Raises:
+            UserError: see `start`.
+        """
+        from .foreground import KubeRun
+
+        job = self.start(prepared, progress)
+
+        def look() -> Job | None:
+            return next(iter(self.describe([job.name]).jobs), None)
+
+        return KubeRun(self._cluster, job, look, lambda now: self._stop(job.name, now), is_plain=self._given.plain)
+
+    # -- look ----------------------------------------------------------------------------------------------------------
+
+    def look_until(self, deadline: float) -> None:
+        """See `Backend`."""
+        self._cluster.look_until(deadline)
+
+    def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
+        """Describe these jobs, or all; unknown names are left out.
+
+        Raises:
+            UserError: the cluster does not answer, or refuses to list them.
+        """
+        from .jobs import explain, find, shown
+
+        found = find(self._cluster, names)
+        if names is not None and len(names) == 1:
+            for job in found.values():
+                explain(self._cluster, job)
+        jobs = {name: shown(job, self.name, self._cluster.namespace) for name, job in found.items()}
+        if names is not None:
+            return Listing([jobs[name] for name in dict.fromkeys(names) if name in jobs])
+        recent = [job for job in jobs.values() if since is None or not job.finished or job.finished >= since]
+        recent.sort(key=lambda job: job.created, reverse=True)
+        return Listing(recent, len(jobs) - len(recent))
+
+    def spec(self, name: str) -> JobSpec:
+        """The specification with which a job was submitted."""
+        from .jobs import spec_of
+
+        return spec_of(self._find(name))
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The events of a job: those of its nodes, from their logs, and the cluster's warnings."""
+        from .events import events
+
+        return events(self._cluster, self._find(name))
+
+    def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
+        """Lines of a job in the order in which they were written."""
+        from . import logs
+
+        job = self._find(name)
+        is_plain = self._is_plain(job)
+        if query.follow:
+            return logs.follow(self._cluster, name, job.pods, query, is_plain=is_plain)
+        return logs.chosen(logs.read(self._cluster, job.pods, is_plain=is_plain, since=query.since), query)
+
+    def check(self, progress: ProgressReporter) -> Report:
+        """What the cluster has and allows, and what would go wrong with a job."""
+        from .check import check
+
+        return check(self._cluster)
+
+    def nodes(self, warn: Callable[[str], None]) -> list[Node]:
+        """The nodes of the cluster."""
+        from .machines import nodes
+
+        return nodes(self._cluster)
+
+    def usage(self, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
+        """What the pods of these jobs use, where the cluster measures it."""
+        from .machines import usage
+
+        return usage(self._cluster, names, warn) if names else {}
+
+    def volumes(self, warn: Callable[[str], None]) -> list[Volume]:
+        """The PersistentVolumeClaims of the namespace."""
+        from .machines import volumes
+
+        return volumes(self._cluster)
+
+    def _find(self, name: str) -> Found:
+        """A job.
+
+        Raises:
+            UserError: there is none of this name.
+        """
+        from .jobs import find
+
+        found = find(self._cluster, [name]).get(name)
+        if found is None:
+            raise UserError(f"no job {name} in namespace {self._cluster.namespace}")
+        return found
+
+    def _is_plain(self, job: Found) -> bool:
+        """Whether a job has no agent."""
+        mounts = job.object["spec"]["template"]["spec"]["containers"][0].get("volumeMounts") or ()
+        return all(mount["mountPath"] != HERE for mount in mounts)
+
+    # -- act -----------------------------------------------------------------------------------------------------------
+
+    def wait(
+        self, names: Sequence[str], seconds: float | None = None, tick: Callable[[int], None] = lambda ended: None
+    ) -> bool:
+        """Wait until these jobs have ended, or the time is over; returns whether they have ended."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        path = self._cluster.path("batch/v1", "jobs")
+        while True:
+            version = self._version(path)
+            jobs = self.describe(names).jobs
+            over = sum(job.is_over for job in jobs)
+            tick(over)
+            if over == len(jobs):
+                return True
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            self._wait_for_change(path, version, names, min(_TICK, left or _TICK))
+
+    def _version(self, path: str) -> str:
+        """The version of the list of jobs."""
+        found = self._cluster.get(path, limit=1, labelSelector=SELECTOR)
+        return str(found["metadata"]["resourceVersion"])
+
+    def _wait_for_change(self, path: str, version: str, names: Sequence[str], seconds: float) -> None:
+        """Wait until one of these jobs changes, or the time is over."""
+        until = time.monotonic() + seconds
+        try:
+            for kind, item in self._cluster.watch(path, version, seconds, labelSelector=SELECTOR):
+                if kind != "BOOKMARK" and item["metadata"]["name"] in names:
+                    return
+                if time.monotonic() > until:
+                    return
+        except Expired:
+            return
+
+    def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
+        """A command (a shell if it is empty) in the pod of a rank, with its variables; kubectl connects to it.
+
+        Raises:
+            UserError: its pod does not run, or there is no kubectl.
+        """
+        from .jobs import _ranks
+
+        job = self._find(name)
+        index = rank // max(1, _ranks(job.spec, [pod.report for pod in job.pods if pod.report]))
+        pod = job.newest().get(index)
+        if pod is None or pod.is_over or not pod.has_log:
+            raise UserError(f"the pod of rank {rank} of job {name} does not run; paceline attach needs one that does")
+        kubectl = shutil.which("kubectl")
+        if kubectl is None:
+            raise UserError("paceline attach needs kubectl on Kubernetes, which is not on PATH; install it")
+        options = self._given
+        words = [kubectl, *(["--context", options.context] if options.context else [])]
+        words += [
+            "--namespace",
+            self._cluster.namespace,
+            "exec",
+            "-i",
+            *_terminal(),
+            pod.name,
+            "-c",
+            pod.container,
+            "--",
+        ]
+        if self._is_plain(job):
+            words += command or ["/bin/sh"]
+        else:
+            request = {"root": ROOT, "name": name, "rank": rank, "command": list(command)}
+            text = base64.urlsafe_b64encode(json.dumps(request).encode()).decode()
+            words += [options.python, f"{HERE}/paceline.pyz", "shell", text]
+        env = {**os.environ, **({"KUBECONFIG": options.kubeconfig} if options.kubeconfig else {})}
+        return Shell(tuple(words), env, os.getcwd())
+
+    def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:
+        """Stop jobs: they are suspended, so their pods get SIGTERM and their grace."""
+        for job in self.describe(names).jobs:
+            if not job.is_over:
+                self._stop(job.name, now)
+        return {}
+
+    def _stop(self, name: str, now: bool) -> None:
+        moment = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        changes = {"metadata": {"annotations": {STOPPED: moment}}, "spec": {"suspend": True}}
+        self._cluster.patch(self._cluster.path("batch/v1", "jobs", name), changes)
+        if now:
+            for pod in self._find(name).pods:
+                if not pod.is_over:
+                    self._gone("pods", pod.name, gracePeriodSeconds=0)
+
+    def _gone(self, plural: str, name: str, **options: Any) -> None:
+        try:
+            self._cluster.delete(self._cluster.path("v1", plural, name), **options)
+        except ApiError as error:
+            if error.code != 404:
+                raise
+
+    def delete(self, names: Sequence[str]) -> list[str]:
+        """Remove jobs that have ended, and in the background all that they own."""
+        left = []
+        for name in names:
+            path = self._cluster.path("batch/v1", "jobs", name)
+            try:
+                self._cluster.delete(path)
+                until = time.monotonic() + _GONE_SECONDS
+                while time.monotonic() < until:
+                    self._cluster.get(path)
+                    time.sleep(0.1)
+                left.append(
+                    f"the cluster has not removed job {name} yet; a finalizer may keep it: see kubectl get job {name}"
+                )
+            except ApiError as error:
+                if error.code != 404:
+                    raise
+        return left
+
+
+def _terminal() -> list[str]:
+    import sys
+
+    return ["-t"] if sys.stdin.isatty() and sys.stdout.isatty() else []

@@ -1,0 +1,235 @@
+"""What a cluster has and allows: `paceline check`."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from paceline.backends.check.finding import Finding
+from paceline.backends.check.report import Report
+from paceline.job.errors import UserError
+
+from .client import ApiError
+from .manifests import text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .client import Cluster, Object
+
+_LEAST = (1, 24)
+_AT_ONCE = 8  # questions
+
+
+class Right(NamedTuple):
+    """A permission that paceline uses.
+
+    Attributes:
+        group: of the API; "" for the core.
+        resource: such as pods/log.
+        verbs: that it needs.
+        why: what does not work without it.
+        is_needed: whether no job can run without it.
+        is_global: it is not of a namespace.
+    """
+
+    group: str
+    resource: str
+    verbs: tuple[str, ...]
+    why: str
+    is_needed: bool = True
+    is_global: bool = False
+
+
+RIGHTS = (
+    Right("batch", "jobs", ("get", "list", "watch", "create", "patch", "delete"), "no job can be started or seen"),
+    Right("", "pods", ("get", "list"), "what a job's pods do is not known"),
+    Right("", "pods", ("delete",), "paceline stop --now cannot end pods at once", is_needed=False),
+    Right("", "pods/log", ("get",), "paceline logs shows nothing"),
+    Right("", "services", ("create", "get", "delete"), "no job can be started"),
+    Right("", "configmaps", ("create", "get", "list", "delete"), "no job can be started"),
+    Right("", "secrets", ("create", "get", "delete"), "no job with several nodes or with secrets can be started"),
+    Right("", "events", ("list",), "why a pod waits is known less well", is_needed=False),
+    Right("", "pods/exec", ("create", "get"), "paceline attach does not work", is_needed=False),
+    Right("", "persistentvolumeclaims", ("list",), "paceline data list does not work", is_needed=False),
+    Right("", "resourcequotas", ("list",), "paceline check cannot show quotas", is_needed=False),
+    Right("", "nodes", ("list",), "paceline top node does not work", is_needed=False, is_global=True),
+)
+KINDS = {
+    "jobset.x-k8s.io": "JobSet",
+    "kubeflow.org": "Kubeflow Training Operator or MPI Operator",
+    "trainer.kubeflow.org": "Kubeflow Trainer",
+    "kueue.x-k8s.io": "Kueue",
+    "scheduling.volcano.sh": "Volcano",
+    "scheduling.x-k8s.io": "coscheduling",
+    "metrics.k8s.io": "metrics-server",
+}
+
+
+def check(cluster: Cluster) -> Report:
+    """What the cluster has and allows, and what would go wrong with a job.
+
+    Raises:
+        UserError: it does not answer.
+    """
+    major, minor = cluster.version
+    found: list[Finding] = []
+    access = cluster.access
+    version = str(cluster.get("/version").get("gitVersion", f"v{major}.{minor}"))
+    sections: dict[str, list[tuple[str, str]]] = {
+        "Cluster": [
+            ("context", access.context), ("server", access.server), ("namespace", access.namespace),
+            ("version", version),
+        ]
+    }  # fmt: skip
+    if (major, minor) < _LEAST:
+        found.append(Finding("error", "the cluster", f"is Kubernetes {version}", "use one of 1.24 or newer"))
+    denied = _denied(cluster)
+    sections["Permissions"] = _permissions(denied)
+    for right, verbs in denied:
+        scope = "the cluster" if right.is_global else f"namespace {access.namespace}"
+        what = f"does not let you {', '.join(verbs)} {_full(right)}: {right.why}"
+        do = "apply the ClusterRole below" if right.is_global else "apply the Role below"
+        found.append(Finding("error" if right.is_needed else "warning", scope, what, do))
+    sections["Nodes"] = _nodes(cluster, found)
+    sections["Quotas"] = _quotas(cluster)
+    sections["Volumes"] = _claims(cluster)
+    sections["Installed"] = _installed(cluster)
+    found.sort(key=lambda finding: finding.level)
+    return Report({title: rows for title, rows in sections.items() if rows}, found, role(cluster, denied))
+
+
+# -- permissions -------------------------------------------------------------------------------------------------------
+
+
+def _denied(cluster: Cluster) -> list[tuple[Right, list[str]]]:
+    """The permissions that this user lacks, each with the verbs."""
+    questions = [(right, verb) for right in RIGHTS for verb in right.verbs]
+    cluster.access  # noqa: B018  # before the threads ask, so that it is made once
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        answers = list(pool.map(lambda it: _may(cluster, *it), questions))
+    found: dict[Right, list[str]] = {}
+    for (right, verb), is_allowed in zip(questions, answers, strict=True):
+        if not is_allowed:
+            found.setdefault(right, []).append(verb)
+    return list(found.items())
+
+
+def _may(cluster: Cluster, right: Right, verb: str) -> bool:
+    resource, _, sub = right.resource.partition("/")
+    attributes: dict[str, str] = {"verb": verb, "group": right.group, "resource": resource}
+    if sub:
+        attributes["subresource"] = sub
+    if not right.is_global:
+        attributes["namespace"] = cluster.namespace
+    review = {
+        "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    }  # fmt: skip
+    answer = cluster.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
+    return bool((answer.get("status") or {}).get("allowed"))
+
+
+def _full(right: Right) -> str:
+    return f"{right.resource}.{right.group}" if right.group else right.resource
+
+
+def _permissions(denied: Sequence[tuple[Right, list[str]]]) -> list[tuple[str, str]]:
+    lacking: dict[str, list[str]] = {}
+    for right, verbs in denied:
+        lacking.setdefault(_full(right), []).extend(verbs)
+    rows = []
+    for name in dict.fromkeys(map(_full, RIGHTS)):
+        verbs = [verb for right in RIGHTS if _full(right) == name for verb in right.verbs]
+        missing = lacking.get(name, ())
+        allowed = ", ".join(verb for verb in verbs if verb not in missing)
+        rows.append((name, f"{allowed or 'nothing'}; not {', '.join(missing)}" if missing else allowed))
+    return rows
+
+
+def role(cluster: Cluster, denied: Sequence[tuple[Right, list[str]]]) -> str:
+    """The Roles that grant all that paceline uses, if some is missing; in YAML for `kubectl apply`."""
+    manifests: list[Object] = []
+    for is_global in (False, True):
+        if not any(right.is_global == is_global for right, _ in denied):
+            continue
+        kind = "ClusterRole" if is_global else "Role"
+        rules: dict[tuple[str, str], list[str]] = {}
+        for right in RIGHTS:
+            if right.is_global == is_global:
+                rules.setdefault((right.group, right.resource), []).extend(right.verbs)
+        meta: dict[str, Any] = (
+            {"name": "paceline"} if is_global else {"name": "paceline", "namespace": cluster.namespace}
+        )
+        api = "rbac.authorization.k8s.io"
+        listed = [{"apiGroups": [g], "resources": [r], "verbs": verbs} for (g, r), verbs in rules.items()]
+        subject = {"kind": "User", "name": "YOUR-USER", "apiGroup": api}
+        manifests += [
+            {"apiVersion": f"{api}/v1", "kind": kind, "metadata": meta, "rules": listed},
+            {
+                "apiVersion": f"{api}/v1", "kind": f"{kind}Binding", "metadata": meta, "subjects": [subject],
+                "roleRef": {"kind": kind, "name": "paceline", "apiGroup": api},
+            },
+        ]  # fmt: skip
+    return text(manifests) if manifests else ""
+
+
+# -- what there is -----------------------------------------------------------------------------------------------------
+
+
+def _nodes(cluster: Cluster, found: list[Finding]) -> list[tuple[str, str]]:
+    from .machines import gpus_of, machines
+
+    try:
+        those = machines(cluster)
+    except ApiError:
+        return []
+    rows = []
+    for machine in those:
+        count = gpus_of(machine, cluster.gpu_resource)
+        product = machine.labels.get("nvidia.com/gpu.product")
+        what = f"{count} GPUs{f' ({product})' if product else ''}, {machine.allocated_gpus} allocated"
+        rows.append((machine.name, f"{machine.state}; {what if count else 'no GPUs'}"))
+    if those and not any(machine.state == "ready" for machine in those):
+        found.append(Finding("error", "the cluster", "has no node that is ready for pods", "see kubectl get nodes"))
+    return rows
+
+
+def _quotas(cluster: Cluster) -> list[tuple[str, str]]:
+    rows = []
+    for quota in _items(cluster, "resourcequotas"):
+        status = quota.get("status") or {}
+        used = status.get("used") or {}
+        for name, hard in (status.get("hard") or {}).items():
+            rows.append((f"{quota['metadata']['name']}: {name}", f"{used.get(name, '0')} of {hard} used"))
+    return rows
+
+
+def _claims(cluster: Cluster) -> list[tuple[str, str]]:
+    rows = []
+    for claim in _items(cluster, "persistentvolumeclaims"):
+        status = claim.get("status") or {}
+        size = (status.get("capacity") or {}).get("storage", "size unknown")
+        modes = ", ".join(claim["spec"].get("accessModes") or ())
+        rows.append((claim["metadata"]["name"], f"{status.get('phase', 'Pending')}, {size}, {modes}"))
+    return rows
+
+
+def _items(cluster: Cluster, plural: str) -> list[Object]:
+    try:
+        return [item for page in cluster.list(cluster.path("v1", plural)) for item in page["items"]]
+    except ApiError:
+        return []
+
+
+def _installed(cluster: Cluster) -> list[tuple[str, str]]:
+    try:
+        groups = cluster.get("/apis").get("groups") or ()
+    except UserError:
+        return []
+    rows = []
+    for group in groups:
+        if group["name"] in KINDS:
+            versions = ", ".join(version["version"] for version in group.get("versions") or ())
+            rows.append((KINDS[group["name"]], f"{group['name']} {versions}"))
+    return rows

@@ -1,0 +1,232 @@
+"""Where the cluster is, and who asks there: as kubectl finds it out."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from paceline.job.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    import httpx2
+    from lightkube.config.kubeconfig import SingleConfig
+
+    from .options import Options
+
+_FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
+_INSTALL = "the Kubernetes backend needs lightkube; install it with: pip install 'paceline[kubernetes]'"
+
+
+class Access(NamedTuple):
+    """How to reach a cluster.
+
+    Attributes:
+        http: a client for its API server.
+        context: the name of the context, for messages.
+        namespace: where jobs go.
+        server: the address of the API server.
+    """
+
+    http: httpx2.Client
+    context: str
+    namespace: str
+    server: str
+
+
+def connect(options: Options, seconds: float) -> Access:
+    """A client for the cluster that the options name; makes no connection yet.
+
+    Args:
+        options: of the target.
+        seconds: to wait for an answer.
+
+    Raises:
+        UserError: the client library is missing, or the kubeconfig cannot be used.
+    """
+    try:
+        import httpx2
+        from lightkube.config import client_adapter
+        from lightkube.core.exceptions import ConfigError
+    except ImportError:
+        raise UserError(_INSTALL) from None
+    config, proxy = _config(options)
+    assert config.user is not None
+    try:
+        # Credentials of plugins are our own: the library knows only old versions of their interface.
+        verify = client_adapter.verify_cluster(config.cluster, config.user, config.abs_file)
+        auth: Any = None
+        if config.user.exec is None:
+            auth = client_adapter.user_auth(config.user)
+        else:
+            auth = _plugin(httpx2.Auth, _exec_of(config), verify)
+    except (ConfigError, OSError, ValueError) as error:
+        raise UserError(f"context {config.context_name} of the kubeconfig cannot be used: {error}") from None
+    http = httpx2.Client(
+        base_url=config.cluster.server.rstrip("/"), verify=verify, auth=auth, proxy=proxy, timeout=seconds,
+        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
+    )  # fmt: skip
+    namespace = options.namespace or config.namespace
+    return Access(http, config.context_name, namespace, config.cluster.server)
+
+
+# -- the kubeconfig ----------------------------------------------------------------------------------------------------
+
+
+def _config(options: Options) -> tuple[SingleConfig, str | None]:
+    """The cluster and the user of the chosen context, and a proxy.
+
+    Raises:
+        UserError: there is none.
+    """
+    from lightkube.config.kubeconfig import KubeConfig
+    from lightkube.config.models import User
+    from lightkube.core.exceptions import ConfigError
+
+    given = options.kubeconfig or os.environ.get("KUBECONFIG")
+    paths = [Path(path).expanduser() for path in (given or "~/.kube/config").split(os.pathsep) if path]
+    files = [path for path in paths if path.is_file()]
+    if not files:
+        try:  # as kubectl in a pod
+            found = KubeConfig.from_service_account().get()
+            assert found is not None
+            return found, None
+        except (ConfigError, KeyError):
+            where = ", ".join(map(str, paths))
+            raise UserError(f"no kubeconfig {where}; set KUBECONFIG, or name a file with kubeconfig = …") from None
+    merged = _merged(files)
+    contexts = {context.get("name"): context.get("context") or {} for context in merged["contexts"]}
+    name = options.context or merged["current-context"]
+    if name is None:
+        raise UserError("the kubeconfig has no current context; name one with --context")
+    if name not in contexts:
+        raise UserError(f"no context {name!r} in the kubeconfig; {nearest(name, contexts)}")
+    cluster = next((it for it in merged["clusters"] if it.get("name") == contexts[name].get("cluster")), None)
+    if cluster is None:
+        raise UserError(f"context {name} names a cluster that is not in the kubeconfig; correct it")
+    try:
+        config = KubeConfig.from_dict(merged).get(name)
+    except (ConfigError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"context {name} of the kubeconfig cannot be used: {error}") from None
+    assert config is not None
+    if config.user is None:
+        config = config._replace(user=User())
+    return config, (cluster.get("cluster") or {}).get("proxy-url")
+
+
+def _merged(files: list[Path]) -> dict[str, Any]:
+    """Several kubeconfigs as one: of two entries of a name the first one counts.
+
+    Raises:
+        UserError: one cannot be read.
+    """
+    import yaml
+
+    found: dict[str, Any] = {"clusters": [], "contexts": [], "users": [], "current-context": None}
+    for file in files:
+        try:
+            content = yaml.safe_load(file.read_text()) or {}
+            current = content.get("current-context") or None
+        except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+            raise UserError(f"{file} is not a kubeconfig that can be read: {str(error).splitlines()[0]}") from None
+        found["current-context"] = found["current-context"] or current
+        for kind, key in (("clusters", "cluster"), ("contexts", "context"), ("users", "user")):
+            known = {entry["name"] for entry in found[kind]}
+            for entry in content.get(kind) or ():
+                if entry.get("name") not in known:
+                    found[kind].append({**entry, key: _absolute(entry.get(key) or {}, file.parent)})
+    return found
+
+
+def _absolute(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """An entry whose paths, which are relative to its file, are absolute."""
+    paths: dict[str, Any] = {key: str(folder.absolute() / entry[key]) for key in _FILES if entry.get(key)}
+    plugin = entry.get("exec")
+    if plugin and os.sep in plugin.get("command", ""):
+        paths["exec"] = {**plugin, "command": str(folder.absolute() / plugin["command"])}
+    return {**entry, **paths}
+
+
+# -- credentials of plugins --------------------------------------------------------------------------------------------
+
+
+def _exec_of(config: SingleConfig) -> dict[str, Any]:
+    plugin = config.user.exec if config.user is not None else None
+    assert plugin is not None
+    return {
+        "apiVersion": plugin.apiVersion, "command": plugin.command, "args": list(plugin.args or ()),
+        "env": {it.name: it.value for it in plugin.env or ()}, "hint": plugin.installHint,
+    }  # fmt: skip
+
+
+def _plugin(base: Any, plugin: dict[str, Any], verify: Any) -> Any:
+    """Credentials that a program prints, as client-go has them; they are asked for again when they are refused.
+
+    Source: https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins
+
+    Args:
+        base: the class of the library's credentials.
+        plugin: the program: command, args, env, apiVersion, hint.
+        verify: the context for TLS, which gets a client certificate.
+    """
+
+    class Credentials(base):  # type: ignore[misc]  # its base is known only once the library is there
+        token: str | None = None
+        has_asked = False
+
+        def sync_auth_flow(self, request: Any) -> Generator[Any, Any, None]:
+            if self.has_asked:
+                self._sign(request)
+                response = yield request
+                if response.status_code != 401:
+                    return
+            self._ask()
+            self._sign(request)
+            yield request
+
+        def _sign(self, request: Any) -> None:
+            if self.token:
+                request.headers["Authorization"] = f"Bearer {self.token}"
+
+        def _ask(self) -> None:
+            status = _run_plugin(plugin)
+            self.token, self.has_asked = status.get("token"), True
+            if status.get("clientCertificateData"):
+                with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # readable by this user alone
+                    file.write(f"{status['clientCertificateData']}\n{status.get('clientKeyData', '')}\n")
+                    file.flush()
+                    verify.load_cert_chain(file.name)
+
+    return Credentials()
+
+
+def _run_plugin(plugin: dict[str, Any]) -> dict[str, Any]:
+    """The status that a credential plugin prints.
+
+    Raises:
+        UserError: it is not installed, fails, or prints something else.
+    """
+    name = plugin["command"]
+    if shutil.which(name) is None:
+        hint = f"; {plugin['hint'].strip().splitlines()[0]}" if plugin["hint"] else ""
+        raise UserError(f"the kubeconfig needs {name} for its credentials, which is not on PATH{hint}")
+    info = {"apiVersion": plugin["apiVersion"], "kind": "ExecCredential", "spec": {"interactive": False}}
+    env = {**os.environ, **plugin["env"], "KUBERNETES_EXEC_INFO": json.dumps(info)}
+    done = subprocess.run(
+        [name, *plugin["args"]], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        why = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no message")
+        raise UserError(f"{name}, which the kubeconfig names, gave no credentials: {why}")
+    try:
+        status = json.loads(done.stdout)["status"]
+        assert isinstance(status, dict)
+    except (ValueError, KeyError, TypeError, AssertionError):
+        raise UserError(f"{name}, which the kubeconfig names, printed no ExecCredential") from None
+    return status

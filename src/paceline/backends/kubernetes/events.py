@@ -1,0 +1,67 @@
+"""What happened to a job: what its nodes report in their logs, and what the cluster warns of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import logs
+from .client import ApiError
+from .jobs import shown
+from .pods import moment
+
+if TYPE_CHECKING:
+    from .client import Cluster
+    from .jobs import Found
+
+_ONCE = ("started", "finished", "restarting", "stopping", "waiting")  # each node reports them
+
+
+def events(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
+    """The events of a job in the order of time.
+
+    A pod's report goes with the pod. What the cluster itself keeps of the start and the end takes its place.
+    """
+    found: list[dict[str, Any]] = []
+    said: set[tuple[str, Any]] = set()
+    for entry in logs.read(cluster, job.pods, is_plain=False):
+        if entry.event is None:
+            continue
+        event = {"time": entry.time, **{key: value for key, value in entry.event.items() if key != "ranks"}}
+        key = event["event"], event.get("attempt")
+        if event["event"] in _ONCE and key in said:
+            continue
+        said.add(key)
+        found.append(event)
+    found += _known(job, {event["event"] for event in found})
+    found += _warnings(cluster, job)
+    found.sort(key=lambda event: event["time"])
+    return found
+
+
+def _known(job: Found, said: set[str]) -> list[dict[str, Any]]:
+    """The start and the end, if no log has them."""
+    it = shown(job, "", "")
+    found: list[dict[str, Any]] = []
+    if "started" not in said and it.started is not None:
+        found.append({"time": it.started, "event": "started"})
+    if "finished" not in said and it.finished is not None:
+        found.append({"time": it.finished, "event": "finished", "state": it.state, "exit_code": it.exit_code})
+    return found
+
+
+def _warnings(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
+    """The cluster's warnings about the job and its pods, which it keeps for an hour."""
+    try:
+        items = cluster.get(cluster.path("v1", "events"), fieldSelector="type=Warning").get("items", [])
+    except ApiError:
+        return []
+    names = {("Job", job.name), *(("Pod", pod.name) for pod in job.pods)}
+    found = []
+    for item in items:
+        target = item.get("involvedObject") or {}
+        if (target.get("kind"), target.get("name")) in names:
+            when = moment(item.get("lastTimestamp") or item.get("eventTime") or item["metadata"]["creationTimestamp"])
+            message = " ".join(str(item.get("message") or "").split())
+            event, host = item.get("reason", "Warning"), target.get("name")
+            found.append({"time": when or 0.0, "event": event, "host": host, "message": message})
+    return found

@@ -1,0 +1,26 @@
+"""The flags of the Kubernetes backend; what they set is in `options.Options`."""
+
+from __future__ import annotations
+
+from paceline.backends.base import Flag
+
+FLAGS = (
+    Flag("context", ("--context",), "NAME", "Context of the kubeconfig.  [default: the current one]"),
+    Flag("namespace", ("--namespace",), "NAME", "Namespace in the cluster.  [default: the context's]"),
+    Flag("plain", ("--plain",), "", "Run the command itself in its image, without an agent.", is_switch=True, job=True),
+    Flag("python", ("--image-python",), "PYTHON", "Python in the image.  [default: python3]", job=True),
+    Flag("gpu_resource", ("--gpu-resource",), "NAME", "What --gpus counts.  [default: nvidia.com/gpu]", job=True),
+    Flag("resources", ("--resources",), "NAME=N,…", "More resources of each pod, such as rdma/hca=1.", job=True),
+    Flag("shm", ("--share-memory",), "SIZE", "Size of /dev/shm.  [default: what the memory allows]", job=True),
+    Flag("pull_policy", ("--pull-policy",), "POLICY", "Always, IfNotPresent or Never.", job=True),
+    Flag("pull_secrets", ("--pull-secret",), "NAME,…", "Secrets with which the image is pulled.", job=True),
+    Flag("selector", ("--selector",), "NAME=VALUE,…", "Labels of the nodes for the pods.", job=True),
+    Flag("tolerations", ("--toleration",), "KEY[=VALUE][:EFFECT],…", "Taints that are tolerated, or all.", job=True),
+    Flag("placement", ("--placement",), "spread|pack", "Prefer a node for each pod, or few nodes.", job=True),
+    Flag("priority_class", ("--priority-class",), "NAME", "PriorityClass of the pods.", job=True),
+    Flag("service_account", ("--service-account",), "NAME", "ServiceAccount of the pods.", job=True),
+    Flag("annotations", ("--annotation",), "NAME=VALUE,…", "More annotations of job and pods.", job=True),
+    Flag("host_network", ("--host-network",), "", "Pods use the network of their nodes.", is_switch=True, job=True),
+    Flag("ports", ("--ports",), "PORT,…", "Ports that the containers declare.", job=True),
+    Flag("pod_template", ("--pod-template",), "FILE", "YAML that is merged into the pod template.", job=True),
+)

@@ -1,0 +1,318 @@
+"""Jobs as the verbs show them, from the Job objects of a cluster and their pods."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from paceline.job.errors import UserError
+from paceline.job.job import Instance, Job
+
+from .client import ApiError
+from .names import CODE, INSTANCE, LABELS, SELECTOR, SPEC, STOPPED, role_of
+from .pods import Pod, moment, seen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from paceline.job.spec import JobSpec
+
+    from .client import Cluster, Object
+
+STOP_CODE = 143  # of a job that was stopped: SIGTERM
+_MOST_NAMES = 50  # in a selector
+
+
+class Found:
+    """A Job object and what is kept of its pods.
+
+    Attributes:
+        object: the Job.
+        pods: its pods, by node rank; of several of a rank the newest comes last.
+        why: what keeps it from having all its pods; None if nothing does.
+    """
+
+    def __init__(self, found: Object) -> None:
+        self.object = found
+        self.pods: list[Pod] = []
+        self.why: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the job."""
+        return str(self.object["metadata"]["name"])
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What the user asked for, as far as it differs from the defaults."""
+        try:
+            found = json.loads(self.annotations.get(SPEC, ""))
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """Of the Job."""
+        return self.object["metadata"].get("annotations") or {}
+
+    @property
+    def nodes(self) -> int:
+        """How many pods it has."""
+        return int(self.object["spec"].get("completions") or self.object["spec"].get("parallelism") or 1)
+
+    def newest(self) -> dict[int, Pod]:
+        """Node rank → the last pod of it."""
+        return {pod.index: pod for pod in self.pods}
+
+    def condition(self, kind: str) -> Object | None:
+        """A condition that is true."""
+        conditions = (self.object.get("status") or {}).get("conditions") or ()
+        return next((it for it in conditions if it["type"] == kind and it["status"] == "True"), None)
+
+
+def find(cluster: Cluster, names: Sequence[str] | None) -> dict[str, Found]:
+    """The jobs of these names, or all, each with its pods; in a call for each kind, if there are not too many.
+
+    Raises:
+        UserError: the server refuses to list them.
+    """
+    if names is not None and not names:
+        return {}
+    found: dict[str, Found] = {}
+    selector = SELECTOR
+    if names is not None and len(names) <= _MOST_NAMES:
+        selector += f",{INSTANCE} in ({','.join(names)})" if all(map(_is_label, names)) else ""
+    for page in cluster.list(cluster.path("batch/v1", "jobs"), labelSelector=selector):
+        for item in page["items"]:
+            if names is None or item["metadata"]["name"] in names:
+                found[item["metadata"]["name"]] = Found({"apiVersion": "batch/v1", "kind": "Job", **item})
+    if not found:
+        return found
+    for page in cluster.list(cluster.path("v1", "pods"), labelSelector=selector):
+        for item in page["items"]:
+            pod = seen(item)
+            if pod.job in found:
+                found[pod.job].pods.append(pod)
+    for job in found.values():
+        job.pods.sort(key=lambda pod: (pod.index, not pod.is_leaving, pod.created))
+    return found
+
+
+def _is_label(name: str) -> bool:
+    from .names import label_value
+
+    return label_value(name) is not None
+
+
+def explain(cluster: Cluster, job: Found) -> None:
+    """Find out from events why a job does not have its pods, or they do not run."""
+    if job.condition("Complete") or job.condition("Failed") or job.object["spec"].get("suspend"):
+        return
+    newest = job.newest()
+    if len(newest) == job.nodes and all(pod.phase != "Pending" for pod in newest.values()):
+        return
+    try:
+        events = cluster.get(cluster.path("v1", "events"), fieldSelector="type=Warning").get("items", [])
+    except ApiError:
+        return
+    about: dict[tuple[str, str], list[Object]] = {}
+    for event in events:
+        target = event.get("involvedObject") or {}
+        about.setdefault((target.get("kind", ""), target.get("name", "")), []).append(event)
+    if len(newest) < job.nodes:
+        for event in about.get(("Job", job.name), ()):
+            job.why = " ".join(str(event.get("message") or "").split())
+        if job.why and "exceeded quota" in job.why:
+            job.why += "; ask for less, or have the quota of the namespace raised"
+    if any(about.get(("Pod", pod.name)) for pod in job.pods):
+        selector = f"{SELECTOR},{INSTANCE}={job.name}"
+        items = [
+            item for page in cluster.list(cluster.path("v1", "pods"), labelSelector=selector) for item in page["items"]
+        ]
+        job.pods = [seen(item, about.get(("Pod", item["metadata"]["name"]), ())) for item in items]
+        job.pods.sort(key=lambda pod: (pod.index, not pod.is_leaving, pod.created))
+
+
+# -- what the verbs show -----------------------------------------------------------------------------------------------
+
+
+def shown(job: Found, target: str, namespace: str) -> Job:
+    """A job as the verbs show it."""
+    spec, status = job.spec, job.object.get("status") or {}
+    state, code, finished = _state(job)
+    pods = job.newest()
+    reports = [pod.report for pod in pods.values() if pod.report]
+    nproc = _ranks(spec, reports)
+    over = state in ("SUCCEEDED", "FAILED", "STOPPED")
+    waiting = None if over else _waiting(job, pods)
+    ttl = job.object["spec"].get("ttlSecondsAfterFinished")
+    culprit = _culprit(pods.values())
+    return Job(
+        name=job.name, state=state, backend=target,
+        framework=spec.get("framework") or next((it["framework"] for it in reports if "framework" in it), None),
+        nodes=job.nodes, ranks=job.nodes * nproc,
+        attempt=max((int(it.get("attempt") or 0) for it in reports), default=0), exit_code=code,
+        created=moment(job.object["metadata"]["creationTimestamp"]) or 0.0, started=_started(pods, status, state),
+        finished=finished, instances=_instances(job, pods, nproc, state),
+        error=_error(job, culprit) if state == "FAILED" else None, waiting=waiting,
+        restarts=max((int(it.get("restarts") or 0) for it in reports), default=0),
+        max_restarts=int(spec.get("max_restarts") or 0), devices_asked=spec.get("devices"),
+        priority=int(spec.get("priority") or 0), queue=spec.get("queue"), labels=_labels(job),
+        ttl=None if ttl is None else float(ttl), kept_since=finished if over else None,
+        grace=float(spec.get("grace", 30.0)), command=_command(spec), working_dir=str(spec.get("working_dir") or "."),
+        folder="", code=_code(job),
+        data=tuple(
+            {"volume": it["volume"], "path": it["path"], "wanted": it["path"], "visible": True, "variable": ""}
+            for it in spec.get("data") or ()
+        ),
+        progress=next((it["progress"] for it in reports if it.get("progress")), None),
+        checkpoint=next((it["checkpoint"] for it in reports if it.get("checkpoint")), None),
+        external_id=f"{namespace}/{job.name}",
+    )  # fmt: skip
+
+
+def _state(job: Found) -> tuple[str, int | None, float | None]:
+    """The state, the exit code and the time of the end."""
+    stopped = moment(job.annotations.get(STOPPED))
+    pods = job.newest()
+    if done := job.condition("Complete"):
+        ended = moment((job.object.get("status") or {}).get("completionTime")) or moment(done.get("lastTransitionTime"))
+        return "SUCCEEDED", 0, ended
+    if failed := job.condition("Failed"):
+        ended = moment(failed.get("lastTransitionTime"))
+        if stopped is not None:
+            return "STOPPED", STOP_CODE, ended
+        culprit = _culprit(pods.values())
+        code = None if culprit is None else culprit.report.get("exit_code", culprit.exit_code)
+        return "FAILED", code if code is not None else 1, ended
+    left = [pod for pod in job.pods if not pod.is_over]
+    if job.object["spec"].get("suspend"):
+        if left or (job.object.get("status") or {}).get("active"):
+            return "RUNNING", None, None
+        return ("STOPPED", STOP_CODE, stopped) if stopped is not None else ("PENDING", None, None)
+    running = [pod for pod in pods.values() if pod.phase == "Running" or pod.is_over]
+    if not running:
+        return "PENDING", None, None
+    return ("RUNNING" if len(running) >= job.nodes else "STARTING"), None, None
+
+
+def _culprit(pods: Iterable[Pod]) -> Pod | None:
+    """The pod that says best why the job failed: one whose report names a rank, else the first that failed."""
+    failed = [pod for pod in pods if pod.error or pod.exit_code]
+    failed.sort(key=lambda pod: (_weight(pod), pod.finished or float("inf"), pod.index))
+    return failed[0] if failed else None
+
+
+def _weight(pod: Pod) -> int:
+    failure = pod.report.get("failure") or {}
+    if failure.get("rank") is not None:
+        return 0
+    if pod.report.get("refused"):
+        return 1
+    # A pod without a report was killed, and the others can only say that it is gone.
+    return 2 if not pod.report and not pod.is_leaving else 3 if failure else 4
+
+
+def _error(job: Found, culprit: Pod | None) -> str:
+    failed = job.condition("Failed") or {}
+    if culprit is not None and culprit.error:
+        where = f"node {culprit.index} ({culprit.name}): "
+        return culprit.error if (culprit.report.get("failure") or {}).get("rank") is not None else where + culprit.error
+    return " ".join(str(failed.get("message") or failed.get("reason") or "its pods failed").split())
+
+
+def _waiting(job: Found, pods: Mapping[int, Pod]) -> str | None:
+    if job.object["spec"].get("suspend"):
+        if job.annotations.get(STOPPED):
+            return "it is being stopped"
+        queue = job.spec.get("queue")
+        return f"queue {queue} has not admitted it yet" if queue else "it is suspended; resume it with kubectl"
+    if job.why:
+        return job.why
+    for index in sorted(pods):
+        if pods[index].waiting:
+            return f"node {index} ({pods[index].name}): {pods[index].waiting}"
+    missing = job.nodes - len(pods)
+    return f"{missing} of {job.nodes} pods are not made yet" if missing > 0 else None
+
+
+def _started(pods: Mapping[int, Pod], status: Mapping[str, Any], state: str) -> float | None:
+    times = [pod.report.get("started") or pod.started for pod in pods.values()]
+    known = [time for time in times if time]
+    if known:
+        return min(known)
+    return None if state in ("PENDING", "STARTING") else moment(status.get("startTime"))
+
+
+def _ranks(spec: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) -> int:
+    """How many ranks a pod has, as far as that is known."""
+    ranks = spec.get("ranks", 1)
+    if isinstance(ranks, int):
+        return ranks
+    counted = max((len(it.get("ranks") or ()) for it in reports), default=0)
+    devices = spec.get("devices")
+    return counted or (devices if isinstance(devices, int) and devices else 1)
+
+
+def _instances(job: Found, pods: Mapping[int, Pod], nproc: int, state: str) -> tuple[Instance, ...]:
+    found = []
+    for index in range(job.nodes):
+        pod = pods.get(index)
+        codes = {} if pod is None else {rank: code for rank, code in pod.report.get("ranks") or ()}
+        for local in range(nproc):
+            rank = index * nproc + local
+            code = codes.get(rank, None if pod is None else pod.exit_code)
+            where = "" if pod is None else f"{pod.node}/{pod.name}" if pod.node else pod.name
+            found.append(
+                Instance(f"{job.name}-{role_of(rank)}", where, rank, _rank_state(pod, code, state), None, code)
+            )
+    return tuple(found)
+
+
+def _rank_state(pod: Pod | None, code: int | None, state: str) -> str:
+    if state in ("SUCCEEDED", "STOPPED"):
+        return state
+    if code is not None:
+        return "FAILED" if code else "SUCCEEDED"
+    if state == "FAILED":
+        return "STOPPED" if pod is None else "FAILED"
+    if pod is None or pod.phase == "Pending":
+        return "PENDING"
+    return "RUNNING"
+
+
+def _labels(job: Found) -> dict[str, str]:
+    try:
+        return dict(json.loads(job.annotations.get(LABELS, "{}")))
+    except (ValueError, TypeError):
+        return {}
+
+
+def _code(job: Found) -> dict[str, Any] | None:
+    try:
+        found = json.loads(job.annotations.get(CODE, "null"))
+    except ValueError:
+        return None
+    return {"path": f"code/{job.name} of the pods", **found} if isinstance(found, dict) else None
+
+
+def _command(spec: Mapping[str, Any]) -> str:
+    words = ["-m"] if spec.get("module") else []
+    target = spec.get("script") or spec.get("module") or spec.get("command") or ""
+    return " ".join(map(shlex.quote, [*words, target, *map(str, spec.get("args") or ())]))
+
+
+def spec_of(job: Found) -> JobSpec:
+    """The specification with which a job was submitted.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    from paceline.job.spec import JobSpec
+
+    try:
+        return JobSpec.model_validate(job.spec)
+    except ValueError:
+        raise UserError(f"what job {job.name} runs cannot be read from its annotation; submit it again") from None

@@ -1,0 +1,274 @@
+"""The lines of ranks, from the logs of their pods."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import queue
+import re
+import threading
+import time
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from paceline.backends.base import LogLines
+from paceline.job.errors import UserError
+from paceline.node.host.pod import MARK
+
+from .client import ApiError, Unreachable
+from .pods import moment, seen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from paceline.backends.base import LogQuery
+
+    from .client import Cluster
+    from .pods import Pod
+
+_LINE = re.compile(rb"\[rank (?P<rank>\d+)(?P<err> stderr)?(?P<piece> \+)?\] ?(?P<text>.*)", re.DOTALL)
+_AGAIN = 0.5  # seconds until a log is asked for again
+_LATE = 0.2  # seconds for which lines of other pods are waited for, so that they come in the order of time
+
+
+class Entry(NamedTuple):
+    """A line of a pod's log: of a rank, or an event."""
+
+    time: float
+    rank: int
+    stream: str
+    text: bytes
+    event: dict[str, Any] | None = None
+
+
+def entries(lines: Iterable[bytes], pod: Pod, *, is_plain: bool) -> Iterator[Entry]:
+    """What the lines of a pod's log say; each begins with its time.
+
+    Args:
+        lines: without line ends.
+        pod: that wrote them.
+        is_plain: whether the user's command wrote them itself.
+    """
+    for line in lines:
+        stamp, _, text = line.partition(b" ")
+        written = stamp_of(stamp)
+        if written is None:
+            continue
+        match = None if is_plain else _LINE.fullmatch(text)
+        if match is not None:
+            end = b"" if match["piece"] else b"\n"
+            yield Entry(written, int(match["rank"]), "err" if match["err"] else "out", match["text"] + end)
+        elif not is_plain and text.startswith(MARK):
+            event = _event(text[len(MARK) :])
+            if event is not None:
+                yield Entry(written, -1, "", b"", event)
+        elif is_plain:
+            yield Entry(written, pod.index, "out", text + b"\n")
+        else:  # of the interpreter itself, or of the bootstrap
+            yield Entry(written, pod.index, "node", text + b"\n")
+
+
+def stamp_of(stamp: bytes) -> float | None:
+    """Seconds since the epoch of a line's time, which may have nanoseconds."""
+    try:
+        return moment(re.sub(r"(\.\d{6})\d+", r"\1", stamp.decode()))
+    except (ValueError, UnicodeDecodeError):
+        return None
+
+
+def _event(text: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and "event" in found else None
+
+
+def read(cluster: Cluster, pods: Iterable[Pod], *, is_plain: bool, since: float | None = None) -> Iterator[Entry]:
+    """All that is in the logs of these pods now, in the order of time."""
+    return heapq.merge(*(_of_pod(cluster, pod, is_plain, since) for pod in pods), key=lambda entry: entry.time)
+
+
+def _of_pod(cluster: Cluster, pod: Pod, is_plain: bool, since: float | None) -> Iterator[Entry]:
+    try:
+        lines = cluster.log(pod.name, pod.container, follow=False, since=None if since is None else _rfc(since))
+        yield from entries(lines, pod, is_plain=is_plain)
+    except ApiError as error:
+        if error.code not in (400, 404):  # it has not begun, or is gone
+            raise
+
+
+def _rfc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def chosen(found: Iterable[Entry], query: LogQuery) -> Iterator[LogLines]:
+    """The lines that a query asks for, of entries that are complete; see `LogQuery`."""
+    attempt, lines = 0, []
+    for entry in found:
+        if entry.event is not None:
+            attempt = max(attempt, _attempt(entry))
+        elif _wanted(entry, query):
+            lines.append(LogLines(entry.time, attempt, max(entry.rank, 0), _stream(entry), entry.text))
+    last = query.attempt if query.attempt is not None else max((line.attempt for line in lines), default=0)
+    lines = [line for line in lines if line.attempt == last]
+    if query.tail is not None:
+        lines = lines[max(0, len(lines) - query.tail) :]
+    yield from lines
+
+
+def _stream(entry: Entry) -> str:
+    return "both" if entry.stream == "out" else "err"
+
+
+def _wanted(entry: Entry, query: LogQuery) -> bool:
+    if entry.stream == "node" and query.ranks is not None:  # of a node, and of no rank
+        return False
+    return (query.ranks is None or entry.rank in query.ranks) and (query.since is None or entry.time >= query.since)
+
+
+# -- following ---------------------------------------------------------------------------------------------------------
+
+
+class Follower:
+    """Follows the logs of all pods of a job at once, over reconnects and log rotation, and pods that come later."""
+
+    def __init__(self, cluster: Cluster, name: str, *, is_plain: bool, since: float | None = None) -> None:
+        """Begin; each pod has a thread that reads its log, and one watches for pods and the end of the job."""
+        self._cluster, self._name, self._is_plain = cluster, name, is_plain
+        self._since = since
+        self._found: queue.SimpleQueue[Entry | UserError | None] = queue.SimpleQueue()
+        self._is_over = threading.Event()
+        self._threads: dict[str, threading.Thread] = {}
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def close(self) -> None:
+        """Follow no more."""
+        self._is_over.set()
+
+    def entries(self) -> Iterator[Entry]:
+        """What the pods write, until the job has ended and all is read.
+
+        Raises:
+            UserError: the cluster refuses to say.
+        """
+        held: list[tuple[float, int, Entry]] = []  # for a moment, so that those of several pods come in order
+        count = 0
+        has_ended = False
+        while True:
+            now = time.time()
+            while held and (has_ended or held[0][0] <= now - _LATE):
+                yield heapq.heappop(held)[2]
+            if has_ended:
+                return
+            try:
+                found = self._found.get(timeout=_LATE if held else None)
+            except queue.Empty:
+                continue
+            if isinstance(found, UserError):
+                raise found
+            if found is None:
+                has_ended = True
+                continue
+            count += 1
+            heapq.heappush(held, (now if found.time > now else max(found.time, now - _LATE), count, found))
+
+    def _watch(self) -> None:
+        """Start a reader for each pod that comes; at the end of the job wait for the readers."""
+        from .jobs import find, shown
+
+        try:
+            while not self._is_over.is_set():
+                jobs = find(self._cluster, [self._name])
+                job = jobs.get(self._name)
+                for pod in job.pods if job is not None else ():
+                    self._follow(pod)
+                if job is None or shown(job, "", "").is_over:
+                    break
+                self._wait_for_change(job.object["metadata"]["resourceVersion"])
+            for thread in list(self._threads.values()):
+                thread.join()
+            self._found.put(None)
+        except UserError as error:
+            self._found.put(error)
+
+    def _wait_for_change(self, version: str) -> None:
+        """Wait until something of the job may have changed; pods have changed if the job's status has."""
+        from .client import Expired
+
+        try:
+            path = self._cluster.path("batch/v1", "jobs")
+            selector = f"metadata.name={self._name}"
+            for kind, _ in self._cluster.watch(path, version, 10, fieldSelector=selector):
+                if kind != "BOOKMARK":
+                    return
+        except Expired:
+            return
+
+    def _follow(self, pod: Pod) -> None:
+        if pod.name not in self._threads:
+            thread = threading.Thread(target=self._read, args=(pod,), daemon=True)
+            self._threads[pod.name] = thread
+            thread.start()
+
+    def _read(self, pod: Pod) -> None:
+        """Read a pod's log to its end. A stream may end earlier: then go on after the last line."""
+        last = None if self._since is None else _rfc(self._since)  # the time of the last line
+        same = 0  # how many lines had it
+        while not self._is_over.is_set():
+            ended = self._has_ended(pod)  # asked first: what it writes before its end is in the log then
+            skip = same
+            try:
+                for line in self._cluster.log(pod.name, pod.container, follow=not ended, since=last):
+                    stamp = line.partition(b" ")[0].decode(errors="replace")
+                    if skip and stamp == last:
+                        skip -= 1  # it was read before
+                        continue
+                    skip = 0
+                    last, same = (stamp, same + 1) if stamp == last else (stamp, 1)
+                    for entry in entries((line,), pod, is_plain=self._is_plain):
+                        self._found.put(entry)
+            except (ApiError, Unreachable) as error:
+                if isinstance(error, ApiError) and error.code not in (400, 404, 429, 500, 502, 503, 504):
+                    self._found.put(error)
+                    return
+                if isinstance(error, ApiError) and error.code == 404:
+                    return
+            if ended:
+                return
+            self._is_over.wait(_AGAIN if last is None else 0.05)
+
+    def _has_ended(self, pod: Pod) -> bool:
+        try:
+            return seen(self._cluster.get(self._cluster.path("v1", "pods", pod.name))).is_over
+        except ApiError as error:
+            return error.code == 404
+        except Unreachable:
+            return False
+
+
+def follow(cluster: Cluster, name: str, pods: Iterable[Pod], query: LogQuery, *, is_plain: bool) -> Iterator[LogLines]:
+    """The lines that a query asks for, until the job ends; `pods` are those that it has now."""
+    since, attempt = query.since, 0
+    if query.tail is not None:  # the last ones of what is there, and then all that comes
+        there = list(read(cluster, pods, is_plain=is_plain, since=since))
+        yield from chosen(there, query)
+        attempt = max((_attempt(entry) for entry in there), default=0)
+        since = there[-1].time + 1e-6 if there else since
+    follower = Follower(cluster, name, is_plain=is_plain, since=since)
+    query = replace(query, since=since)
+    try:
+        for entry in follower.entries():
+            if entry.event is not None:
+                attempt = max(attempt, _attempt(entry))
+            elif _wanted(entry, query) and (query.attempt is None or query.attempt == attempt):
+                yield LogLines(entry.time, attempt, max(entry.rank, 0), _stream(entry), entry.text)
+    finally:
+        follower.close()
+
+
+def _attempt(entry: Entry) -> int:
+    """The attempt that begins with an event; 0 if none does."""
+    event = entry.event or {}
+    return int(event.get("attempt") or 0) if event.get("event") == "started" else 0

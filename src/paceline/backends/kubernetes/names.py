@@ -1,0 +1,61 @@
+"""Names in a cluster: a job's objects, and what its users' labels become there."""
+
+from __future__ import annotations
+
+import re
+
+from paceline.job.errors import UserError
+
+GROUP = "paceline.dev"  # of annotations and labels
+MANAGER = "paceline"
+OWNER = "app.kubernetes.io/managed-by"
+INSTANCE = "app.kubernetes.io/instance"
+SELECTOR = f"{OWNER}={MANAGER}"
+SPEC, STOPPED, CODE, JOB_ID = (f"{GROUP}/{name}" for name in ("spec", "stopped-at", "code", "job-id"))
+LABELS = f"{GROUP}/labels"
+LONGEST = 63  # letters of a host name, and of a label's value
+_NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+_LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
+
+
+def check_name(name: str, nodes: int) -> None:
+    """Check that a job of so many nodes can have a name: its pods are hosts called NAME-0, NAME-1, …
+
+    Raises:
+        UserError: it cannot.
+    """
+    most = LONGEST - 1 - len(str(nodes - 1))
+    if len(name) > most:
+        raise UserError(f"--name {name}: a job of {nodes} pods has a name of up to {most} letters on Kubernetes")
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f"--name {name}: on Kubernetes a name has lower-case letters, digits and '-', and begins with a letter; "
+            f"take for example {valid_name(name, nodes)}"
+        )
+
+
+def valid_name(name: str, nodes: int = 1) -> str:
+    """The closest name that a job can have."""
+    name = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")
+    if not name[:1].isalpha():
+        name = f"job-{name}".strip("-")
+    most = LONGEST - 1 - len(str(nodes - 1))
+    if len(name) > most:  # what makes it unlike others is at its end
+        end = name[-6:]
+        name = name[: most - len(end)].rstrip("-") + end
+    return name
+
+
+def label_value(text: str) -> str | None:
+    """The text if it can be the value of a label."""
+    return text if _LABEL.fullmatch(text) else None
+
+
+def labels_of(name: str) -> dict[str, str]:
+    """The labels of all objects of a job."""
+    return {"app.kubernetes.io/name": "paceline-job", INSTANCE: name, OWNER: MANAGER}
+
+
+def role_of(rank: int) -> str:
+    """How a rank is called: master-0, worker-0, worker-1, …"""
+    return "master-0" if rank == 0 else f"worker-{rank - 1}"

@@ -1,0 +1,383 @@
+"""The objects of a job in a cluster, as manifests. Pure: nothing here talks to a server.
+
+A job is an Indexed Job and a headless Service, which every cluster has. The Job owns all else, so that whatever becomes
+of the client, nothing is left when the Job is gone:
+
+- the Service gives each pod a name, `NAME-0.NAME`, at which the agents meet;
+- ConfigMaps have the archive of paceline, the node's part of the job, and its code, in pieces;
+- a Secret has the user's secrets, and the token with which the agents authenticate each other.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from paceline._version import __version__
+from paceline.job.errors import UserError
+
+from .bootstrap import START
+from .manifests import merged, quantity
+from .names import GROUP, JOB_ID, LABELS, SPEC, label_value, labels_of
+from .options import PORT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from paceline.job.spec import JobSpec
+
+    from .options import Options
+
+    Manifest = dict[str, Any]
+
+FOLDER = "/paceline"
+HERE, WORK = f"{FOLDER}/job", f"{FOLDER}/work"  # what the pod gets, and where it writes
+ROOT = f"{WORK}/jobs"
+MESSAGE = "/dev/termination-log"
+CONTAINER = "main"
+MOST_BYTES = 1_000_000  # in a ConfigMap, whose limit is 1 MiB with all its keys
+MOST_CODE = 16 << 20  # bytes of code, packed
+_END_SECONDS = 15  # beyond the grace of the ranks, for the agent to report
+INDEX = "JOB_COMPLETION_INDEX"
+
+
+@dataclass(frozen=True)
+class Order:
+    """A job to be made.
+
+    Attributes:
+        name: of the job.
+        spec: what the user asked for.
+        options: of the target.
+        namespace: where it goes.
+        job_id: identifier that its nodes share.
+        archive: of paceline; b"" for a job without an agent.
+        code: of the job, packed (tar.gz); None if it has none of its own.
+        record: of the code.
+        secrets: variables that are never shown.
+    """
+
+    name: str
+    spec: JobSpec
+    options: Options
+    namespace: str
+    job_id: str
+    archive: bytes = b""
+    code: bytes | None = None
+    record: Mapping[str, Any] | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def image(self) -> str:
+        """The image of its containers.
+
+        Raises:
+            UserError: none is named.
+        """
+        image = self.spec.image or self.options.image
+        if not image:
+            raise UserError("a job on Kubernetes needs an image; name one with --image, or image = in the target")
+        return image
+
+    @property
+    def nodes(self) -> int:
+        """How many pods it has at most."""
+        return self.spec.node_range[1]
+
+
+def check(order: Order) -> None:
+    """Refuse a job that lacks what its manifests need.
+
+    Raises:
+        UserError: it lacks an image.
+    """
+    assert order.image
+
+
+# -- the whole job -----------------------------------------------------------------------------------------------------
+
+
+def job(order: Order) -> Manifest:
+    """The Job; one with a queue is suspended until what manages the queue, such as Kueue, admits it."""
+    spec: Manifest = {
+        "completions": order.nodes,
+        "parallelism": order.nodes,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+        "suspend": bool(order.spec.queue),
+        "template": template(order),
+    }
+    if order.spec.ttl is not None:
+        spec["ttlSecondsAfterFinished"] = int(order.spec.ttl)
+    if order.options.plain and order.spec.time_limit is not None:  # else the agent sees to it, from the first start on
+        spec["activeDeadlineSeconds"] = max(1, int(order.spec.time_limit))
+    meta = _metadata(order)
+    if order.spec.queue:
+        meta["labels"]["kueue.x-k8s.io/queue-name"] = order.spec.queue
+    meta["annotations"] = {
+        **order.options.annotations,
+        SPEC: json.dumps(order.spec.model_dump(mode="json", exclude_unset=True) | {"name": order.name}),
+        JOB_ID: order.job_id,
+        LABELS: json.dumps(dict(order.spec.labels)),
+        f"{GROUP}/version": __version__,
+    }
+    if order.record is not None:
+        meta["annotations"][f"{GROUP}/code"] = json.dumps(dict(order.record))
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec}
+
+
+def dependents(order: Order) -> list[Manifest]:
+    """What the Job owns, without the references to it."""
+    found = [service(order), *config_maps(order)]
+    if order.secrets:
+        found.append(_secret(order))
+    return found
+
+
+def owned(manifest: Manifest, owner: Mapping[str, Any]) -> Manifest:
+    """A manifest with a reference to the object that owns it."""
+    meta = owner["metadata"]
+    reference = {
+        "apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": meta["name"], "uid": meta["uid"],
+        "controller": False, "blockOwnerDeletion": False,
+    }  # fmt: skip
+    return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [reference]}}
+
+
+def _metadata(order: Order, name: str | None = None) -> Manifest:
+    return {"name": name or order.name, "namespace": order.namespace, "labels": _labels(order)}
+
+
+def _labels(order: Order) -> dict[str, str]:
+    """The labels of the job, and those of its user that a label's value can have."""
+    users = {
+        f"{GROUP}/label-{name}": value
+        for name, value in order.spec.labels.items()
+        if label_value(value) is not None and name and label_value(f"label-{name}") is not None
+    }
+    return {**users, **labels_of(order.name)}
+
+
+def service(order: Order) -> Manifest:
+    """The Service that gives each pod a name, also before it is ready."""
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {"job-name": order.name},
+        "ports": [{"name": "agents", "port": PORT}],
+    }
+    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(order), "spec": spec}
+
+
+def _secret(order: Order) -> Manifest:
+    data = {name: base64.b64encode(value.encode()).decode() for name, value in order.secrets.items()}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(order), "type": "Opaque", "data": data}
+
+
+# -- what the pods get -------------------------------------------------------------------------------------------------
+
+
+def config_maps(order: Order) -> list[Manifest]:
+    """The ConfigMaps with the job's files, each below the limit."""
+    bins: list[tuple[int, dict[str, bytes], dict[str, str]]] = []
+    if order.archive:
+        texts = {"start.py": START.lstrip(), "part.json": json.dumps(request(order))}
+        size = len(order.archive) + sum(len(text.encode()) for text in texts.values())
+        bins.append((size, {"paceline.pyz": order.archive}, texts))
+    for number, piece in enumerate(split(order.code or b"", MOST_BYTES - (bins[0][0] if bins else 0))):
+        if number == 0 and bins:
+            bins[0][1]["code-00"] = piece
+        else:
+            bins.append((len(piece), {f"code-{number:02}": piece}, {}))
+    found = []
+    for number, (_, files, texts) in enumerate(bins):
+        data: Manifest = {"binaryData": {name: base64.b64encode(it).decode() for name, it in files.items()}}
+        if texts:
+            data["data"] = texts
+        meta = _metadata(order, _map_name(order.name, number))
+        found.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, **data})
+    return found
+
+
+def _map_name(name: str, number: int) -> str:
+    return f"{name}-files-{number}"
+
+
+def split(data: bytes, first: int) -> list[bytes]:
+    """Data in pieces that fit into ConfigMaps; of the first one only `first` bytes are free.
+
+    Raises:
+        UserError: there is too much.
+    """
+    if len(data) > MOST_CODE:
+        size = f"{len(data) / (1 << 20):.1f} MiB"
+        raise UserError(
+            f"the code has {size} when packed, and {MOST_CODE >> 20} MiB fit into ConfigMaps; list what the job does "
+            "not need in .gitignore or .pacelineignore, keep data on a volume (--data), or use --sync-mode git"
+        )
+    pieces = [data[: max(0, first)]] if data else []
+    pieces += [data[at : at + MOST_BYTES] for at in range(max(0, first), len(data), MOST_BYTES)]
+    return pieces
+
+
+def request(order: Order) -> dict[str, Any]:
+    """This job's `BatchRequest`, the same for all pods: each has its number as a variable."""
+    spec = order.spec
+    nodes = order.nodes
+    part = {**spec.for_node(), "name": order.name, "data": [], "options": {}, "resume_from": None}
+    if nodes > 1:
+        part.update(main_address=f"{order.name}-0.{order.name}", main_port=spec.rendezvous.main_port or PORT)
+    return {
+        "job": part,
+        "data": [
+            {"volume": it.volume, "path": it.path, "wanted": it.path, "variable": it.variable} for it in spec.data
+        ],
+        "job_id": order.job_id,
+        "hosts": [],
+        "joins": False,
+        "shown": None,
+        "terminal": {},
+        "secrets": {},
+        "token": None,
+        "slots": spec.devices if isinstance(spec.devices, int) else 0,
+        "code": None if order.code is None else dict(order.record or {}),
+        "root": ROOT,
+        "archive": None if order.code is None else "code.tar",
+        "node_rank_variable": INDEX if nodes > 1 else None,
+    }
+
+
+# -- the pods ----------------------------------------------------------------------------------------------------------
+
+
+def template(order: Order) -> Manifest:
+    """The pod template, with the user's own one merged into it."""
+    options, spec = order.options, order.spec
+    pod: Manifest = {
+        "subdomain": order.name,
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": int(spec.grace) + _END_SECONDS,
+        "enableServiceLinks": False,
+        "automountServiceAccountToken": options.service_account is not None,
+        "containers": [_container(order)],
+        "volumes": _volumes(order),
+    }
+    if options.service_account is not None:
+        pod["serviceAccountName"] = options.service_account
+    if options.pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in options.pull_secrets]
+    if options.selector:
+        pod["nodeSelector"] = dict(options.selector)
+    if options.tolerations:
+        pod["tolerations"] = [dict(toleration) for toleration in options.tolerations]
+    if options.placement is not None:
+        pod["affinity"] = _affinity(order.name, options.placement)
+    if options.priority_class is not None:
+        pod["priorityClassName"] = options.priority_class
+    if options.host_network:
+        pod.update(hostNetwork=True, dnsPolicy="ClusterFirstWithHostNet")
+    meta: Manifest = {"labels": _labels(order)}
+    if options.annotations:
+        meta["annotations"] = dict(options.annotations)
+    whole: Manifest = merged({"metadata": meta, "spec": pod}, options.pod_template)
+    return whole
+
+
+def _container(order: Order) -> Manifest:
+    options, spec = order.options, order.spec
+    container: Manifest = {
+        "name": CONTAINER,
+        "image": order.image,
+        "command": command(order),
+        "env": _env(order),
+        "resources": resources(spec, options),
+        "volumeMounts": _mounts(order),
+        "terminationMessagePath": MESSAGE,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    if options.pull_policy is not None:
+        container["imagePullPolicy"] = options.pull_policy
+    ports = [] if options.plain or order.nodes == 1 else [spec.rendezvous.main_port or PORT]
+    if declared := [*dict.fromkeys([*ports, *options.ports])]:
+        container["ports"] = [{"containerPort": port} for port in declared]
+    if options.plain and spec.working_dir != ".":
+        container["workingDir"] = spec.working_dir
+    if any(name.startswith("rdma/") for name in options.resources):  # memory is pinned for RDMA
+        container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
+    return container
+
+
+def command(order: Order) -> list[str]:
+    """What the container runs."""
+    spec = order.spec
+    if not order.options.plain:
+        return [order.options.python, f"{HERE}/start.py", HERE, WORK, MESSAGE]
+    python = [order.options.python]
+    if spec.module is not None:
+        return [*python, "-m", spec.module, *spec.args]
+    if spec.script is not None:
+        return [*(python if spec.script.endswith(".py") else []), spec.script, *spec.args]
+    return [spec.command or "", *spec.args]
+
+
+def _env(order: Order) -> list[Manifest]:
+    found: list[Manifest] = []
+    if order.options.plain:
+        nodes, spec = order.nodes, order.spec
+        field_path = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+        found += [
+            {"name": "MASTER_ADDR", "value": f"{order.name}-0.{order.name}" if nodes > 1 else "127.0.0.1"},
+            {"name": "MASTER_PORT", "value": str(spec.rendezvous.main_port or PORT)},
+            {"name": "WORLD_SIZE", "value": str(nodes * (spec.ranks if isinstance(spec.ranks, int) else 1))},
+            {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": field_path}}},
+        ]
+        found += [{"name": name, "value": value} for name, value in spec.env.items()]
+    found += [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": order.name, "key": name}}} for name in order.secrets
+    ]
+    return found
+
+
+def resources(spec: JobSpec, options: Options) -> Manifest:
+    """What each pod requests, which is also its limit."""
+    found: dict[str, str] = {}
+    if spec.cpus is not None:
+        found["cpu"] = str(spec.cpus)
+    if spec.memory is not None:
+        found["memory"] = quantity(spec.memory)
+    if isinstance(spec.devices, int) and spec.devices:
+        found[options.gpu_resource] = str(spec.devices)
+    found.update(options.resources)
+    return {"limits": found, "requests": dict(found)} if found else {}
+
+
+def _volumes(order: Order) -> list[Manifest]:
+    shm: Manifest = {"medium": "Memory"}
+    if order.options.shm is not None:
+        shm["sizeLimit"] = order.options.shm
+    found: list[Manifest] = [{"name": "shm", "emptyDir": shm}]
+    if not order.options.plain:
+        names = [manifest["metadata"]["name"] for manifest in config_maps(order)]
+        sources = [{"configMap": {"name": name}} for name in names]
+        found += [{"name": "job", "projected": {"sources": sources}}, {"name": "work", "emptyDir": {}}]
+    for number, claim in enumerate(dict.fromkeys(mount.volume for mount in order.spec.data)):
+        found.append({"name": f"data-{number}", "persistentVolumeClaim": {"claimName": claim}})
+    return found
+
+
+def _mounts(order: Order) -> list[Manifest]:
+    found: list[Manifest] = [{"name": "shm", "mountPath": "/dev/shm"}]
+    if not order.options.plain:
+        found += [{"name": "job", "mountPath": HERE, "readOnly": True}, {"name": "work", "mountPath": WORK}]
+    claims = list(dict.fromkeys(mount.volume for mount in order.spec.data))
+    found += [{"name": f"data-{claims.index(it.volume)}", "mountPath": it.path} for it in order.spec.data]
+    return found
+
+
+def _affinity(name: str, placement: str) -> Manifest:
+    term = {"labelSelector": {"matchLabels": {"job-name": name}}, "topologyKey": "kubernetes.io/hostname"}
+    weighted = [{"weight": 100, "podAffinityTerm": term}]
+    kind = "podAntiAffinity" if placement == "spread" else "podAffinity"
+    return {kind: {"preferredDuringSchedulingIgnoredDuringExecution": weighted}}

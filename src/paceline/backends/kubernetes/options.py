@@ -1,0 +1,119 @@
+"""What a target on a Kubernetes cluster can set, and flags for one job."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+from paceline.job.quantities import memory
+
+DEFAULT_GPU = "nvidia.com/gpu"
+PORT = 29500  # at which the agents of a job meet, in pod 0
+
+
+def _pairs(value: Any) -> Any:
+    """`a=b,c=d` as a table."""
+    if not isinstance(value, str):
+        return value
+    found = {}
+    for pair in filter(None, value.split(",")):
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise ValueError(f"{pair!r} is not NAME=VALUE; write for example disk=ssd,zone=a")
+        found[name.strip()] = text.strip()
+    return found
+
+
+def _names(value: Any) -> Any:
+    return [name for name in value.split(",") if name] if isinstance(value, str) else value
+
+
+_TOLERATION = re.compile(r"(?P<key>[^=:]*)(=(?P<value>[^:]*))?(:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?")
+
+
+def _tolerations(value: Any) -> Any:
+    """`key=value:NoSchedule,…` as Kubernetes writes tolerations; `all` tolerates every taint."""
+    if not isinstance(value, str):
+        return value
+    return [_toleration(text) for text in value.split(",") if text]
+
+
+def _toleration(text: str) -> dict[str, str]:
+    if text == "all":
+        return {"operator": "Exists"}
+    match = _TOLERATION.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not KEY[=VALUE][:EFFECT]; write for example gpu=true:NoSchedule")
+    found = {"key": match["key"], "operator": "Exists" if match["value"] is None else "Equal"}
+    if match["value"] is not None:
+        found["value"] = match["value"]
+    return {**found, "effect": match["effect"]} if match["effect"] else found
+
+
+def _template(value: Any) -> Any:
+    """A YAML file, or YAML itself, as a table."""
+    if not isinstance(value, str):
+        return value
+    import os
+
+    import yaml
+
+    text = value
+    if not value.lstrip().startswith("{"):
+        try:
+            with open(os.path.expanduser(value), encoding="utf-8") as file:
+                text = file.read()
+        except OSError as error:
+            raise ValueError(f"cannot read {value}: {error.strerror}; name a YAML file") from None
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{value} is not YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{value} is not a pod template; write for example a file with spec: …")
+    return found
+
+
+Pairs = Annotated[dict[str, str], BeforeValidator(_pairs)]
+Names = Annotated[list[str], BeforeValidator(_names)]
+
+
+class Options(BaseModel):
+    """The keys of a target other than `backend`; flags can set them too."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    context: str | None = Field(None, description="of the kubeconfig; the default is its current one")
+    namespace: str | None = Field(None, description="the default is that of the context")
+    kubeconfig: str | None = Field(None, description="the file; the default is that of kubectl")
+    image: str | None = Field(None, description="of jobs that name none")
+    python: str = Field("python3", description="the interpreter in the image")
+    plain: bool = Field(False, description="run the command itself, with the environment alone; no agent")
+    gpu_resource: str = Field(DEFAULT_GPU, description="what --gpus counts")
+    resources: Pairs = Field({}, description="more resources of each pod, such as rdma/hca = 1")
+    shm: str | None = Field(None, description="size of /dev/shm; the default is as much as the memory allows")
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(None, description="of the image")
+    pull_secrets: Names = Field([], description="Secrets with which the image is pulled")
+    selector: Pairs = Field({}, description="labels of the nodes that the pods may run on")
+    tolerations: Annotated[list[dict[str, Any]], BeforeValidator(_tolerations)] = Field(
+        [], description="taints that the pods tolerate"
+    )
+    placement: Literal["spread", "pack"] | None = Field(
+        None, description="prefer a node for each pod, or few nodes for all"
+    )
+    priority_class: str | None = Field(None, description="PriorityClass of the pods")
+    service_account: str | None = Field(None, description="ServiceAccount of the pods; the default is none")
+    annotations: Pairs = Field({}, description="more annotations of job and pods")
+    host_network: bool = Field(False, description="the pods use the network of their nodes")
+    ports: Annotated[list[int], BeforeValidator(_names)] = Field([], description="ports that containers declare")
+    pod_template: Annotated[dict[str, Any], BeforeValidator(_template)] = Field(
+        {}, description="is merged into the pod template: a YAML file, or a table"
+    )
+
+    @field_validator("shm")
+    @classmethod
+    def _valid_size(cls, text: str | None) -> str | None:
+        if text is not None:
+            memory(text)
+        return text

@@ -1,0 +1,110 @@
+"""What is kept of a pod: a list has thousands, and of each only this is needed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from .names import INSTANCE
+from .reasons import is_gone, why_ended, why_waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod of a job.
+
+    Attributes:
+        name: of it.
+        job: that it belongs to.
+        index: the node rank.
+        node: where it runs; "" before it has a node.
+        phase: Pending, Running, Succeeded, Failed or Unknown.
+        container: the name of its container.
+        created: seconds since the epoch.
+        started: when its program began; None before.
+        finished: when it ended; None before.
+        restarts: of its container.
+        exit_code: of its program; None before its end.
+        report: the termination message of paceline's program; empty if there is none.
+        waiting: what it waits for; None if it runs or nothing is known.
+        error: why it failed, if its program could not say it.
+        is_leaving: it was told to end.
+    """
+
+    name: str
+    job: str
+    index: int
+    node: str
+    phase: str
+    container: str
+    created: float
+    started: float | None
+    finished: float | None
+    restarts: int
+    exit_code: int | None
+    report: Mapping[str, Any]
+    waiting: str | None
+    error: str | None
+    is_leaving: bool
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its program has ended, or never will begin."""
+        return self.phase in ("Succeeded", "Failed") or self.finished is not None
+
+    @property
+    def has_log(self) -> bool:
+        """Whether its container has begun."""
+        return self.started is not None
+
+
+def moment(text: str | None) -> float | None:
+    """Seconds since the epoch of a time as the API server writes it."""
+    return None if not text else datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+def seen(pod: Mapping[str, Any], warnings: Sequence[dict[str, Any]] = ()) -> Pod:
+    """What is kept of a pod.
+
+    Args:
+        pod: the object.
+        warnings: events about it.
+    """
+    found = dict(pod)
+    meta, spec, status = found["metadata"], found["spec"], found.get("status") or {}
+    main = spec["containers"][0]
+    entry = next((it for it in status.get("containerStatuses") or () if it["name"] == main["name"]), None)
+    state = (entry or {}).get("state") or {}
+    ended = state.get("terminated") or {}
+    begun = (state.get("running") or ended).get("startedAt")
+    report = _report(ended.get("message"))
+    marks = {**meta.get("labels", {}), **meta.get("annotations", {})}
+    command = main.get("command") or [""]
+    error = report.get("refused") or report.get("error") or why_ended(found, entry, command[0])
+    phase = str(status.get("phase") or "Pending")
+    return Pod(
+        name=meta["name"], job=marks.get(INSTANCE) or marks.get("job-name", ""), index=int(marks.get(_INDEX) or 0),
+        node=spec.get("nodeName") or "", phase=phase, container=main["name"],
+        created=moment(meta["creationTimestamp"]) or 0.0, started=moment(begun),
+        finished=moment(ended.get("finishedAt")),
+        restarts=int((entry or {}).get("restartCount") or 0), exit_code=ended.get("exitCode"), report=report,
+        waiting=why_waiting(found, warnings) if phase == "Pending" else is_gone(found) if phase == "Running" else None,
+        error=error if phase == "Failed" or ended.get("exitCode") else None,
+        is_leaving=bool(meta.get("deletionTimestamp")),
+    )  # fmt: skip
+
+
+def _report(message: str | None) -> dict[str, Any]:
+    """The report in a termination message; empty if something else is in it."""
+    try:
+        found = json.loads(message or "")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) and "exit_code" in found else {}

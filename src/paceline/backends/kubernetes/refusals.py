@@ -1,0 +1,50 @@
+"""What an API server's refusals mean, and what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .client import Cluster
+
+_VERBS = {"GET": "get or list", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
+
+
+def explained(cluster: Cluster, code: int, status: dict[str, Any], method: str, path: str) -> str:
+    """A refusal in one line.
+
+    Args:
+        cluster: that refuses.
+        code: the HTTP status.
+        status: the `Status` object, or only a message.
+        method: of the request.
+        path: of the request.
+    """
+    message = " ".join(str(status.get("message") or f"HTTP {code}").split())
+    context = cluster.access.context
+    if code == 401:
+        return f"the cluster of context {context} does not accept your credentials ({message}); log in there again"
+    if code == 403 and "exceeded quota" in message:
+        return f"{message}; ask for less, delete other jobs, or have the quota of the namespace raised"
+    if code == 403 and status.get("reason") == "Forbidden":
+        check = f"paceline check{cluster.where}"
+        return f"{message}; {check} shows the Role that allows it"
+    if code == 404 and (status.get("details") or {}).get("kind") == "namespaces":
+        return f"{message}; create it (kubectl create namespace NAME), or choose another with --namespace"
+    if code == 404 and not status.get("reason"):
+        return f"the cluster has no {path.rpartition('/')[2]} at {path}; is what serves it installed there?"
+    if code == 400 and "unknown field" in message:
+        return f"the API server refuses the manifest: {message}; correct --pod-template"
+    if code == 413:
+        return f"the API server takes no object of that size: {message}"
+    if code in (400, 422):
+        return f"the API server refuses it: {message}{_fields(status)}"
+    return message if status.get("message") else f"the API server answers {_VERBS.get(method, method)} with {message}"
+
+
+def _fields(status: dict[str, Any]) -> str:
+    """The fields at fault, unless the message names them."""
+    causes = (status.get("details") or {}).get("causes") or ()
+    message = status.get("message") or ""
+    fields = [cause["field"] for cause in causes if cause.get("field") and cause["field"] not in message]
+    return f" (in {', '.join(dict.fromkeys(fields))})" if fields else ""

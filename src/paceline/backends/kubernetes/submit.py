@@ -1,0 +1,301 @@
+"""Starts a job: the Job first, then all that it owns, then the word that it stays.
+
+A client may be killed at any moment. So the Job is made without pods (a parallelism of 0), and with a deadline and a
+time to live that are short; all three are changed when everything else is there. If the client is gone before, the
+cluster ends the job at the deadline and removes it, with everything that it owns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import os
+import secrets
+import tarfile
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.backends.base import MOST_RANKS, Prepared
+from paceline.backends.packing import archive
+from paceline.backends.submission import NameTaken, checked, fetched, start_named
+from paceline.contract import TOKEN
+from paceline.job.errors import UserError
+from paceline.job.spec import Code, new_name
+
+from . import manifests, objects
+from .client import ApiError
+from .names import GROUP, INSTANCE, JOB_ID, SELECTOR, check_name, valid_name
+
+if TYPE_CHECKING:
+    from paceline.backends.base import ProgressReporter
+    from paceline.job.spec import JobSpec
+
+    from .client import Cluster, Object
+    from .options import Options
+
+_DEADLINE = 180  # seconds within which everything of a job is made
+_LEFTOVER = 60  # seconds for which the rest of an interrupted submit is kept
+_OLD_SECONDS = 30.0  # for what a deleted job of this name has left to be collected
+_PAUSE = 0.3
+_CONFIRMED = ("parallelism", "activeDeadlineSeconds", "ttlSecondsAfterFinished")
+
+
+@dataclass(frozen=True)
+class KubePrepared(Prepared):
+    """A job for a cluster.
+
+    Attributes:
+        order: the job, under a name that was free.
+    """
+
+    order: objects.Order | None = None
+
+    def text(self) -> str:
+        """The manifests, in YAML that `kubectl apply` takes."""
+        assert self.order is not None
+        return manifests.text([objects.job(self.order), *objects.dependents(self.order)])
+
+
+def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool, target: str) -> KubePrepared:
+    """Check a job, also by a trial on the server; makes nothing.
+
+    Raises:
+        UserError: it cannot run there, or its name is taken.
+    """
+    _refuse(spec, options)
+    spec = _with_code(spec, options)
+    spec = checked(spec, detached=detached).model_copy(update={"backend": target})
+    nodes = spec.node_range[1]
+    name = spec.name or valid_name(new_name(_stem(spec)), nodes)
+    check_name(f"{name}1" if name.endswith("-") else name, nodes)
+    order = objects.Order(
+        name, spec, options, cluster.namespace, uuid.uuid4().hex,
+        archive=b"" if options.plain else archive().data,
+        secrets={it: os.environ[it] for it in spec.secrets},
+    )  # fmt: skip
+    objects.check(order)
+    if nodes > 1 and not options.plain:
+        order = replace(order, secrets={**order.secrets, TOKEN: secrets.token_hex(16)})
+    if spec.resume_from is not None:
+        _job(cluster, spec.resume_from)
+    if name.endswith("-"):
+        order = replace(order, name=_free(cluster, spec))
+    if spec.code is not None and spec.resume_from is None:  # what a dry run shows has its code too
+        order = replace(order, record={"mode": spec.code.mode, "source": spec.code.source or os.getcwd()})
+    with _taken():
+        cluster.create(cluster.path("batch/v1", "jobs"), _provisional(order), dryRun="All")
+    ranks = spec.ranks if isinstance(spec.ranks, int) else MOST_RANKS
+    return KubePrepared(spec, (), ranks, order=order)
+
+
+def _refuse(spec: JobSpec, options: Options) -> None:
+    """Refuse what pods cannot have.
+
+    Raises:
+        UserError: the job asks for it.
+    """
+    least, most = spec.node_range
+    if least < most:
+        raise UserError(f"--nnodes {spec.nodes}: jobs on Kubernetes keep their number of pods; give one number")
+    if isinstance(spec.devices, tuple):
+        raise UserError("--devices: the cluster chooses the devices; say how many with --gpus")
+    if spec.options:
+        raise UserError(f"--option {next(iter(spec.options))}: Kubernetes has no such option; leave it out")
+    if options.plain and spec.code is not None:
+        raise UserError("--plain: without an agent nothing fetches the code; leave --sync-mode out")
+    paths = [mount.path for mount in spec.data]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise UserError(f"--data: two volumes would be at {path}; leave one out")
+
+
+def _with_code(spec: JobSpec, options: Options) -> JobSpec:
+    """A script of this folder is not in the image, so it is sent with the folder."""
+    if spec.code is not None or options.plain or spec.script is None:
+        return spec
+    here = Path.cwd()
+    with contextlib.suppress(OSError, ValueError):
+        path = (here / spec.script).resolve()
+        if path.is_file() and path.relative_to(here.resolve()):
+            return spec.model_copy(update={"code": Code(mode="snapshot", source=None)})
+    return spec
+
+
+def _stem(spec: JobSpec) -> str:
+    return spec.target.rpartition(".")[2] if spec.kind == "module" else Path(spec.target).stem
+
+
+def _free(cluster: Cluster, spec: JobSpec) -> str:
+    """The next free number for a name that ends in '-'."""
+    taken: set[str] = set()
+    for page in cluster.list(cluster.path("batch/v1", "jobs"), labelSelector=SELECTOR):
+        taken.update(item["metadata"]["name"] for item in page["items"])
+    number = 2 if spec.resume_from else 1
+    while f"{spec.name}{number}" in taken:
+        number += 1
+    return f"{spec.name}{number}"
+
+
+@contextlib.contextmanager
+def _taken() -> Any:
+    try:
+        yield
+    except ApiError as error:
+        if error.reason != "AlreadyExists":
+            raise
+        name = str(error).partition('"')[2].partition('"')[0]
+        raise NameTaken(f"a job named {name} is in this namespace; choose another --name, or delete that job") from None
+
+
+# -- start -------------------------------------------------------------------------------------------------------------
+
+
+def start(cluster: Cluster, prepared: KubePrepared, progress: ProgressReporter) -> Object:
+    """Start a prepared job; returns its Job object.
+
+    Raises:
+        UserError: it cannot run there after all; nothing of it is left.
+    """
+    assert prepared.order is not None
+    order, spec = prepared.order, prepared.spec
+    if spec.code is not None:
+        order = _with_files(cluster, order, progress)
+        objects.config_maps(order)  # before anything is made: too much code is refused here
+
+    def start_as(name: str) -> Object:
+        progress(f"starting {name}", 0, None)
+        return _make(cluster, replace(order, name=name))
+
+    if spec.name.endswith("-"):
+        return start_named(spec, start_as)
+    return start_as(order.name)
+
+
+def _with_files(cluster: Cluster, order: objects.Order, progress: ProgressReporter) -> objects.Order:
+    """The job with its code: a copy of this folder or of a repository, or that of the job that it resumes."""
+    spec = order.spec
+    if spec.resume_from is not None:
+        return _with_code_of(cluster, order, spec.resume_from)
+    with tempfile.TemporaryDirectory() as folder:
+        code = Path(folder, "code")
+        record = fetched(spec, code, progress)
+        packed = io.BytesIO()
+        with (
+            gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as compressed,
+            tarfile.open(fileobj=compressed, mode="w") as tar,
+        ):
+            tar.add(code, arcname=".")
+    return replace(order, code=packed.getvalue(), record=record)
+
+
+def _with_code_of(cluster: Cluster, order: objects.Order, name: str) -> objects.Order:
+    """The job with the code of another one, from its ConfigMaps.
+
+    Raises:
+        UserError: that job has none any more.
+    """
+    import base64
+    import json
+
+    found = _job(cluster, name)
+    maps, _ = cluster.all(cluster.path("v1", "configmaps"), labelSelector=f"{SELECTOR},{INSTANCE}={name}")
+    pieces: dict[str, bytes] = {}
+    for item in maps.values():
+        for key, text in (item.get("binaryData") or {}).items():
+            if key.startswith("code-"):
+                pieces[key] = base64.b64decode(text)
+    if not pieces:
+        raise UserError(f"the code of job {name} is gone; submit the job again")
+    record = json.loads((found["metadata"].get("annotations") or {}).get(f"{GROUP}/code", "{}"))
+    return replace(order, code=b"".join(pieces[key] for key in sorted(pieces)), record=record)
+
+
+def _job(cluster: Cluster, name: str) -> Object:
+    """The Job of this name.
+
+    Raises:
+        UserError: there is none.
+    """
+    try:
+        return cluster.get(cluster.path("batch/v1", "jobs", name))
+    except ApiError as error:
+        if error.code != 404:
+            raise
+        raise UserError(f"no job {name!r} to resume from; see paceline list{cluster.where} -A") from None
+
+
+def _provisional(order: objects.Order) -> Object:
+    """The Job, which has no pods, and ends soon unless it is confirmed."""
+    manifest = objects.job(order)
+    changes: Object = {"activeDeadlineSeconds": _DEADLINE, "ttlSecondsAfterFinished": _LEFTOVER}
+    if not manifest["spec"]["suspend"]:  # what admits a suspended job counts its pods
+        changes["parallelism"] = 0
+    return {**manifest, "spec": {**manifest["spec"], **changes}}
+
+
+def _make(cluster: Cluster, order: objects.Order) -> Object:
+    """Make all objects of a job.
+
+    Raises:
+        NameTaken: a job has this name.
+        UserError: the server refuses one; nothing is left.
+    """
+    check_name(order.name, order.nodes)
+    jobs = cluster.path("batch/v1", "jobs")
+    try:
+        with _taken():
+            made = cluster.create(jobs, _provisional(order))
+    except NameTaken:
+        made = cluster.get(f"{jobs}/{order.name}")  # our own if the answer to the first try was lost
+        if (made["metadata"].get("annotations") or {}).get(JOB_ID) != order.job_id:
+            raise
+    owner = {"apiVersion": "batch/v1", "kind": "Job", **made}
+    try:
+        for manifest in objects.dependents(order):
+            _make_owned(cluster, objects.owned(manifest, owner))
+        wanted = objects.job(order)["spec"]
+        confirmed = {key: wanted.get(key) for key in _CONFIRMED}
+        return cluster.patch(f"{jobs}/{order.name}", {"spec": confirmed})
+    except BaseException:
+        with contextlib.suppress(UserError):
+            cluster.delete(f"{jobs}/{order.name}", preconditions={"uid": made["metadata"]["uid"]})
+        raise
+
+
+_PLURALS = {"Service": "services", "ConfigMap": "configmaps", "Secret": "secrets"}
+
+
+def _make_owned(cluster: Cluster, manifest: Object) -> None:
+    """Make an object of a job; one that a deleted job of this name has left is removed first.
+
+    Raises:
+        UserError: the server refuses it.
+    """
+    path = cluster.path("v1", _PLURALS[manifest["kind"]])
+    name, (owner,) = manifest["metadata"]["name"], manifest["metadata"]["ownerReferences"]
+    until = time.monotonic() + _OLD_SECONDS
+    while True:
+        try:
+            cluster.create(path, manifest)
+            return
+        except ApiError as error:
+            if error.reason != "AlreadyExists" or time.monotonic() > until:
+                raise
+        try:
+            old = cluster.get(f"{path}/{name}")["metadata"]
+            owners = {it["uid"] for it in old.get("ownerReferences") or ()}
+            if owner["uid"] in owners:
+                return  # the answer to the first try was lost
+            if not owners or (old.get("labels") or {}).get(INSTANCE) != owner["name"]:
+                kind = manifest["kind"]
+                raise UserError(f"{kind} {name} is there already, and belongs to no job; choose another --name")
+            cluster.delete(f"{path}/{name}", preconditions={"uid": old["uid"]})
+        except ApiError as error:
+            if error.code not in (404, 409):
+                raise
+        time.sleep(_PAUSE)

@@ -1,0 +1,198 @@
+"""What a container runs as its only program: makes this node's part of a job, starts its agent, and reports.
+
+A container has one output and one short message at its end, and no client that reads files. So everything goes there:
+
+- stdout gets what the ranks write, each line behind `[rank N] `, and each event in a line of JSON behind `[paceline] `;
+- the termination message gets how the job ended here, in JSON: the culprit rank, its traceback, the ranks' exit codes.
+
+The first process of a container gets the signals of the scheduler and forwards them to the agent. The job ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.node.errors import Refused
+from paceline.node.logs.live import Output, updates
+from paceline.node.signals import HANDLED
+from paceline.node.store import make, records
+
+from .batch import code_of, home_of, plan_of, read
+from .start import order_of
+
+if TYPE_CHECKING:
+    import subprocess
+    from typing import BinaryIO
+
+    from paceline.node.logs.live import Event
+
+MARK = b"[paceline] "  # begins the line of an event
+RANK = b"[rank %d] "  # begins a line of a rank
+STDERR = b"[rank %d stderr] "  # the same, where stderr is kept apart
+PIECE = b" +] "  # ends the prefix of a piece of a line, which ends without a line end
+LONGEST = 64 << 10  # bytes of a line; a longer one is written in pieces
+MOST = 4096  # bytes of a termination message
+_MOST_TEXT = 400  # letters of a line in it
+_WIDEST = 6  # bytes of a letter in JSON: \\u00fc
+_REFUSED = 2  # the exit code if the job cannot run
+
+
+def main(file: str, message: str) -> int:
+    """Run this node's part of the job that a file describes, to its end; returns its exit code.
+
+    Args:
+        file: a `BatchRequest` in JSON.
+        message: the file for the termination message.
+    """
+    path = Path(file)
+    try:
+        request = read(path)
+        home = home_of(request)
+        order = order_of(home, request)
+        plan = plan_of(home, request, order)
+        lifeline, theirs = socket.socketpair()
+        with theirs, code_of(request, path.parent) as code:
+            made = make.make(plan, code, theirs)
+    except Refused as error:
+        return refuse(message, str(error))
+    except OSError as error:
+        return refuse(message, f"{error.filename or path}: {error.strerror or error}")
+    _forward_signals(made.agent)
+    relay = _Relay(sys.stdout.buffer)
+    for update in updates(made.run, lifeline.fileno()):
+        if isinstance(update, Output):
+            relay.output(update)
+        else:
+            relay.event(update)
+    relay.close()
+    code_at_end = made.agent.wait()
+    exit_code = 128 - code_at_end if code_at_end < 0 else code_at_end
+    record = records.record(made.run.path, list) or {}
+    failure = (made.run.read_status() or {}).get("failure")
+    write_message(message, summary(record, failure, exit_code))
+    return exit_code
+
+
+def refuse(message: str, why: str) -> int:
+    """Say why the job cannot run here, on stderr and in the termination message; returns the exit code."""
+    print(f"paceline: {why}", file=sys.stderr, flush=True)
+    write_message(message, {"state": "FAILED", "exit_code": _REFUSED, "refused": why})
+    return _REFUSED
+
+
+def _forward_signals(agent: subprocess.Popen[bytes]) -> None:
+    def forward(number: int, _: object) -> None:
+        with contextlib.suppress(OSError):
+            agent.send_signal(number)
+
+    for number in HANDLED:
+        signal.signal(number, forward)
+
+
+# -- the output --------------------------------------------------------------------------------------------------------
+
+
+class _Relay:
+    """Writes what the ranks write line by line, so that the lines of several ranks can be told apart."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+        self._rest: dict[tuple[int, bool], bytes] = {}  # (rank, whether it is stderr) → the line it has not finished
+
+    def output(self, update: Output) -> None:
+        """Write the lines of a rank that are complete."""
+        key = update.rank, update.stream == "err"
+        *lines, rest = (self._rest.get(key, b"") + update.data).split(b"\n")
+        prefix = _prefix(*key)
+        text = b"".join(b"%s%s\n" % (prefix, line) if len(line) <= LONGEST else _pieces(key, line) for line in lines)
+        while len(rest) > LONGEST:
+            text += _piece(key, rest[:LONGEST])
+            rest = rest[LONGEST:]
+        self._rest[key] = rest
+        self._write(text)
+
+    def event(self, event: Event) -> None:
+        """Write an event, after the lines that were left open before it."""
+        self._end_lines()
+        details = {key: value for key, value in event.details.items() if key != "logs"}
+        if "logs" in event.details:
+            details["ranks"] = [[log["rank"], log["local_rank"]] for log in event.details["logs"]]
+        self._write(MARK + json.dumps({"event": event.name, **details}).encode() + b"\n")
+
+    def close(self) -> None:
+        """Write the lines that were left open."""
+        self._end_lines()
+
+    def _end_lines(self) -> None:
+        for key, rest in self._rest.items():
+            if rest:
+                self._write(_piece(key, rest))
+        self._rest.clear()
+
+    def _write(self, text: bytes) -> None:
+        if text:
+            self._out.write(text)
+            self._out.flush()
+
+
+def _prefix(rank: int, is_stderr: bool) -> bytes:
+    return (STDERR if is_stderr else RANK) % rank
+
+
+def _piece(key: tuple[int, bool], text: bytes) -> bytes:
+    return _prefix(*key)[:-2] + PIECE + text + b"\n"
+
+
+def _pieces(key: tuple[int, bool], line: bytes) -> bytes:
+    """A long line: pieces of it, and its last part with the line end."""
+    parts = [line[at : at + LONGEST] for at in range(0, len(line), LONGEST)]
+    return b"".join(_piece(key, part) for part in parts[:-1]) + _prefix(*key) + parts[-1] + b"\n"
+
+
+# -- the termination message -------------------------------------------------------------------------------------------
+
+
+def summary(record: dict[str, Any], failure: Any, exit_code: int) -> dict[str, Any]:
+    """How the job ended on this node, for the termination message.
+
+    Args:
+        record: of the job, see `records.record`; empty if its run directory is gone.
+        failure: the first failure, None if there is none.
+        exit_code: of the agent.
+    """
+    keys = ("state", "error", "attempt", "restarts", "framework", "started", "finished", "progress", "checkpoint")
+    ranks = [[rank["rank"], rank["exit_code"]] for rank in record.get("instances", ())]
+    found = {"exit_code": exit_code, **{key: record.get(key) for key in keys}, "ranks": ranks, "failure": failure}
+    return {key: value for key, value in found.items() if value not in (None, [], {})}
+
+
+def write_message(path: str, message: dict[str, Any]) -> None:
+    """Write the termination message; if it is too long, the beginning of the traceback is left out first."""
+    text = json.dumps(_shortened(message))
+    with contextlib.suppress(OSError), open(path, "w", encoding="ascii") as file:
+        file.write(text)
+
+
+def _shortened(message: dict[str, Any]) -> dict[str, Any]:
+    """The message, of at most `MOST` bytes in JSON."""
+    found: dict[str, Any] = {
+        key: value[:_MOST_TEXT] if isinstance(value, str) else value for key, value in message.items()
+    }
+    for key in ("ranks", "progress"):
+        if len(json.dumps(found.get(key))) > MOST // 4:
+            del found[key]
+    failure = found.get("failure")
+    if failure:
+        text = failure["traceback"]
+        failure = found["failure"] = {**failure, "message": failure["message"][:_MOST_TEXT]}
+        while len(json.dumps(found)) > MOST and failure["traceback"]:
+            over = len(json.dumps(found)) - MOST
+            text = text[-(MOST):] if len(text) > MOST else text[max(1, over // _WIDEST) :]
+            failure["traceback"] = text
+    return found

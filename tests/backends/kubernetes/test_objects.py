@@ -1,0 +1,174 @@
+"""The manifests of a job: what Kubernetes takes, and what the pods find."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import tarfile
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.backends.kubernetes import manifests, names, objects
+from paceline.backends.kubernetes.options import Options
+from paceline.backends.packing import archive
+from paceline.job.errors import UserError
+from paceline.job.spec import JobSpec
+
+VERSIONS = ("1.25", "1.30", "1.37")
+
+
+def order(code: bytes | None = None, secrets: dict[str, str] | None = None, **given: Any) -> objects.Order:
+    options = Options.model_validate({key: given.pop(key) for key in [*given] if key in Options.model_fields})
+    spec = JobSpec.model_validate({"script": "train.py", "image": "training:1", **given})
+    record = None if code is None else {"mode": "snapshot", "source": "/there"}
+    return objects.Order(
+        "it", spec, options, "ml", "1234", b"" if options.plain else archive().data, code, record, secrets or {}
+    )
+
+
+def container(job: dict[str, Any]) -> dict[str, Any]:
+    return job["spec"]["template"]["spec"]["containers"][0]
+
+
+ALL = {
+    "nodes": 3, "devices": 2, "cpus": 4, "memory": "16Gi", "env": {"A": "1"}, "labels": {"team": "vision", "x": "a b"},
+    "data": ["training-data:/mnist_data", "training-data:/again"], "ttl": 60, "queue": "fast", "shm": "8Gi",
+    "selector": {"disk": "ssd"}, "tolerations": "gpu=true:NoSchedule,all", "placement": "spread",
+    "priority_class": "high", "service_account": "trainer", "annotations": {"a/b": "c"}, "host_network": True,
+    "ports": "8080", "pull_policy": "Always", "pull_secrets": "registry", "resources": "rdma/hca=1",
+    "pod_template": {"spec": {"schedulerName": "other", "containers": [{"name": "main", "tty": True}]}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("given", [{}, ALL, {"plain": True, "script": "start.py", "nodes": 2}])
+def test_kubernetes_knows_every_field(given: dict[str, Any], version: str) -> None:
+    it = order(b"x" * 2_000_000, {"HF": "s"}, **given) if not given.get("plain") else order(**given)
+    for manifest in [objects.job(it), *objects.dependents(it)]:
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_what_a_user_sets_is_in_the_pods() -> None:
+    job = objects.job(order(**ALL))
+    pod, main = job["spec"]["template"]["spec"], container(job)
+    wanted = {"cpu": "4", "memory": "16Gi", "nvidia.com/gpu": "2", "rdma/hca": "1"}
+    assert main["resources"] == {"limits": wanted, "requests": wanted}
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}} in pod["volumes"]
+    mounted = {it["mountPath"]: it["name"] for it in main["volumeMounts"]}
+    assert mounted["/dev/shm"] == "shm" and mounted["/mnist_data"] == mounted["/again"] == "data-0"
+    assert {"name": "data-0", "persistentVolumeClaim": {"claimName": "training-data"}} in pod["volumes"]
+    assert pod["nodeSelector"] == {"disk": "ssd"}
+    assert pod["tolerations"] == [
+        {"key": "gpu", "operator": "Equal", "value": "true", "effect": "NoSchedule"}, {"operator": "Exists"},
+    ]  # fmt: skip
+    assert "podAntiAffinity" in pod["affinity"]
+    assert (pod["schedulerName"], main["tty"], main["image"]) == ("other", True, "training:1")
+    assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert [port["containerPort"] for port in main["ports"]] == [29500, 8080]
+    assert main["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+    labels = job["metadata"]["labels"]
+    assert labels["app.kubernetes.io/instance"] == "it" and labels["paceline.dev/label-team"] == "vision"
+    assert labels["kueue.x-k8s.io/queue-name"] == "fast" and "paceline.dev/label-x" not in labels
+    assert json.loads(job["metadata"]["annotations"]["paceline.dev/labels"]) == {"team": "vision", "x": "a b"}
+    assert (job["spec"]["completionMode"], job["spec"]["completions"], job["spec"]["backoffLimit"]) == ("Indexed", 3, 0)
+
+
+def test_pods_have_no_permission_unless_they_are_given_an_account() -> None:
+    assert objects.job(order())["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+    assert objects.job(order(**ALL))["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
+
+
+def test_a_plain_job_runs_the_users_command_in_its_environment() -> None:
+    job = objects.job(order(plain=True, nodes=2, script="start.py", args=["--lr", "1"], env={"NCCL_DEBUG": "INFO"}))
+    main = container(job)
+    assert main["command"] == ["python3", "start.py", "--lr", "1"]
+    env = {it["name"]: it.get("value") for it in main["env"]}
+    assert (env["MASTER_ADDR"], env["MASTER_PORT"], env["WORLD_SIZE"]) == ("it-0.it", "29500", "2")
+    assert env["NCCL_DEBUG"] == "INFO" and "RANK" in env
+    assert objects.config_maps(order(plain=True)) == []
+
+
+def test_code_goes_in_pieces_that_fit_and_come_together_again() -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("train.py"))
+    data = packed.getvalue() + bytes(3_500_000)
+    maps = objects.config_maps(order(data))
+    pieces: dict[str, bytes] = {}
+    for manifest in maps:
+        files = {key: base64.b64decode(text) for key, text in manifest["binaryData"].items()}
+        size = sum(map(len, files.values())) + sum(len(text.encode()) for text in manifest.get("data", {}).values())
+        assert size <= 1_048_576
+        pieces.update(files)
+    code = {key: piece for key, piece in pieces.items() if key.startswith("code-")}
+    assert b"".join(code[key] for key in sorted(code)) == data
+    assert len(maps) == len(code) > 3
+    job = objects.job(order(data))
+    volume = next(it for it in job["spec"]["template"]["spec"]["volumes"] if it["name"] == "job")
+    used = {it["configMap"]["name"] for it in volume["projected"]["sources"]}
+    assert used == {manifest["metadata"]["name"] for manifest in maps}
+
+
+@given(st.binary(max_size=50), st.integers(0, 30), st.integers(1, 20))
+def test_splitting_loses_nothing(data: bytes, first: int, most: int) -> None:
+    before = objects.MOST_BYTES
+    objects.MOST_BYTES = most
+    try:
+        pieces = objects.split(data, first)
+    finally:
+        objects.MOST_BYTES = before
+    assert b"".join(pieces) == data
+    assert all(len(piece) <= most for piece in pieces[1:]) and (not pieces or len(pieces[0]) <= first)
+
+
+def test_too_much_code_is_refused() -> None:
+    with pytest.raises(UserError, match=r"17\.0 MiB when packed, and 16 MiB fit .* --sync-mode git"):
+        objects.config_maps(order(bytes(17 << 20)))
+
+
+def test_secrets_are_in_the_secret_alone() -> None:
+    it = order(secrets={"HF_TOKEN": "very-secret"})
+    manifests_ = [objects.job(it), *objects.dependents(it)]
+    hidden = base64.b64encode(b"very-secret").decode()
+    assert [one["kind"] for one in manifests_ if hidden in json.dumps(one)] == ["Secret"]
+    shown = manifests.text(manifests_)
+    assert "very-secret" not in shown and hidden not in shown
+    assert list(yaml.safe_load_all(shown))[-1]["stringData"] == {"HF_TOKEN": "<secret>"}
+    (variable,) = [it for it in container(manifests_[0])["env"] if it["name"] == "HF_TOKEN"]
+    assert variable["valueFrom"] == {"secretKeyRef": {"name": "it", "key": "HF_TOKEN"}}
+
+
+@given(st.text(max_size=80), st.integers(1, 2000))
+def test_every_name_has_a_valid_one_beside_it(text: str, nodes: int) -> None:
+    name = names.valid_name(text, nodes)
+    names.check_name(name, nodes)
+    assert len(f"{name}-{nodes - 1}") <= 63
+
+
+@pytest.mark.parametrize(("name", "take"), [("My_Train", "my-train"), ("1st", "job-1st"), ("a.b", "a-b")])
+def test_a_name_that_no_host_can_have_is_refused(name: str, take: str) -> None:
+    with pytest.raises(UserError, match=f"take for example {take}$"):
+        names.check_name(name, 1)
+
+
+@pytest.mark.parametrize("text", ["a", "=b", ","])
+def test_pairs_are_checked(text: str) -> None:
+    if text == ",":
+        assert Options.model_validate({"selector": text}).selector == {}
+    else:
+        with pytest.raises(ValueError, match="is not NAME=VALUE"):
+            Options.model_validate({"selector": text})
+
+
+def test_a_pod_template_is_merged() -> None:
+    base = {"a": {"b": 1, "c": 2}, "list": [{"name": "x", "v": 1}, {"name": "y"}], "plain": [1]}
+    patch = {"a": {"b": None, "d": 3}, "list": [{"name": "x", "w": 2}, {"name": "z"}], "plain": [2]}
+    assert manifests.merged(base, patch) == {
+        "a": {"c": 2, "d": 3}, "list": [{"name": "x", "v": 1, "w": 2}, {"name": "y"}, {"name": "z"}], "plain": [1, 2],
+    }  # fmt: skip
