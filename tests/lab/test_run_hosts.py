@@ -240,8 +240,8 @@ def test_submit_takes_hosts_too(client: Client) -> None:
     assert done.returncode == 0, done.stderr
     assert f"paceline logs -f -H h1,h2 --ssh-root '~/{client.root}' it" in done.stderr
     listed = json.loads(client("list", *flags, "-o", "json").stdout)
-    assert [(job["name"], job["ranks"], job["backend"]) for job in listed] == [("it", 2, "ssh")]
-    assert client("stop", *flags, "--now", "it").returncode == 0
+    assert [(job["name"], job["ranks"], job["backend"]) for job in listed] == [("it", 2, "h1,h2")]
+    assert client("stop", "--now", "it").returncode == 0
     assert client("resubmit", *flags, "it").returncode == 0
     assert client("stop", *flags, "--now", "it-2").returncode == 0
 

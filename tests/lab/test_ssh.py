@@ -459,7 +459,7 @@ def test_jobs_are_found_wherever_they_were_submitted_to(client: Client) -> None:
     client.write_settings({"lab": {"hosts": ["h1"]}, "far": {"hosts": ["h3"]}})
     name = submit(client, "--name", "there", client.script(FOREVER))
     assert client("submit", "--name", "here", client.script(FOREVER, "own.py")).returncode == 0
-    named = client("submit", "-H", "h2:1", "--name", "named", client.script(FOREVER))
+    named = client("submit", "-H", "h2:1", "--ssh-python", sys.executable, "--name", "named", client.script(FOREVER))
     assert named.returncode == 0, named.stderr
     for job in ("there", "here", "named"):
         eventually(lambda job=job: '"RUNNING"' in client("get", job, "-o", "json").stdout, f"{job} runs")
@@ -467,22 +467,41 @@ def test_jobs_are_found_wherever_they_were_submitted_to(client: Client) -> None:
     listed = client("list")
     heading, *rows = listed.stdout.splitlines()
     assert heading.split()[:3] == ["NAME", "TARGET", "STATE"]
-    assert sorted(row.split()[:2] for row in rows) == [["here", "local"], ["there", "lab"]]
+    assert sorted(row.split()[:2] for row in rows) == [["here", "local"], ["named", "h2:1"], ["there", "lab"]]
+    assert json.loads(client("get", "named", "-o", "json").stdout)["backend"] == "h2:1"
     assert "TARGET" not in client("list", "--on", "lab").stdout
     both = client("stop", "here", "there")
     assert (both.returncode, both.stderr.count("\n")) == (2, 1)
     assert "name the jobs of one target, or add --on" in both.stderr
     client.hang_up()
-    client.lab.hosts[2].cut()
+    for host in client.lab.hosts[1:]:
+        host.cut()
     listed = client("list", env={**client.env, "PACELINE_LOOK_TIMEOUT": "5s"})
     assert listed.returncode == 0
-    assert sorted(row.split()[0] for row in listed.stdout.splitlines()[1:]) == ["here", "there"]
-    assert "cannot reach h3: no answer within 5 s" in listed.stderr
-    client.lab.hosts[2].heal()
+    rows = sorted(row.split()[:3] for row in listed.stdout.splitlines()[1:])
+    assert rows == [["here", "local", "RUNNING"], ["named", "h2:1", "LOST"], ["there", "lab", "RUNNING"]]
+    assert [listed.stderr.count(f"cannot reach {host}: no answer within 5 s") for host in ("h2", "h3")] == [1, 1]
+    assert listed.stderr.count("\n") == 2
+    for host in client.lab.hosts[1:]:
+        host.heal()
     for job in ("there", "here", "named"):
         done = client("stop", "--now", job)
         assert done.returncode == 0, done.stderr
         assert client("wait", job).returncode == 131
+        if job == "named":
+            client.lab.hosts[
+                1
+            ].cut()  # a job that has ended long ago is worth no connection, and neither is one that is gone
+            note = client.home / "targets" / "ssh" / "named"
+            ended = json.loads(note.read_text())
+            ended["record"]["finished"] -= 8 * 86400
+            note.write_text(json.dumps(ended))
+            assert client("list").stderr == ""
+            client.lab.hosts[1].heal()
+            shutil.rmtree(client.lab.hosts[1].home / ".local/state/paceline/hosts/h2/jobs/named")
+            assert "named" not in client("list", "-A").stdout
+            assert not note.exists()
+            continue
         assert client("delete", job).returncode == 0
     assert name == "there"
 

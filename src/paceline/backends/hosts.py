@@ -32,12 +32,6 @@ def bare(name: str) -> str:
     return name.replace("[", "").replace("]", "")
 
 
-def listed(name: str) -> str:
-    """The inverse of `bare`: a host as a list of hosts with slots has it."""
-    user, at, host = name.rpartition("@")
-    return f"{user}{at}[{host}]" if ":" in host else name
-
-
 class NamedHost(NamedTuple):
     """A host and its slots; None if they were not given."""
 

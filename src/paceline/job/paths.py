@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import glob
 import json
+import math
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 from .errors import UserError
 
@@ -50,17 +52,61 @@ def targets_with(name: str) -> list[str]:
     return sorted(path.parent.name for path in target_folder("x").parent.glob(f"*/{glob.escape(name)}"))
 
 
-def submitted_hosts(target: str, name: str) -> list[str]:
-    """The hosts that a job was submitted to from here, node 0 first.
+def submitted_options(target: str, name: str) -> dict[str, Any]:
+    """The options of the hosts that flags named when a job was submitted to them from here; at least `hosts`.
 
     Raises:
         UserError: what is noted of it is damaged.
     """
     note = target_folder(target) / name
+    found = _options(note)
+    if found is None:
+        raise UserError(f"{note} is damaged; say where job {name} is with --on or -H")
+    return found
+
+
+def jobs_on_named_hosts(target: str, since: float) -> list[tuple[str, dict[str, Any]]]:
+    """The jobs that were submitted from here to hosts that flags named, with the options of these hosts.
+
+    Args:
+        target: the name under which such jobs are noted.
+        since: leave out those that are known to have ended before this time, in seconds since the epoch.
+
+    Raises:
+        UserError: see `jobs_folder`.
+    """
+    found = []
+    for note in sorted(target_folder(target).glob("[!.]*")):
+        options = _options(note)
+        if options is not None and _ended(note) >= since:
+            found.append((note.name, options))
+    return found
+
+
+def _options(note: Path) -> dict[str, Any] | None:
     try:
-        return [str(host) for host in json.loads(note.read_bytes())["hosts"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{note} is damaged; say where job {name} is with --on or -H") from None
+        stored = json.loads(note.read_bytes())
+        options = stored.get("options") or {"hosts": [_in_brackets(host) for host in stored["hosts"]]}
+        return {**options, "hosts": [str(host) for host in options["hosts"]]}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _in_brackets(host: str) -> str:
+    """A host as `-H` takes it; notes of older versions have IPv6 addresses without brackets."""
+    user, at, name = host.rpartition("@")
+    return f"{user}{at}[{name}]" if ":" in name else host
+
+
+def _ended(note: Path) -> float:
+    """When a job had ended when it was seen last; infinite if it had not."""
+    from .job import FINAL  # most callers need nothing of it
+
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        record = json.loads(note.read_bytes())["record"]
+        if record["state"] in FINAL and record["finished"] is not None:
+            return float(record["finished"])
+    return math.inf
 
 
 def make_private(home: Path) -> None:

@@ -70,7 +70,8 @@ class Ssh(Backend):
     def __init__(self, name: str, options: target.Options, where: str = "") -> None:
         """Make no connection yet."""
         super().__init__(name, options, where)
-        self._ssh, self._hosts = options, Hosts(name, options)
+        self._ssh = options
+        self._hosts = Hosts(name, options, are_given=not where.startswith(" --on "))
         self._jobs = RemoteJobs(self._hosts)
 
     # -- submit --------------------------------------------------------------------------------------------------------

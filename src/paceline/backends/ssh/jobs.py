@@ -81,6 +81,11 @@ class RemoteJobs:
             raise next(iter(failed.values()))
         if names is not None:
             found_jobs = [jobs[name] for name in dict.fromkeys(names) if name in jobs]
+            for job in found_jobs:
+                if job.is_over:
+                    self._submitted.has_ended(job)
+            for name in set(names) - jobs.keys():
+                self._submitted.is_gone(name, {host.name for host in answers})
             unreachable = dict.fromkeys(why for job in found_jobs for why in self._seen[job.name].unreachable.values())
             return Listing(found_jobs, 0, tuple(f"{why}; what it has is not shown" for why in unreachable))
         there = {name for answer in answers.values() for name in answer["names"]}
@@ -91,7 +96,7 @@ class RemoteJobs:
         """Note a job that was submitted, by what its hosts say of their parts."""
         hosts = [host.name for host, _ in parts]
         job = self._merge(parts, {})
-        self._submitted.add(job, hosts)
+        self._submitted.add(job, hosts, self._hosts.given)
         return job
 
     def forget(self, name: str) -> None:
@@ -191,7 +196,7 @@ class RemoteJobs:
         attempt = parts[0][1]["attempt"]
         named = {host for _, part in parts for host in part["hosts"]}
         is_elastic = any(part["is_elastic"] for _, part in parts)  # then others may have come
-        job, is_whole = _merged(self._hosts.name, [part for _, part in parts], is_elastic)
+        job, is_whole = _merged(self._hosts.shown, [part for _, part in parts], is_elastic)
         unreachable = {host: why for host, why in reasons.items() if is_elastic or host.name in named}
         if not is_whole:
             unreachable = unreachable or dict(reasons)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.node.files import read_json, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from paceline.job.job import Job
@@ -21,16 +21,36 @@ class SubmittedJobs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def add(self, job: Job, hosts: Sequence[str]) -> None:
-        """Remember a job and its hosts. If the folder cannot be written to, it is not remembered."""
+    def add(self, job: Job, hosts: Sequence[str], options: Mapping[str, Any] | None = None) -> None:
+        """Remember a job and its hosts. If the folder cannot be written to, it is not remembered.
+
+        Args:
+            job: it.
+            hosts: their names, node 0 first.
+            options: of the hosts, if flags named them; a target's are in the settings.
+        """
+        note = {"hosts": list(hosts), "record": asdict(job), **({"options": dict(options)} if options else {})}
         with contextlib.suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_json(self._folder / job.name, {"hosts": list(hosts), "record": asdict(job)})
+            write_json(self._folder / job.name, note)
+
+    def has_ended(self, job: Job) -> None:
+        """Remember how a job ended, so that its hosts are not asked for ever."""
+        stored = read_json(self._folder / job.name) or {}
+        with contextlib.suppress(KeyError, TypeError, OSError):
+            if stored["record"]["created"] == job.created and stored["record"]["state"] != job.state:
+                write_json(self._folder / job.name, {**stored, "record": asdict(job)})
+
+    def is_gone(self, name: str, hosts: Collection[str]) -> None:
+        """Drop a job that these hosts do not have, if it was on no others."""
+        stored = read_json(self._folder / name) or {}
+        if stored and set(stored.get("hosts", ("",))) <= set(hosts):
+            self.forget(name)
 
     def forget(self, name: str) -> None:
         """Drop a job; a file that `add` did not write stays."""
         path = self._folder / name
-        if (read_json(path) or {}).keys() == {"hosts", "record"}:
+        if (read_json(path) or {}).keys() - {"options"} == {"hosts", "record"}:
             with contextlib.suppress(OSError):
                 path.unlink()
 

@@ -93,18 +93,26 @@ class Hosts:
 
     Attributes:
         name: of the target.
+        shown: what a user calls it: its name, or the hosts as they were typed.
+        given: the options with which flags named the hosts; None for a target of the settings.
         all: its hosts, as the settings or the flags have them.
         is_exact: a job gets the first of the hosts in this order, instead of the first that are free.
     """
 
-    def __init__(self, name: str, options: Options) -> None:
+    def __init__(self, name: str, options: Options, *, are_given: bool = False) -> None:
         """Make no connection yet.
 
         Args:
             name: of the target.
             options: of it.
+            are_given: whether flags named the hosts, and no target of the settings.
         """
         self.name, self._options = name, options
+        typed = [host[:-2] if host.endswith(":0") else host for host in options.hosts]
+        self.shown = ",".join(typed) if are_given else name
+        self.given = (
+            {**options.model_dump(exclude_unset=True, exclude_none=True), "hosts": typed} if are_given else None
+        )
         self._limits = limits.load()
         self.all, self.is_exact = _hosts(options, options.hosts, self._limits), options.exact
         self._silences = Silences()

@@ -49,10 +49,10 @@ def all_jobs(since: float | None = None, *, everywhere: bool = False) -> Listing
 
 
 def _of_all_targets(since: float | None) -> Listing:
-    from .everywhere import describe, targets
+    from .everywhere import describe, places
 
-    names = targets()
-    return backend().describe(since=since) if len(names) == 1 else describe(names, since)
+    asked = places(since)
+    return backend().describe(since=since) if len(asked) == 1 else describe(asked, since)
 
 
 def known(names: Sequence[str], *, warns: bool = False, there: Backend | None = None) -> list[Job]:

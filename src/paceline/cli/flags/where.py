@@ -13,12 +13,12 @@ from paceline.backends import registry
 from paceline.backends.base import Backend
 from paceline.job import settings_files
 from paceline.job.errors import UserError
-from paceline.job.paths import jobs_folder, submitted_hosts, targets_with
+from paceline.job.paths import jobs_folder, submitted_options, targets_with
 
 from .options import Option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from paceline.backends.base import Flag
     from paceline.backends.hosts import NamedHost
@@ -82,6 +82,11 @@ def _naming_hosts(given: dict[str, Any]) -> list[tuple[str, Flag]]:
 def is_elsewhere(given: dict[str, Any]) -> bool:
     """Whether the flags name other machines than this one."""
     return bool(given.get("on") or given.get("host_discovery_script") or _naming_hosts(given))
+
+
+def kinds_of_hosts() -> set[str]:
+    """The kinds of backends whose hosts flags can name; jobs there are noted under the kind, as under a target."""
+    return {kind for kind, flag in _flags() if flag.names_hosts is not None}
 
 
 def kind_of_hosts(given: dict[str, Any]) -> str:
@@ -262,10 +267,10 @@ def left_elsewhere(name: str, there: Backend) -> Backend | None:
     if not is_narrowed():
         return None
     known = _submitted_to(name)
-    if known is None or (known == there.name and known not in registry.flags()):
+    if known is None or (known == there.name and known not in kinds_of_hosts()):
         return None
     elsewhere = _backend_of((name,), {})
-    if known in registry.flags() and elsewhere.where == there.where:
+    if known in kinds_of_hosts() and elsewhere.where == there.where:
         return None
     try:
         found = there.describe([name]).jobs
@@ -297,12 +302,19 @@ def _backend_of(names: Sequence[str], given: dict[str, Any]) -> Backend:
     for other, there in found.items():
         if there != here:
             raise UserError(f"job {one} is on {here}, and {other} on {there}; name the jobs of one target, or add --on")
-    if here in {kind for kind, flag in _flags() if flag.names_hosts is not None}:  # to hosts that flags named
-        from paceline.backends.hosts import listed
-
-        hosts = [listed(host) for host in submitted_hosts(here, one)]
-        return backend_for({**given, _listing(here).parameter: ",".join(hosts)})
+    if here in kinds_of_hosts():  # it was submitted to hosts that flags named
+        return backend_for({**given, **flags_for(here, submitted_options(here, one))})
     return backend_for(given, here or default_target())
+
+
+def flags_for(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that name hosts with these options."""
+    given = {
+        flag.parameter: options[flag.option]
+        for other, flag in _flags()
+        if other == kind and flag.names_hosts is None and flag.option in options
+    }
+    return {**given, _listing(kind).parameter: ",".join(options["hosts"])}
 
 
 def _submitted_to(name: str) -> str | None:
