@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from paceline.contract.placement import ContractError
     from paceline.train.checkpoint.errors import CheckpointError, CheckpointFolderTaken
     from paceline.train.control.connect import NotConnected
+    from paceline.train.control.errors import CollectiveMismatch, LeftEarly, PeerLost
     from paceline.train.control.exit_report import Preempted
-    from paceline.train.control.watch import CollectiveMismatch, LeftEarly, PeerLost
     from paceline.train.data.agreement import DataMismatch
     from paceline.train.group.join import Disagreement
     from paceline.train.launch import RankFailed, launch
@@ -63,17 +63,17 @@ _HOMES = {
     "AccumulationChanged": "train.parallel.errors",
     "CheckpointError": "train.checkpoint.errors",
     "CheckpointFolderTaken": "train.checkpoint.errors",
-    "CollectiveMismatch": "train.control.watch",
+    "CollectiveMismatch": "train.control.errors",
     "ContractError": "contract.placement",
     "DataMismatch": "train.data.agreement",
     "Disagreement": "train.group.join",
-    "LeftEarly": "train.control.watch",
+    "LeftEarly": "train.control.errors",
     "LogMismatch": "train.metrics.reduction",
     "ModelMismatch": "train.parallel.errors",
     "NotConnected": "train.control.connect",
     "NotExchanged": "train.parallel.errors",
     "OptimizerMismatch": "train.parallel.errors",
-    "PeerLost": "train.control.watch",
+    "PeerLost": "train.control.errors",
     "Preempted": "train.control.exit_report",
     "RankFailed": "train.launch",
     "UnusedParameters": "train.parallel.errors",

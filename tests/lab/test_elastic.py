@@ -32,14 +32,14 @@ TRAIN = """
         def load_state_dict(self, state):
             self.counts = state["counts"]
 
-    end, samples = sys.argv[1], 400
+    end, epochs, samples = sys.argv[1], int(sys.argv[2]), 400
     run = paceline.init(seed=1, checkpoint_every=5, progress=False)
     torch.manual_seed(0)
     model, optimizer = run.setup(model := torch.nn.Linear(1, 1), torch.optim.SGD(model.parameters(), 0.01))
     seen = Seen(samples)
     run.register(seen=seen)
     train = run.dataloader(TensorDataset(torch.arange(float(samples))), global_batch_size=12, shuffle=True)
-    for epoch in run.epochs(1_000_000):
+    for epoch in run.epochs(epochs):
         for (numbers,) in train:
             mine = torch.zeros(samples)
             mine[numbers[: train.samples].long()] = 1
@@ -74,7 +74,7 @@ class Job:
     def submit(self, nodes: str, restarts: int = 0, times: str = TIMES) -> None:
         flags = ("--nnodes", nodes, "--name", NAME, "--max-restarts", str(restarts), "--rdzv-conf", times)
         script = self.client.script(TRAIN)
-        done = self.client("submit", "--on", "lab", *flags, script, str(self.end))
+        done = self.client("submit", "--on", "lab", *flags, script, str(self.end), "1000000")
         assert done.returncode == 0, done.stderr
 
     def status(self, host: Host) -> dict[str, Any]:

@@ -298,7 +298,7 @@ def flood(client: Client) -> Iterator[tuple[str, int]]:
 def test_strangers_at_the_coordinators_port_do_no_harm(client: Client, flood: tuple[str, int]) -> None:
     pytest.importorskip("torch")
     client.settings(hosts=["h1", "h2"], python=sys.executable)
-    submitted(client, "2", "--master-port", str(flood[1]), client.script(TRAIN), "2", "0.1")
+    submitted(client, "2", "--master-port", str(flood[1]), client.script(TRAIN), "no end", "2")
     done = client("wait", "--on", "lab", "it")
     assert done.returncode == 0, done.stderr
     found = json.loads((client.run_directory(client.lab.hosts[0], "it") / "status.json").read_text())
@@ -312,7 +312,8 @@ def test_a_disk_fills_up_while_a_job_trains(client: Client, victim: int) -> None
     pytest.importorskip("torch")
     hosts = client.lab.hosts[:2]
     client.settings(hosts=["h1", "h2"], python=sys.executable)
-    submitted(client, "2", client.script(TRAIN), "6", "0.1")
+    end = client.folder / "end"  # once it is there, the job ends after the epoch
+    submitted(client, "2", client.script(TRAIN), str(end), "1000000")
     eventually(lambda: all("step 20 " in log(client, host) for host in hosts), "it trains")
     full = hosts[victim]
     full.fill()
@@ -324,6 +325,7 @@ def test_a_disk_fills_up_while_a_job_trains(client: Client, victim: int) -> None
     assert full.name in record["error"]
     assert str(client.run_directory(full, "it")) in record["error"]
     full.make_room()
+    end.touch()
     again = client("resubmit", "--on", "lab", "it")
     assert again.returncode == 0, again.stderr
     name = again.stdout.strip()

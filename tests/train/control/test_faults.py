@@ -278,8 +278,9 @@ def test_torchrun_reports_the_guilty_rank(paceline: Paceline) -> None:
 
 
 QUICKLY = """
-    from paceline.train.diagnosis import collective_trace as places; from paceline.train.control import watch
-    places.SETTLED, watch.ASK, watch.LATE = 0.2, 0.2, 0.4
+    from paceline.train.diagnosis import collective_trace, late_ranks
+    assert collective_trace.SETTLED + late_ranks.ASK_SECONDS + late_ranks.LATE_SECONDS > 10
+    collective_trace.SETTLED, late_ranks.ASK_SECONDS, late_ranks.LATE_SECONDS = 0.5, 0.5, 1.0
 """
 
 MISMATCHED = {
@@ -295,7 +296,8 @@ def mismatched(paceline: Paceline, what: str, guilty: int) -> list[str]:
     """A script in which one rank calls something that the others do not; returns what the error must say."""
     call, its, theirs = MISMATCHED[what]
     paceline.script(
-        TRAIN.replace("paceline.init(seed=0", "paceline.init(seed=0, checkpoint_dir='checkpoints'")
+        QUICKLY
+        + TRAIN.replace("paceline.init(seed=0", "paceline.init(seed=0, checkpoint_dir='checkpoints'")
         + f"""
     for epoch in range(2):
         for (x,) in train:
@@ -351,7 +353,8 @@ def test_a_batch_that_one_rank_takes_before_the_loop_is_named(paceline: Paceline
 def test_batches_of_another_loader_may_not_be_uneven_in_training_mode(paceline: Paceline) -> None:
     """Each forward pass shares rank 0's running means."""
     paceline.script(
-        TRAIN
+        QUICKLY
+        + TRAIN
         + """
     model = run.setup(torch.nn.BatchNorm1d(3))
     for x in torch.ones(3 - run.rank, 2, 3):

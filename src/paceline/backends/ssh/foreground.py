@@ -112,7 +112,7 @@ class RemoteRun:
         if isinstance(answer, UserError):
             yield from self._lost(host, answer)
         elif "started" in answer:
-            yield from self._came(host, answer)
+            yield from self._joined(host, answer)
         elif "output" in answer:
             attempt, rank, local_rank, stream = answer["output"]
             yield Output(attempt, rank, local_rank, stream, answer["data"])
@@ -200,14 +200,14 @@ class RemoteRun:
         for host in list(self._followed)[:1]:  # it is inserted into the answers of this host
             self._streams.put(host, {"event": "discovery", "details": {"why": why}})
 
-    def _came(self, host: Host, answer: Answer) -> Iterator[Update]:
+    def _joined(self, host: Host, answer: Answer) -> Iterator[Update]:
         self._host_names[host] = answer["host"]
         self._followed[host] = None
         self._gone.pop(host, None)
         self._streams.say(host, "hold")
         if self._recruiter is not None:
             self._recruiter.has_come(host)
-        yield Event("came", {"host": host.name})
+        yield Event("joined", {"host": host.name})
 
     def _lost(self, host: Host, why: UserError) -> Iterator[Update]:
         if host in self._followed:

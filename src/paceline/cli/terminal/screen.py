@@ -86,7 +86,7 @@ class Screen:
             )
         elif event.name == "unjoined":
             self._say(details["why"])
-        elif event.name in ("lost", "came", "apart"):
+        elif event.name in ("lost", "joined", "apart"):
             self._say(_of_host(event.name, details))
         elif event.name == "discovery":
             why = details["why"]
@@ -199,7 +199,7 @@ def _count(number: int, thing: str) -> str:
 
 def _of_host(name: str, details: dict[str, Any]) -> str:
     """That a host joined, or why its output stopped, or why it takes no part."""
-    if name == "came":
+    if name == "joined":
         return f"{details['host']} joins"
     return f"{details['why']}; {'its output is no longer received' if name == 'lost' else 'it takes no part'}"
 

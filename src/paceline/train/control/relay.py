@@ -3,7 +3,7 @@
 rank → relay   {"do": "failed", "why"}                   this rank ends, and how: "failed (…)", "exited with code 3"
                {"do": "left", "count", "step", "place"}  this rank leaves in good order
                {"do": "loop", "loop", "step"}            it has left a loop over training batches
-               {"do": "accuse", "rank", "why"}           that rank left a loop in which this one goes on
+               {"do": "left_early", "rank", "why"}       that rank left a loop in which this one goes on
                {"do": "stop", "signal"}                  it got a signal to stop
                {"do": "meet", "number"}                  it waits for all to have come here so many times
                {"do": "at", "step", "passed"}            answer to "hold": the step begun last, and whether it
@@ -18,7 +18,7 @@ relay → rank   {"do": "met", "number"}                   all have
                                                            where each is, or None if it does not answer;
                                                            to rank 0 also, with "rank" and its "place"
                {"do": "lost", "rank", "why"}, {"do": "left", "rank", …}, {"do": "loop", "rank", …}
-               {"do": "accused", "why"}
+               {"do": "left_early", "why"}               to the rank that has
                {"do": "hold"}                            begin no other step until "stop" comes
                {"do": "stop", "after", "late", "signal", "rank"}   stop after this step, the last that any rank has
                                                            begun; "late": some have passed its end, so all stop
@@ -73,8 +73,8 @@ class Relay:
     def receive(self, rank: int, message: Message) -> Outbox:
         """Handle a message of a rank."""
         what = message["do"]
-        if what == "accuse":
-            return [(message["rank"], {"do": "accused", "why": message["why"]})]
+        if what == "left_early":
+            return [(message["rank"], {"do": "left_early", "why": message["why"]})]
         if what == "stop":
             if self._stop is not None:
                 return []

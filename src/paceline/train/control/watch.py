@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
-import sys
 import threading
 import time
-import traceback
-import weakref
 from typing import Any
 
-from paceline.contract import RESUME_CODE, STOP_SIGNALS
+from paceline.contract import RESUME_CODE
 from paceline.train.diagnosis.collective_trace import Trace
 from paceline.train.diagnosis.late_ranks import LateRanks
 
 from . import connect
-from .exit_report import print_and_record
+from .errors import CollectiveMismatch, LeftEarly, PeerLost
+from .fatal import Fatal
+from .forks import forget_in_children
 from .links import Messages
 from .listener import Listener
 from .process_hooks import ProcessHooks
@@ -37,24 +35,6 @@ _CAUSE_SECONDS = 1.0  # to learn why a collective has failed
 _ANSWER_SECONDS = 5.0  # until all have answered where they are
 _AGAIN_SECONDS = 5.0  # after which another signal to stop means at once; schedulers send the first to many at a time
 _SEND_SECONDS = 5.0  # to hand a message to the kernel
-
-
-class PeerLost(RuntimeError):
-    """Another rank failed or is gone, so this one cannot go on."""
-
-    __module__ = "paceline"  # where users find it
-
-
-class LeftEarly(RuntimeError):
-    """A rank left a training loop, or the job, while another one went on."""
-
-    __module__ = "paceline"  # where users find it
-
-
-class CollectiveMismatch(RuntimeError):
-    """The ranks are in different collectives, which can never end."""
-
-    __module__ = "paceline"  # where users find it
 
 
 class Watch:
@@ -94,13 +74,12 @@ class Watch:
         self._late = LateRanks(self._trace)
         self._alike = False  # all have entered the same collectives as far as they have come
         self._exit: int | str | None = None  # what `sys.exit` was called with, other than success
-        self._error: Exception | None = None
+        self._fatal = Fatal()
         self._has_failed = False  # an exception ends this rank
-        self._deadline: float | None = None  # when the process ends unless the main thread has raised the error
         self._closed = False
         self._listener = Listener(self, self._links)
         self._hooks = ProcessHooks(self, self._listener.wakeup, signals=stops, terminate=bool(self._links))
-        _watches.add(self)
+        forget_in_children(self)
         self._listener.start()
 
     # -- called by the main thread -------------------------------------------------------------------------------------
@@ -126,7 +105,7 @@ class Watch:
             self._enter()
             for rank, left in self._loops.items():
                 if left["loop"] == loop and left["step"] < step:
-                    self._send({"do": "accuse", "rank": rank, "why": self._describe(rank, left["step"])})
+                    self._send({"do": "left_early", "rank": rank, "why": self._describe(rank, left["step"])})
         return True
 
     def is_to_stop(self, step: int, *, may_stop: bool) -> bool:
@@ -163,7 +142,7 @@ class Watch:
             self._meetings += 1
             number = self._meetings
             self._send({"do": "meet", "number": number})
-            self._condition.wait_for(lambda: self._met >= number or self._error is not None)
+            self._condition.wait_for(lambda: self._met >= number or self._fatal.error is not None)
             if self._met < number:
                 self._check()
 
@@ -204,9 +183,9 @@ class Watch:
             return
         with self._condition:
             self._find_cause()
-            cause = self._error or self._who_left()
+            cause = self._fatal.error or self._who_left()
             if cause is not None:
-                self._deadline = None
+                self._fatal.handed_over()
                 raise cause from error
 
     def exits(self, code: Any) -> None:
@@ -220,7 +199,7 @@ class Watch:
             if self._closed:
                 return
             self._find_cause()
-            known = isinstance(self._error, CollectiveMismatch)
+            known = isinstance(self._fatal.error, CollectiveMismatch)
         if known:  # its message ends the process
             threading.Event().wait(2 * _OWN_GRACE)
 
@@ -256,7 +235,7 @@ class Watch:
                 self._send({"do": "failed", "why": f"exited with code {code}{why}"})
             place = self._trace.place("")
             self._send({"do": "left", "count": self._count, "step": self._step, "place": place})
-            error = self._error
+            error = self._fatal.error
         self._listener.stop()
         self._release()
         self._hooks.release_exceptions()
@@ -265,6 +244,8 @@ class Watch:
 
     def forget(self) -> None:
         """In a forked child: it is no rank, so it must neither keep connections alive nor handle signals."""
+        if self._closed:
+            return
         self._closed = True
         self._condition = threading.Condition(threading.RLock())
         self._release()
@@ -272,29 +253,24 @@ class Watch:
     @property
     def ends_well(self) -> bool:
         """Whether this rank, if it ends now, does so without an error of its own or of another rank."""
-        return not self._has_failed and self._exit is None and self._error is None
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether this rank has left the others."""
-        return self._closed
+        return not self._has_failed and self._exit is None and self._fatal.error is None
 
     # -- called by the listener's thread -------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
         """When the process ends, or when to look whether the others are late."""
-        if self._deadline is not None:
-            return self._deadline
+        if self._fatal.deadline is not None:
+            return self._fatal.deadline
         return self._late.due if self._links else None
 
     def deadline_passed(self) -> None:
         """End the process, or ask where the other ranks are if this one has waited for long."""
         with self._condition:
-            if self._deadline is None:
-                if self._late.is_time_to_ask() and self._error is None:
+            if self._fatal.deadline is None:
+                if self._late.is_time_to_ask() and self._fatal.error is None:
                     self._send({"do": "ask"})
-            elif time.monotonic() >= self._deadline:
-                self._end_process()
+            elif time.monotonic() >= self._fatal.deadline:
+                self._fatal.end_process()
 
     def received(self, rank: int, message: Message) -> None:
         """Handle what came from a rank: on rank 0 a message to relay, elsewhere one from the relay."""
@@ -322,7 +298,7 @@ class Watch:
             self._signal_at = self._signal_at if not first else time.monotonic()
             if self._closed:
                 return
-            if self._resting or self._error is not None or again:
+            if self._resting or self._fatal.error is not None or again:
                 die_by(number)  # there is nothing to save yet, or no way to
             elif first:
                 self._send({"do": "stop", "signal": number})
@@ -330,7 +306,7 @@ class Watch:
     # -- what follows is called with the lock --------------------------------------------------------------------------
 
     def _wait_while_held(self) -> None:
-        while self._held and self._error is None:
+        while self._held and self._fatal.error is None:
             self._condition.wait()
         self._check()
 
@@ -348,9 +324,9 @@ class Watch:
         return None
 
     def _check(self) -> None:
-        if self._error is not None and not self._closed:
-            self._deadline = None  # the main thread is not stuck
-            raise self._error
+        if self._fatal.error is not None and not self._closed:
+            self._fatal.handed_over()
+            raise self._fatal.error
 
     def _describe(self, rank: int, step: int) -> str:
         on = f"went on with step {self._step}"
@@ -365,10 +341,10 @@ class Watch:
         """After a collective has failed: wait until the other ranks' state is known."""
 
         def is_known() -> bool:
-            return self._error is not None or self._who_left() is not None
+            return self._fatal.error is not None or self._who_left() is not None
 
         def is_explained() -> bool:
-            return is_known() and (self._alike or not isinstance(self._error or self._who_left(), LeftEarly))
+            return is_known() and (self._alike or not isinstance(self._fatal.error or self._who_left(), LeftEarly))
 
         self._trace.failed, self._alike = True, False
         self._send({"do": "ask"})
@@ -414,12 +390,12 @@ class Watch:
             self._loops[message["rank"]] = message
             if message["loop"] == self._loop and message["step"] < self._step:
                 why = self._describe(message["rank"], message["step"])
-                self._send({"do": "accuse", "rank": message["rank"], "why": why})
+                self._send({"do": "left_early", "rank": message["rank"], "why": why})
         elif what == "left":
             self._left[message["rank"]] = message
             if (error := self._who_left()) is not None:
                 self._give_up(error, _PEER_GRACE)
-        elif what == "accused":
+        elif what == "left_early":
             self._give_up(LeftEarly(message["why"]), _OWN_GRACE)
         elif what == "lost":
             self._lose(message["rank"], message["why"])
@@ -435,10 +411,9 @@ class Watch:
         elif what == "late":
             self._late.warn(message["ranks"], message.get("rank"), message.get("place"))
         else:
-            if isinstance(self._error, LeftEarly):
-                self._error = None  # this is why
             why = f"{message['why']}; all ranks must call the same collectives, in the same order"
-            self._give_up(CollectiveMismatch(why), _OWN_GRACE)
+            if self._fatal.explain(CollectiveMismatch(why), _OWN_GRACE):
+                self._main_thread_is_to_raise()
 
     def _lose(self, rank: int, why: str) -> None:
         self._give_up(PeerLost(f"rank {rank} {why}; rank {self._rank} cannot go on without it"), _PEER_GRACE)
@@ -446,25 +421,12 @@ class Watch:
             die_by(self._signal)  # it cannot finish its step, so the stop need not wait
 
     def _give_up(self, error: Exception, grace: float) -> None:
-        if self._error is None:
-            self._error = error
-            self._deadline = time.monotonic() + grace
-            self._listener.wake()
-            self._condition.notify_all()
+        if self._fatal.set(error, grace):
+            self._main_thread_is_to_raise()
 
-    def _end_process(self) -> None:
-        """The main thread is stuck: print why and where, and end the process."""
-        error = self._error
-        assert error is not None
-        text = f"{type(error).__module__}.{type(error).__qualname__}: {error}\n"
-        if isinstance(error, (LeftEarly, CollectiveMismatch)):
-            frame = sys._current_frames().get(threading.main_thread().ident or 0)
-            stack = "".join(traceback.format_stack(frame)) if frame else ""
-            text = f"Traceback (most recent call last):\n{stack}{text}"
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-        print_and_record(type(error).__name__, str(error), text)
-        os._exit(1)
+    def _main_thread_is_to_raise(self) -> None:
+        self._listener.wake()
+        self._condition.notify_all()
 
     def _release(self) -> None:
         """Give back signals and connections."""
@@ -489,26 +451,3 @@ class Collective(contextlib.AbstractContextManager[None]):
                 self._watch.explain(error)
         finally:
             self._watch.leave()
-
-
-_watches: weakref.WeakSet[Watch] = weakref.WeakSet()
-_mask = threading.local()  # the signals that a thread had blocked before it forked
-
-
-def _before_fork() -> None:
-    """Block signals until the child has its own handlers: with the rank's, it would act in the name of the rank."""
-    _mask.old = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-
-
-def _after_fork() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _mask.old)
-
-
-def _forget_all() -> None:
-    for watch in _watches:
-        if not watch.is_closed:
-            watch.forget()
-    _after_fork()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forget_all)

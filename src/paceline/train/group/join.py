@@ -68,14 +68,7 @@ def join(
 ) -> Membership:
     """Join the process group. A single process creates none.
 
-    Args:
-        init_method: `env://` (the launcher's environment variables), `tcp://host:port` or `file:///shared/path`; the
-            latter two need `rank` and `world_size`.
-        rank: this process among all ranks, 0 … world_size - 1; not used with `env://`.
-        world_size: number of ranks; not used with `env://`.
-        device: the default is this rank's GPU, or the CPU if there is none.
-        backend: the default is nccl for tensors on GPUs and gloo for those on the CPU.
-        timeout: seconds after which a collective fails if other ranks have not entered it.
+    The arguments are those of `paceline.init`.
 
     Raises:
         Disagreement: this rank and rank 0 were started differently.

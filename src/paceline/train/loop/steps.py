@@ -232,7 +232,7 @@ class Steps:
         self._batches = [loader]
         self._is_fresh = False
         self._gradients.batch_begins(loader)
-        self._metrics.data_came(loader.samples, loader.total)
+        self._metrics.data_received(loader.samples, loader.total)
 
     def add(self, loader: Loader) -> None:
         """Add another loader's batch to the current step."""

@@ -133,7 +133,7 @@ class Metrics:
         self._in_step = False
         self._times.leave()
 
-    def data_came(self, samples: int, total: int) -> None:
+    def data_received(self, samples: int, total: int) -> None:
         """The loop has received its batch: the time since the last step was spent waiting for data.
 
         Args:
@@ -141,7 +141,7 @@ class Metrics:
             total: samples in the batches of all ranks.
         """
         self._in_step, self._samples, self._total = True, samples, total
-        self._times.data_came()
+        self._times.data_received()
 
     def backward(self, loss: torch.Tensor, weight: float | torch.Tensor, **options: Any) -> None:
         """`torch.autograd.backward(loss * weight, **options)`, timed."""

@@ -82,7 +82,7 @@ class StepTimes:
         self._marks = [self._clock.mark()]
         self._in_step = False
 
-    def data_came(self) -> None:
+    def data_received(self) -> None:
         """The loop has received its batch."""
         if not self._marks:
             self.restart()

@@ -89,7 +89,7 @@ class Model:
                 gradient_as_bucket_view=True,
             )
             for _, parameter in self._trained if self._may_be_unused else (self._trained[0], self._trained[-1]):
-                parameter.register_post_accumulate_grad_hook(self._gradients_came)  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(self._gradient_ready)  # type: ignore[no-untyped-call]
         self._compute, self._compute_together = self._compile()
         self.wrapped = ParallelModel(module, self._forward, self._no_sync)
         self.exchange(strategy.accumulate == 1)
@@ -198,7 +198,7 @@ class Model:
         """Whether a backward since the last `check_gradients` has computed gradients that ranks must exchange."""
         return self._has_gradients
 
-    def _gradients_came(self, _: torch.Tensor) -> None:
+    def _gradient_ready(self, _: torch.Tensor) -> None:
         self._has_gradients = True
 
     def scale_gradients(self, factor: float | torch.Tensor) -> None:
