@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from . import admission, defaults, quantity, resources
 from .errors import Object, StatusError
-from .jobs import controller_of, owner_reference
+from .jobstate import controller_of, owner_reference
 
 if TYPE_CHECKING:
     from pathlib import Path

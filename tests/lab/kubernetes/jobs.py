@@ -6,18 +6,30 @@ import asyncio
 import copy
 import sys
 import time
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from . import defaults, events, resources
 from .errors import Object, StatusError
+from .jobstate import (
+    INDEX,
+    controller_of,
+    ended,
+    finished,
+    has,
+    index_of,
+    is_ready,
+    owner_reference,
+    ranges,
+    rule_for,
+    seconds_since,
+    set_condition,
+)
 
 if TYPE_CHECKING:
     from .api import Api
     from .storage import Change
 
 _TRACKING = "batch.kubernetes.io/job-tracking"
-_INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 class Jobs:
@@ -110,8 +122,8 @@ class Jobs:
         succeeded, failed, indexes = self._count(job, pods)
         # Newer servers take a pod that is going for one that is still there only when the job asks for it.
         waits = job["spec"].get("podReplacementPolicy") == "Failed"
-        going = [pod for pod in pods if pod["metadata"].get("deletionTimestamp") and not _ended(pod)]
-        active = [pod for pod in pods if not _ended(pod) and not pod["metadata"].get("deletionTimestamp")]
+        going = [pod for pod in pods if pod["metadata"].get("deletionTimestamp") and not ended(pod)]
+        active = [pod for pod in pods if not ended(pod) and not pod["metadata"].get("deletionTimestamp")]
         spec = job["spec"]
         verdict = self._verdict(job, pods, failed, status)
         if verdict:
@@ -122,13 +134,13 @@ class Jobs:
         elif spec.get("suspend"):
             self._delete(active)
             active = []
-            if not _has(status, "Suspended"):
-                _set(status, "Suspended", "True", "JobSuspended", "Job suspended")
+            if not has(status, "Suspended"):
+                set_condition(status, "Suspended", "True", "JobSuspended", "Job suspended")
                 events.record(self.api, job, "Normal", "Suspended", "Job suspended", "job-controller")
             status.pop("startTime", None)
         else:
-            if _has(status, "Suspended"):
-                _set(status, "Suspended", "False", "JobResumed", "Job resumed")
+            if has(status, "Suspended"):
+                set_condition(status, "Suspended", "False", "JobResumed", "Job resumed")
                 events.record(self.api, job, "Normal", "Resumed", "Job resumed", "job-controller")
             if not status.get("startTime"):
                 status["startTime"] = defaults.now()
@@ -142,7 +154,7 @@ class Jobs:
             elif not wanted:
                 active = self._adjust(job, active, going if waits else [], succeeded, indexes, failed)
         status["active"] = len(active)
-        status["ready"] = sum(_is_ready(pod) for pod in active)
+        status["ready"] = sum(is_ready(pod) for pod in active)
         status["succeeded"], status["failed"] = succeeded, failed
         if self.api.minor >= 28:
             status["terminating"] = len(going)
@@ -156,7 +168,7 @@ class Jobs:
         self.api.set_status(resources.JOBS, job, status)
         if self.tracking:
             for pod in pods:
-                if _ended(pod):
+                if ended(pod):
                     self._release(pod)
 
     def _count(self, job: Object, pods: list[Object]) -> tuple[int, int, set[int]]:
@@ -170,7 +182,7 @@ class Jobs:
         seen, good_count, bad_count, done = self._counted.get(job["metadata"]["uid"], (set(), 0, 0, set()))
         for pod in pods:
             uid = pod["metadata"]["uid"]
-            if uid in seen or not _ended(pod):
+            if uid in seen or not ended(pod):
                 continue
             seen.add(uid)
             if pod["status"]["phase"] == "Succeeded":
@@ -187,12 +199,12 @@ class Jobs:
         spec = job["spec"]
         deadline = spec.get("activeDeadlineSeconds")
         begun = status.get("startTime") if not spec.get("suspend") else None
-        if deadline is not None and begun and _seconds_since(begun) >= deadline:
+        if deadline is not None and begun and seconds_since(begun) >= deadline:
             return "DeadlineExceeded", "Job was active longer than specified deadline"
         policy = spec.get("podFailurePolicy")
         if policy and self.api.minor >= 26:
             for pod in pods:
-                rule = _rule(policy, pod) if pod["status"].get("phase") == "Failed" else None
+                rule = rule_for(policy, pod) if pod["status"].get("phase") == "Failed" else None
                 if rule and rule["action"] == "FailJob":
                     name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
                     return "PodFailurePolicy", f"Container of pod {name} failed with a rule of the pod failure policy"
@@ -269,11 +281,11 @@ class Jobs:
         metadata["generateName"] = f"{data['name']}{middle}-"
         metadata["ownerReferences"] = [owner_reference(job)]
         if index is not None:
-            metadata.setdefault("annotations", {})[_INDEX] = str(index)
+            metadata.setdefault("annotations", {})[INDEX] = str(index)
             if self.api.minor >= 28:
-                metadata.setdefault("labels", {})[_INDEX] = str(index)
+                metadata.setdefault("labels", {})[INDEX] = str(index)
             template["spec"].setdefault("hostname", f"{data['name']}-{index}")
-            reference = {"fieldRef": {"fieldPath": f"metadata.annotations['{_INDEX}']"}}
+            reference = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
             for container in [*(template["spec"].get("initContainers") or []), *template["spec"]["containers"]]:
                 env = container.setdefault("env", [])
                 if not any(one["name"] == "JOB_COMPLETION_INDEX" for one in env):
@@ -297,6 +309,10 @@ class Jobs:
             data = pod["metadata"]
             if self.storage.get(resources.PODS, data["namespace"], data["name"]) and not data.get("deletionTimestamp"):
                 self.api.delete(resources.PODS, data["namespace"], data["name"])
+                job = self.storage.get(resources.JOBS, data["namespace"], (controller_of(pod) or {}).get("name", ""))
+                if job is not None:
+                    words = f"Deleted pod: {data['name']}"
+                    events.record(self.api, job, "Normal", "SuccessfulDelete", words, "job-controller")
 
     def _release(self, pod: Object) -> None:
         def release(pod: Object) -> None:
@@ -310,8 +326,10 @@ class Jobs:
 
     def _conclude(self, job: Object, status: Object, kind: str, reason: str, message: str) -> None:
         if self.api.minor >= 31:
-            _set(status, {"Failed": "FailureTarget", "Complete": "SuccessCriteriaMet"}[kind], "True", reason, message)
-        _set(status, kind, "True", reason, message)
+            set_condition(
+                status, {"Failed": "FailureTarget", "Complete": "SuccessCriteriaMet"}[kind], "True", reason, message
+            )
+        set_condition(status, kind, "True", reason, message)
         if kind == "Failed":
             events.record(self.api, job, "Warning", reason, message, "job-controller")
         if job["spec"].get("ttlSecondsAfterFinished") is not None:
@@ -320,7 +338,7 @@ class Jobs:
     def _finish(self, job: Object, pods: list[Object]) -> None:
         """What is left to do for a job that has ended."""
         for pod in pods:
-            if _ended(pod) or pod["metadata"].get("deletionTimestamp"):
+            if ended(pod) or pod["metadata"].get("deletionTimestamp"):
                 self._release(pod)
         if self.tracking:
             _, failed, _ = self._count(job, pods)
@@ -329,89 +347,10 @@ class Jobs:
         lifetime = job["spec"].get("ttlSecondsAfterFinished")
         if lifetime is None or job["metadata"].get("deletionTimestamp"):
             return
-        ended = next(one for one in job["status"]["conditions"] if one["type"] in ("Complete", "Failed"))
-        left = lifetime - _seconds_since(ended["lastTransitionTime"])
+        last = next(one for one in job["status"]["conditions"] if one["type"] in ("Complete", "Failed"))
+        left = lifetime - seconds_since(last["lastTransitionTime"])
         if left > 0:
             self._later(job, left + 0.1)
         else:
             data = job["metadata"]
             self.api.delete(resources.JOBS, data["namespace"], data["name"], {"propagationPolicy": "Foreground"})
-
-
-def controller_of(object: Object) -> Object | None:
-    """The owner that manages an object."""
-    for owner in object["metadata"].get("ownerReferences") or []:
-        if owner.get("controller"):
-            return owner  # type: ignore[no-any-return]
-    return None
-
-
-def owner_reference(object: Object) -> Object:
-    data = object["metadata"]
-    return {"apiVersion": object["apiVersion"], "kind": object["kind"], "name": data["name"], "uid": data["uid"],
-            "controller": True, "blockOwnerDeletion": True}  # fmt: skip
-
-
-def index_of(pod: Object) -> int:
-    return int((pod["metadata"].get("annotations") or {}).get(_INDEX, -1))
-
-
-def finished(job: Object) -> bool:
-    return any(one["type"] in ("Complete", "Failed") and one["status"] == "True" for one in _conditions(job))
-
-
-def _conditions(job: Object) -> list[Object]:
-    return job.get("status", {}).get("conditions") or []
-
-
-def _ended(pod: Object) -> bool:
-    return pod["status"].get("phase") in ("Succeeded", "Failed")
-
-
-def _is_ready(pod: Object) -> bool:
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions") or [])
-
-
-def _has(status: Object, kind: str) -> bool:
-    return any(one["type"] == kind and one["status"] == "True" for one in status.get("conditions") or [])
-
-
-def _set(status: Object, kind: str, value: str, reason: str, message: str) -> None:
-    moment = defaults.now()
-    condition = {"type": kind, "status": value, "lastProbeTime": moment, "lastTransitionTime": moment}
-    condition.update({key: text for key, text in (("reason", reason), ("message", message)) if text})
-    status["conditions"] = [one for one in status.get("conditions") or [] if one["type"] != kind] + [condition]
-
-
-def _seconds_since(moment: str) -> float:
-    begun = datetime.strptime(moment, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
-    return (datetime.now(timezone.utc) - begun).total_seconds()
-
-
-def _rule(policy: Object, pod: Object) -> Object | None:
-    """The first rule of a pod failure policy that a failed pod fulfils."""
-    codes = [
-        one["state"]["terminated"]["exitCode"]
-        for one in pod["status"].get("containerStatuses") or []
-        if "terminated" in one["state"]
-    ]
-    conditions = {(one["type"], one["status"]) for one in pod["status"].get("conditions") or []}
-    for rule in policy["rules"]:
-        wanted = rule.get("onExitCodes")
-        if wanted and any((code in wanted["values"]) == (wanted["operator"] == "In") for code in codes if code):
-            return rule  # type: ignore[no-any-return]
-        for one in rule.get("onPodConditions") or []:
-            if (one["type"], one.get("status", "True")) in conditions:
-                return rule  # type: ignore[no-any-return]
-    return None
-
-
-def ranges(indexes: set[int]) -> str:
-    """Numbers as a status lists them: 0-2,5."""
-    parts: list[list[int]] = []
-    for index in sorted(indexes):
-        if parts and parts[-1][1] == index - 1:
-            parts[-1][1] = index
-        else:
-            parts.append([index, index])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

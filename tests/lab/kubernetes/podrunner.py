@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from . import defaults, events, network, resources
+from . import defaults, events, network, podstatus, resources
 from .containers import Container
 from .images import Image
 from .logs import Log
@@ -343,65 +343,7 @@ class PodRunner:
         stored = self.storage.get(resources.PODS, self.pod["metadata"]["namespace"], self.name)
         if stored is None or stored["metadata"]["uid"] != self.uid:
             return
-        self.api.set_status(resources.PODS, stored, self.status(stored))
-
-    def status(self, stored: Object) -> Object:
-        spec = self.pod["spec"]
-        mine = [self._container_status(one) for one in spec["containers"]]
-        ready = bool(mine) and all(one["ready"] for one in mine) and self.phase == "Running"
-        status: Object = {
-            name: value for name, value in stored["status"].items() if name in ("qosClass", "conditions", "nominatedNodeName")
-        }  # fmt: skip
-        status.update(phase=self.phase, hostIP=self.kubelet.address, startTime=self.begun)
-        if self.verdict[0]:
-            status.update(phase="Failed", reason=self.verdict[0], message=self.verdict[1])
-            if self.verdict[0] == "Evicted":
-                mine = []
-        done = self.phase == "Succeeded"
-        initialized = {"status": "True"} if self.initialized else _not("ContainersNotInitialized")
-        unready = _not("PodCompleted") if done else _not("ContainersNotReady")
-        conditions = {
-            "Initialized": initialized, "Ready": {"status": "True"} if ready else unready,
-            "ContainersReady": {"status": "True"} if ready else unready, "PodScheduled": {"status": "True"},
-        }  # fmt: skip
-        before = {one["type"]: one for one in status.get("conditions") or []}
-        others = [one for name, one in before.items() if name not in conditions]
-        status["conditions"] = [
-            _condition(name, value, before.get(name)) for name, value in conditions.items()
-        ] + others
-        if self.address:
-            status.update(podIP=self.address, podIPs=[{"ip": self.address}])
-        if mine:
-            status["containerStatuses"] = mine
-        first = [self._container_status(one) for one in spec.get("initContainers") or []]
-        if first and self.verdict[0] != "Evicted":
-            status["initContainerStatuses"] = first
-        return status
-
-    def _container_status(self, spec: Object) -> Object:
-        name = spec["name"]
-        one = self.running.get(name)
-        state = one.state() if one else {}
-        if not state:
-            reason, message = self.waiting.get(name, ("ContainerCreating", ""))
-            state = {"waiting": {"reason": reason, **({"message": message} if message else {})}}
-        alive = "running" in state
-        status: Object = {"name": name, "state": state, "lastState": self.last.get(name, {})}
-        status.update(ready=alive, restartCount=self.restarts.get(name, 0), image=spec["image"], started=alive)
-        status["imageID"] = f"docker.io/library/{spec['image']}@sha256:{'0' * 64}" if one else ""
-        if one:
-            status["containerID"] = one.id
-        return status
-
-
-def _not(reason: str) -> Object:
-    return {"status": "False", "reason": reason}
-
-
-def _condition(name: str, value: Object, before: Object | None) -> Object:
-    same = before is not None and before["status"] == value["status"]
-    since = before["lastTransitionTime"] if same and before else defaults.now()
-    return {"type": name, **value, "lastProbeTime": None, "lastTransitionTime": since}
+        self.api.set_status(resources.PODS, stored, podstatus.status(self, stored))
 
 
 def remove_network(namespace: str) -> None:

@@ -18,8 +18,14 @@ pytestmark = pytest.mark.usefixtures("kubectl")
 
 
 def test_a_job_runs_with_its_names_and_its_files(cluster: Cluster) -> None:
-    script = "cat /config/a; hostname; echo $JOB_COMPLETION_INDEX; until getent hosts t-0.t && getent hosts t-1.t.default; do :; done"
-    one = job(script, completions=2, volumes=[{"name": "c", "configMap": {"name": "c"}}], mounts={"c": "/config"})
+    script = """
+        cat /config/a; hostname; echo $JOB_COMPLETION_INDEX
+        until getent hosts t-0.t && getent hosts t-1.t.default; do sleep 0.05; done
+        touch /both/$(hostname); until test -e /both/t-0 -a -e /both/t-1; do sleep 0.05; done  # a pod that has ended has no name
+    """
+    volumes = [{"name": "c", "configMap": {"name": "c"}}, {"name": "d", "persistentVolumeClaim": {"claimName": "d"}}]
+    one = job(script, completions=2, volumes=volumes, mounts={"c": "/config", "d": "/both"})
+    cluster.claim("d")
     cluster.apply(CONFIG, service(), one)
     cluster.wait(lambda: cluster.ended("t"), "the job ends")
     status = cluster.get("Job", "t")["status"]
@@ -29,7 +35,7 @@ def test_a_job_runs_with_its_names_and_its_files(cluster: Cluster) -> None:
         assert pod["metadata"]["name"].startswith(f"t-{index}-") and pod["status"]["phase"] == "Succeeded"
         lines = cluster.kubectl("logs", pod["metadata"]["name"]).stdout.splitlines()
         assert lines[:3] == ["hello", f"t-{index}", str(index)]
-        assert [line.split()[1] for line in lines[3:]] == [f"t-{i}.t.default.svc.cluster.local" for i in (0, 1)]
+        assert [line.split()[1] for line in lines[-2:]] == [f"t-{i}.t.default.svc.cluster.local" for i in (0, 1)]
     cluster.kubectl("delete", "job", "t")
     cluster.wait(lambda: not list(cluster.storage.all(cluster.resource("Pod"))), "its pods are gone")
 

@@ -1,0 +1,92 @@
+"""What Jobs, their pods and their statuses say; without any state."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from . import defaults
+
+if TYPE_CHECKING:
+    from .errors import Object
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+def controller_of(object: Object) -> Object | None:
+    """The owner that manages an object."""
+    for owner in object["metadata"].get("ownerReferences") or []:
+        if owner.get("controller"):
+            return owner  # type: ignore[no-any-return]
+    return None
+
+
+def owner_reference(object: Object) -> Object:
+    data = object["metadata"]
+    return {"apiVersion": object["apiVersion"], "kind": object["kind"], "name": data["name"], "uid": data["uid"],
+            "controller": True, "blockOwnerDeletion": True}  # fmt: skip
+
+
+def index_of(pod: Object) -> int:
+    return int((pod["metadata"].get("annotations") or {}).get(INDEX, -1))
+
+
+def finished(job: Object) -> bool:
+    return any(one["type"] in ("Complete", "Failed") and one["status"] == "True" for one in conditions(job))
+
+
+def conditions(job: Object) -> list[Object]:
+    return job.get("status", {}).get("conditions") or []
+
+
+def ended(pod: Object) -> bool:
+    return pod["status"].get("phase") in ("Succeeded", "Failed")
+
+
+def is_ready(pod: Object) -> bool:
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions") or [])
+
+
+def has(status: Object, kind: str) -> bool:
+    return any(one["type"] == kind and one["status"] == "True" for one in status.get("conditions") or [])
+
+
+def set_condition(status: Object, kind: str, value: str, reason: str, message: str) -> None:
+    moment = defaults.now()
+    condition = {"type": kind, "status": value, "lastProbeTime": moment, "lastTransitionTime": moment}
+    condition.update({key: text for key, text in (("reason", reason), ("message", message)) if text})
+    status["conditions"] = [one for one in status.get("conditions") or [] if one["type"] != kind] + [condition]
+
+
+def seconds_since(moment: str) -> float:
+    begun = datetime.strptime(moment, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+    return (datetime.now(timezone.utc) - begun).total_seconds()
+
+
+def rule_for(policy: Object, pod: Object) -> Object | None:
+    """The first rule of a pod failure policy that a failed pod fulfils."""
+    codes = [
+        one["state"]["terminated"]["exitCode"]
+        for one in pod["status"].get("containerStatuses") or []
+        if "terminated" in one["state"]
+    ]
+    found = {(one["type"], one["status"]) for one in pod["status"].get("conditions") or []}
+    for rule in policy["rules"]:
+        wanted = rule.get("onExitCodes")
+        if wanted and any((code in wanted["values"]) == (wanted["operator"] == "In") for code in codes if code):
+            return rule  # type: ignore[no-any-return]
+        for one in rule.get("onPodConditions") or []:
+            if (one["type"], one.get("status", "True")) in found:
+                return rule  # type: ignore[no-any-return]
+    return None
+
+
+def ranges(indexes: set[int]) -> str:
+    """Numbers as a status lists them: 0-2,5."""
+    parts: list[list[int]] = []
+    for index in sorted(indexes):
+        if parts and parts[-1][1] == index - 1:
+            parts[-1][1] = index
+        else:
+            parts.append([index, index])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
