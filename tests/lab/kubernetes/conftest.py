@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from .cluster import Cluster, missing
+from .user import User
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(scope="session")
@@ -57,3 +59,9 @@ def kubectl() -> None:
     """The real kubectl; where it is not installed tests are skipped, in CI they fail."""
     if shutil.which("kubectl") is None:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("kubectl is not installed")
+
+
+@pytest.fixture
+def user(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
+    """A user of `cluster`."""
+    return User(cluster, tmp_path, monkeypatch)

@@ -167,7 +167,9 @@ class Cluster:
                 if time.monotonic() + pause > until or not _may_pass(error):
                     raise self._unreachable(error) from None
             else:
-                if answer.status_code not in _RETRIED or time.monotonic() + pause > until:
+                # Someone else has changed the object meanwhile; what a patch changes does not depend on the rest.
+                is_behind = method == "PATCH" and answer.status_code == 409
+                if not (is_behind or answer.status_code in _RETRIED) or time.monotonic() + pause > until:
                     return self._read(answer, method, path)
                 pause = max(pause, _seconds(answer.headers.get("Retry-After")))
             time.sleep(pause)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _PULL = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError", "ErrImageNeverPull")
 _NO_PYTHON = re.compile(r'exec: "(?P<program>[^"]+)": (.*no such file|executable file not found|.*not found)')
-_LACKS = re.compile(r"Insufficient ([\w./-]+)")
+_LACKS = re.compile(r"Insufficient ([\w./-]*\w)")
 _TAINT = re.compile(r"untolerated taint \{([^}]*)\}")
 _CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 

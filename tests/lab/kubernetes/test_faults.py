@@ -1,0 +1,133 @@
+"""Submits and followers whose server, connection or client goes away; refusals leave nothing."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.conftest import eventually
+
+from paceline.backends.kubernetes import submit
+from paceline.backends.kubernetes.client import Cluster as Client
+from paceline.job.errors import UserError
+from paceline.job.spec import JobSpec
+
+if TYPE_CHECKING:
+    from .user import User
+
+COUNT = """
+    import os, time
+    for number in range(40):
+        print("line", number, flush=True)
+        time.sleep(0.05)
+"""
+PARTS = [("POST", "/jobs"), ("POST", "/services"), ("POST", "/configmaps"), ("POST", "/secrets"), ("PATCH", "/jobs/")]
+
+
+class Killed(BaseException):
+    """The client is killed: it does nothing more."""
+
+
+def test_a_client_that_is_killed_leaves_nothing(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submit, "_DEADLINE", 2)
+    monkeypatch.setattr(submit, "_LEFTOVER", 1)
+    send = Client.send
+    most = 7  # requests: the trial, the Job, the Service, the ConfigMap, the Secret, and the change that confirms all
+    for number in range(most):
+        sent = 0
+
+        def count(self: Client, *args: Any, number: int = number) -> Any:
+            nonlocal sent
+            if sent >= number:
+                raise Killed
+            sent += 1
+            return send(self, *args)
+
+        monkeypatch.setattr(Client, "send", count)
+        if number < most - 1:
+            with pytest.raises(Killed):
+                user.submit("pass", name=f"killed{number}", nodes=2)
+            assert user.cluster.all("Pod") == []
+        else:
+            user.submit("pass", name=f"killed{number}", nodes=2)
+        monkeypatch.setattr(Client, "send", send)
+    user.ended("killed6")
+    for number in range(most - 1):
+        user.nothing_left(f"killed{number}")
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_the_server_restarts_during_submit(user: User, after: bool) -> None:
+    for number, (method, part) in enumerate(PARTS):
+        user.cluster.restart_at(method, part, after)
+        user.submit("pass", name=f"it{number}", nodes=2)
+        user.cluster.wait_for_server()
+    user.cluster.throttle(3)
+    user.cluster.conflict()
+    user.submit("pass", name="busy")
+    for name in [*(f"it{number}" for number in range(len(PARTS))), "busy"]:
+        assert user.ended(name).state == "SUCCEEDED"
+    user.cluster.restart_at("DELETE", "/jobs/", after)
+    assert user.backend().delete(["it0"]) == []
+    user.cluster.wait_for_server()
+    user.nothing_left("it0")
+
+
+def test_a_follower_misses_no_line(user: User) -> None:
+    user.submit(COUNT, name="it")
+    lines: list[str] = []
+    thread = threading.Thread(target=lambda: lines.extend(user.lines("it", (0,), follow=True)))
+    thread.start()
+    eventually(lambda: user.lines("it", (0,)), "it writes")
+    (pod,) = user.cluster.all("Pod")
+    user.cluster.restart_server()
+    user.cluster.expire_watches()
+    user.cluster.rotate_log(pod["metadata"]["name"])
+    user.cluster.restart_server()
+    thread.join(120)
+    assert lines == [f"line {number}" for number in range(40)]
+
+
+def test_what_is_refused_leaves_nothing(user: User) -> None:
+    user.submit("pass", name="there")
+    with pytest.raises(UserError, match=r"a job named there is in this namespace; choose another --name"):
+        user.submit("pass", name="there")
+    with pytest.raises(UserError, match=r'unknown field "spec.template.spec.colour".*; correct --pod-template'):
+        user.submit("pass", name="field", pod_template={"spec": {"colour": "red"}})
+    with pytest.raises(UserError, match=r"the API server refuses it: .*spec.template.spec"):
+        user.submit("pass", name="value", pod_template={"spec": {"restartPolicy": "Always"}})
+    user.cluster.deny("create", "configmaps")
+    with pytest.raises(
+        UserError, match=r"cannot create resource \"configmaps\".*; paceline check --on kubernetes shows"
+    ):
+        user.submit("pass", name="denied")
+    user.cluster.allow()
+    with pytest.raises(UserError, match=r"namespaces \"nowhere\" not found; create it"):
+        user.submit("pass", name="nowhere", namespace="nowhere")
+    with pytest.raises(UserError, match=r"a job on Kubernetes needs an image"):
+        user.backend(image=None).prepare(JobSpec.model_validate({"command": "true"}))
+    for name in ("field", "value", "denied"):
+        user.nothing_left(name)
+
+
+def test_what_a_user_without_permissions_sees(user: User) -> None:
+    user.cluster.user("nobody")
+    user.context = "nobody"
+    with pytest.raises(UserError, match=r'User "nobody" cannot list resource "jobs" in API group "batch"'):
+        user.backend().describe()
+    report = user.backend().check(None)  # type: ignore[arg-type]  # it reports no progress
+    assert [finding.level for finding in report.findings][:1] == ["error"]
+    assert "kind: Role\n" in report.remedy and "kind: ClusterRole\n" in report.remedy
+    assert "- jobs\n" in report.remedy and "namespace: default" in report.remedy
+    user.context = "wrong-token"
+    with pytest.raises(UserError, match="does not accept your credentials"):
+        user.backend().describe()
+    user.context = "admin"
+    report = user.backend().check(None)  # type: ignore[arg-type]
+    assert (list(report.findings), report.remedy) == ([], "")
+    assert dict(report.sections["Nodes"])["node-1"] == "ready; 8 GPUs (NVIDIA-H100-80GB-HBM3), 0 allocated"
+    user.cluster.stop_server()
+    with pytest.raises(UserError, match=r"the API server of admin at https://.* does not answer"):
+        user.backend().describe()
+    user.cluster.start_server()

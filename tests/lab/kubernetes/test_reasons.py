@@ -1,0 +1,69 @@
+"""Why a job waits or has failed is said in plain words, with what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .user import User
+
+FOREVER = "import threading; print('here', flush=True); threading.Event().wait()"
+
+
+def test_why_a_job_waits(user: User) -> None:
+    user.submit("pass", name="gpus", devices=99)
+    user.submit("pass", name="nodes", selector="disk=none")
+    user.submit("pass", name="claim", data=["nope:/data"])
+    user.submit("pass", name="image", image="missing")
+    user.submit("pass", name="refer", pod_template={"spec": {"containers": [
+        {"name": "main", "env": [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "nope", "key": "k"}}}]}
+    ]}})  # fmt: skip
+    user.submit(
+        "pass", name="mount", pod_template={"spec": {"volumes": [{"name": "c", "configMap": {"name": "nope"}}]}}
+    )
+    for name, said in {
+        "gpus": "no node has enough nvidia.com/gpu free: ask for less, or wait",
+        "nodes": "nodes do not match --selector",
+        "claim": "no PersistentVolumeClaim nope in the namespace; see paceline data list",
+        "image": "image missing cannot be pulled: ",
+        "refer": 'its container cannot be made: secret "nope" not found',
+        "mount": 'a volume cannot be mounted: MountVolume.SetUp failed for volume "c" : configmap "nope" not found',
+    }.items():
+        job = user.until(name, lambda job, said=said: said in (job.waiting or ""))
+        assert job.state == "PENDING" and job.waiting is not None and "node 0 (" in job.waiting
+    assert "no such host" in str(user.get("image").waiting)
+    user.backend().delete(["gpus", "image"])
+    user.nothing_left("gpus")
+
+
+def test_why_a_job_has_failed(user: User) -> None:
+    user.submit("pass", name="python", image="no-python")
+    user.submit("pass", name="old", image="python:3.8")
+    user.submit("import torch", name="torch", image="no-torch")
+    user.submit("def f():\n    raise ValueError('no good')\nf()", name="raise", nodes=2)
+    user.submit(FOREVER, name="memory")
+    user.submit(FOREVER, name="evicted")
+    for name in ("memory", "evicted"):
+        user.until(name, lambda job, name=name: "here" in "".join(user.lines(name)))
+    pods = {pod["metadata"]["labels"]["job-name"]: pod["metadata"]["name"] for pod in user.cluster.all("Pod")}
+    user.cluster.oom(pods["memory"])
+    user.cluster.evict(pods["evicted"])
+    for name, said in {
+        "python": "image no-python has no python3; name its Python with --image-python",
+        "old": "too old; name Python 3.9 or newer with --image-python",
+        "torch": "torch is not installed for ",
+        "raise": "ValueError: no good",
+        "memory": "killed: out of memory; ask for more with --memory",
+    }.items():
+        job = user.ended(name)
+        assert (job.state, said in (job.error or "")) == ("FAILED", True), job
+    failed = user.get("raise")
+    assert (failed.exit_code, [rank.state for rank in failed.instances].count("FAILED") >= 1) == (1, True)
+    assert "rank" in str(failed.error)
+
+
+def test_quota_and_what_lacks_permission(user: User) -> None:
+    user.cluster.quota(pods="1")
+    user.submit(FOREVER, name="two", nodes=2)
+    job = user.until("two", lambda job: "exceeded quota: q" in (job.waiting or ""))
+    assert "have the quota of the namespace raised" in str(job.waiting)
