@@ -51,6 +51,12 @@ def test_a_job_in_the_foreground(without_ssh: Paceline) -> None:
     without_ssh.script('import os; print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"])')
     done = without_ssh.run("-H", "localhost:2", "script.py")
     assert (done.returncode, done.stdout) == (0, "rank 0 of 2\n"), done.stderr
+    heading, row = without_ssh("list").stdout.splitlines()
+    name, target, state, *_ = row.split()
+    assert (heading.split()[1], target, state) == ("TARGET", "localhost:2", "SUCCEEDED")
+    assert without_ssh("logs", name).stdout == "rank 0 of 2\n"
+    assert without_ssh("delete", name).returncode == 0
+    assert without_ssh("list").stdout.count("\n") == 1
 
 
 def test_ctrl_c_stops_the_job(without_ssh: Paceline) -> None:

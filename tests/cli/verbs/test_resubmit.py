@@ -52,6 +52,26 @@ def used(paceline: Paceline, name: str, until: int | None = None) -> list[int]:
     return sorted(samples)
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("where", ["flag", "script", "outside"])
+def test_fresh_begins_anew_wherever_the_checkpoints_are(paceline: Paceline, where: str) -> None:
+    folder = "ck" if where != "outside" else str(paceline.folder / "ck")
+    given = "" if where == "flag" else f"checkpoint_dir={folder!r}, "
+    paceline.script(TRAIN.replace("init(", f"init({given}"))
+    flag = ("--checkpoint-dir", folder) if where == "flag" else ()
+    first = submitted(
+        paceline, "submit", "--sync-mode", "snapshot", *flag, "--name", "it", "script.py", "die", code=3
+    )  # fmt: skip
+    again = paceline("resubmit", "--fresh", first, "--", "x")
+    if where == "outside":
+        assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+        assert f"--fresh: there are checkpoints in {folder}, and the job would resume from them" in again.stderr
+        return
+    assert again.returncode == 0, again.stderr
+    assert paceline("wait", "it-2").returncode == 0
+    assert used(paceline, "it-2") == list(range(80))
+
+
 def test_flags_change_a_job(paceline: Paceline) -> None:
     paceline.script("print('ran')")
     first = submitted(

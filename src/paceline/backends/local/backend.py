@@ -82,7 +82,7 @@ class Local(Backend):
         """What a job has left here; see `Moves`."""
         from .moving import left_here
 
-        return left_here(self._run(name))
+        return left_here(self._run(name), fresh=fresh)
 
     def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
         """Start a job that goes on without the client.

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from paceline.node.rundir.directory import RunDirectory
 
 
-def left_here(run: RunDirectory) -> Left:
-    """What a job has left."""
+def left_here(run: RunDirectory, *, fresh: bool) -> Left:
+    """What a job has left; see `Moves`."""
     name = run.path.name
     found = moving.left(run)
 
@@ -27,7 +27,7 @@ def left_here(run: RunDirectory) -> Left:
         try:
             with refusals(), run.kept(), receiver(what, found, name, file, progress) as out:
                 if what == "code":
-                    moving.write_code(run, out)
+                    moving.write_code(run, out, fresh=fresh)
                 else:
                     moving.write_checkpoint(run, ids, out)
         except FileNotFoundError:

@@ -131,6 +131,7 @@ class Ssh(Backend):
 
         assert isinstance(prepared, _Prepared) and prepared.parts is not None
         parts = prepared.parts.start(progress, shown)
+        self._jobs.add([(host, parts.started[host]["record"]) for host in parts.hosts])
         least, most = prepared.spec.node_range
         wanted = self._hosts.wanted if least < most else None
         return RemoteRun(parts, prepared.spec.max_restarts, self.where, shown, wanted)

@@ -57,7 +57,7 @@ def left_on(hosts: Sequence[Host], missing: Sequence[str], name: str, *, fresh: 
 
     def fetch(what: Literal["code", "checkpoint"], file: Path, progress: ProgressReporter) -> None:
         ids = found["checkpoint"]["ids"] if found["checkpoint"] else {}
-        order = {"do": "carry", "name": name, "what": what, "ids": ids}
+        order = {"do": "carry", "name": name, "what": what, "ids": ids, "fresh": fresh}
         with receiver(what, found, name, file, progress) as out, host.listen(order) as pieces:
             for piece in pieces:
                 if "end" in piece:

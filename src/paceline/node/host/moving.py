@@ -36,7 +36,7 @@ def carry(home: Home, request: Request) -> Iterator[Answer]:
     try:
         with run.kept():
             if request["what"] == "code":
-                moving.write_code(run, out)
+                moving.write_code(run, out, fresh=request["fresh"])
             else:
                 moving.write_checkpoint(run, request["ids"], out)
     except FileNotFoundError:

@@ -53,7 +53,7 @@ def start(home: Home, request: StartRequest) -> Iterator[Answer]:
     run, node, agent, begin, first, _ = made
     is_decided = is_kept = False
     try:
-        yield {"started": node.job, "ranks": node.nproc, "host": socket.gethostname()}
+        yield {"started": node.job, "ranks": node.nproc, "host": socket.gethostname(), "record": first}
         order = next_order()
         if order == "keep":
             is_kept = True

@@ -263,6 +263,8 @@ def plan(home: Home, here: fitting.Here, order: Order) -> Plan:
     job, path = fitting.complete(asked, here, source), home.folder_of(asked)
     _check_checkpoint_dir(home, order, job)
     has_checkpoint(order, Path(job["working_dir"]))
+    if order.resumes is not None and asked["fresh"] and asked["checkpoint_dir"] is None:
+        moving.check_fresh(RunDirectory(home.jobs / order.resumes))
     return Plan(home, here, order, asked, job, _place(home, here, order, job, _folder(asked, path)), path, is_open)
 
 
@@ -366,7 +368,8 @@ def _written(plan: Plan, code: Code | None, checkpoint: Readable | None = None) 
                 if made == folder:
                     undo.enter_context(code_folder.claimed(folder, node.job_id))
                 if resumes is not None:
-                    code = copy_of(home.code_of(resumes))
+                    own = moving.own_checkpoints(RunDirectory(home.jobs / resumes)) if asked["fresh"] else None
+                    code = copy_of(home.code_of(resumes), own)
                 assert code is not None
                 record["code"] = {**code(made), "path": str(folder)}
                 job = _complete(asked, plan.here, made, record["code"])
@@ -520,17 +523,18 @@ def unpacked(archive: Readable, record: Mapping[str, Any]) -> Code:
     return unpack
 
 
-def copy_of(code: Mapping[str, Any]) -> Code:
+def copy_of(code: Mapping[str, Any], without: Callable[[str, list[str]], list[str]] | None = None) -> Code:
     """The code of another job in its current state, with the files that the job wrote there.
 
     Args:
         code: the record of that code, with its `path`.
+        without: which names of a folder to leave out.
     """
 
     def copy(destination: Path) -> dict[str, Any]:
         with code_folder.building(destination) as building:
             try:
-                shutil.copytree(code["path"], building, symlinks=True, dirs_exist_ok=True)
+                shutil.copytree(code["path"], building, symlinks=True, dirs_exist_ok=True, ignore=without)
             except shutil.Error as error:
                 source, _, why = error.args[0][0]
                 raise Refused(f"cannot copy {source}: {why}; submit the job again") from None

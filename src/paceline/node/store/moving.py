@@ -22,7 +22,7 @@ from paceline.node.files import read_json
 from paceline.node.rundir.directory import SAVED, RunDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import BinaryIO, Protocol
 
     class Readable(Protocol):
@@ -164,8 +164,37 @@ def _is_filled(folder: Path) -> bool:
 # -- the machine that has them -----------------------------------------------------------------------------------------
 
 
-def write_code(run: RunDirectory, out: Writable) -> None:
+def own_checkpoints(run: RunDirectory) -> Callable[[str, Iterable[str]], list[str]]:
+    """For `shutil.copytree`: which names of a folder are checkpoints of this job."""
+    job, node = read_json(run.job) or {}, read_json(run.spec) or {}
+    folders = {str(it.folder) for it in _found(run, job, node, read_json(run.path / SAVED))[1]}
+    return lambda folder, names: [name for name in names if folder in folders and checkpoint.NAME.fullmatch(name)]
+
+
+def check_fresh(run: RunDirectory) -> None:
+    """Check that a job that begins anew does not find checkpoints where the script of this job keeps them.
+
+    Raises:
+        Refused: it would.
+    """
+    job, node = read_json(run.job) or {}, read_json(run.spec) or {}
+    base, kept = _found(run, job, node, read_json(run.path / SAVED))
+    place, _ = _place(run, base, job.get("code"))
+    in_a_job = any(RunDirectory(folder).is_ours for folder in base.parents)
+    if place == "folder" and not in_a_job and any(it.newest for it in kept):
+        raise Refused(
+            f"--fresh: there are checkpoints in {base}, and the job would resume from them; name another folder with "
+            "--checkpoint-dir, or move them away if the script names this one"
+        )
+
+
+def write_code(run: RunDirectory, out: Writable, *, fresh: bool = False) -> None:
     """Write the job's copy of its code, as it is now, as an archive (tar).
+
+    Args:
+        run: the job.
+        out: where to.
+        fresh: leave out the job's checkpoints.
 
     Raises:
         Refused: it is gone.
@@ -173,8 +202,14 @@ def write_code(run: RunDirectory, out: Writable) -> None:
     code = (read_json(run.job) or {}).get("code")
     if code is None or not Path(code["path"]).is_dir():
         raise Refused(f"the code of job {run.path.name} is gone; submit the job again")
+    is_own = own_checkpoints(run) if fresh else lambda folder, names: []
+
+    def without(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        path = Path(code["path"], member.name)
+        return None if is_own(str(path.parent), [path.name]) else member
+
     with tarfile.open(fileobj=out, mode="w|") as tar:  # type: ignore[call-overload]  # it has all that is used
-        tar.add(code["path"], arcname=".")
+        tar.add(code["path"], arcname=".", filter=without)
 
 
 def write_checkpoint(run: RunDirectory, ids: Mapping[str, str], out: Writable) -> None:
