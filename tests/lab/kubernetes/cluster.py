@@ -219,14 +219,7 @@ class Cluster(faults.Faults):
 
     def processes(self) -> list[int]:
         """Everything that lives and was started by it, however indirectly."""
-        marker = f"PACELINE_LAB={self.prefix}\0".encode()
-        found = []
-        for path in Path("/proc").iterdir():
-            if path.name.isdigit():
-                with contextlib.suppress(OSError):
-                    if marker in (path / "environ").read_bytes() + b"\0":
-                        found.append(int(path.name))
-        return found
+        return processes_of(self.prefix)
 
     # -- users ---------------------------------------------------------------------------------------------------------
 
@@ -337,7 +330,7 @@ class Cluster(faults.Faults):
         for one in resources.CUSTOM[operator]:
             self.api.custom[f"{one.api_version}/{one.plural}"] = one
         self.api.custom_schemas.update(custom.schemas(operator, self._minor))
-        for one in resources.CUSTOM[operator]:
+        for one in resources.CUSTOM[operator] if operator != "metrics-server" else ():
             self.storage.put(resources.DEFINITIONS, custom.definition(self.api, one))
 
     def wait(self, condition: Callable[[], _T], what: str, seconds: float = 60.0) -> _T:
@@ -380,3 +373,15 @@ def _socket(address: str, port: int) -> socket.socket:
     one.bind((address, port))
     one.setblocking(False)
     return one
+
+
+def processes_of(prefix: str) -> list[int]:
+    """Everything that lives and was started by the cluster of this prefix."""
+    marker = f"PACELINE_LAB={prefix}\0".encode()
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            with contextlib.suppress(OSError):
+                if marker in (path / "environ").read_bytes() + b"\0":
+                    found.append(int(path.name))
+    return found

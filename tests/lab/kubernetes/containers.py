@@ -35,6 +35,8 @@ class Container:
         self.ended = asyncio.Event()
         self.started = asyncio.Event()  # or it could not
         self.code: int | None = None
+        self.cpus = 0.0  # that it uses
+        self.measured: tuple[float, float] | None = None  # when that was, and its CPU seconds then
         self.reason = ""  # of its end, where it is not its own
         self.begun = self.finished = ""
         self._error = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import re
 import signal
 import sys
 from typing import TYPE_CHECKING
@@ -207,10 +208,7 @@ class PodRunner:
     async def _pull(self, spec: Object) -> Image | None:
         """The image, once it can be pulled; None if the pod has to stop before."""
         name, text = spec["name"], spec["image"]
-        broken = text.startswith(("/", ":")) or (
-            text.lower() != text and "/" not in text and text.split(":")[0].lower() != text.split(":")[0]
-        )
-        if broken:
+        if not _is_image(text):
             words = f'Failed to apply default image tag "{text}": couldn\'t parse image reference "{text}": invalid reference format'
             self.waiting[name] = ("InvalidImageName", words)
             self.event("Warning", "InspectFailed", words)
@@ -344,6 +342,17 @@ class PodRunner:
         if stored is None or stored["metadata"]["uid"] != self.uid:
             return
         self.api.set_status(resources.PODS, stored, podstatus.status(self, stored))
+
+
+def _is_image(text: str) -> bool:
+    """Whether it names an image at all: lower case but for the host, the tag and the digest."""
+    path = text.partition("@")[0]
+    head, slash, rest = path.partition("/")
+    if slash and (set(head) & set(".:") or head == "localhost"):
+        path = rest
+    path, _, tag = path.partition(":")
+    parts = all(re.fullmatch(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*", part) for part in path.split("/"))
+    return parts and (not tag or re.fullmatch(r"\w[\w.-]{0,127}", tag) is not None)
 
 
 def remove_network(namespace: str) -> None:

@@ -122,6 +122,10 @@ CUSTOM = {
         _custom("scheduling.volcano.sh", "v1beta1", "Queue", namespaced=False),
     ),
     "coscheduling": (_custom("scheduling.x-k8s.io", "v1alpha1", "PodGroup"),),
+    "metrics-server": (
+        Resource("metrics.k8s.io", "v1beta1", "PodMetrics", "pods", custom=True),
+        Resource("metrics.k8s.io", "v1beta1", "NodeMetrics", "nodes", False, custom=True),
+    ),
     "kueue": (
         _custom("kueue.x-k8s.io", "v1beta1", "LocalQueue"),
         _custom("kueue.x-k8s.io", "v1beta1", "ClusterQueue", namespaced=False),

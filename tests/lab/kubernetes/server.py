@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import re
 import time
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from aiohttp import web
 
-from . import discovery, errors, patching, resources, selectors, subresources, tables
+from . import discovery, errors, metrics, patching, resources, selectors, subresources, tables
 from .access import ANONYMOUS, Access
 from .errors import NotServedError, Object, StatusError
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .storage import Entry
 
 _LIMIT = 3145728  # bytes of a body
+_COMPRESSED = 128 << 10  # bytes of an answer from which on it is compressed
 _PATH = re.compile(r"/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+)/(?P<version>[^/]+))/(?P<rest>.+)")
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
@@ -233,6 +235,8 @@ class Server:
     async def _read(self, call: Call) -> web.StreamResponse:
         if call.watches:
             return await self._watch(call)
+        if call.resource.group == metrics.GROUP:
+            return _json(metrics.answer(self, call))
         if call.name:
             object = self.api.get(call.resource, call.namespace, call.name)
             if call.sub == "scale":
@@ -252,7 +256,10 @@ class Server:
         else:
             items = [entry.json for entry in found]
         data = b'%s,"items":[%s]}' % (start, b",".join(items))
-        return web.Response(body=data, content_type="application/json")
+        headers = {}
+        if len(data) > _COMPRESSED and "gzip" in call.request.headers.get("Accept-Encoding", ""):
+            data, headers["Content-Encoding"] = gzip.compress(data, 1), "gzip"
+        return web.Response(body=data, content_type="application/json", headers=headers)
 
     async def _watch(self, call: Call) -> web.StreamResponse:
         version = call.query.get("resourceVersion") or "0"

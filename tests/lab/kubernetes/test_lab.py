@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.conftest import eventually
 
+from .cluster import processes_of
 from .manifests import CONFIG, job, service
 
 if TYPE_CHECKING:
@@ -100,3 +105,44 @@ def test_nothing_is_left(make_cluster: Callable[..., Cluster]) -> None:
     cluster.stop()
     assert not cluster.processes() and not cluster.folder.exists()
     assert not [path for path in Path("/run/netns").iterdir() if path.name.startswith(f"{cluster.prefix}-")]
+
+
+def test_what_pods_use(make_cluster: Callable[..., Cluster]) -> None:
+    cluster = make_cluster(minor=31, operators=["metrics-server"])
+    cluster.create(job("while :; do :; done", "busy"))
+    cluster.create(job("sleep 1000", "idle"))
+    jobs = cluster.resource("Job")
+    cluster.wait(
+        lambda: all((one.get("status") or {}).get("ready") == 1 for one in cluster.storage.all(jobs)), "both run"
+    )
+    (of_busy, cpu, memory), (of_idle, idle, _) = sorted(
+        line.split() for line in cluster.kubectl("top", "pods", "--no-headers").stdout.splitlines()
+    )
+    assert of_busy.startswith("busy-0-") and of_idle.startswith("idle-0-") and memory.endswith("Mi")
+    assert int(cpu.rstrip("m")) >= int(idle.rstrip("m"))
+    assert "node-1" in cluster.kubectl("top", "nodes").stdout
+
+
+KILLED = """
+import os, sys
+from tests.lab.kubernetes.cluster import Cluster
+from tests.lab.kubernetes.manifests import job
+cluster = Cluster(1)
+cluster.start()
+cluster.create(job("trap '' TERM; while :; do sleep 1; done"))
+jobs = cluster.resource("Job")
+cluster.wait(lambda: any((one.get("status") or {}).get("ready") for one in cluster.storage.all(jobs)), "it runs")
+print(cluster.prefix, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_killed_lab_is_removed(make_cluster: Callable[..., Cluster]) -> None:
+    root = Path(__file__).parents[3]
+    killed = subprocess.run([sys.executable, "-c", KILLED], cwd=root, capture_output=True, text=True, check=False)
+    prefix = killed.stdout.strip()
+    assert prefix and killed.returncode == -9, killed.stderr
+    eventually(lambda: not processes_of(prefix), "its pods have ended with it")
+    make_cluster(0)  # the next one removes what it has left
+    assert not list(Path("/run/netns").glob(f"{prefix}-*"))
+    assert not list(Path(tempfile.gettempdir()).glob(f"{prefix}-*"))

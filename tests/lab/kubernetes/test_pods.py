@@ -130,6 +130,7 @@ def test_why_a_pod_does_not_run(cluster: Cluster) -> None:
         "gpus": {"container": {"resources": {"limits": {"nvidia.com/gpu": "9"}}}},
         "selector": {"pod": {"nodeSelector": {"disk": "fast"}}},
         "claim": {"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "nope"}}]},
+        "name": {"container": {"image": "Upper:1"}},
         "pull": {"container": {"image": "missing"}},
         "secret": {"container": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "nope", "key": "k"}}}]}},
         "config": {"volumes": [{"name": "c", "configMap": {"name": "nope"}}], "mounts": {"c": "/c"}},
@@ -162,6 +163,8 @@ def test_why_a_pod_does_not_run(cluster: Cluster) -> None:
         pulled = pod(cluster, lambda one, word=word: of("pull")(one) and reason(one) == word, word)
         if word == "ImagePullBackOff":
             assert state(pulled, "waiting")["message"] == 'Back-off pulling image "missing"'
+    waits = pod(cluster, lambda one: of("name")(one) and reason(one) == "InvalidImageName", "it has no image")
+    assert "couldn't parse image reference" in state(waits, "waiting")["message"]
     waits = pod(
         cluster, lambda one: of("secret")(one) and reason(one) == "CreateContainerConfigError", "it lacks a secret"
     )
