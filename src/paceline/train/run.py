@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 
-from paceline.train.control.exit_report import ask_for_interrupt
+from paceline.train.control.exit_report import ask_for_interrupt, fail_at_exit
 from paceline.train.control.watch import Collective, Watch
 from paceline.train.data.agreement import SameData
 from paceline.train.data.keep_working import KeepWorking
@@ -499,8 +499,16 @@ class Run(Collectives):
         if self._group.owns_process_group:
             join.leave()
 
-    def _at_exit(self, error: BaseException | None = None) -> None:
+    def _at_exit(self) -> None:
         """The script has not closed the run: complete what does not need the other ranks."""
+        try:
+            self._leave(None)
+        except (RuntimeError, OSError) as failure:
+            if self._steps.ending.is_failing:
+                raise
+            fail_at_exit(failure)
+
+    def _leave(self, error: BaseException | None) -> None:
         if os.getpid() == self._pid and not self._is_closed:  # and not a child that the script has forked
             self._is_closed = True
             self._steps.ending.leave(error)
@@ -535,7 +543,7 @@ def leave_all(error: BaseException | None) -> None:
         error: the exception that ends the process; None at a normal end.
     """
     for run in list(_open):
-        run._at_exit(error)
+        run._leave(error)
 
 
 def _own_folder(job: Path | None) -> Path | None:

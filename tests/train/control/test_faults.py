@@ -350,6 +350,48 @@ def test_a_batch_that_one_rank_takes_before_the_loop_is_named(paceline: Paceline
     assert f"rank 0 entered epochs (script.py:{loop})" in done.stderr
 
 
+def test_a_checkpoint_that_one_rank_takes_at_the_end_is_an_error(paceline: Paceline) -> None:
+    paceline.script(
+        TRAIN
+        + """
+    for (x,) in train:
+        step(x)
+    if run.rank == 1:
+        run.save()
+        open("saved", "w").close()
+    while not os.path.exists("saved"):
+        time.sleep(0.01)
+    """
+    )
+    done = paceline.run("-n", "2", "script.py")
+    assert done.returncode == 1, done.stderr
+    assert "rank 0 left after step 50, while rank 1" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("launcher", ["", "paceline"])
+def test_a_checkpoint_that_cannot_be_written_at_the_end_is_an_error(paceline: Paceline, launcher: str) -> None:
+    paceline.script(
+        TRAIN.replace("seed=0", "checkpoint_dir='checkpoints'").replace("(4, 1)", "(4, 1000)")
+        + """
+    import resource
+    last = open("last", "w")
+    last.write("whole")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
+    run.save()
+    """
+    )
+    if launcher:
+        done = paceline.run("script.py")
+    else:
+        done = subprocess.run(
+            [sys.executable, "script.py"], cwd=paceline.folder, env=paceline.env, text=True, capture_output=True,
+            timeout=GENEROUS, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "CheckpointError: cannot save step 0 in " in done.stderr.splitlines()[-1], done.stderr
+    assert (paceline.folder / "last").read_text() == "whole", "Python has ended as it does"
+
+
 def test_batches_of_another_loader_may_not_be_uneven_in_training_mode(paceline: Paceline) -> None:
     """Each forward pass shares rank 0's running means."""
     paceline.script(

@@ -254,6 +254,15 @@ def test_parts_that_one_process_reads_one_after_the_other_each_have_a_beginning(
     assert sorted(head + epoch(alone)[0]) == list(range(SIZE))
 
 
+def test_a_stream_that_stays_at_its_end_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    loader = make_loader(StatefulOnce(), batch_size=4)
+    assert len(epoch(loader)[0]) == SIZE
+    assert not caplog.messages
+    assert epoch(loader) == ([], 0)
+    (warning,) = caplog.messages
+    assert warning.startswith("StatefulOnce had no elements in epoch 1; ")
+
+
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_nothing_is_read_twice(world_size: int) -> None:
     def work(ranks: Any) -> int:

@@ -19,15 +19,20 @@ import sys
 import threading
 import types
 import weakref
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # Modules that stay: the standard library, and these packages with everything in them. paceline and
 # mpi4py are used until the end, and torch uses numpy.
 _STAYS = ("paceline", "torch", "functorch", "numpy", "mpi4py")
 
 
-def end(code: int) -> NoReturn:
+def end(code: int, error_path: Path) -> NoReturn:
     """End this process with exit code `code`, as Python would: threads, atexit functions, objects, files.
+
+    If an atexit function records an error in `error_path`, the exit code is 1: a last checkpoint was not written.
 
     An open file, archive or data set that a module or an object of the script holds is dropped, and so closed. Daemon
     threads are not waited for.
@@ -35,6 +40,8 @@ def end(code: int) -> NoReturn:
     mpi = sys.modules.get("mpi4py.MPI")
     threading._shutdown()  # type: ignore[attr-defined]  # as Python does first
     atexit._run_exitfuncs()
+    if code == 0 and error_path.exists():
+        code = 1
     _drop_everything()
     _close_files()
     ctypes.CDLL(None).fflush(None)

@@ -65,7 +65,7 @@ def run_program(program: Program, error_path: Path) -> None:
             with contextlib.suppress(Exception):
                 print(code, file=sys.stderr)
             code = 1
-        end(code or 0)
+        end(code or 0, error_path)
     if code is not None:
         raise SystemExit(code)
 

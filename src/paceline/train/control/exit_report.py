@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
+import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,26 @@ def print_and_record(kind: str, message: str, text: str) -> None:
         os.write(2, text.encode(errors="replace"))
         end = os.fstat(2).st_size
     record(kind, message, traceback=text, log_start=start, log_end=end)
+
+
+def has_failed() -> bool:
+    """Whether an uncaught exception ends this process."""
+    return getattr(sys, "last_value", None) is not None
+
+
+def fail_at_exit(error: BaseException) -> None:
+    """Let this process, which calls its `atexit` functions, print an error and end with exit code 1.
+
+    Python has decided on its exit code already. So C's `exit` is asked to end the process with another one, after
+    Python has closed what is open. A rank of `paceline run` ends with that code if an error was recorded.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    print_and_record(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
+    libc = ctypes.CDLL(None)
+    for function, argument in ((libc._exit, 1), (libc.fflush, None)):  # the last one is called first
+        libc.__cxa_atexit(ctypes.cast(function, ctypes.c_void_p), ctypes.c_void_p(argument), None)
 
 
 def ask_for_interrupt() -> None:

@@ -255,6 +255,11 @@ class Watch:
         """Whether this rank, if it ends now, does so without an error of its own or of another rank."""
         return not self._has_failed and self._exit is None and self._fatal.error is None
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether an exception or `sys.exit` ends this rank, so that its exit code says that it has failed."""
+        return self._has_failed or self._exit is not None
+
     # -- called by the listener's thread -------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:

@@ -121,7 +121,9 @@ class Loader:
             self._workers_follow = False
             self._position.end_epoch()
             return
+        is_empty = self._position.position == 0
         for batch, shard in self._packets():
+            is_empty = False
             if iteration != self._iterations:
                 raise RuntimeError(
                     "this iteration of the loader is over, since a later one has begun or a state was loaded: "
@@ -137,6 +139,11 @@ class Loader:
                 yield batch
             finally:
                 self._is_within = False
+        if is_empty and self._stream is not None and self._rank == 0:
+            log.warning(
+                "%s had no elements in epoch %d; if it has had some before, it must go to its beginning at its end",
+                type(self.dataset).__name__, self._position.epoch,
+            )  # fmt: skip
         self._position.end_epoch()
         self._workers_follow = self._dataloader.persistent_workers and (
             self._split is None or self._split.is_like_next(self._parts)

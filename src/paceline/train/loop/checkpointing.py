@@ -236,13 +236,14 @@ class Checkpointing:
             explain(error)
             raise
 
-    def leave(self) -> None:
-        """Wait for a checkpoint in progress; errors are logged."""
+    def leave(self) -> CheckpointError | None:
+        """Wait for a checkpoint in progress; returns why it was not written, if it was not."""
         try:
             if self._store is not None:
                 self._store.close()
         except CheckpointError as error:
-            log.error("%s", error)
+            return error
+        return None
 
     def disconnect(self) -> None:
         """Close the connections to the other ranks."""

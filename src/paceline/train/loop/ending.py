@@ -7,6 +7,9 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
+from paceline.train.checkpoint.exchange import ExchangeError
+from paceline.train.control.exit_report import has_failed
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -53,16 +56,36 @@ class Ending:
 
         Args:
             error: the exception that ends the process, if `sys.excepthook` is not called for it.
+
+        Raises:
+            LeftEarly: this rank has left a loop too early, or another rank has left without what this one has called.
+            paceline.CheckpointError: a checkpoint in progress was not written, and nothing else ends the process.
         """
         if self._watch is not None:
             if error is not None:
                 self._watch.failed(error)
             self._watch.ends()
-        self._checkpoints.leave()
+        lost: RuntimeError | None = self._checkpoints.leave()
+        if isinstance(lost, ExchangeError) and self._watch is not None and error is None and not self.is_failing:
+            try:
+                self._watch.explain(lost)
+            except RuntimeError as cause:
+                lost = cause
         self._reduce_the_rest()
         self._metrics.discard()
         self._metrics.close()
-        self._disconnect()
+        is_failing = error is not None or self.is_failing
+        if lost is not None and is_failing:
+            log.error("%s", lost)
+        with contextlib.suppress(RuntimeError) if lost is not None else contextlib.nullcontext():
+            self._disconnect()
+        if lost is not None and not is_failing:
+            raise lost
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether an exception or `sys.exit` ends this process anyway."""
+        return has_failed() or (self._watch is not None and self._watch.is_failing)
 
     def _reduce_the_rest(self) -> None:
         """Write the values logged last, unless this rank fails or others have left."""
