@@ -51,7 +51,7 @@ def test_a_volume_is_mounted_for_the_job_alone(paceline: Paceline, method: str) 
     assert "cannot be mounted" not in done.stderr
     assert os.listdir(wanted) == ["hidden"]
     assert sorted(os.listdir(data)) == ["rank-0", "train.bin"]
-    assert f"digits at {data}\n" in paceline("get", "it").stdout
+    assert f"digits at {data}, which the job sees at {wanted}\n" in paceline("get", "it").stdout
 
 
 @needs_mounts

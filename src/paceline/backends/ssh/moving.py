@@ -26,7 +26,7 @@ def left_on(hosts: Sequence[Host], missing: Sequence[str], name: str, *, fresh: 
 
     Args:
         hosts: that have a part of it.
-        missing: hosts that have one too, and do not answer; a line each.
+        missing: hosts that have one too, and do not answer; one line per host.
         name: of the job.
         fresh: whether its checkpoints are not needed.
 

@@ -169,7 +169,7 @@ def _limit(number: int | None) -> str:
 
 
 def _found(found: list[Finding]) -> list[str]:
-    """What would go wrong, a line each."""
+    """What would go wrong, one line per problem."""
     if not found:
         return [bold("What would go wrong"), "  nothing that paceline knows of"]
     colours = {"error": "red", "warning": "yellow"}

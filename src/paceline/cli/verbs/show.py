@@ -193,7 +193,7 @@ def _progress(progress: Any, is_over: bool) -> str:
 def _volume(volume: Any) -> str:
     where = f"{volume['volume']} at {volume['path']}"
     if volume["visible"]:
-        return where
+        return where if volume["wanted"] == volume["path"] else f"{where}, which the job sees at {volume['wanted']}"
     why = f": {volume['problem']}" if volume.get("problem") else ""  # jobs of older versions have none
     return f"{where} (not mounted at {volume['wanted']}{why}; the job reads {volume['variable']})"
 
