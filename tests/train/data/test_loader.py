@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, RandomSampler, Subset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Subset, get_worker_info
 
+import paceline
 from paceline.train.data.loader import Loader
 from paceline.train.data.make_loader import make_loader
 from paceline.train.data.to_device import to_device
@@ -467,6 +468,7 @@ class TestIterable:
         (Stream(5), {"batch_size": 1, "shuffle": True}, ValueError, "iterable_dataset and shuffle exclude"),
         (iter([1]), {"batch_size": 1}, TypeError, "can be iterated only once"),
         (object(), {"batch_size": 1}, TypeError, "object is not a data set"),
+        (DataLoader(Numbers(5)), {"batch_size": 1}, TypeError, "pass its data set, loader.dataset"),
         (
             type("Endless", (), {"__getitem__": lambda s, i: i})(),
             {"batch_size": 1},
@@ -478,6 +480,15 @@ class TestIterable:
 def test_refuses_what_cannot_work(dataset: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make_loader(dataset, **options)
+
+
+@pytest.mark.parametrize(("option", "ending"), [("drop_lst", "; did you mean 'drop_last'?"), ("zzz", "")])
+def test_names_an_option_that_there_is_not(option: str, ending: str) -> None:
+    run = paceline.init()
+    with pytest.raises(TypeError) as caught:
+        run.dataloader(Numbers(5), 1, **{option: 1})
+    run.close()
+    assert str(caught.value) == f"run.dataloader has no option {option!r}{ending}"
 
 
 class TestToDevice:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from .loader import Loader
 from .random_state import derive_seed
@@ -84,6 +86,8 @@ def make_loader(
         TypeError: the data set has neither items with a length nor elements, or can be iterated only once.
         ValueError: a number is out of range, or options exclude each other.
     """
+    if isinstance(dataset, DataLoader):
+        raise TypeError("this is a DataLoader, which makes batches itself; pass its data set, loader.dataset")
     orders = {"sampler": sampler, "batch_sampler": batch_sampler, "weights": weights, "shuffle": shuffle or None}
     _at_most_one(**orders)
     _at_most_one(seed=seed, generator=generator)
@@ -162,6 +166,19 @@ def make_loader(
         sampler=sampler if sampler is not None else OwnSamples(shards),
         made_of={name: thing for name, thing in given.items() if thing is not None},
     )
+
+
+def check_options(options: Iterable[str]) -> None:
+    """Check that `make_loader` has the options that a script passes to `run.dataloader`.
+
+    Raises:
+        TypeError: it does not have one of them.
+    """
+    known = inspect.signature(make_loader).parameters
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            raise TypeError(f"run.dataloader has no option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
 
 
 def _sampler(
