@@ -38,7 +38,8 @@ def brought(spec: JobSpec, left: Left) -> dict[str, Any]:
                 f"job {left.name} has saved step {saved['step']} in {saved['folder']} on {left.where}, and no whole "
                 "checkpoint is there any more; to begin anew, add --fresh"
             )
-        return nothing
+        has_files = found["place"] == "run" and found["files"]  # that the script has saved there itself
+        return {**nothing, "into": "run", "path": found["path"]} if has_files else nothing
     into, path, volume = found["place"], found["path"], found["volume"]
     if spec.checkpoint_dir is not None and spec.checkpoint_dir != found["checkpoint_dir"]:
         into, path, volume = "folder", spec.checkpoint_dir, None
@@ -82,7 +83,7 @@ def fetched_checkpoint(left: Left, file: Path, progress: ProgressReporter) -> No
     Raises:
         UserError: it cannot be got, or there is no room for it here.
     """
-    needed, free = left.found["checkpoint"]["bytes"], shutil.disk_usage(file.parent).free
+    needed, free = left.found["bytes"], shutil.disk_usage(file.parent).free
     if needed > free:
         raise UserError(_no_room(left, needed, file.parent))
     left.fetch("checkpoint", file, progress)
@@ -125,7 +126,7 @@ def receiver(
     what: Literal["code", "checkpoint"], left: dict[str, Any], name: str, file: Path, progress: ProgressReporter
 ) -> Receiver:
     """What writes an archive to a file."""
-    total = left["checkpoint"]["bytes"] if what == "checkpoint" else None
+    total = left["bytes"] if what == "checkpoint" else None
     return Receiver(what, name, file, total, progress)
 
 

@@ -100,3 +100,35 @@ def test_with_a_port_it_is_ssh(without_ssh: Paceline) -> None:
     done = without_ssh.run("-H", "localhost:1", "--ssh-port", "22", "script.py")
     assert done.returncode == 2
     assert "cannot reach localhost: ssh was called" in done.stderr
+
+
+def test_a_job_goes_on_on_hosts_and_back(without_ssh: Paceline) -> None:
+    without_ssh.script("""
+        import os, sys
+        from pathlib import Path
+        folder = Path(os.environ["PACELINE_RUN_DIR"], "checkpoints")
+        folder.mkdir(exist_ok=True)
+        print(sorted(path.name for path in folder.iterdir()), os.environ["WORLD_SIZE"], *sys.argv[1:])
+        (folder / sys.argv[1]).touch()
+    """)
+
+    def ended(*args: str) -> tuple[str, str]:
+        done = without_ssh(*args)
+        assert done.returncode == 0, done.stderr
+        name = done.stdout.strip()
+        assert without_ssh("wait", name).returncode == 0
+        return name, without_ssh("logs", name).stdout
+
+    first, _ = ended("submit", "--name", "it", "script.py", "a")
+    second, log = ended("resubmit", "-H", "localhost:2", first, "--", "b")
+    assert (second, log) == ("it-2", "['a'] 2 b\n")
+    done = without_ssh("resubmit", "--on", "local", "--nnodes", "2", second)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "paceline: --nnodes 2, but this machine is one; add --nnodes 1, and -n for its ranks\n",
+    )
+    third, log = ended("resubmit", "--on", "local", "-n", "1", second, "--", "c")
+    assert (third, log) == ("it-3", "['a', 'b'] 1 c\n")
+    assert without_ssh("delete", second).returncode == 0
+    assert without_ssh("delete", first, third).returncode == 0
+    assert without_ssh("list").stdout.count("\n") == 1

@@ -62,8 +62,8 @@ def left(run: RunDirectory) -> dict[str, Any]:
         code: the record of its copy of the code; None if it has none.
         checkpoint_dir: the folder for checkpoints that its user named; None if it is the job's own.
         saved: the step and folder that the library has saved last; None if it has saved nothing.
-        checkpoint: the newest one: serial, step, folder, bytes, and the ids by the number of the run; None if there is
-            none.
+        checkpoint: the newest one: serial, step, folder, and the ids by the number of the run; None if there is none.
+        bytes, files: of what `write_checkpoint` writes: the checkpoints, and other files beside them.
         place: where its folder is: in the "run" directory, in the copy of the "code", or another "folder".
         path: of that folder: relative to the run directory or to the code, or absolute.
         volume: the volume in which that folder is, and its path there; None if it is in none.
@@ -84,7 +84,6 @@ def left(run: RunDirectory) -> dict[str, Any]:
             "serial": leading.said["serial"],
             "step": leading.said["step"],
             "folder": str(leading.folder),
-            "bytes": sum(size for _, size, _ in _files(run, kept)),
             "ids": {str(it.number): it.said["id"] for it in newest if it.said is not None},
         }
     return {
@@ -92,6 +91,8 @@ def left(run: RunDirectory) -> dict[str, Any]:
         "checkpoint_dir": job.get("spec", {}).get("checkpoint_dir"),
         "saved": saved,
         "checkpoint": found,
+        "bytes": sum(size for _, size, _ in _files(run, kept)),
+        "files": sum(1 for _ in _files(run, kept)),
         "place": place,
         "path": path,
         "volume": _volume(base, job.get("data", ())),
