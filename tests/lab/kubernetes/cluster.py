@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -89,7 +90,7 @@ class Cluster(faults.Faults):
         self.kubeconfig = self.folder / "kubeconfig"
         self.images: dict[str, Image] = {
             "no-python": images.without_python(), "python:3.8": images.with_old_python(),
-            "no-torch": images.without_torch(),
+            "no-torch": images.without_torch(), "non-root": replace(images.usual(), user=1000),
             "missing": images.Image(error='failed to resolve reference "missing": dial tcp: lookup registry: no such host'),
         }  # fmt: skip
         self._usual = images.usual()

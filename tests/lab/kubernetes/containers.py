@@ -45,6 +45,7 @@ class Container:
         self._scratch = folder / f"root-{uuid.uuid4().hex[:6]}"
         self._scratch.mkdir()
         message.write_bytes(b"")
+        message.chmod(0o666)
         self._spec = {**spec, "scratch": str(self._scratch), "starter": os.getpid()}
 
     def start(self) -> None:

@@ -20,6 +20,7 @@ class Image:
         error: why it cannot be pulled, "" if it can.
         entrypoint: what runs where the pod says nothing.
         env: variables that it sets.
+        user: whose its processes are, None for root.
     """
 
     path: tuple[str, ...] = ()
@@ -28,6 +29,7 @@ class Image:
     error: str = ""
     entrypoint: tuple[str, ...] = ("sh",)
     env: dict[str, str] = field(default_factory=dict)
+    user: int | None = None
 
     def variables(self) -> dict[str, str]:
         return {"PATH": ":".join((*self.path, _BIN)), "HOME": "/root", **self.env}

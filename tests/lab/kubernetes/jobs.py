@@ -144,8 +144,8 @@ class Jobs:
                 events.record(self.api, job, "Normal", "Resumed", "Job resumed", "job-controller")
             if not status.get("startTime"):
                 status["startTime"] = defaults.now()
-                if spec.get("activeDeadlineSeconds") is not None:
-                    self._later(job, spec["activeDeadlineSeconds"] + 0.5)
+            if spec.get("activeDeadlineSeconds") is not None:
+                self._later(job, spec["activeDeadlineSeconds"] - seconds_since(status["startTime"]) + 0.1)
             wanted = self._complete(spec, succeeded)
             if wanted and not active and not (going and self.tracking):
                 status["completionTime"] = defaults.now()

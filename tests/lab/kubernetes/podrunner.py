@@ -299,7 +299,8 @@ class PodRunner:
             "network": f"/run/netns/{self.namespace}", "hostname": hostname, "argv": [*command, *arguments], "env": env,
             "cwd": spec.get("workingDir") or "/", "mounts": mounts, "files": files, "hidden": list(image.hidden),
             "emptied": [] if sys.prefix.startswith("/tmp/") else ["/tmp"], "mark": self.kubelet.network.prefix,
-            "user": security.get("runAsUser"), "group": security.get("runAsGroup"),
+            "user": security.get("runAsUser", image.user), "group": security.get("runAsGroup"),
+            "read_only": security.get("readOnlyRootFilesystem", False),
         }  # fmt: skip
 
     # -- orders --------------------------------------------------------------------------------------------------------

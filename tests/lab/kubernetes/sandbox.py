@@ -156,11 +156,13 @@ def _become(spec: dict, root: Path, status: int) -> None:
         os.chdir("/")
         mount("proc", "/proc", "proc")
         os.makedirs(spec["cwd"], exist_ok=True)
+        if spec.get("read_only"):
+            mount("none", "/", "", _REMOUNT | _BIND | _RDONLY)
         os.chdir(spec["cwd"])
         os.umask(0o022)
-        if spec.get("group") is not None:
+        if spec.get("user") is not None or spec.get("group") is not None:
             os.setgroups([])
-            os.setgid(spec["group"])
+            os.setgid(spec.get("group") or 0)
         if spec.get("user") is not None:
             os.setuid(spec["user"])
         for number in range(1, signal.NSIG):

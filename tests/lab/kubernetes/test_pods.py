@@ -73,7 +73,7 @@ def test_what_a_pod_sees(cluster: Cluster) -> None:
     mounts = {"s": "/secret", "e": "/empty", "m": "/dev/shm", "d": "/mnist_data", "p": "/projected"}
     script = """
         echo "$AGAIN|$SECRET|$CONFIG|$NODE|$IP|$CPUS|$FROM_a"; pwd; cat /started/by
-        stat -c %a /secret/token; cat /mnist_data/digits; echo more > /mnist_data/more; cat /projected/below/a /projected/name; echo
+        stat -Lc %a /secret/token; cat /mnist_data/digits; echo more > /mnist_data/more; cat /projected/below/a /projected/name; echo
         findmnt -no FSTYPE,SIZE /dev/shm; touch /empty/x && ls /empty; echo $$$$ $(hostname); cat /etc/hosts
         ls /var/run/secrets/kubernetes.io/serviceaccount; printf "a message" > /dev/termination-log; touch /made-here; exit 3
     """
@@ -119,6 +119,20 @@ def test_images(cluster: Cluster, image: str, command: str, expected: str) -> No
     cluster.create(job(command, container={"image": image}))
     cluster.wait(lambda: cluster.ended("t"), "it ends")
     assert log(cluster, cluster.all("Pod")[0]["metadata"]["name"]) == expected
+
+
+def test_who_runs_a_pod(cluster: Cluster) -> None:
+    """Not root, and nothing can be written but in volumes."""
+    script = "id -u; id -g; ls -A /config | sort; cat /config/a; touch /x || echo no; touch /data/x && printf done > /dev/termination-log"
+    cluster.create(CONFIG)
+    volumes = [{"name": "c", "configMap": {"name": "c"}}, {"name": "d", "emptyDir": {}}]
+    fixed = {"image": "non-root", "securityContext": {"readOnlyRootFilesystem": True}}
+    cluster.create(job(script, volumes=volumes, mounts={"c": "/config", "d": "/data"}, container=fixed))
+    assert cluster.wait(lambda: cluster.ended("t"), "it ends") == "Complete"
+    (one,) = cluster.all("Pod")
+    lines = log(cluster, one["metadata"]["name"]).splitlines()
+    assert lines[:2] == ["1000", "0"] and lines[2].startswith("..20") and lines[3:6] == ["..data", "a", "hello"]
+    assert lines[-1] == "no" and state(one, "terminated")["message"] == "done"
 
 
 def reason(one: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import shutil
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,11 +101,18 @@ class Volumes:
     def _files(self, name: str, sources: list[Object], mode: int) -> Path:
         found = [item for source in sources for item in self._read(name, source)]
         path = self._place(name)
+        # As a kubelet does it: files are links into a folder that a change replaces as a whole.
+        version = path / datetime.now(timezone.utc).strftime("..%Y_%m_%d_%H_%M_%S.%f")
+        version.mkdir()
+        (path / "..data").symlink_to(version.name)
         for place, data, own in found:
-            file = path / place
+            file = version / place
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(data)
             file.chmod(own or mode)
+            top = place.partition("/")[0]
+            if not (path / top).is_symlink():
+                (path / top).symlink_to(f"..data/{top}")
         return path
 
     def _read(self, volume: str, source: Object) -> Iterator[tuple[str, bytes, int | None]]:
