@@ -325,6 +325,11 @@ class Cluster(faults.Faults):
         """Add the kinds of an operator, without the operator."""
         self.do(lambda: self._install(operator))
 
+    def uninstall(self, operator: str) -> None:
+        """Undo `install`."""
+        for one in resources.CUSTOM[operator]:
+            self.do(lambda one=one: self.api.custom.pop(f"{one.api_version}/{one.plural}"))  # type: ignore[misc]
+
     def _install(self, operator: str) -> None:
         from . import custom
 

@@ -50,6 +50,8 @@ def test_schemas_of_custom_kinds(make_cluster: Callable[..., Cluster]) -> None:
     other = pytorch_job()
     other["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["name"] = "main"
     assert http("POST", path, other)[0] == 201
+    cluster.uninstall("training-operator")
+    assert http("GET", f"{path}/p") == (404, "404 page not found\n")
 
 
 @pytest.mark.parametrize("operator", sorted({*CUSTOM} - {"metrics-server"}))

@@ -69,6 +69,11 @@ def test_kubectl_reads_everything(make_cluster: Callable[..., Cluster]) -> None:
     assert "unchanged" in cluster.apply(service()).stdout
     labelled = {**service(), "metadata": {"name": "t", "labels": {"a": "b"}}}
     assert "configured" in cluster.apply(labelled).stdout
+    several = {"apiVersion": "v1", "kind": "List", "items": [CONFIG, {**service(), "metadata": {"name": "other"}}]}
+    assert cluster.apply(several).stdout == "configmap/c created\nservice/other created\n"
+    assert (
+        cluster.kubectl("wait", "--for=condition=ready", "pod", "-l", "job-name=t").stdout.count("condition met") == 2
+    )
     assert cluster.kubectl("auth", "can-i", "create", "jobs").stdout == "yes\n"
     assert "Unauthorized" in cluster.kubectl("--context", "wrong-token", "get", "pods", check=False).stderr
     cluster.kubectl("delete", "job", "t")
