@@ -94,37 +94,42 @@ def test_a_plain_job_runs_the_users_command_in_its_environment() -> None:
     assert objects.config_maps(order(plain=True)) == []
 
 
-def test_code_goes_in_pieces_that_fit_and_come_together_again() -> None:
+@pytest.mark.parametrize("more", [0, 700_000, 3_500_000])
+def test_code_goes_in_pieces_that_fit_and_come_together_again(more: int) -> None:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         tar.addfile(tarfile.TarInfo("train.py"))
-    data = packed.getvalue() + bytes(3_500_000)
+    data = packed.getvalue() + bytes(more)
     maps = objects.config_maps(order(data))
     pieces: dict[str, bytes] = {}
     for manifest in maps:
         files = {key: base64.b64decode(text) for key, text in manifest["binaryData"].items()}
         size = sum(map(len, files.values())) + sum(len(text.encode()) for text in manifest.get("data", {}).values())
         assert size <= 1_048_576
+        if more < 2_000_000:
+            assert len(json.dumps(manifest)) <= 262_144, "kubectl apply takes it"
         pieces.update(files)
-    code = {key: piece for key, piece in pieces.items() if key.startswith("code-")}
-    assert b"".join(code[key] for key in sorted(code)) == data
-    assert len(maps) == len(code) > 3
+    for name, whole in (("archive", archive().data), ("code", data)):
+        parts = {key: piece for key, piece in pieces.items() if key.startswith(f"{name}-")}
+        assert b"".join(parts[key] for key in sorted(parts)) == whole
     job = objects.job(order(data))
     volume = next(it for it in job["spec"]["template"]["spec"]["volumes"] if it["name"] == "job")
     used = {it["configMap"]["name"] for it in volume["projected"]["sources"]}
     assert used == {manifest["metadata"]["name"] for manifest in maps}
 
 
-@given(st.binary(max_size=50), st.integers(0, 30), st.integers(1, 20))
-def test_splitting_loses_nothing(data: bytes, first: int, most: int) -> None:
-    before = objects.MOST_BYTES
-    objects.MOST_BYTES = most
+@given(st.binary(max_size=50), st.binary(max_size=50), st.integers(0, 30), st.integers(1, 20), st.integers(1, 20))
+def test_splitting_loses_nothing(one: bytes, two: bytes, taken: int, applied: int, most: int) -> None:
+    before = objects.MOST_BYTES, objects.MOST_APPLIED
+    objects.MOST_BYTES, objects.MOST_APPLIED = most, applied
     try:
-        pieces = objects.split(data, first)
+        bins = objects.split({"a": one, "b": two}, taken)
     finally:
-        objects.MOST_BYTES = before
-    assert b"".join(pieces) == data
-    assert all(len(piece) <= most for piece in pieces[1:]) and (not pieces or len(pieces[0]) <= first)
+        objects.MOST_BYTES, objects.MOST_APPLIED = before
+    pieces = {name: piece for files in bins for name, piece in files.items()}
+    for name, whole in (("a", one), ("b", two)):
+        assert b"".join(pieces[key] for key in sorted(pieces) if key.startswith(name)) == whole
+    assert all(sum(map(len, files.values())) <= max(most, applied) for files in bins)
 
 
 def test_too_much_code_is_refused() -> None:

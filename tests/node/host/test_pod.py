@@ -31,7 +31,8 @@ class Container:
         self.here, self.work, self.message = folder / "job", folder / "work", folder / "termination-log"
         self.here.mkdir()
         self.work.mkdir()
-        (self.here / "paceline.pyz").write_bytes(archive().data)
+        (self.here / "archive-000").write_bytes(archive().data[:1000])
+        (self.here / "archive-001").write_bytes(archive().data[1000:])
         (self.here / "start.py").write_text(START.lstrip())
         self.started: list[subprocess.Popen[bytes]] = []
 
@@ -52,8 +53,8 @@ class Container:
             member.size = len(code)
             tar.addfile(member, io.BytesIO(code.encode()))
         half = len(packed.getvalue()) // 2
-        (self.here / "code-00").write_bytes(packed.getvalue()[:half])
-        (self.here / "code-01").write_bytes(packed.getvalue()[half:])
+        (self.here / "code-000").write_bytes(packed.getvalue()[:half])
+        (self.here / "code-001").write_bytes(packed.getvalue()[half:])
         command = [sys.executable, str(self.here / "start.py"), str(self.here), str(self.work), str(self.message)]
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ}

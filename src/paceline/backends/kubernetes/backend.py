@@ -20,7 +20,7 @@ from paceline.job.errors import UserError
 from . import options as target
 from .client import ApiError, Cluster, Expired
 from .names import SELECTOR, STOPPED
-from .objects import HERE, ROOT
+from .objects import ARCHIVE, HERE, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
     from .foreground import KubeRun
     from .jobs import Found
+    from .pods import Pod
 
 _TICK = 5.0  # seconds after which a wait looks again, whatever it was told
+_BOARD_SECONDS = 60.0  # for a TensorBoard to start
 _GONE_SECONDS = 30.0  # to wait until what was deleted is gone
 
 
@@ -46,7 +48,6 @@ class Kubernetes(Backend):
         "log_dir": "the logs are those of the pods",
         "priority": "pods have a --priority-class",
         "share_devices": "a cluster gives devices to one pod alone",
-        "tensorboard": "jobs on Kubernetes start no TensorBoard",
         "rendezvous.main_address": "pods find each other by themselves",
         "rendezvous.node_rank": "pods are numbered by themselves",
         "rendezvous.local_address": "pods find out their own names",
@@ -110,18 +111,33 @@ class Kubernetes(Backend):
         Raises:
             UserError: the cluster does not answer, or refuses to list them.
         """
-        from .jobs import explain, find, shown
+        from .jobs import explain, find, lost_logs, shown
 
         found = find(self._cluster, names)
-        if names is not None and len(names) == 1:
-            for job in found.values():
-                explain(self._cluster, job)
+        is_one = names is not None and len(names) == 1
+        for job in found.values() if is_one else ():
+            explain(self._cluster, job)
         jobs = {name: shown(job, self.name, self._cluster.namespace) for name, job in found.items()}
+        if is_one and found:
+            ((name, job),) = found.items()
+            gone = lost_logs(job, jobs[name])
+            return Listing([self._asked(job, jobs[name])], 0, () if gone is None else (gone,))
         if names is not None:
             return Listing([jobs[name] for name in dict.fromkeys(names) if name in jobs])
         recent = [job for job in jobs.values() if since is None or not job.finished or job.finished >= since]
         recent.sort(key=lambda job: job.created, reverse=True)
         return Listing(recent, len(jobs) - len(recent))
+
+    def _asked(self, job: Found, shown: Job) -> Job:
+        """A job with what its pods say, if it runs."""
+        from .inside import asked
+        from .jobs import detailed
+
+        running = [pod for pod in job.newest().values() if pod.phase == "Running" and not pod.is_over]
+        if shown.is_over or not running or self._is_plain(job):
+            return shown
+        request = {"do": "describe", "names": [job.name], "since": None}
+        return detailed(shown, asked(self._cluster, running, request, job.python))
 
     def spec(self, name: str) -> JobSpec:
         """The specification with which a job was submitted."""
@@ -197,7 +213,7 @@ class Kubernetes(Backend):
         path = self._cluster.path("batch/v1", "jobs")
         while True:
             version = self._version(path)
-            jobs = self.describe(names).jobs
+            jobs = self._states(names)
             over = sum(job.is_over for job in jobs)
             tick(over)
             if over == len(jobs):
@@ -206,6 +222,12 @@ class Kubernetes(Backend):
             if left is not None and left <= 0:
                 return False
             self._wait_for_change(path, version, names, min(_TICK, left or _TICK))
+
+    def _states(self, names: Sequence[str]) -> list[Job]:
+        """These jobs as the cluster knows them; their pods are not asked."""
+        from .jobs import find, shown
+
+        return [shown(job, self.name, self._cluster.namespace) for job in find(self._cluster, names).values()]
 
     def _version(self, path: str) -> str:
         """The version of the list of jobs."""
@@ -258,13 +280,52 @@ class Kubernetes(Backend):
         else:
             request = {"root": ROOT, "name": name, "rank": rank, "command": list(command)}
             text = base64.urlsafe_b64encode(json.dumps(request).encode()).decode()
-            words += [options.python, f"{HERE}/paceline.pyz", "shell", text]
+            words += [job.python, ARCHIVE, "shell", text]
         env = {**os.environ, **({"KUBECONFIG": options.kubeconfig} if options.kubeconfig else {})}
         return Shell(tuple(words), env, os.getcwd())
 
+    def open_tensorboard(self, name: str, logdir: str | None, warn: Callable[[str], None]) -> str:
+        """The address of a job's TensorBoard in the pod of rank 0, which is started if there is none."""
+        from .inside import answer_of
+
+        job, pod = self._first(name)
+        if pod is None:
+            raise UserError(f"the pod of rank 0 of job {name} does not run, and so no TensorBoard there")
+        request = {"do": "open_tensorboard", "name": name, "logdir": logdir}
+        url = str(answer_of(self._cluster, pod, request, job.python, _BOARD_SECONDS)["url"])
+        warn(f"it is in pod {pod.name}; {self.reach_tensorboard(name, url)}")
+        return url
+
+    def reach_tensorboard(self, name: str, url: str) -> str | None:
+        """See `TensorBoards`."""
+        _, pod = self._first(name)
+        if pod is None:
+            return None
+        port = url.rstrip("/").rpartition(":")[2]
+        context = f" --context {self._given.context}" if self._given.context else ""
+        namespace = self._cluster.namespace
+        return f"reach it with: kubectl{context} -n {namespace} port-forward {pod.name} {port}:{port}"
+
+    def close_tensorboard(self, name: str) -> bool:
+        """End it; returns whether there was one."""
+        from .inside import answer_of
+
+        job, pod = self._first(name)
+        if pod is None:  # it has ended with its pod
+            return False
+        request = {"do": "close_tensorboard", "name": name}
+        return bool(answer_of(self._cluster, pod, request, job.python, _BOARD_SECONDS)["ran"])
+
+    def _first(self, name: str) -> tuple[Found, Pod | None]:
+        """A job with an agent, and the pod of rank 0 if it runs."""
+        job = self._find(name)
+        pod = job.newest().get(0)
+        runs = pod is not None and pod.phase == "Running" and not pod.is_over and not self._is_plain(job)
+        return job, pod if runs else None
+
     def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:
         """Stop jobs: they are suspended, so their pods get SIGTERM and their grace."""
-        for job in self.describe(names).jobs:
+        for job in self._states(names):
             if not job.is_over:
                 self._stop(job.name, now)
         return {}

@@ -1,6 +1,6 @@
 """What a pod runs first. It compiles in Python 2.7 too, so that an old Python in an image gets a message."""
 
-# It joins the pieces of the code, which came in several ConfigMaps, and becomes the node's program in the archive.
+# It joins the pieces of the archive and of the code, which came in ConfigMaps, and becomes the program in the archive.
 START = r"""
 import glob, json, os, sys
 here, work, message = sys.argv[1:4]
@@ -16,21 +16,22 @@ if sys.version_info < (3, 9):
     found = sys.executable + " in the image is Python " + ".".join(map(str, sys.version_info[:3]))
     refuse(found + ", too old; name Python 3.9 or newer with --image-python, take another image, or add --plain")
 import gzip, shutil
+def join(name, path):
+    with open(path, "wb") as whole:
+        for piece in sorted(glob.glob(os.path.join(here, name + "-*"))):
+            with open(piece, "rb") as file:
+                shutil.copyfileobj(file, whole)
 try:
-    part = os.path.join(work, "part.json")
+    archive, part = os.path.join(work, "paceline.pyz"), os.path.join(work, "part.json")
+    join("archive", archive)
     shutil.copyfile(os.path.join(here, "part.json"), part)
-    pieces = sorted(glob.glob(os.path.join(here, "code-*")))
-    if pieces:
-        packed = os.path.join(work, "code.tar.gz")
-        with open(packed, "wb") as whole:
-            for piece in pieces:
-                with open(piece, "rb") as file:
-                    shutil.copyfileobj(file, whole)
+    packed = os.path.join(work, "code.tar.gz")
+    join("code", packed)
+    if os.path.getsize(packed):
         with gzip.open(packed) as source, open(os.path.join(work, "code.tar"), "wb") as target:
             shutil.copyfileobj(source, target)
-        os.unlink(packed)
+    os.unlink(packed)
 except (OSError, EOFError) as error:
     refuse("cannot unpack the job in " + work + ": " + str(error))
-archive = os.path.join(here, "paceline.pyz")
 os.execv(sys.executable, [sys.executable, archive, "pod", part, message])
 """

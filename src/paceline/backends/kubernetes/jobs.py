@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.job.errors import UserError
@@ -61,6 +62,11 @@ class Found:
     def nodes(self) -> int:
         """How many pods it has."""
         return int(self.object["spec"].get("completions") or self.object["spec"].get("parallelism") or 1)
+
+    @property
+    def python(self) -> str:
+        """The interpreter of its pods, if they have an agent."""
+        return str((self.object["spec"]["template"]["spec"]["containers"][0].get("command") or ["python3"])[0])
 
     def newest(self) -> dict[int, Pod]:
         """Node rank → the last pod of it."""
@@ -171,6 +177,42 @@ def shown(job: Found, target: str, namespace: str) -> Job:
         checkpoint=next((it["checkpoint"] for it in reports if it.get("checkpoint")), None),
         external_id=f"{namespace}/{job.name}",
     )  # fmt: skip
+
+
+def detailed(job: Job, answers: Mapping[int, Mapping[str, Any]]) -> Job:
+    """A job that runs, with what the programs in its pods say of their parts."""
+    records = {index: it["jobs"][0] for index, it in sorted(answers.items()) if it.get("jobs")}
+    if not records:
+        return job
+    ranks = {rank["rank"]: rank for record in records.values() for rank in record["instances"]}
+    instances = tuple(
+        replace(it, **{key: ranks[it.rank][key] for key in ("state", "pid", "exit_code")}) if it.rank in ranks else it
+        for it in job.instances
+    )
+    first = next(iter(records.values()))
+    going = [record["state"] for record in records.values()]
+    state = next((state for state in ("RESTARTING", "STARTING") if state in going), job.state)
+    return replace(
+        job, state=state if job.state == "RUNNING" else job.state, instances=instances, framework=first["framework"],
+        attempt=max(it["attempt"] for it in records.values()), restarts=max(it["restarts"] for it in records.values()),
+        started=min((it["started"] for it in records.values() if it["started"]), default=job.started),
+        waiting=job.waiting or next((it["waiting"] for it in records.values() if it["waiting"]), None),
+        tensorboard=first["tensorboard"],
+        progress=next((it["progress"] for it in records.values() if it["progress"]), None),
+        checkpoint=next((it["checkpoint"] for it in records.values() if it["checkpoint"]), None),
+    )  # fmt: skip
+
+
+def lost_logs(job: Found, shown: Job) -> str | None:
+    """A line that says whose logs are gone with their pods, for a job that has ended; None if all are there."""
+    if not shown.is_over:
+        return None
+    there = {pod.index for pod in job.pods}
+    gone = [str(index) for index in range(job.nodes) if index not in there]
+    if not gone:
+        return None
+    who = f"node{'s' if len(gone) > 1 else ''} {', '.join(gone[:8])}{' …' if len(gone) > 8 else ''}"
+    return f"the pods of job {job.name} on {who} are gone, and what they wrote with them"
 
 
 def _state(job: Found) -> tuple[str, int | None, float | None]:

@@ -34,10 +34,13 @@ if TYPE_CHECKING:
 
 FOLDER = "/paceline"
 HERE, WORK = f"{FOLDER}/job", f"{FOLDER}/work"  # what the pod gets, and where it writes
+ARCHIVE = f"{WORK}/paceline.pyz"
 ROOT = f"{WORK}/jobs"
 MESSAGE = "/dev/termination-log"
 CONTAINER = "main"
 MOST_BYTES = 1_000_000  # in a ConfigMap, whose limit is 1 MiB with all its keys
+MOST_APPLIED = 180_000  # the same, if kubectl apply is to take it: it notes all of it in an annotation of up to 256 KiB
+MANY = 12  # ConfigMaps; code that needs more is sent in larger ones
 MOST_CODE = 16 << 20  # bytes of code, packed
 _END_SECONDS = 15  # beyond the grace of the ranks, for the agent to report
 INDEX = "JOB_COMPLETION_INDEX"
@@ -181,45 +184,50 @@ def _secret(order: Order) -> Manifest:
 
 def config_maps(order: Order) -> list[Manifest]:
     """The ConfigMaps with the job's files, each below the limit."""
-    bins: list[tuple[int, dict[str, bytes], dict[str, str]]] = []
-    if order.archive:
-        texts = {"start.py": START.lstrip(), "part.json": json.dumps(request(order))}
-        size = len(order.archive) + sum(len(text.encode()) for text in texts.values())
-        bins.append((size, {"paceline.pyz": order.archive}, texts))
-    for number, piece in enumerate(split(order.code or b"", MOST_BYTES - (bins[0][0] if bins else 0))):
-        if number == 0 and bins:
-            bins[0][1]["code-00"] = piece
-        else:
-            bins.append((len(piece), {f"code-{number:02}": piece}, {}))
+    if not order.archive:
+        return []
+    texts = {"start.py": START.lstrip(), "part.json": json.dumps(request(order))}
+    bins = split({"archive": order.archive, "code": order.code or b""}, sum(len(it.encode()) for it in texts.values()))
     found = []
-    for number, (_, files, texts) in enumerate(bins):
+    for number, files in enumerate(bins):
         data: Manifest = {"binaryData": {name: base64.b64encode(it).decode() for name, it in files.items()}}
-        if texts:
+        if number == 0:
             data["data"] = texts
-        meta = _metadata(order, _map_name(order.name, number))
+        meta = _metadata(order, f"{order.name}-files-{number}")
         found.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, **data})
     return found
 
 
-def _map_name(name: str, number: int) -> str:
-    return f"{name}-files-{number}"
+def split(files: Mapping[str, bytes], taken: int) -> list[dict[str, bytes]]:
+    """Files in pieces, each called FILE-000, FILE-001, …, for as many ConfigMaps as they need.
 
-
-def split(data: bytes, first: int) -> list[bytes]:
-    """Data in pieces that fit into ConfigMaps; of the first one only `first` bytes are free.
+    Args:
+        files: name → content.
+        taken: bytes of the first ConfigMap that are taken already.
 
     Raises:
-        UserError: there is too much.
+        UserError: there is too much code.
     """
-    if len(data) > MOST_CODE:
-        size = f"{len(data) / (1 << 20):.1f} MiB"
+    if len(files.get("code", b"")) > MOST_CODE:
+        size = f"{len(files['code']) / (1 << 20):.1f} MiB"
         raise UserError(
             f"the code has {size} when packed, and {MOST_CODE >> 20} MiB fit into ConfigMaps; list what the job does "
             "not need in .gitignore or .pacelineignore, keep data on a volume (--data), or use --sync-mode git"
         )
-    pieces = [data[: max(0, first)]] if data else []
-    pieces += [data[at : at + MOST_BYTES] for at in range(max(0, first), len(data), MOST_BYTES)]
-    return pieces
+    total = sum(map(len, files.values()))
+    most = MOST_APPLIED if total <= MANY * MOST_APPLIED else MOST_BYTES
+    bins: list[dict[str, bytes]] = [{}]
+    room = max(0, most - taken)
+    for name, content in files.items():
+        number = at = 0
+        while at < len(content):
+            if not room:
+                bins.append({})
+                room = most
+            piece = content[at : at + room]
+            bins[-1][f"{name}-{number:03}"] = piece
+            at, number, room = at + len(piece), number + 1, room - len(piece)
+    return bins
 
 
 def request(order: Order) -> dict[str, Any]:

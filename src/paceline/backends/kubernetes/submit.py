@@ -32,6 +32,8 @@ from .client import ApiError
 from .names import GROUP, INSTANCE, JOB_ID, SELECTOR, check_name, valid_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paceline.backends.base import ProgressReporter
     from paceline.job.spec import JobSpec
 
@@ -50,15 +52,18 @@ class KubePrepared(Prepared):
     """A job for a cluster.
 
     Attributes:
-        order: the job, under a name that was free.
+        order: the job, under a name that was free, without its code.
+        whole: returns it with its code; None if it has none of its own.
     """
 
     order: objects.Order | None = None
+    whole: Callable[[], objects.Order] | None = None
 
     def text(self) -> str:
         """The manifests, in YAML that `kubectl apply` takes."""
         assert self.order is not None
-        return manifests.text([objects.job(self.order), *objects.dependents(self.order)])
+        order = self.order if self.whole is None else self.whole()
+        return manifests.text([objects.job(order), *objects.dependents(order)])
 
 
 def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool, target: str) -> KubePrepared:
@@ -85,12 +90,21 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
         _job(cluster, spec.resume_from)
     if name.endswith("-"):
         order = replace(order, name=_free(cluster, spec))
-    if spec.code is not None and spec.resume_from is None:  # what a dry run shows has its code too
-        order = replace(order, record={"mode": spec.code.mode, "source": spec.code.source or os.getcwd()})
     with _taken():
         cluster.create(cluster.path("batch/v1", "jobs"), _provisional(order), dryRun="All")
     ranks = spec.ranks if isinstance(spec.ranks, int) else MOST_RANKS
-    return KubePrepared(spec, (), ranks, order=order)
+    whole = None if spec.code is None else lambda: _with_files(cluster, order, _Silence())
+    return KubePrepared(spec, (), ranks, order=order, whole=whole)
+
+
+class _Silence:
+    """Progress of a dry run, which only prints the manifests."""
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        pass
+
+    def say(self, line: str) -> None:
+        pass
 
 
 def _refuse(spec: JobSpec, options: Options) -> None:

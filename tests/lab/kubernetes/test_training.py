@@ -1,0 +1,139 @@
+"""Training in pods: ranks that meet, volumes, restarts inside pods, stopping with a checkpoint."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.conftest import Paceline
+
+    from .cluster import Cluster
+    from .user import User
+
+SUM = """
+    import os, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    total = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(total)
+    data = open("/mnist_data/part").read().strip()
+    print("sum", total.item(), "of", dist.get_world_size(), data, os.environ["HF_TOKEN"][:4], flush=True)
+    again = "/mnist_data/again"
+    if dist.get_rank() == 1 and not os.path.exists(again):
+        open(again, "w").close()
+        raise SystemExit(9)
+"""
+
+
+def test_ranks_meet_over_pods_and_restart_inside_them(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_x-and-more")
+    (user.cluster.claim("training-data") / "part").write_text("digits\n")
+    user.submit(
+        SUM, name="sum", nodes=2, ranks=2, max_restarts=1, data=["training-data:/mnist_data"], secrets=["HF_TOKEN"],
+        placement="spread",
+    )  # fmt: skip
+    job = user.ended("sum")
+    assert (job.state, job.ranks, job.restarts, job.attempt) == ("SUCCEEDED", 4, 1, 1)
+    pods = user.cluster.all("Pod")
+    assert sorted(pod["spec"]["nodeName"] for pod in pods) == ["node-1", "node-2"]
+    assert user.lines("sum") == ["sum 6.0 of 4 digits hf_x"] * 4
+    assert user.lines("sum", attempt=0) == ["sum 6.0 of 4 digits hf_x"] * 4
+    events = [event["event"] for event in user.backend().events("sum")]
+    assert events == ["started", "restarting", "started", "finished"]
+    (volume,) = user.backend().volumes(print)
+    assert (volume.name, volume.access, volume.size) == ("training-data", ("ReadWriteMany",), 1 << 30)
+    assert "hf_x-and-more" not in str([user.cluster.all(kind) for kind in ("Job", "Pod", "ConfigMap")])
+
+
+def test_the_culprit_and_its_traceback_in_the_foreground(paceline: Paceline, cluster: Cluster) -> None:
+    paceline.env["KUBECONFIG"] = str(cluster.kubeconfig)
+    script = paceline.script("""
+        import os
+        print("here", os.environ["RANK"], flush=True)
+        if os.environ["RANK"] == "1":
+            raise ValueError("no good")
+        import threading; threading.Event().wait()
+    """)
+    where = ("--on", "kubernetes", "--image", "usual")
+    done = paceline("run", *where, "--workers", "2", "--name", "it", script)
+    assert done.returncode == 1
+    assert "Traceback (most recent call last)" in done.stderr and "ValueError: no good" in done.stderr
+    assert "rank 1 failed first: ValueError: no good" in done.stderr
+    got = paceline("get", "--on", "kubernetes", "it")
+    assert re.search(r"error +.*ValueError: no good", got.stdout), got.stdout
+    running = paceline.start("run", *where, "--name", "long", paceline.script("import time; print(1); time.sleep(600)"))
+    assert running.stdout is not None
+    assert running.stdout.readline() == "1\n"
+    running.send_signal(signal.SIGINT)
+    out = running.communicate(timeout=120)
+    assert "stop" in out[1], out
+    assert '"state": "STOPPED"' in paceline("get", "--on", "kubernetes", "long", "-o", "json").stdout
+
+
+def test_a_plain_job_needs_no_agent_and_no_python(user: User) -> None:
+    script = "echo $RANK of $WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT with $NCCL_DEBUG; exit $RANK"
+    there = user.backend(plain=True, image="no-python")
+    from paceline.job.spec import JobSpec
+
+    from .user import Silence
+
+    spec = JobSpec.model_validate({
+        "name": "it", "command": "sh", "args": ["-c", script], "nodes": 2, "env": {"NCCL_DEBUG": "INFO"},
+    })  # fmt: skip
+    there.start(there.prepare(spec), Silence())
+    job = user.ended("it")
+    assert (job.state, job.exit_code) == ("FAILED", 1)
+    assert user.lines("it", (1,)) == ["1 of 2 at it-0.it:29500 with INFO"]
+
+
+def test_the_dry_run_is_what_kubectl_takes(paceline: Paceline, cluster: Cluster, kubectl: None) -> None:
+    paceline.env["KUBECONFIG"] = str(cluster.kubeconfig)
+    script = paceline.script("print('hello')")
+    shown = paceline("submit", "--on", "kubernetes", "--image", "usual", "--name", "it", "--dry-run", script)
+    assert shown.returncode == 0, shown.stderr
+    assert cluster.all("Job") == []
+    cluster.kubectl("apply", "-f", "-", input=shown.stdout)
+    cluster.wait(lambda: cluster.ended("it"), "it ends")
+    (pod,) = cluster.all("Pod")
+    assert "[rank 0] hello" in cluster.kubectl("logs", pod["metadata"]["name"]).stdout.splitlines()
+
+
+LIBRARY = """
+    import time, torch, paceline
+    run = paceline.init(seed=0)
+    data = torch.utils.data.TensorDataset(torch.arange(400.0).reshape(-1, 1))
+    loader = run.dataloader(data, global_batch_size=2, shuffle=True)
+    model = torch.nn.Linear(1, 1)
+    model, optimizer = run.setup(model, torch.optim.SGD(model.parameters(), lr=1e-6))
+    for epoch in run.epochs(3):
+        for (batch,) in loader:
+            optimizer.zero_grad()
+            run.backward(model(batch).mean())
+            optimizer.step()
+            time.sleep(0.05)
+"""
+
+
+def test_progress_while_it_runs_and_a_checkpoint_when_it_is_stopped(user: User) -> None:
+    claim, said = user.cluster.claim("work"), list[str]()
+    given = {"nodes": 2, "data": ["work:/saved"], "checkpoint_dir": "/saved/checkpoints"}
+    user.submit(LIBRARY, name="train", **given)
+    job = user.until("train", lambda job: (job.progress or {}).get("step", 0) > 3)
+    assert (job.state, [rank.state for rank in job.instances]) == ("RUNNING", ["RUNNING", "RUNNING"])
+    assert all(rank.pid for rank in job.instances)
+    url = user.backend().open_tensorboard("train", None, said.append)
+    port = url.rstrip("/").rpartition(":")[2]
+    assert re.search(
+        rf"; reach it with: kubectl --context admin -n default port-forward train-0-\w+ {port}:{port}$", said[0]
+    )
+    assert user.get("train").tensorboard == url
+    assert user.backend().close_tensorboard("train")
+    assert user.backend().stop(["train"]) == {}
+    stopped = user.ended("train")
+    assert (stopped.state, stopped.exit_code) == ("STOPPED", 143)
+    assert list(claim.glob("checkpoints/step-*")), "it has saved a checkpoint"
+    listing = user.backend().describe(["train"])
+    assert listing.warnings == ("the pods of job train on nodes 0, 1 are gone, and what they wrote with them",)
