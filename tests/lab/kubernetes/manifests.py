@@ -33,7 +33,7 @@ def job(
     template: Object = {"restartPolicy": "Never", "subdomain": name, "containers": [main], **(pod or {})}
     if volumes:
         template["volumes"] = volumes
-    template.setdefault("terminationGracePeriodSeconds", 5)
+    template.setdefault("terminationGracePeriodSeconds", 1)
     body = {
         "completions": completions,
         "parallelism": completions,
