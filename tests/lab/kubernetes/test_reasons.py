@@ -67,3 +67,22 @@ def test_quota_and_what_lacks_permission(user: User) -> None:
     user.submit(FOREVER, name="two", nodes=2)
     job = user.until("two", lambda job: "exceeded quota: q" in (job.waiting or ""))
     assert "have the quota of the namespace raised" in str(job.waiting)
+
+
+def test_pods_that_are_taken_away_from_a_running_job(user: User) -> None:
+    for name in ("deleted", "preempted", "killed"):
+        user.submit(FOREVER, name=name, nodes=2, silence=3)
+    for name in ("deleted", "preempted", "killed"):
+        user.until(name, lambda job, name=name: user.lines(name).count("here") == 2)
+    pods = {pod["metadata"]["labels"]["job-name"]: pod["metadata"]["name"] for pod in user.cluster.all("Pod")}
+    user.cluster.delete("Pod", pods["deleted"])
+    user.cluster.preempt(pods["preempted"])
+    user.cluster.kill(pods["killed"])
+    for name in ("deleted", "preempted"):
+        job = user.ended(name)
+        assert (job.state, "a pod of the job was deleted, evicted or preempted" in str(job.error)) == (
+            "FAILED",
+            True,
+        ), job
+    job = user.ended("killed")
+    assert job.state == "FAILED" and job.exit_code == 137, job

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 PAGE = 500  # objects in an answer
 _PAUSE, _MOST_PAUSE = 0.2, 3.0  # seconds between two tries
 _RETRIED = (429, 500, 502, 503, 504)
+_QUIET_SECONDS = 60  # of a log that is followed, after which its connection is made anew
 _WATCH_SECONDS = 300  # after which a watch is begun anew
 STRICT = {"fieldValidation": "Strict"}
 JSON_PATCH = "application/json-patch+json"
@@ -299,7 +300,8 @@ class Cluster:
             params["sinceTime"] = since
         path = self.path("v1", "pods", pod, "log")
         self.calls += 1
-        timeout = httpx2.Timeout(limits.load().act, read=None if follow else limits.load().act)
+        # A connection that was cut without a word never says so; who follows asks again after this time.
+        timeout = httpx2.Timeout(limits.load().act, read=_QUIET_SECONDS if follow else limits.load().act)
         try:
             with self.access.http.stream("GET", path, params=params, timeout=timeout) as answer:
                 if not answer.is_success:

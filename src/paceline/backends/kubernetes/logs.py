@@ -77,6 +77,12 @@ def stamp_of(stamp: bytes) -> float | None:
         return None
 
 
+def _exact(stamp: str) -> tuple[str, str]:
+    """A time of a line that can be compared: its fraction of a second may have any number of digits."""
+    seconds, _, fraction = stamp.rstrip("Z").partition(".")
+    return seconds, fraction.ljust(9, "0")
+
+
 def _event(text: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(text)
@@ -214,19 +220,20 @@ class Follower:
 
     def _read(self, pod: Pod) -> None:
         """Read a pod's log to its end. A stream may end earlier: then go on after the last line."""
-        last = None if self._since is None else _rfc(self._since)  # the time of the last line
-        same = 0  # how many lines had it
+        since = None if self._since is None else _rfc(self._since)
+        last, same = ("", ""), 0  # the time of the last line, and how many lines had it
         while not self._is_over.is_set():
             ended = self._has_ended(pod)  # asked first: what it writes before its end is in the log then
             skip = same
             try:
-                for line in self._cluster.log(pod.name, pod.container, follow=not ended, since=last):
+                for line in self._cluster.log(pod.name, pod.container, follow=not ended, since=since):
                     stamp = line.partition(b" ")[0].decode(errors="replace")
-                    if skip and stamp == last:
-                        skip -= 1  # it was read before
+                    moment = _exact(stamp)
+                    if moment < last or (moment == last and skip):  # it was read before: nodes know only seconds
+                        skip -= moment == last
                         continue
                     skip = 0
-                    last, same = (stamp, same + 1) if stamp == last else (stamp, 1)
+                    since, last, same = stamp, moment, same + 1 if moment == last else 1
                     for entry in entries((line,), pod, is_plain=self._is_plain):
                         self._found.put(entry)
             except (ApiError, Unreachable) as error:
@@ -237,7 +244,7 @@ class Follower:
                     return
             if ended:
                 return
-            self._is_over.wait(_AGAIN if last is None else 0.05)
+            self._is_over.wait(_AGAIN if since is None else 0.05)
 
     def _has_ended(self, pod: Pod) -> bool:
         try:

@@ -88,6 +88,8 @@ def seen(pod: Mapping[str, Any], warnings: Sequence[dict[str, Any]] = ()) -> Pod
     marks = {**meta.get("labels", {}), **meta.get("annotations", {})}
     command = main.get("command") or [""]
     error = report.get("refused") or report.get("error") or why_ended(found, entry, command[0])
+    if report.get("state") == "STOPPED" and status.get("reason") is None:
+        error = "it was told to end (SIGTERM): a pod of the job was deleted, evicted or preempted; submit it again"
     phase = str(status.get("phase") or "Pending")
     return Pod(
         name=meta["name"], job=marks.get(INSTANCE) or marks.get("job-name", ""), index=int(marks.get(_INDEX) or 0),
