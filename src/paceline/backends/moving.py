@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def brought(spec: JobSpec, left: Left) -> dict[str, Any]:
-    """What its machines are asked to do with the checkpoint, as `make.Brought`.
+    """What its machines are asked to do with the checkpoint, as `plan.Brought`.
 
     The folder for checkpoints is that of the old job: its own folder, the same place in its copy of the code, the same
     path or volume; or what the user names for the new job.

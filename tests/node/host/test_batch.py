@@ -20,6 +20,7 @@ from paceline.job.spec import JobSpec
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.store import make, records
 from paceline.node.store.home import Home
+from paceline.node.store.plan import Order, make_plan, this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,8 +161,8 @@ def test_a_scheduler_that_knows_better_says_whether_a_job_lives(tmp_path: Path) 
     home = Home(tmp_path / "home")
     (tmp_path / "train.py").write_text("print()")
     spec = JobSpec.model_validate({"name": "it", "script": "train.py", "start_method": "exec", "ranks": 1})
-    order = make.Order({**spec.for_node(), "working_dir": str(tmp_path)})
-    made = make.make(make.plan(home, make.this_machine(home, 0), order))
+    order = Order({**spec.for_node(), "working_dir": str(tmp_path)})
+    made = make.make(make_plan(home, this_machine(home, 0), order))
     assert made.agent.wait(60) == 0
     status = json.loads(made.run.status.read_text())
     status["agent"]["host"] = "another"  # on a shared disk, whose locks do not reach this machine

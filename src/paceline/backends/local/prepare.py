@@ -16,8 +16,8 @@ from paceline.backends.submission import as_planned, checked, shown_name, source
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder
 from paceline.node.planning import fitting
-from paceline.node.store import make
 from paceline.node.store.home import Home
+from paceline.node.store.plan import Brought, Order, Plan, make_plan
 from paceline.node.store.records import is_job
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class LocalPrepared(Prepared):
     """
 
     asked: JobSpec = field(kw_only=True)
-    plan: make.Plan = field(kw_only=True)
+    plan: Plan = field(kw_only=True)
     left: Left | None = field(kw_only=True, default=None)
 
     def text(self) -> str:
@@ -79,15 +79,15 @@ def prepared(spec: JobSpec, *, detached: bool, left: Left | None = None) -> Loca
     here_home = home()
     if spec.resume_from is not None and left is None and not is_job(here_home.jobs / spec.resume_from):
         raise UserError(f"no job {spec.resume_from!r} to resume from; see paceline list -A")
-    order = make.Order(
+    order = Order(
         {**spec.for_node(), "name": shown_name(spec)},
         data=_sources(spec, here_home),
         source=source_of(spec) if left is None else None,  # the old job's code is elsewhere
         terminal={} if detached else terminal_size(),
-        brought=None if left is None else make.Brought(**moving.brought(spec, left)),
+        brought=None if left is None else Brought(**moving.brought(spec, left)),
     )
     with writing(spec), refusals():
-        plan = make.plan(here_home, here(), order)
+        plan = make_plan(here_home, here(), order)
     complete = as_planned(type(spec), plan.shown())
     return LocalPrepared(complete, (), int(complete.ranks), spec.nodes != 1, asked=spec, plan=plan, left=left)
 

@@ -15,6 +15,8 @@ from paceline.backends.submission import NameTaken, fetched, start_named
 from paceline.contract.values import join_address
 from paceline.job.paths import jobs_folder, make_private
 from paceline.node.store import make
+from paceline.node.store.code_copy import Code, unpacked
+from paceline.node.store.plan import Taken, has_checkpoint
 
 from .prepare import LocalPrepared, writing
 
@@ -70,7 +72,7 @@ def start(
                 if spec.code is not None and spec.resume_from is not None:
                     progress(f"copying {spec.resume_from}", 0, None)
                 return make.make(named, bring, lifeline, checkpoint)
-            except make.Taken as taken:
+            except Taken as taken:
                 raise NameTaken(str(taken)) from None
 
         with writing(spec), refusals():
@@ -79,7 +81,7 @@ def start(
 
 def _sources(
     prepared: LocalPrepared, progress: ProgressReporter, stack: contextlib.ExitStack
-) -> tuple[make.Code, IO[bytes] | None]:
+) -> tuple[Code, IO[bytes] | None]:
     """What brings the code, and the archive of the checkpoint that comes from another target."""
     left, order = prepared.left, prepared.plan.order
     if left is None:
@@ -89,16 +91,16 @@ def _sources(
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     code, checkpoint = folder / "code.tar", folder / "checkpoint.tar"
     record = moving.fetched_code(left, code, progress)
-    if order.brought is None or not order.brought.into or make.has_checkpoint(order, Path(order.job["working_dir"])):
+    if order.brought is None or not order.brought.into or has_checkpoint(order, Path(order.job["working_dir"])):
         return _unpacked(code, record), None
     moving.fetched_checkpoint(left, checkpoint, progress)
     return _unpacked(code, record), stack.enter_context(checkpoint.open("rb"))
 
 
-def _unpacked(archive: Path, record: Mapping[str, Any] | None) -> make.Code:
+def _unpacked(archive: Path, record: Mapping[str, Any] | None) -> Code:
     def unpack(destination: Path) -> dict[str, Any]:
         with archive.open("rb") as file:
-            return make.unpacked(file, record or {})(destination)
+            return unpacked(file, record or {})(destination)
 
     return unpack
 

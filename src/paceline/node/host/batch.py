@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 from paceline.node.errors import Refused
 from paceline.node.files import load_json
 from paceline.node.store import make
+from paceline.node.store.code_copy import Code, unpacked
 from paceline.node.store.home import Home
+from paceline.node.store.plan import Order, Plan, make_plan, this_machine
 
 from .start import order_of
 
@@ -87,18 +89,18 @@ def home_of(request: BatchRequest) -> Home:
     return Home(Path(request["root"]).expanduser())
 
 
-def plan_of(home: Home, request: BatchRequest, order: make.Order) -> make.Plan:
+def plan_of(home: Home, request: BatchRequest, order: Order) -> Plan:
     """This node's part of the job before anything of it is made.
 
     Raises:
         Refused: the job cannot run here.
         OSError: its run directory cannot be made.
     """
-    return make.plan(home, make.this_machine(home, request["slots"], is_scheduled=True), order)
+    return make_plan(home, this_machine(home, request["slots"], is_scheduled=True), order)
 
 
 @contextlib.contextmanager
-def code_of(request: BatchRequest, folder: Path) -> Iterator[make.Code | None]:
+def code_of(request: BatchRequest, folder: Path) -> Iterator[Code | None]:
     """The job's own code, from an archive beside the request; None if it has none.
 
     Raises:
@@ -108,4 +110,4 @@ def code_of(request: BatchRequest, folder: Path) -> Iterator[make.Code | None]:
         yield None
         return
     with open(folder / request["archive"], "rb") as archive:
-        yield make.unpacked(archive, request["code"] or {})
+        yield unpacked(archive, request["code"] or {})

@@ -12,7 +12,8 @@ from paceline.node.machine import volumes
 from paceline.node.machine.network import machine_id, own_address
 from paceline.node.machine.ports import Reservation
 from paceline.node.planning import fitting
-from paceline.node.store import make, records
+from paceline.node.store import records
+from paceline.node.store.plan import Order, check_writable, has_checkpoint, make_plan, this_machine
 
 from .preflight import all_facts, converse, job_facts
 from .start import brought_by, found_volumes, order_of
@@ -31,7 +32,7 @@ def plan(home: Home, request: PlanRequest) -> Answer:
     Raises:
         Refused: it cannot run here, or its name is taken.
     """
-    plan = make.plan(home, make.this_machine(home, request["slots"]), order_of(home, request))
+    plan = make_plan(home, this_machine(home, request["slots"]), order_of(home, request))
     return {
         "job": plan.shown(),
         "node": {"address": own_address(), "slots": plan.node.nproc},
@@ -60,7 +61,7 @@ def preflight(home: Home, request: Request) -> Iterator[Answer]:
 
 def _look(home: Home, request: Request) -> Answer:
     """What decides where a job runs: names that are taken, devices that are free, and ports for the nodes."""
-    devices, _ = make.this_machine(home, request["slots"]).devices
+    devices, _ = this_machine(home, request["slots"]).devices
     try:
         held = {device for entry in ticket.overview(ticket.folder_of(home.root)) for device in entry.devices}
     except OSError:
@@ -83,8 +84,8 @@ def _has_checkpoint(home: Home, request: Request) -> bool:
     Raises:
         Refused: others are where it would go.
     """
-    order = make.Order(request["job"], data=found_volumes(home, request), brought=brought_by(request))
-    return make.has_checkpoint(order, Path(os.path.expanduser(request["job"]["working_dir"])))
+    order = Order(request["job"], data=found_volumes(home, request), brought=brought_by(request))
+    return has_checkpoint(order, Path(os.path.expanduser(request["job"]["working_dir"])))
 
 
 def _framework(home: Home, request: Request) -> str | None:
@@ -97,8 +98,8 @@ def _framework(home: Home, request: Request) -> str | None:
     if job["code"] is None or job["working_dir"] != ".":
         job["working_dir"] = os.path.expanduser(job["working_dir"])
     try:
-        make.check_writable(home.jobs)
+        check_writable(home.jobs)
     except OSError as error:
         raise Refused(f"{error.filename}: {error.strerror}; choose another root in the target's settings") from None
-    job = fitting.complete(job, make.this_machine(home, request["slots"]), None)
+    job = fitting.complete(job, this_machine(home, request["slots"]), None)
     return None if job["command"] is not None else fitting.PACKAGES.get(job["framework"])

@@ -23,7 +23,7 @@ class Moved(TypedDict, total=False):
     """What only a part has that goes on from a job elsewhere.
 
     Keys:
-        brought: what comes with it, see `make.Brought`, and `bytes`, the size of the checkpoint's archive, 0 if the
+        brought: what comes with it, see `plan.Brought`, and `bytes`, the size of the checkpoint's archive, 0 if the
             checkpoint is there already or goes to another node.
     """
 
@@ -31,7 +31,7 @@ class Moved(TypedDict, total=False):
 
 
 class Part(Moved):
-    """What a client asks a machine elsewhere to make: its part of a job. Most keys are those of `make.Order`.
+    """What a client asks a machine elsewhere to make: its part of a job. Most keys are those of `plan.Order`.
 
     Keys:
         job: the requested job, as a `JobSpec` in JSON.

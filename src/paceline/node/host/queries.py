@@ -85,7 +85,7 @@ def usage(home: Home, request: Request) -> Answer:
 
 def _gauge(home: Home, request: Request) -> Gauge:
     from paceline.node.machine.gpus import in_use
-    from paceline.node.store.make import this_machine
+    from paceline.node.store.plan import this_machine
     from paceline.node.store.usage import Gauge
 
     devices, slots = this_machine(home, request["slots"]).devices

@@ -14,7 +14,9 @@ from paceline.node.lifeline import ALL_STARTED, DOUBT_SECONDS, IN_DOUBT, KEPT
 from paceline.node.logs.live import STREAM_BITS, Event, Output, updates
 from paceline.node.machine import volumes
 from paceline.node.store import make, records
+from paceline.node.store.code_copy import unpacked
 from paceline.node.store.home import with_ids
+from paceline.node.store.plan import Brought, Order, Taken, make_plan, this_machine
 
 from .protocol import Bytes, next_order
 
@@ -46,7 +48,7 @@ def start(home: Home, request: StartRequest) -> Iterator[Answer]:
     try:
         with theirs:
             made = _make(home, request, theirs)
-    except make.Taken as taken:
+    except Taken as taken:
         yield {"taken": str(taken.path)}
         yield {"end": True}
         return
@@ -92,13 +94,13 @@ def _notify(lifeline: socket.socket, word: bytes) -> None:
         lifeline.send(word)
 
 
-def order_of(home: Home, request: Part) -> make.Order:
+def order_of(home: Home, request: Part) -> Order:
     """What a client asks this machine to make.
 
     Raises:
         Refused: one of its volumes cannot be read here.
     """
-    return make.Order(
+    return Order(
         request["job"],
         data=found_volumes(home, request),
         job_id=request["job_id"],
@@ -112,13 +114,13 @@ def order_of(home: Home, request: Part) -> make.Order:
     )
 
 
-def brought_by(request: Mapping[str, Any]) -> make.Brought | None:
+def brought_by(request: Mapping[str, Any]) -> Brought | None:
     """What a client brings of a job from elsewhere."""
     brought = request.get("brought")
     if brought is None:
         return None
     fields = {key: value for key, value in brought.items() if key != "bytes"}
-    return make.Brought(**{**fields, "volume": fields["volume"] and tuple(fields["volume"])})
+    return Brought(**{**fields, "volume": fields["volume"] and tuple(fields["volume"])})
 
 
 def _make(home: Home, request: StartRequest, lifeline: socket.socket) -> make.Made:
@@ -127,9 +129,9 @@ def _make(home: Home, request: StartRequest, lifeline: socket.socket) -> make.Ma
     if make.is_back(home, order):
         archive.skip()
         return make.restart_part(home, order, lifeline)
-    plan = make.plan(home, make.this_machine(home, request["slots"]), order)
+    plan = make_plan(home, this_machine(home, request["slots"]), order)
     checkpoint = Bytes(size, "the checkpoint") if size else None
-    return make.make(plan, make.unpacked(archive, request["code"] or {}), lifeline, checkpoint)
+    return make.make(plan, unpacked(archive, request["code"] or {}), lifeline, checkpoint)
 
 
 def _split(shown: Mapping[str, Any] | None, job: dict[str, Any]) -> tuple[int, ...]:
