@@ -194,7 +194,8 @@ class Cluster:
         """What to say of a refusal."""
         from .refusals import explained
 
-        return ApiError(explained(self, code, status, method, path), code, str(status.get("reason", "")))
+        line = explained(self.access.context, self.where, code, status, method, path)
+        return ApiError(line, code, str(status.get("reason", "")))
 
     def _unreachable(self, error: Exception) -> Unreachable:
         access = self.access

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .client import Cluster
+from typing import Any
 
 _VERBS = {"GET": "get or list", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 
-def explained(cluster: Cluster, code: int, status: dict[str, Any], method: str, path: str) -> str:
+def explained(context: str, where: str, code: int, status: dict[str, Any], method: str, path: str) -> str:
     """A refusal in one line.
 
     Args:
-        cluster: that refuses.
+        context: of the kubeconfig.
+        where: the flags that select the cluster.
         code: the HTTP status.
         status: the `Status` object, or only a message.
         method: of the request.
         path: of the request.
     """
     message = " ".join(str(status.get("message") or f"HTTP {code}").split())
-    context = cluster.access.context
     if code == 401:
         return f"the cluster of context {context} does not accept your credentials ({message}); log in there again"
     if code == 403 and "exceeded quota" in message:
         return f"{message}; ask for less, delete other jobs, or have the quota of the namespace raised"
     if code == 403 and status.get("reason") == "Forbidden":
-        check = f"paceline check{cluster.where}"
+        check = f"paceline check{where}"
         return f"{message}; {check} shows the Role that allows it"
     if code == 404 and (status.get("details") or {}).get("kind") == "namespaces":
         return f"{message}; create it (kubectl create namespace NAME), or choose another with --namespace"

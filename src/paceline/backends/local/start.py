@@ -15,7 +15,7 @@ from paceline.backends.submission import NameTaken, fetched, start_named
 from paceline.contract.values import join_address
 from paceline.job.paths import jobs_folder, make_private
 from paceline.node.store import make
-from paceline.node.store.code_copy import Code, unpacked
+from paceline.node.store.code_copy import unpacked
 from paceline.node.store.plan import Taken, has_checkpoint
 
 from .prepare import LocalPrepared, writing
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from paceline.backends.base import Prepared, ProgressReporter
     from paceline.job.spec import JobSpec
+    from paceline.node.store.code_copy import Code
 
 
 def start(

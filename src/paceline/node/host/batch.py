@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from paceline.node.errors import Refused
 from paceline.node.files import load_json
 from paceline.node.store import make
-from paceline.node.store.code_copy import Code, unpacked
+from paceline.node.store.code_copy import unpacked
 from paceline.node.store.home import Home
 from paceline.node.store.plan import Order, Plan, make_plan, this_machine
 
@@ -25,6 +25,8 @@ from .start import order_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import NoReturn
+
+    from paceline.node.store.code_copy import Code
 
     from .protocol import BatchRequest
 
