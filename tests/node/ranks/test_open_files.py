@@ -6,6 +6,7 @@ import gzip
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,3 +122,22 @@ def both(paceline: Paceline, script: str) -> tuple[dict[str, bytes], dict[str, b
         os.unlink(paceline.folder / name)
     done = paceline.run("script.py")
     return expected, files(paceline.folder), done.stderr
+
+
+def test_files_that_a_model_of_several_ranks_holds_are_written_whole(paceline: Paceline) -> None:
+    paceline.script("""
+        import zipfile, torch, paceline
+        run = paceline.init(checkpoint_every=1)
+        archive = zipfile.ZipFile(f"{run.rank}.zip", "w")
+        archive.writestr("member", "member")
+        model = torch.nn.Linear(1, 1)
+        model.archive = archive
+        model, optimizer = run.setup(model, torch.optim.SGD(model.parameters(), 0.1))
+        for epoch in run.epochs(1):
+            for x in run.steps(torch.ones(2, 1)):
+                run.backward(model(x).sum())
+                optimizer.step()
+    """)
+    done = paceline.run("-n", "2", "script.py")
+    assert done.returncode == 0, done.stderr
+    assert [zipfile.ZipFile(paceline.folder / f"{rank}.zip").namelist() for rank in range(2)] == [["member"]] * 2

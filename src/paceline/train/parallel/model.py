@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -88,8 +89,9 @@ class Model:
                 find_unused_parameters=strategy.find_unused_parameters,
                 gradient_as_bucket_view=True,
             )
+            ready = self._weak_gradient_ready()
             for _, parameter in self._trained if self._may_be_unused else (self._trained[0], self._trained[-1]):
-                parameter.register_post_accumulate_grad_hook(self._gradient_ready)  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
         self._compute, self._compute_together = self._compile()
         self.wrapped = ParallelModel(module, self._forward, self._no_sync)
         self.exchange(strategy.accumulate == 1)
@@ -197,6 +199,20 @@ class Model:
     def has_gradients(self) -> bool:
         """Whether a backward since the last `check_gradients` has computed gradients that ranks must exchange."""
         return self._has_gradients
+
+    def _weak_gradient_ready(self) -> Callable[[torch.Tensor], None]:
+        """`_gradient_ready` for hooks of parameters.
+
+        DDP's reducer, in C++, holds the parameters, and Python's garbage collector does not see that. A hook that held
+        the model would keep it, and the files that the script has open in it, until after Python's end.
+        """
+        method = weakref.WeakMethod(self._gradient_ready)
+
+        def ready(parameter: torch.Tensor) -> None:
+            if (call := method()) is not None:
+                call(parameter)
+
+        return ready
 
     def _gradient_ready(self, _: torch.Tensor) -> None:
         self._has_gradients = True
