@@ -194,7 +194,7 @@ class Cluster:
         """What to say of a refusal."""
         from .refusals import explained
 
-        line = explained(self.access.context, self.where, code, status, method, path)
+        line = explained(code, status, method, path, context=self.access.context, where=self.where)
         return ApiError(line, code, str(status.get("reason", "")))
 
     def _unreachable(self, error: Exception) -> Unreachable:

@@ -7,16 +7,16 @@ from typing import Any
 _VERBS = {"GET": "get or list", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 
-def explained(context: str, where: str, code: int, status: dict[str, Any], method: str, path: str) -> str:
+def explained(code: int, status: dict[str, Any], method: str, path: str, *, context: str, where: str) -> str:
     """A refusal in one line.
 
     Args:
-        context: of the kubeconfig.
-        where: the flags that select the cluster.
         code: the HTTP status.
         status: the `Status` object, or only a message.
         method: of the request.
         path: of the request.
+        context: of the kubeconfig.
+        where: the flags that select the cluster.
     """
     message = " ".join(str(status.get("message") or f"HTTP {code}").split())
     if code == 401:
