@@ -164,7 +164,8 @@ def shown(job: Found, target: str, namespace: str) -> Job:
         finished=finished, instances=_instances(job, pods, nproc, state),
         error=_error(job, culprit) if state == "FAILED" else None, waiting=waiting,
         restarts=max((int(it.get("restarts") or 0) for it in reports), default=0),
-        max_restarts=int(spec.get("max_restarts") or 0), devices_asked=spec.get("devices"),
+        max_restarts=int(spec.get("max_restarts") or 0), devices=_devices(spec, pods),
+        devices_asked=spec.get("devices"),
         priority=int(spec.get("priority") or 0), queue=spec.get("queue"), labels=_labels(job),
         ttl=None if ttl is None else float(ttl), kept_since=finished if over else None,
         grace=float(spec.get("grace", 30.0)), command=_command(spec), working_dir=str(spec.get("working_dir") or "."),
@@ -323,6 +324,15 @@ def _rank_state(pod: Pod | None, code: int | None, state: str) -> str:
     if pod is None or pod.phase == "Pending":
         return "PENDING"
     return "RUNNING"
+
+
+def _devices(spec: Mapping[str, Any], pods: Mapping[int, Pod]) -> tuple[str, ...]:
+    """The devices that its pods have now, as NODE RANK:NUMBER."""
+    count = spec.get("devices")
+    if not isinstance(count, int):
+        return ()
+    having = [index for index, pod in sorted(pods.items()) if pod.node and not pod.is_over]
+    return tuple(f"{index}:{number}" for index in having for number in range(count))
 
 
 def _labels(job: Found) -> dict[str, str]:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from .pods import Pod
 
 _LINE = re.compile(rb"\[rank (?P<rank>\d+)(?P<err> stderr)?(?P<piece> \+)?\] ?(?P<text>.*)", re.DOTALL)
-_AGAIN = 0.5  # seconds until a log is asked for again
+_AGAIN = 0.2  # seconds until a log is asked for again
+_SOON, _CALM = 1.0, 10.0  # seconds until pods are looked for again, while some have not begun, and then
 _LATE = 0.2  # seconds for which lines of other pods are waited for, so that they come in the order of time
 
 
@@ -189,24 +190,26 @@ class Follower:
                 jobs = find(self._cluster, [self._name])
                 job = jobs.get(self._name)
                 for pod in job.pods if job is not None else ():
-                    self._follow(pod)
+                    if pod.has_log or pod.is_over:
+                        self._follow(pod)
                 if job is None or shown(job, "", "").is_over:
                     break
-                self._wait_for_change(job.object["metadata"]["resourceVersion"])
+                has_all = len(self._threads) >= job.nodes
+                self._wait_for_change(job.object["metadata"]["resourceVersion"], _CALM if has_all else _SOON)
             for thread in list(self._threads.values()):
                 thread.join()
             self._found.put(None)
         except UserError as error:
             self._found.put(error)
 
-    def _wait_for_change(self, version: str) -> None:
-        """Wait until something of the job may have changed; pods have changed if the job's status has."""
+    def _wait_for_change(self, version: str, seconds: float) -> None:
+        """Wait until something of the job may have changed: its status counts its pods. Or until the time is over."""
         from .client import Expired
 
         try:
             path = self._cluster.path("batch/v1", "jobs")
             selector = f"metadata.name={self._name}"
-            for kind, _ in self._cluster.watch(path, version, 10, fieldSelector=selector):
+            for kind, _ in self._cluster.watch(path, version, seconds, fieldSelector=selector):
                 if kind != "BOOKMARK":
                     return
         except Expired:
@@ -244,7 +247,7 @@ class Follower:
                     return
             if ended:
                 return
-            self._is_over.wait(_AGAIN if since is None else 0.05)
+            self._is_over.wait(_AGAIN)
 
     def _has_ended(self, pod: Pod) -> bool:
         try:

@@ -28,7 +28,7 @@ from .start import order_of
 
 if TYPE_CHECKING:
     import subprocess
-    from typing import BinaryIO
+    from typing import BinaryIO, NoReturn
 
     from paceline.node.logs.live import Event
 
@@ -51,6 +51,8 @@ def main(file: str, message: str) -> int:
         message: the file for the termination message.
     """
     path = Path(file)
+    for number in (signal.SIGTERM, signal.SIGINT):  # the first process of a container ignores what it does not handle
+        signal.signal(number, _end)
     try:
         request = read(path)
         home = home_of(request)
@@ -84,6 +86,10 @@ def refuse(message: str, why: str) -> int:
     print(f"paceline: {why}", file=sys.stderr, flush=True)
     write_message(message, {"state": "FAILED", "exit_code": _REFUSED, "refused": why})
     return _REFUSED
+
+
+def _end(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def _forward_signals(agent: subprocess.Popen[bytes]) -> None:
