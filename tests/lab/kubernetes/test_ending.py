@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paceline.job.spec import JobSpec
+
+from .user import Silence
+
 if TYPE_CHECKING:
     from .user import User
 
@@ -39,3 +43,25 @@ def test_a_node_that_is_lost_ends_a_job_of_fixed_size(user: User) -> None:
     job = user.ended("it")
     assert job.state == "FAILED" and "it-1" in str(job.error), job
     assert "not ready" in {node.name: node.state for node in user.backend().nodes(print)}[lost]
+
+
+def test_a_time_limit(user: User) -> None:
+    user.submit("import threading; threading.Event().wait()", name="agent", time_limit=2)
+    there = user.backend(plain=True)
+    spec = JobSpec.model_validate({"name": "plain", "command": "sleep", "args": ["600"], "time_limit": 3})
+    there.start(there.prepare(spec), Silence())
+    assert (user.ended("agent").state, user.ended("agent").exit_code) == ("FAILED", 124)
+    assert "time limit" in str(user.get("agent").error)
+    job = user.ended("plain")
+    assert (job.state, job.exit_code) == ("FAILED", 124) and "deadline" in str(job.error)
+
+
+def test_nodes_that_do_not_come_are_named(user: User) -> None:
+    user.cluster.cordon("node-2")
+    user.submit(STUBBORN, name="it", nodes=2, join_timeout=3, pod_template={"spec": {"affinity": {"podAntiAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": [
+            {"labelSelector": {"matchLabels": {"job-name": "it"}}, "topologyKey": "kubernetes.io/hostname"}
+        ]
+    }}}})  # fmt: skip
+    job = user.ended("it")
+    assert job.state == "FAILED" and "it-1 of 2 nodes did not come within 3 s" in str(job.error), job

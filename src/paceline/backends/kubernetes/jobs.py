@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .client import Cluster, Object
 
 STOP_CODE = 143  # of a job that was stopped: SIGTERM
+TIMED_OUT = 124  # of a job that reached its time limit
 _MOST_NAMES = 50  # in a selector
 
 
@@ -228,6 +229,8 @@ def _state(job: Found) -> tuple[str, int | None, float | None]:
         if stopped is not None:
             return "STOPPED", STOP_CODE, ended
         culprit = _culprit(pods.values())
+        if failed.get("reason") == "DeadlineExceeded":
+            return "FAILED", TIMED_OUT, ended
         code = None if culprit is None else culprit.report.get("exit_code", culprit.exit_code)
         return "FAILED", code if code is not None else 1, ended
     left = [pod for pod in job.pods if not pod.is_over]

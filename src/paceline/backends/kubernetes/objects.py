@@ -243,7 +243,7 @@ def request(order: Order) -> dict[str, Any]:
             {"volume": it.volume, "path": it.path, "wanted": it.path, "variable": it.variable} for it in spec.data
         ],
         "job_id": order.job_id,
-        "hosts": [],
+        "hosts": [f"{order.name}-{number}" for number in range(nodes)] if nodes > 1 else [],
         "joins": False,
         "shown": None,
         "terminal": {},
