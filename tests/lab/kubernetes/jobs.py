@@ -42,7 +42,7 @@ class Jobs:
     def __init__(self, api: Api, tracking: bool) -> None:
         self.api, self.storage = api, api.storage
         self.tracking = tracking
-        self.delay = 0.2  # seconds until a failed pod is replaced; it doubles
+        self.delay = 0.2  # seconds until a failed pod is replaced; it doubles, up to 2 (of a real one: 10, up to 360)
         self._due: dict[tuple[str, str], None] = {}
         self._scheduled = False
         self._counted: dict[str, tuple[set[str], int, int, set[int]]] = {}  # by job: pods, succeeded, failed, indexes
@@ -266,7 +266,7 @@ class Jobs:
     def _backs_off(self, job: Object, failed: int) -> bool:
         """Whether the replacement of a failed pod has to wait."""
         key = f"{job['metadata']['uid']}/{failed}"
-        until = self._retry.setdefault(key, time.monotonic() + self.delay * 2 ** (failed - 1))
+        until = self._retry.setdefault(key, time.monotonic() + min(2.0, self.delay * 2 ** (failed - 1)))
         if time.monotonic() < until:
             self._later(job, until - time.monotonic() + 0.01)
             return True

@@ -35,7 +35,7 @@ class Kubelet:
         self.capacity, self.images, self.token = capacity, images, token
         self.server_port = 0
         self.answers = True  # to the API server
-        self.restart_delay = 0.2  # seconds; it doubles
+        self.restart_delay = 0.2  # seconds; it doubles, up to 2 (of a real one: 10, up to 300)
         self.log_limit = 10 << 20  # bytes
         self.runners: dict[str, PodRunner] = {}
         self.finished: dict[str, PodRunner] = {}  # their logs can still be read

@@ -167,7 +167,7 @@ class PodRunner:
             self.event("Warning", "BackOff", "Back-off restarting failed container")
             self.publish()
             await self._either(asyncio.sleep(delay))
-            delay *= 2
+            delay = min(2.0, 2 * delay)
 
     def _note(self, one: Container, spec: Object) -> None:
         if one.reason == "StartError":
