@@ -62,7 +62,7 @@ def test_the_culprit_and_its_traceback_in_the_foreground(paceline: Paceline, clu
     assert done.returncode == 1
     assert "Traceback (most recent call last)" in done.stderr and "ValueError: no good" in done.stderr
     assert "rank 1 failed first: ValueError: no good" in done.stderr
-    got = paceline("get", "--on", "kubernetes", "it")
+    got = paceline("get", "it")
     assert re.search(r"error +.*ValueError: no good", got.stdout), got.stdout
     running = paceline.start("run", *where, "--name", "long", paceline.script("import time; print(1); time.sleep(600)"))
     assert running.stdout is not None

@@ -79,10 +79,14 @@ class Kubernetes(Backend):
             UserError: it cannot run there after all; nothing of it is left.
         """
         from .jobs import Found, shown
+        from .noted import note
         from .submit import KubePrepared, start
 
         assert isinstance(prepared, KubePrepared)
-        return shown(Found(start(self._cluster, prepared, progress)), self.name, self._cluster.namespace)
+        job = shown(Found(start(self._cluster, prepared, progress)), self.name, self._cluster.namespace)
+        if self.where == f" --on {self.name}":  # other flags, such as --namespace, would be needed too
+            note(self.name, job.name)
+        return job
 
     def run(self, prepared: Prepared, progress: ProgressReporter, wanted: Shown) -> KubeRun:
         """Start a job in the foreground.
@@ -348,6 +352,8 @@ class Kubernetes(Backend):
 
     def delete(self, names: Sequence[str]) -> list[str]:
         """Remove jobs that have ended, and in the background all that they own."""
+        from .noted import forget
+
         left = []
         for name in names:
             path = self._cluster.path("batch/v1", "jobs", name)
@@ -363,6 +369,7 @@ class Kubernetes(Backend):
             except ApiError as error:
                 if error.code != 404:
                     raise
+                forget(self.name, name)
         return left
 
 
