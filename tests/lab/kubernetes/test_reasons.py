@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
+from .user import User
+
 if TYPE_CHECKING:
-    from .user import User
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from .cluster import Cluster
 
 FOREVER = "import threading; print('here', flush=True); threading.Event().wait()"
 
@@ -69,7 +76,11 @@ def test_quota_and_what_lacks_permission(user: User) -> None:
     assert "have the quota of the namespace raised" in str(job.waiting)
 
 
-def test_pods_that_are_taken_away_from_a_running_job(user: User) -> None:
+@pytest.mark.parametrize("minor", [24, 31])
+def test_pods_that_are_taken_away_from_a_running_job(
+    make_cluster: Callable[..., Cluster], minor: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = User(make_cluster(minor=minor), tmp_path, monkeypatch)  # from 1.26 on, jobs count pods with finalizers
     for name in ("deleted", "preempted", "killed"):
         user.submit(FOREVER, name=name, nodes=2, silence=3)
     for name in ("deleted", "preempted", "killed"):
