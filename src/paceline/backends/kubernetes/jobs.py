@@ -12,7 +12,7 @@ from paceline.job.job import Instance, Job
 
 from .client import ApiError
 from .names import CODE, INSTANCE, LABELS, SELECTOR, SPEC, STOPPED, role_of
-from .pods import Pod, moment, seen
+from .pods import TAKEN_AWAY, Pod, moment, seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -232,6 +232,8 @@ def _state(job: Found) -> tuple[str, int | None, float | None]:
         if failed.get("reason") == "DeadlineExceeded":
             return "FAILED", TIMED_OUT, ended
         code = None if culprit is None else culprit.report.get("exit_code", culprit.exit_code)
+        if culprit is None and len(pods) < job.nodes:  # see `_error`
+            code = STOP_CODE
         return "FAILED", code if code is not None else 1, ended
     left = [pod for pod in job.pods if not pod.is_over]
     if job.object["spec"].get("suspend"):
@@ -266,7 +268,10 @@ def _error(job: Found, culprit: Pod | None) -> str:
     if culprit is not None and culprit.error:
         where = f"node {culprit.index} ({culprit.name}): "
         return culprit.error if (culprit.report.get("failure") or {}).get("rank") is not None else where + culprit.error
-    return " ".join(str(failed.get("message") or failed.get("reason") or "its pods failed").split())
+    why = " ".join(str(failed.get("message") or failed.get("reason") or "its pods failed").split())
+    if len(job.newest()) < job.nodes and failed.get("reason") == "BackoffLimitExceeded":  # none could say it
+        return f"{TAKEN_AWAY} ({why})"
+    return why
 
 
 def _waiting(job: Found, pods: Mapping[int, Pod]) -> str | None:

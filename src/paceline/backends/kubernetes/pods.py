@@ -13,6 +13,7 @@ from .reasons import is_gone, why_ended, why_waiting
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+TAKEN_AWAY = "it was told to end (SIGTERM): a pod of the job was deleted, evicted or preempted; submit it again"
 _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
@@ -89,7 +90,7 @@ def seen(pod: Mapping[str, Any], warnings: Sequence[dict[str, Any]] = ()) -> Pod
     command = main.get("command") or [""]
     error = report.get("refused") or report.get("error") or why_ended(found, entry, command[0])
     if report.get("state") == "STOPPED" and status.get("reason") is None:
-        error = "it was told to end (SIGTERM): a pod of the job was deleted, evicted or preempted; submit it again"
+        error = TAKEN_AWAY
     phase = str(status.get("phase") or "Pending")
     return Pod(
         name=meta["name"], job=marks.get(INSTANCE) or marks.get("job-name", ""), index=int(marks.get(_INDEX) or 0),
