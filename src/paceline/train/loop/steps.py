@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from paceline.train.control.exit_report import Preempted, record
 
@@ -15,13 +15,13 @@ from .ending import Ending
 from .epochs import EpochLoops
 from .gradients import Gradients
 from .passes import Pass, Passes
+from .resuming import Resuming, TrainingLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import Tensor
 
-    from paceline.train.checkpoint.store import Checkpoint
     from paceline.train.control.watch import Watch
     from paceline.train.data.loader import Loader
     from paceline.train.group.group import Group
@@ -32,20 +32,6 @@ if TYPE_CHECKING:
     from .epochs import Body
 
 log = logging.getLogger("paceline")
-
-
-class TrainingLoader(Protocol):
-    """What `Run.dataloader` returns, see `feed.Feed`."""
-
-    loader: Loader
-    used_in: Body | None
-    finished_in: Body | None
-
-    def state_dict(self, *, before: bool) -> dict[str, Any]:
-        """The position in it."""
-
-    def load_state_dict(self, state: dict[str, Any], *, by_epochs: bool) -> None:
-        """Go to the position of `state`."""
 
 
 class Steps:
@@ -88,9 +74,7 @@ class Steps:
         if checkpoints.can_save:
             prepared.register_on_rank("run.epochs", self._epochs)
             prepared.register_on_rank("run.steps", self._passes)
-        self._found: Checkpoint | None = None  # where a resumed run continues, until it reaches that loop
-        self._loaded: set[str] = set()  # its parts that were loaded
-        self._has_resumed = False  # or there was no checkpoint
+        self._resuming = Resuming(group, checkpoints, metrics, self._epochs, self._passes)
         self._gradients = Gradients(group, prepared)
         self.ending = Ending(group, checkpoints, metrics, watch)
         self._loops = 0
@@ -119,11 +103,13 @@ class Steps:
     def over_epochs(self, count: int) -> Iterator[int]:
         """See `Run.epochs`."""
         if self._epochs.number < 0:
-            self._found = self._find()
+            self._resuming.find()
         self._epochs.enter(count)
-        if self._found is not None and not self._reach(self._found):
-            self._epochs.skip()
-            return
+        if self._resuming.is_pending:
+            if not self._resuming.reach(self.feeds):
+                self._epochs.skip()
+                return
+            self.done = self._resuming.step
         first = self._epochs.epoch
         self._epochs.is_active = first < count
         try:
@@ -187,7 +173,7 @@ class Steps:
                 "run.steps was iterated within another loop whose steps are counted; iterate one of them only, or both "
                 "together: for a, b in zip(loader, items)"
             )
-        if self.body is None and not self._has_resumed:
+        if self.body is None and not self._resuming.has_looked:
             self.resume()
         one = self._passes.begin(items, self._group.world_size, keep_random=self._checkpoints.can_save)
         if one is None:
@@ -202,7 +188,7 @@ class Steps:
     @contextlib.contextmanager
     def loop(self, loader: Loader | Pass) -> Iterator[None]:
         """The context of a loop over batches, which may end by a `break`, and in the middle of a step."""
-        if self.body is None and not self._has_resumed and self._checkpoints.is_automatic:
+        if self.body is None and not self._resuming.has_looked and self._checkpoints.is_automatic:
             self._warn(
                 "checkpoint_every: checkpoints are taken, but nothing here resumes from them; iterate run.epochs(…), "
                 "or call run.resume() before the first batch"
@@ -414,58 +400,13 @@ class Steps:
 
     # -- resuming ------------------------------------------------------------------------------------------------------
 
-    def _find(self) -> Checkpoint | None:
-        """The newest checkpoint."""
-        self._has_resumed = True
-        found = self._checkpoints.find()
-        if found is not None:
-            progress = found.shared_state["progress"]
-            self._epochs.resume((progress.get("loop", 0), progress["epoch"]))
-        return found
-
-    def _reach(self, found: Checkpoint) -> bool:
-        """Load a checkpoint and go to its epoch, if that is in the loop just entered; returns whether it is.
-
-        In an earlier loop, load only what was set up so far: the script may not have made everything yet.
-        """
-        is_there = not self._epochs.is_skipped()
-        if is_there:
-            self._go_to(found, by_epochs=True)
-            self._epochs.reach()
-            self._found = None
-        else:
-            self._loaded |= self._checkpoints.load_some(found, but=self._loaded)
-        return is_there
-
     def resume(self) -> bool:
         """See `Run.resume`."""
-        found = self._find()
-        if found is None:
+        if not self._resuming.find():
             return False
-        self._go_to(found, by_epochs=False)
-        self._epochs.reach()
+        self._resuming.load(self.feeds, by_epochs=False)
+        self.done = self._resuming.step
         return True
-
-    def _go_to(self, found: Checkpoint, *, by_epochs: bool) -> None:
-        """Load a checkpoint into everything that was set up.
-
-        Args:
-            by_epochs: whether the epoch that was under way begins again, without the batches that it was trained on.
-        """
-        self._checkpoints.load(found, len(self.feeds))
-        progress = found.shared_state["progress"]
-        for feed, state in zip(self.feeds, progress["loaders"], strict=True):
-            feed.load_state_dict(state, by_epochs=by_epochs)
-        self._passes.resume(progress.get("passes", (0, 0)))
-        self.done = progress["step"]
-        self._metrics.resumed(progress["epoch"], self.done)
-        if self._group.is_main:
-            is_over = by_epochs and progress["epoch"] == self._epochs.count
-            where = f"step {self.done} {'at the end of' if is_over else 'in'} epoch {progress['epoch'] + (not is_over)}"
-            if loop := progress.get("loop", 0):
-                where += f" of loop {loop + 1}"
-            print(f"paceline: resuming after {where}, from {found.path}", file=sys.stderr, flush=True)
-        self._checkpoints.load_rank_state(found)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
