@@ -155,6 +155,39 @@ class StatefulOnce(Stateful):
             yield part + (self.next - 1) * parts
 
 
+class StatefulAnew(StatefulOnce):
+    """Keeps the state of its end, and begins anew when it is iterated, unless a state was loaded."""
+
+    is_loaded = False
+
+    def __iter__(self) -> Iterator[int]:
+        self.next = self.next if self.is_loaded else 0
+        self.is_loaded = False
+        yield from super().__iter__()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        super().load_state_dict(state)
+        self.is_loaded = True
+
+
+class StatefulCounting(StatefulAnew):
+    """The same in another order in each epoch, which it counts itself."""
+
+    epochs = 0
+
+    def __iter__(self) -> Iterator[int]:
+        if not self.is_loaded or self.next == 0:
+            self.epochs += 1
+        yield from ((element + self.epochs * 3) % SIZE for element in super().__iter__())
+
+    def state_dict(self) -> dict[str, int]:
+        return {**super().state_dict(), "epochs": self.epochs}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        super().load_state_dict(state)
+        self.epochs = state["epochs"]
+
+
 class ByShard(IterableDataset[int]):
     """Split by `shard`, as the streams of Hugging Face's datasets."""
 
@@ -252,6 +285,29 @@ def test_parts_that_one_process_reads_one_after_the_other_each_have_a_beginning(
     alone = make_loader(StatefulOnce(), batch_size=4)
     alone.load_state_dict(head_loader.state_dict())
     assert sorted(head + epoch(alone)[0]) == list(range(SIZE))
+
+
+@pytest.mark.parametrize(
+    ("kind", "times"),
+    [
+        (Stateful, 2),
+        (StatefulAnew, 2),  # the second time, it has been at its end
+        (StatefulCounting, 1),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_parts_that_one_process_reads_have_a_beginning_in_every_epoch(
+    kind: type[Stateful], times: int, workers: int
+) -> None:
+    head_loader = make_loader(kind(), num_workers=3, batch_size=4, multiprocessing_context="fork")
+    head, _ = epoch(head_loader, 1)
+    options: dict[str, Any] = {"persistent_workers": True, "multiprocessing_context": "fork"} if workers else {}
+    alone = make_loader(kind(), num_workers=workers, batch_size=4, **options)
+    for _ in range(times):
+        alone.load_state_dict(head_loader.state_dict())
+        assert sorted(head + epoch(alone)[0]) == list(range(SIZE))
+        for _ in range(2):
+            assert sorted(epoch(alone)[0]) == list(range(SIZE))
 
 
 def test_a_stream_that_stays_at_its_end_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

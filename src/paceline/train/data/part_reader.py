@@ -73,7 +73,7 @@ class PartReader:
         # For a data set without a state, draws start from the beginning, as when it was read the first time.
         start = (self._seed, epoch, part) if at == 0 else (self._seed, epoch, part, at)
         with as_worker(info), self._random.active(derive_seed(*start), continued=True):
-            elements = iter(source.dataset)
+            elements = source.elements()
             next(itertools.islice(elements, progress.count - at, progress.count - at), None)
         count, ahead = progress.count, list[Any]()
         while True:

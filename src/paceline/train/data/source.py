@@ -27,8 +27,10 @@ class Source:
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
         self.is_stateful = hasattr(dataset, "load_state_dict") and hasattr(dataset, "state_dict")
-        self._first_state: Any = None  # at the beginning of the last iteration that began at the data set's beginning
+        self._first_state: Any = None  # before the first iteration in this process
+        self._epoch_state: Any = None  # before the first part of the current epoch
         self._is_within = False  # whether an iteration is under way
+        self._is_doubtful = False  # whether the data set may be at its end instead of at its beginning
 
     def set_epoch(self, epoch: int) -> None:
         """Call the data set's `set_epoch`, if it has one."""
@@ -41,20 +43,35 @@ class Source:
         Args:
             position: elements before `state`.
             state: as `state()` returned it; None for the beginning.
-            another_part: whether another part of the same epoch was read before. A data set may stay at its end, so
-                this one begins where that one did.
+            another_part: whether this process has read another part of the same epoch before.
         """
         if not self.is_stateful:
             return 0
-        is_at_beginning = not self._is_within and not another_part
-        if self._first_state is None or (state is None and is_at_beginning):
+        if self._first_state is None:
             self._first_state = self.state()
+        if not another_part:
+            if self._is_within and state is None:
+                self.dataset.load_state_dict(copy.deepcopy(self._first_state))
+            self._epoch_state = self._first_state if self._is_within else self.state()
+        elif state is None:  # it may have stayed at the end of the other part
+            self.dataset.load_state_dict(copy.deepcopy(self._epoch_state))
         if state is not None:
             self.dataset.load_state_dict(copy.deepcopy(state))
-        elif not is_at_beginning:
-            self.dataset.load_state_dict(copy.deepcopy(self._first_state))
+        self._is_doubtful = another_part and state is None
         self._is_within = True
         return 0 if state is None else position
+
+    def elements(self) -> Iterator[Any]:
+        """The elements from there on.
+
+        A data set that begins anew in `__iter__`, unless a state was loaded, still had the state of its last end before
+        the epoch. If this state was loaded, there is nothing to read, and the next iteration begins anew.
+        """
+        found: Iterator[Any] = iter(self.dataset)
+        if not self._is_doubtful:
+            return found
+        first = list(itertools.islice(found, 1))
+        return itertools.chain(first, found) if first else iter(self.dataset)
 
     def state(self) -> Any:
         """The state after the element yielded last."""

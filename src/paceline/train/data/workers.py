@@ -167,7 +167,7 @@ class StreamFetch(IterableDataset[Any]):
             taken = ahead or []
             seed = None if ahead else derive_seed(self._seed, epoch, at)
             with as_worker(None), self._random.active(seed):
-                elements = iter(self._dataset) if elements is None else elements
+                elements = self._source.elements() if elements is None else elements
                 taken += itertools.islice(elements, size - len(taken))
             is_last, state, ahead = len(taken) < size, None, None
             if not is_last and not skips and self._looks_ahead:
