@@ -26,7 +26,8 @@ def test_the_volumes_of_both_files(paceline: Paceline) -> None:
     wide = paceline("data", "list", "-o", "wide").stdout.splitlines()
     assert wide[0].endswith("SIZE       FREE") or wide[0].split()[-2:] == ["SIZE", "FREE"]
     found = json.loads(paceline("data", "list", "-o", "json").stdout)
-    assert [set(volume) for volume in found] == [{"name", "path", "problem", "file", "size", "free"}] * 2
+    keys = {"name", "path", "problem", "file", "size", "free", "access", "owner", "created"}
+    assert [set(volume) for volume in found] == [keys] * 2
     assert found[1] == {
         "name": "mnist",
         "path": "/no/such/place",
@@ -34,6 +35,9 @@ def test_the_volumes_of_both_files(paceline: Paceline) -> None:
         "file": str(user),
         "size": None,
         "free": None,
+        "access": None,
+        "owner": None,
+        "created": None,
     }
     names = [volume["name"] for volume in yaml.safe_load(paceline("data", "list", "-o", "yaml").stdout)]
     assert names == ["here", "mnist"]
