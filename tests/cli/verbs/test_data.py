@@ -35,7 +35,7 @@ def test_the_volumes_of_both_files(paceline: Paceline) -> None:
         "file": str(user),
         "size": None,
         "free": None,
-        "access": None,
+        "access": [],
         "owner": None,
         "created": None,
     }
