@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -37,6 +38,18 @@ def eventually(condition: Callable[[], object], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"never happened: {what}"
         time.sleep(0.01)
+
+
+def processes_with(variable: str) -> list[int]:
+    """The processes that live and were started with a variable, given as NAME=value."""
+    marker = f"{variable}\0".encode()
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            with contextlib.suppress(OSError):
+                if marker in (path / "environ").read_bytes() + b"\0":
+                    found.append(int(path.name))
+    return found
 
 
 class Paceline:
@@ -91,16 +104,7 @@ class Paceline:
 
     def processes(self) -> list[int]:
         """Everything that lives and was started, however indirectly, by this paceline."""
-        marker = f"PACELINE_HOME={self.home}\0".encode()
-        found = []
-        for path in Path("/proc").iterdir():
-            if path.name.isdigit():
-                try:
-                    if marker in (path / "environ").read_bytes() + b"\0":
-                        found.append(int(path.name))
-                except OSError:
-                    continue
-        return found
+        return processes_with(f"PACELINE_HOME={self.home}")
 
 
 @pytest.fixture

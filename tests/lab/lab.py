@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.conftest import Paceline, eventually
+from tests.conftest import Paceline, eventually, processes_with
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -303,14 +303,7 @@ class Host:
 
     def processes(self) -> list[int]:
         """Everything that lives and was started on it, however indirectly, by a user."""
-        marker = f"PACELINE_LAB={self.namespace}\0".encode()
-        found = []
-        for path in Path("/proc").iterdir():
-            if path.name.isdigit():
-                with contextlib.suppress(OSError):
-                    if marker in (path / "environ").read_bytes() + b"\0":
-                        found.append(int(path.name))
-        return found
+        return processes_with(f"PACELINE_LAB={self.namespace}")
 
     def stop(self) -> None:
         """End all that runs on it, and remove it."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import trustme
 import yaml
+from tests.conftest import processes_with
 from tests.lab.lab import remove_folder, remove_leftovers, remove_namespace
 
 from . import faults, images, network, resources
@@ -383,11 +384,4 @@ def _socket(address: str, port: int) -> socket.socket:
 
 def processes_of(prefix: str) -> list[int]:
     """Everything that lives and was started by the cluster of this prefix."""
-    marker = f"PACELINE_LAB={prefix}\0".encode()
-    found = []
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            with contextlib.suppress(OSError):
-                if marker in (path / "environ").read_bytes() + b"\0":
-                    found.append(int(path.name))
-    return found
+    return processes_with(f"PACELINE_LAB={prefix}")

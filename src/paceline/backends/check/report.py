@@ -18,9 +18,11 @@ class Report:
     Attributes:
         sections: title → rows of two: what, and how it is.
         findings: what would go wrong; errors come first.
-        remedy: a file that corrects some of it, such as a Role for `kubectl apply`; "" if there is none.
+        remedy: a file that corrects some of it; "" if there is none.
+        remedy_use: what the file is, and what takes it.
     """
 
     sections: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     findings: Sequence[Finding] = ()
     remedy: str = ""
+    remedy_use: str = ""

@@ -96,7 +96,8 @@ def check(cluster: Cluster) -> Report:
     sections["Volumes"] = _claims(cluster)
     sections["Installed"] = _installed(cluster)
     found.sort(key=lambda finding: finding.level)
-    return Report({title: rows for title, rows in sections.items() if rows}, found, role(cluster, denied))
+    shown = {title: rows for title, rows in sections.items() if rows}
+    return Report(shown, found, role(cluster, denied), "What grants the rest (kubectl apply -f)")
 
 
 # -- permissions -------------------------------------------------------------------------------------------------------

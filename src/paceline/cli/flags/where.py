@@ -56,11 +56,13 @@ def _options(callback: Callable[..., Any] | None, is_exposed: bool) -> list[Opti
         kind = {} if flag.number is None else {"type": click.IntRange(*flag.number)}
         return option(*letter, *flag.names, metavar=flag.metavar, help=flag.help, section=section, **kind)
 
+    # A kind whose flags name no hosts needs no target.
+    kinds = "".join(f", or {kind}" for kind in registry.flags() if kind not in kinds_of_hosts())
     return [
         option(
             "--on",
             metavar="TARGET",
-            help="A target of the settings, [targets.TARGET], or kubernetes.  [default: this machine]",
+            help=f"A target of the settings, [targets.TARGET]{kinds}.  [default: this machine]",
         ),
         *(of(kind, flag) for kind, flag in _flags() if is_exposed or not flag.job),
     ]

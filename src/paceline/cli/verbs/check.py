@@ -62,7 +62,7 @@ def _show_report(report: Report, output: str) -> int:
             click.echo("\n".join([bold(title), *(f"  {label:{width}}  {text}" for label, text in rows), ""]))
         click.echo("\n".join(_found(list(report.findings))))
         if report.remedy:
-            click.echo(f"\n{bold('What grants the rest')} (kubectl apply -f)\n{report.remedy}")
+            click.echo(f"\n{bold(report.remedy_use)}\n{report.remedy}")
     return int(any(finding.level == "error" for finding in report.findings))
 
 

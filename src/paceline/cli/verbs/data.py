@@ -23,8 +23,8 @@ _HELP = {"help_option_names": ["-h", "--help"]}
 def data() -> None:
     """The named volumes that jobs can use with --data NAME:/PATH.
 
-    They are defined under [volumes] in ~/.config/paceline/config.toml and in the project's paceline.toml; on
-    Kubernetes they are the PersistentVolumeClaims of the namespace.
+    They are defined under [volumes] in ~/.config/paceline/config.toml and in the project's paceline.toml; a
+    cluster has volumes of its own.
     """
 
 

@@ -29,7 +29,7 @@ from .plan import Taken, agent_variables, completed, node_of, places
 if TYPE_CHECKING:
     import socket
     import subprocess
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from typing import NoReturn
 
     from .code_copy import Code, Readable
@@ -50,7 +50,7 @@ class Made(NamedTuple):
         begin: position of its new events.
         record: its record while its lock was still held; for a client elsewhere see `home.with_ids`. A short job may
             be removed as soon as it has ended.
-        placed: the checkpoints that came with it.
+        placed: the checkpoints that came with it, if some did.
     """
 
     run: RunDirectory
@@ -58,7 +58,7 @@ class Made(NamedTuple):
     agent: subprocess.Popen[bytes]
     begin: int
     record: dict[str, Any]
-    placed: Sequence[moving.Placed] = ()
+    placed: moving.Placed | None = None
 
 
 def make(
@@ -80,20 +80,21 @@ def make(
         Taken: its name was taken meanwhile.
         OSError: it cannot be written.
     """
-    with _written(plan, code, checkpoint) as (staging, node):
-        made = _start(plan.home, plan.order, staging, node, lifeline)
-        return made._replace(placed=tuple(plan.placed))
+    with _written(plan, code, checkpoint) as (staging, node, placed):
+        return _start(plan.home, plan.order, staging, node, lifeline)._replace(placed=placed)
 
 
 def become(plan: Plan, code: Code | None = None) -> NoReturn:
     """Make a job, and become its agent. If this fails, nothing is left. See `make`."""
-    with _written(plan, code) as (staging, node):
+    with _written(plan, code) as (staging, node, _):
         lifecycle.become_agent(staging, node.python, _environment(plan.home, plan.order))
 
 
 @contextlib.contextmanager
-def _written(plan: Plan, code: Code | None, checkpoint: Readable | None = None) -> Iterator[tuple[Staging, NodeSpec]]:
-    """The run directory of a new job, complete, with its lock held; and this node's part. See `make`."""
+def _written(
+    plan: Plan, code: Code | None, checkpoint: Readable | None = None
+) -> Iterator[tuple[Staging, NodeSpec, moving.Placed | None]]:
+    """The run directory of a new job, complete, with its lock held; this node's part; the checkpoints. See `make`."""
     home, asked, node, resumes = plan.home, plan.asked, plan.node, plan.order.resumes
     with contextlib.ExitStack() as stack:
         if resumes is not None:
@@ -121,7 +122,7 @@ def _written(plan: Plan, code: Code | None, checkpoint: Readable | None = None) 
                 work = made
             if resumes is not None and not asked["fresh"]:
                 lifecycle.take_checkpoints(home.jobs / resumes, hidden)
-            undo.enter_context(_brought(plan, checkpoint, hidden, work))
+            placed = undo.enter_context(_brought(plan, checkpoint, hidden, work))
             # The requested job, not the completed one: another time it may be completed differently.
             spec = {**asked, "devices": job["devices"]}
             lifecycle.write_down(staging.directory, {**record, "spec": spec, "created": time.time()}, node)
@@ -131,36 +132,30 @@ def _written(plan: Plan, code: Code | None, checkpoint: Readable | None = None) 
                 staging.settle()
             except FileExistsError:
                 raise Taken(asked["name"], plan.path) from None
-        yield staging, node
+        yield staging, node, placed
 
 
 @contextlib.contextmanager
-def _brought(plan: Plan, checkpoint: Readable | None, hidden: Path, work: Path) -> Iterator[None]:
+def _brought(plan: Plan, checkpoint: Readable | None, hidden: Path, work: Path) -> Iterator[moving.Placed | None]:
     """The checkpoints that come with a job are in place, with the note that the job has some."""
     order, brought = plan.order, plan.order.brought
     if brought is None:
-        yield
+        yield None
         return
     if brought.saved is not None:
         write_json(hidden / SAVED, dict(brought.saved))
     if checkpoint is None:
-        yield
+        yield None
         return
     try:
-        plan.placed.append(moving.place(checkpoint, brought.folder(hidden, work, order.data)))
+        placed = moving.place(checkpoint, brought.folder(hidden, work, order.data))
     except tarfile.TarError:
         raise Refused("the checkpoint arrived damaged; try again") from None
     try:
-        yield
+        yield placed
     except BaseException:
-        _take_back(plan)
+        moving.take_back(placed)
         raise
-
-
-def _take_back(plan: Plan) -> None:
-    """Remove the checkpoints that came with a job."""
-    while plan.placed:
-        moving.take_back(plan.placed.pop())
 
 
 def is_back(home: Home, order: Order) -> bool:
@@ -210,8 +205,8 @@ def drop(home: Home, made: Made) -> None:
     made.run.wait_until_free()
     if not made.begin:
         home.remove(made.run)
-        for placed in made.placed:
-            moving.take_back(placed)
+        if made.placed is not None:
+            moving.take_back(made.placed)
 
 
 @contextlib.contextmanager

@@ -86,13 +86,14 @@ def left(run: RunDirectory) -> dict[str, Any]:
             "folder": str(leading.folder),
             "ids": {str(it.number): it.said["id"] for it in newest if it.said is not None},
         }
+    sizes = [size for _, size, _ in _files(run, kept)]
     return {
         "code": code,
         "checkpoint_dir": job.get("spec", {}).get("checkpoint_dir"),
         "saved": saved,
         "checkpoint": found,
-        "bytes": sum(size for _, size, _ in _files(run, kept)),
-        "files": sum(1 for _ in _files(run, kept)),
+        "bytes": sum(sizes),
+        "files": len(sizes),
         "place": place,
         "path": path,
         "volume": _volume(base, job.get("data", ())),

@@ -134,7 +134,6 @@ class Plan:
         node: this node's part of it, likewise.
         path: its run directory.
         is_open: whether its script's imports, and so maybe its framework, are known only when its code is here.
-        placed: the checkpoints that came with the job, once it is made.
     """
 
     home: Home
@@ -145,7 +144,6 @@ class Plan:
     node: NodeSpec
     path: Path
     is_open: bool
-    placed: list[moving.Placed] = field(default_factory=list)
 
     def named(self, name: str, split: Split) -> Plan:
         """A copy for a job with another name and identifier.
