@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ from paceline.train.launch import RankFailed  # noqa: E402
 from paceline.train.parallel.errors import ModelMismatch  # noqa: E402
 
 if TYPE_CHECKING:
+    from multiprocessing.synchronize import Event
     from pathlib import Path
 
     from tests.conftest import Paceline
@@ -319,17 +321,25 @@ def test_launch_raises_the_cause_and_not_what_followed_from_it(how: str) -> None
             launch(follows, (how,), nproc=2)
 
 
-def leaves() -> None:
+def leaves(entered: Event) -> None:
+    """Rank 1 leaves while rank 0 is in a collective."""
     run = paceline.init(timeout=600)
     run.barrier()
-    if run.rank == 0:  # as a collective on a GPU: it never ends, and nothing can be raised in it
-        torch.distributed.all_reduce = lambda *_, **__: signal.sigtimedwait([signal.SIGUSR1], 600)
-        run.all_reduce(1.0)
+    if run.rank == 1:
+        assert entered.wait(600)
+        return
+
+    def all_reduce(*_: object, **__: object) -> None:  # as on a GPU: it never ends, and nothing can be raised in it
+        entered.set()
+        signal.sigtimedwait([signal.SIGUSR1], 600)
+
+    torch.distributed.all_reduce = all_reduce
+    run.all_reduce(1.0)
 
 
 def test_launch_says_why_a_rank_was_ended() -> None:
     with pytest.raises(RankFailed, match="rank 0 exited with code 1: LeftEarly: rank 1 left") as caught:
-        launch(leaves, nproc=2)
+        launch(leaves, (multiprocessing.get_context("fork").Event(),), nproc=2)
     assert "run.all_reduce(1.0)" in str(caught.value.__cause__)
 
 
