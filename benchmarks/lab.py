@@ -25,6 +25,7 @@ from .sample import Failed, Sample
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from tests.lab.kubernetes.cluster import Cluster
     from tests.lab.lab import Lab as Hosts
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -46,6 +47,7 @@ class Lab:
     def __init__(self) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="paceline-bench-")
         self._hosts: Hosts | None = None
+        self._cluster: Cluster | None = None
         self.folder = Path(self._temporary.name)
         self.env = {
             name: value
@@ -65,8 +67,9 @@ class Lab:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._hosts is not None:
-            self._hosts.stop()
+        for one in (self._hosts, self._cluster):
+            if one is not None:
+                one.stop()
         end_all()
         self._temporary.cleanup()
 
@@ -87,6 +90,18 @@ class Lab:
             names = [host.name for host in self._hosts.hosts]
             config.write_text("".join(_target(count, names[:count]) for count in TARGETS))
         return self._hosts
+
+    def cluster(self) -> Cluster:
+        """A Kubernetes cluster with two nodes, made at the first use. `started` ends its pods' processes too."""
+        if self._cluster is None:
+            from tests.lab.kubernetes import cluster
+
+            if why := cluster.missing():
+                raise Failed(why)
+            self._cluster = cluster.Cluster()
+            self._cluster.start()
+            self.env["KUBECONFIG"] = str(self._cluster.kubeconfig)
+        return self._cluster
 
     @contextlib.contextmanager
     def started(self, command: Sequence[str], pipe: int | None = None, **env: str) -> Iterator[Job]:

@@ -72,14 +72,16 @@ def _ratio(ratios: Sequence[float]) -> str:
 
 
 def _time(samples: Sequence[Sample]) -> str:
-    """The median wall time, and the median CPU time and memory if known."""
+    """The median wall time, and the median CPU time, memory and number of requests if known."""
     wall = Spread.of([sample.seconds for sample in samples])
     cpu = Spread.of([sample.cpu for sample in samples if sample.cpu is not None])
     memory = Spread.of([sample.megabytes for sample in samples if sample.megabytes is not None])
+    requests = Spread.of([sample.requests for sample in samples if sample.requests is not None])
     if wall is None:
         return NONE
     more = [f"CPU {cpu.median:.2f} s"] if cpu else []
     more += [f"{memory.median:.1f} MB"] if memory else []
+    more += [f"{requests.median:g} requests"] if requests else []
     return _duration(wall.median) + (f" ({', '.join(more)})" if more else "")
 
 

@@ -11,7 +11,8 @@ class Sample:
 
     seconds: float
     cpu: float | None = None  # seconds of user and system time of all processes that took part
-    megabytes: float | None = None  # peak growth of the process, in units of 10**6 bytes
+    megabytes: float | None = None  # peak memory of the process, or its growth; in units of 10**6 bytes
+    requests: int | None = None  # to a server
 
 
 class Failed(Exception):

@@ -19,6 +19,7 @@ GROUPS = (
     "hosts",
     "hosts_elastic",
     "hosts_silent",
+    "kubernetes",
 )  # in the order of the table
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,14 @@ def test_a_row_of_the_library(name, tmp_path):
     [written] = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert written["error"] is None
     assert len(written["ratios"]) == 1
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_a_row_of_kubernetes_counts_requests(tmp_path):
+    done = benchmarks("--only", "kubernetes-submit-1", "--pairs", "1", "--json", str(tmp_path / "out.json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    [written] = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert all(5 < sample["requests"] < 30 for sample in (*written["paceline"], *written["other"])), written
 
 
 def test_one_row_from_end_to_end(tmp_path):
