@@ -41,7 +41,7 @@ test-gpu: $(VENV)/.dev ## The tests that need an NVIDIA GPU
 
 soak: $(VENV)/.dev ## Kill a training 200 times, and what it runs on 200 times; no sample may be lost or repeated
 	PACELINE_SOAK_KILLS=200 $(BIN)/python -m pytest tests/train/loop/test_exactly_once.py
-	PACELINE_SOAK=200 $(BIN)/python -m pytest -s tests/lab/test_soak.py
+	PACELINE_SOAK=200 PACELINE_SOAK_SEED=$$(date +%s) $(BIN)/python -m pytest -s tests/lab/test_soak.py
 
 lint: $(VENV)/.dev ## Style, types, and which room may import which
 	$(BIN)/ruff format --check .

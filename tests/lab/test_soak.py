@@ -2,7 +2,7 @@
 
 Five hosts die, hang, hang after authentication, lose their disk, are cut off both ways or one way, and come back;
 agents, fork servers, ranks and clients are killed. PACELINE_SOAK says how many faults, PACELINE_SOAK_SEED which; the
-seed is printed.
+seed is printed. `make soak` takes another seed each time.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from .lab import Client, Host
 
 pytest.importorskip("torch")
-FAULTS = int(os.environ.get("PACELINE_SOAK", "20"))
-SEED = int(os.environ.get("PACELINE_SOAK_SEED", time.time_ns() % 1_000_000))
+FAULTS = int(os.environ.get("PACELINE_SOAK", "10"))
+SEED = int(os.environ.get("PACELINE_SOAK_SEED", "1"))
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600 + 120 * FAULTS)]
 OVER = ("SUCCEEDED", "FAILED", "STOPPED")
 
