@@ -28,8 +28,9 @@ def order(code: bytes | None = None, secrets: dict[str, str] | None = None, **gi
     spec = JobSpec.model_validate({"script": "train.py", "image": "training:1", **given})
     record = None if code is None else {"mode": "snapshot", "source": "/there"}
     return objects.Order(
-        "it", spec, options, "ml", "1234", b"" if options.plain else archive().data, code, record, secrets or {}
-    )
+        "it", spec, options, "ml", "1234", b"" if options.plain else archive().data, code,
+        record=record, secrets=secrets or {},
+    )  # fmt: skip
 
 
 def container(job: dict[str, Any]) -> dict[str, Any]:
@@ -130,11 +131,6 @@ def test_splitting_loses_nothing(one: bytes, two: bytes, taken: int, applied: in
     for name, whole in (("a", one), ("b", two)):
         assert b"".join(pieces[key] for key in sorted(pieces) if key.startswith(name)) == whole
     assert all(sum(map(len, files.values())) <= max(most, applied) for files in bins)
-
-
-def test_too_much_code_is_refused() -> None:
-    with pytest.raises(UserError, match=r"17\.0 MiB when packed, and 16 MiB fit .* --sync-mode git"):
-        objects.config_maps(order(bytes(17 << 20)))
 
 
 def test_secrets_are_in_the_secret_alone() -> None:

@@ -20,7 +20,7 @@ from paceline.job.errors import UserError
 from . import options as target
 from .client import ApiError, Cluster, Expired
 from .names import SELECTOR, STOPPED
-from .objects import ARCHIVE, HERE, ROOT
+from .objects import ARCHIVE, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -95,13 +95,21 @@ class Kubernetes(Backend):
             UserError: see `start`.
         """
         from .foreground import KubeRun
+        from .lease import Lease
 
         job = self.start(prepared, progress)
+        limit = prepared.spec.time_limit if self._given.plain else None
+        lease = Lease(
+            self._cluster, self._cluster.get(self._cluster.path("batch/v1", "jobs", job.name)),
+            None if limit is None else max(1, int(limit)),
+        )  # fmt: skip
 
         def look() -> Job | None:
             return next(iter(self.describe([job.name]).jobs), None)
 
-        return KubeRun(self._cluster, job, look, lambda now: self._stop(job.name, now), is_plain=self._given.plain)
+        return KubeRun(
+            self._cluster, job, look, lambda now: self._stop(job.name, now), lease, is_plain=self._given.plain
+        )
 
     # -- look ----------------------------------------------------------------------------------------------------------
 
@@ -138,7 +146,7 @@ class Kubernetes(Backend):
         from .jobs import detailed
 
         running = [pod for pod in job.newest().values() if pod.phase == "Running" and not pod.is_over]
-        if shown.is_over or not running or self._is_plain(job):
+        if shown.is_over or not running or job.is_plain:
             return shown
         request = {"do": "describe", "names": [job.name], "since": None}
         return detailed(shown, asked(self._cluster, running, request, job.python))
@@ -160,7 +168,7 @@ class Kubernetes(Backend):
         from . import logs
 
         job = self._find(name)
-        is_plain = self._is_plain(job)
+        is_plain = job.is_plain
         if query.follow:
             return logs.follow(self._cluster, name, job.pods, query, is_plain=is_plain)
         return logs.chosen(logs.read(self._cluster, job.pods, is_plain=is_plain, since=query.since), query)
@@ -201,11 +209,6 @@ class Kubernetes(Backend):
         if found is None:
             raise UserError(f"no job {name} in namespace {self._cluster.namespace}")
         return found
-
-    def _is_plain(self, job: Found) -> bool:
-        """Whether a job has no agent."""
-        mounts = job.object["spec"]["template"]["spec"]["containers"][0].get("volumeMounts") or ()
-        return all(mount["mountPath"] != HERE for mount in mounts)
 
     # -- act -----------------------------------------------------------------------------------------------------------
 
@@ -279,7 +282,7 @@ class Kubernetes(Backend):
             pod.container,
             "--",
         ]
-        if self._is_plain(job):
+        if job.is_plain:
             words += command or ["/bin/sh"]
         else:
             request = {"root": ROOT, "name": name, "rank": rank, "command": list(command)}
@@ -324,7 +327,7 @@ class Kubernetes(Backend):
         """A job with an agent, and the pod of rank 0 if it runs."""
         job = self._find(name)
         pod = job.newest().get(0)
-        runs = pod is not None and pod.phase == "Running" and not pod.is_over and not self._is_plain(job)
+        runs = pod is not None and pod.phase == "Running" and not pod.is_over and not job.is_plain
         return job, pod if runs else None
 
     def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:

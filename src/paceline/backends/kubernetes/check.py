@@ -11,6 +11,7 @@ from paceline.job.errors import UserError
 
 from .client import ApiError
 from .manifests import text
+from .rights import may
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,18 +118,7 @@ def _denied(cluster: Cluster) -> list[tuple[Right, list[str]]]:
 
 
 def _may(cluster: Cluster, right: Right, verb: str) -> bool:
-    resource, _, sub = right.resource.partition("/")
-    attributes: dict[str, str] = {"verb": verb, "group": right.group, "resource": resource}
-    if sub:
-        attributes["subresource"] = sub
-    if not right.is_global:
-        attributes["namespace"] = cluster.namespace
-    review = {
-        "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": attributes},
-    }  # fmt: skip
-    answer = cluster.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
-    return bool((answer.get("status") or {}).get("allowed"))
+    return may(cluster, right.group, right.resource, verb, is_global=right.is_global)
 
 
 def _full(right: Right) -> str:

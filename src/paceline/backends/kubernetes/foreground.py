@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from paceline.job.job import Job
 
     from .client import Cluster
+    from .lease import Lease
 
 _ENDS = ("waiting", "restarting", "finished")  # events that each node reports once
 
 
 class KubeRun:
-    """A job on a cluster that ends with the client, unless the client is killed at once (SIGKILL)."""
+    """A job on a cluster that ends with the client; if that is killed (SIGKILL), at the deadline of the Job."""
 
     def __init__(
         self,
@@ -31,6 +32,7 @@ class KubeRun:
         job: Job,
         look: Callable[[], Job | None],
         stop: Callable[[bool], None],
+        lease: Lease,
         *,
         is_plain: bool,
     ) -> None:
@@ -41,6 +43,7 @@ class KubeRun:
             job: as it was started.
             look: what it is now.
             stop: stops it, at once if True.
+            lease: moves the deadline on, while this process lives.
             is_plain: whether it has no agent.
         """
         self.name, self.max_restarts = job.name, job.max_restarts
@@ -48,7 +51,8 @@ class KubeRun:
             f"{job.ranks} rank{'' if job.ranks == 1 else 's'} in {job.nodes} pod{'' if job.nodes == 1 else 's'}; "
             f"see it with: paceline get{cluster.where} {job.name}"
         )
-        self._look, self._stop = look, stop
+        self._look, self._stop, self._lease = look, stop, lease
+        lease.hold()
         self._follower = Follower(cluster, job.name, is_plain=is_plain)
         self._stops = 0
         self._locals: dict[int, int] = {}

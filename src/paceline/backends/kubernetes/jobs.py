@@ -12,6 +12,7 @@ from paceline.job.job import Instance, Job
 
 from .client import ApiError
 from .names import CODE, INSTANCE, LABELS, SELECTOR, SPEC, STOPPED, role_of
+from .objects import HERE
 from .pods import TAKEN_AWAY, Pod, moment, seen
 
 if TYPE_CHECKING:
@@ -68,6 +69,12 @@ class Found:
     def python(self) -> str:
         """The interpreter of its pods, if they have an agent."""
         return str((self.object["spec"]["template"]["spec"]["containers"][0].get("command") or ["python3"])[0])
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has no agent."""
+        mounts = self.object["spec"]["template"]["spec"]["containers"][0].get("volumeMounts") or ()
+        return all(mount["mountPath"] != HERE for mount in mounts)
 
     def newest(self) -> dict[int, Pod]:
         """Node rank → the last pod of it."""
@@ -230,7 +237,7 @@ def _state(job: Found) -> tuple[str, int | None, float | None]:
             return "STOPPED", STOP_CODE, ended
         culprit = _culprit(pods.values())
         if failed.get("reason") == "DeadlineExceeded":
-            return "FAILED", TIMED_OUT, ended
+            return "FAILED", STOP_CODE if _is_left(job) else TIMED_OUT, ended
         code = None if culprit is None else culprit.report.get("exit_code", culprit.exit_code)
         if culprit is None and len(pods) < job.nodes:  # see `_error`
             code = STOP_CODE
@@ -244,6 +251,15 @@ def _state(job: Found) -> tuple[str, int | None, float | None]:
     if not running:
         return "PENDING", None, None
     return ("RUNNING" if len(running) >= job.nodes else "STARTING"), None, None
+
+
+def _is_left(job: Found) -> bool:
+    """Whether a job that reached its deadline did so because nothing moved that on any more; see `lease`."""
+    spec = job.spec
+    limit = spec.get("time_limit") if job.is_plain else None
+    return not spec.get("detached", True) and (
+        limit is None or int(job.object["spec"].get("activeDeadlineSeconds") or 0) < max(1, int(limit))
+    )
 
 
 def _culprit(pods: Iterable[Pod]) -> Pod | None:
@@ -265,6 +281,8 @@ def _weight(pod: Pod) -> int:
 
 def _error(job: Found, culprit: Pod | None) -> str:
     failed = job.condition("Failed") or {}
+    if failed.get("reason") == "DeadlineExceeded" and _is_left(job):
+        return "paceline run, which it belongs to, was killed, or did not reach the cluster for 3 minutes"
     if culprit is not None and culprit.error:
         where = f"node {culprit.index} ({culprit.name}): "
         return culprit.error if (culprit.report.get("failure") or {}).get("rank") is not None else where + culprit.error

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from paceline.job.spec import JobSpec
 
     from .options import Options
+    from .packed import Packed
 
     Manifest = dict[str, Any]
 
@@ -41,7 +42,7 @@ CONTAINER = "main"
 MOST_BYTES = 1_000_000  # in a ConfigMap, whose limit is 1 MiB with all its keys
 MOST_APPLIED = 180_000  # the same, if kubectl apply is to take it: it notes all of it in an annotation of up to 256 KiB
 MANY = 12  # ConfigMaps; code that needs more is sent in larger ones
-MOST_CODE = 16 << 20  # bytes of code, packed
+MOST_CODE = 16 << 20  # bytes of code, packed; more is streamed into the pods
 _END_SECONDS = 15  # beyond the grace of the ranks, for the agent to report
 INDEX = "JOB_COMPLETION_INDEX"
 
@@ -58,6 +59,7 @@ class Order:
         job_id: identifier that its nodes share.
         archive: of paceline; b"" for a job without an agent.
         code: of the job, packed (tar.gz); None if it has none of its own.
+        stream: the code, if it comes when the pods have begun; then `code` is None.
         record: of the code.
         secrets: variables that are never shown.
     """
@@ -69,6 +71,7 @@ class Order:
     job_id: str
     archive: bytes = b""
     code: bytes | None = None
+    stream: Packed | None = None
     record: Mapping[str, Any] | None = None
     secrets: Mapping[str, str] = field(default_factory=dict)
 
@@ -204,16 +207,7 @@ def split(files: Mapping[str, bytes], taken: int) -> list[dict[str, bytes]]:
     Args:
         files: name → content.
         taken: bytes of the first ConfigMap that are taken already.
-
-    Raises:
-        UserError: there is too much code.
     """
-    if len(files.get("code", b"")) > MOST_CODE:
-        size = f"{len(files['code']) / (1 << 20):.1f} MiB"
-        raise UserError(
-            f"the code has {size} when packed, and {MOST_CODE >> 20} MiB fit into ConfigMaps; list what the job does "
-            "not need in .gitignore or .pacelineignore, keep data on a volume (--data), or use --sync-mode git"
-        )
     total = sum(map(len, files.values()))
     most = MOST_APPLIED if total <= MANY * MOST_APPLIED else MOST_BYTES
     bins: list[dict[str, bytes]] = [{}]
@@ -250,11 +244,28 @@ def request(order: Order) -> dict[str, Any]:
         "secrets": {},
         "token": None,
         "slots": spec.devices if isinstance(spec.devices, int) else 0,
-        "code": None if order.code is None else dict(order.record or {}),
+        **_code(order),
         "root": ROOT,
-        "archive": None if order.code is None else "code.tar",
         "node_rank_variable": INDEX if nodes > 1 else None,
     }
+
+
+def _code(order: Order) -> dict[str, Any]:
+    """Where the pods find the job's code, and its record."""
+    record = dict(order.record or {})
+    if order.stream is not None:
+        stream = {
+            "bytes": order.stream.size,
+            "sha256": order.stream.sha256,
+            "peers": [f"{order.name}-{number}.{order.name}" for number in range(order.nodes)]
+            if order.nodes > 1
+            else [],
+            "port": (order.spec.rendezvous.main_port or PORT) + 1,
+        }
+        return {"code": record, "archive": "code.tar.gz", "stream": stream}
+    if order.code is None:
+        return {"code": None, "archive": None}
+    return {"code": record, "archive": "code.tar"}
 
 
 # -- the pods ----------------------------------------------------------------------------------------------------------
@@ -307,7 +318,8 @@ def _container(order: Order) -> Manifest:
     }
     if options.pull_policy is not None:
         container["imagePullPolicy"] = options.pull_policy
-    ports = [] if options.plain or order.nodes == 1 else [spec.rendezvous.main_port or PORT]
+    main = spec.rendezvous.main_port or PORT
+    ports = [] if options.plain or order.nodes == 1 else [main, *([main + 1] if order.stream is not None else [])]
     if declared := [*dict.fromkeys([*ports, *options.ports])]:
         container["ports"] = [{"containerPort": port} for port in declared]
     if options.plain and spec.working_dir != ".":

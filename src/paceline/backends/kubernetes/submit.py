@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import io
 import os
 import secrets
 import tarfile
@@ -27,9 +26,10 @@ from paceline.contract import TOKEN
 from paceline.job.errors import UserError
 from paceline.job.spec import Code, new_name
 
-from . import manifests, objects
+from . import lease, manifests, objects, streaming
 from .client import ApiError
 from .names import GROUP, INSTANCE, JOB_ID, SELECTOR, check_name, valid_name
+from .packed import packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +63,13 @@ class KubePrepared(Prepared):
         """The manifests, in YAML that `kubectl apply` takes."""
         assert self.order is not None
         order = self.order if self.whole is None else self.whole()
-        return manifests.text([objects.job(order), *objects.dependents(order)])
+        text = manifests.text([objects.job(order), *objects.dependents(order)])
+        if order.stream is not None:
+            head = (
+                f"# paceline submit sends the code ({order.stream.shown_size}) into the pods; kubectl apply does not."
+            )
+            text = f"{head}\n{text}"
+        return text
 
 
 def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool, target: str) -> KubePrepared:
@@ -179,11 +185,12 @@ def start(cluster: Cluster, prepared: KubePrepared, progress: ProgressReporter) 
     order, spec = prepared.order, prepared.spec
     if spec.code is not None:
         order = _with_files(cluster, order, progress)
-        objects.config_maps(order)  # before anything is made: too much code is refused here
+    if order.stream is not None:
+        streaming.check_allowed(cluster, order.stream)
 
     def start_as(name: str) -> Object:
         progress(f"starting {name}", 0, None)
-        return _make(cluster, replace(order, name=name))
+        return _make(cluster, replace(order, name=name), progress)
 
     if spec.name.endswith("-"):
         return start_named(spec, start_as)
@@ -198,13 +205,18 @@ def _with_files(cluster: Cluster, order: objects.Order, progress: ProgressReport
     with tempfile.TemporaryDirectory() as folder:
         code = Path(folder, "code")
         record = fetched(spec, code, progress)
-        packed = io.BytesIO()
+        file = tempfile.TemporaryFile()  # noqa: SIM115  # it is closed with the order
         with (
-            gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as compressed,
+            gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as compressed,
             tarfile.open(fileobj=compressed, mode="w") as tar,
         ):
             tar.add(code, arcname=".")
-    return replace(order, code=packed.getvalue(), record=record)
+    stream = packed(file)
+    if stream.size > objects.MOST_CODE:
+        return replace(order, stream=stream, record=record)
+    file.seek(0)
+    with file:
+        return replace(order, code=file.read(), record=record)
 
 
 def _with_code_of(cluster: Cluster, order: objects.Order, name: str) -> objects.Order:
@@ -224,7 +236,7 @@ def _with_code_of(cluster: Cluster, order: objects.Order, name: str) -> objects.
             if key.startswith("code-"):
                 pieces[key] = base64.b64decode(text)
     if not pieces:
-        raise UserError(f"the code of job {name} is gone; submit the job again")
+        raise UserError(f"the code of job {name} went with its pods; submit the job again")
     record = json.loads((found["metadata"].get("annotations") or {}).get(f"{GROUP}/code", "{}"))
     return replace(order, code=b"".join(pieces[key] for key in sorted(pieces)), record=record)
 
@@ -252,7 +264,7 @@ def _provisional(order: objects.Order) -> Object:
     return {**manifest, "spec": {**manifest["spec"], **changes}}
 
 
-def _make(cluster: Cluster, order: objects.Order) -> Object:
+def _make(cluster: Cluster, order: objects.Order, progress: ProgressReporter) -> Object:
     """Make all objects of a job.
 
     Raises:
@@ -272,13 +284,31 @@ def _make(cluster: Cluster, order: objects.Order) -> Object:
     try:
         for manifest in objects.dependents(order):
             _make_owned(cluster, objects.owned(manifest, owner))
-        wanted = objects.job(order)["spec"]
-        confirmed = {key: wanted.get(key) for key in _CONFIRMED}
-        return cluster.patch(f"{jobs}/{order.name}", {"spec": confirmed})
+        return _confirm(cluster, order, progress)
     except BaseException:
         with contextlib.suppress(UserError):
             cluster.delete(f"{jobs}/{order.name}", preconditions={"uid": made["metadata"]["uid"]})
         raise
+
+
+def _confirm(cluster: Cluster, order: objects.Order, progress: ProgressReporter) -> Object:
+    """Let a job go on, now that everything that it owns is there. Its code is sent, if it is too large for ConfigMaps.
+
+    Raises:
+        UserError: the server refuses it, or the job is gone.
+    """
+    path, wanted = cluster.path("batch/v1", "jobs", order.name), objects.job(order)["spec"]
+    confirmed = {key: wanted.get(key) for key in _CONFIRMED}
+    if not order.spec.detached:  # from now on `Kubernetes.run` moves it on
+        confirmed["activeDeadlineSeconds"] = lease.SECONDS
+    if order.stream is None:
+        return cluster.patch(path, {"spec": confirmed})
+    held = cluster.patch(path, {"spec": {"parallelism": order.nodes, "activeDeadlineSeconds": lease.SECONDS}})
+    with lease.Lease(cluster, held):
+        streaming.send(cluster, order.name, order.stream, progress)
+    if not order.spec.detached:
+        del confirmed["activeDeadlineSeconds"]
+    return cluster.patch(path, {"spec": confirmed})
 
 
 _PLURALS = {"Service": "services", "ConfigMap": "configmaps", "Secret": "secrets"}

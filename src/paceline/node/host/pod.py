@@ -12,17 +12,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.contract import TOKEN
 from paceline.node.errors import Refused
 from paceline.node.logs.live import Output, updates
 from paceline.node.signals import HANDLED
 from paceline.node.store import make, records
 
+from . import code_stream
 from .batch import code_of, home_of, plan_of, read
 from .start import order_of
 
@@ -55,6 +58,10 @@ def main(file: str, message: str) -> int:
         signal.signal(number, _end)
     try:
         request = read(path)
+        if stream := request.get("stream"):
+            packed, token = path.with_name(str(request["archive"])), os.environ.get(TOKEN, "")
+            code_stream.wait_for(packed, stream, token)
+            code_stream.share(packed, stream, token)
         home = home_of(request)
         order = order_of(home, request)
         plan = plan_of(home, request, order)

@@ -18,6 +18,8 @@ from paceline.node.errors import Refused
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from .code_stream import Stream
+
 
 class Moved(TypedDict, total=False):
     """What only a part has that goes on from a job elsewhere.
@@ -72,12 +74,23 @@ class PlanRequest(Part):
     start: Mapping[str, Any] | None
 
 
-class BatchRequest(Part):
+class _Later(TypedDict, total=False):
+    """What only a part has whose code comes later.
+
+    Keys:
+        stream: how it comes, as `archive`; see `code_stream.py`.
+    """
+
+    stream: Stream | None
+
+
+class BatchRequest(Part, _Later):
     """A part that a scheduler starts, see `batch.py`.
 
     Keys:
         root: the folder of this machine's jobs.
-        archive: the file of the code's archive (tar), beside the request; None if the job has no code of its own.
+        archive: the file of the code's archive (tar, or tar.gz), beside the request; None if the job has no code of its
+            own.
         node_rank_variable: the variable in which the scheduler gives the node rank, such as SLURM_NODEID or
             JOB_COMPLETION_INDEX; None if the job has it, or the nodes agree on it when they connect.
     """
