@@ -20,7 +20,7 @@ from paceline.job.errors import UserError
 from . import options as target
 from .client import ApiError, Cluster, Expired
 from .names import SELECTOR, STOPPED
-from .objects import ARCHIVE, ROOT
+from .objects import PACKAGE, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -287,7 +287,7 @@ class Kubernetes(Backend):
         else:
             request = {"root": ROOT, "name": name, "rank": rank, "command": list(command)}
             text = base64.urlsafe_b64encode(json.dumps(request).encode()).decode()
-            words += [job.python, ARCHIVE, "shell", text]
+            words += [job.python, PACKAGE, "shell", text]
         env = {**os.environ, **({"KUBECONFIG": options.kubeconfig} if options.kubeconfig else {})}
         return Shell(tuple(words), env, os.getcwd())
 

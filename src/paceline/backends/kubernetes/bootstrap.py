@@ -1,6 +1,7 @@
 """What a pod runs first. It compiles in Python 2.7 too, so that an old Python in an image gets a message."""
 
 # It joins the pieces of the archive and of the code, which came in ConfigMaps, and becomes the program in the archive.
+# The archive is unpacked: from a folder, the processes after the first read their modules as bytecode.
 START = r"""
 import glob, json, os, sys
 here, work, message = sys.argv[1:4]
@@ -15,15 +16,19 @@ def refuse(why):
 if sys.version_info < (3, 9):
     found = sys.executable + " in the image is Python " + ".".join(map(str, sys.version_info[:3]))
     refuse(found + ", too old; name Python 3.9 or newer with --image-python, take another image, or add --plain")
-import gzip, shutil
+import gzip, shutil, zipfile
 def join(name, path):
     with open(path, "wb") as whole:
         for piece in sorted(glob.glob(os.path.join(here, name + "-*"))):
             with open(piece, "rb") as file:
                 shutil.copyfileobj(file, whole)
 try:
-    archive, part = os.path.join(work, "paceline.pyz"), os.path.join(work, "part.json")
+    archive, package = os.path.join(work, "paceline.zip"), os.path.join(work, "package")
     join("archive", archive)
+    with zipfile.ZipFile(archive) as whole:
+        whole.extractall(package)
+    os.unlink(archive)
+    part = os.path.join(work, "part.json")
     shutil.copyfile(os.path.join(here, "part.json"), part)
     packed = os.path.join(work, "code.tar.gz")
     join("code", packed)
@@ -31,7 +36,8 @@ try:
         with gzip.open(packed) as source, open(os.path.join(work, "code.tar"), "wb") as target:
             shutil.copyfileobj(source, target)
     os.unlink(packed)
-except (OSError, EOFError) as error:
+except (OSError, EOFError, zipfile.BadZipFile) as error:
     refuse("cannot unpack the job in " + work + ": " + str(error))
-os.execv(sys.executable, [sys.executable, archive, "pod", part, message])
+entry = os.path.join(package, "paceline", "node", "__main__.py")
+os.execv(sys.executable, [sys.executable, entry, "pod", part, message])
 """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.job.errors import UserError
 
-from .objects import ARCHIVE, ROOT
+from .objects import PACKAGE, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ def answer_of(cluster: Cluster, pod: Pod, request: Mapping[str, Any], python: st
     Raises:
         UserError: it does not answer, or refuses.
     """
-    command = [python, "-c", _ASK, ARCHIVE, ROOT, json.dumps(request)]
+    command = [python, "-c", _ASK, PACKAGE, ROOT, json.dumps(request)]
     text = output(cluster, pod, command, seconds)
     try:
         answer: dict[str, Any] = json.loads(text.partition(b"\n")[0])

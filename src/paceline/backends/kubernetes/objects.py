@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 FOLDER = "/paceline"
 HERE, WORK = f"{FOLDER}/job", f"{FOLDER}/work"  # what the pod gets, and where it writes
-ARCHIVE = f"{WORK}/paceline.pyz"
+PACKAGE = f"{WORK}/package"  # where the archive is unpacked
 ROOT = f"{WORK}/jobs"
 MESSAGE = "/dev/termination-log"
 CONTAINER = "main"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.job.errors import UserError
 
 from .client import Expired
-from .objects import ARCHIVE, WORK
+from .objects import PACKAGE, WORK
 from .packed import BLOCK
 from .rights import missing
 
@@ -100,7 +100,7 @@ def _send_to(cluster: Cluster, pod: Pod, code: Packed, python: str, progress: Pr
     from httpx2.websockets import HTTPXWSException
 
     expected = json.dumps({"bytes": code.size, "sha256": code.sha256})
-    command = [python, "-c", _RECEIVE, ARCHIVE, f"{WORK}/{NAME}", expected]
+    command = [python, "-c", _RECEIVE, PACKAGE, f"{WORK}/{NAME}", expected]
     params: list[tuple[str, Any]] = [("container", pod.container), ("stdin", "true"), ("stdout", "true")]
     params += [("stderr", "true"), *(("command", word) for word in command)]
     url = cluster.path("v1", "pods", pod.name, "exec")
