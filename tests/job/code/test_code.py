@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import socket
@@ -10,7 +9,6 @@ import stat
 import subprocess
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.job.code.git_server import PASSWORD, GitServer
 
 from paceline.job.code.bring import check, fetch, parse
 from paceline.job.code.ignore import Ignore
@@ -29,7 +28,6 @@ from paceline.node.store.code_folder import claimed, discard, record_made
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PASSWORD = "s3cr3t'\"$(id) p%40ss"
 ODD_NAMES = [
     "with space.py",
     "quote'\".py",
@@ -346,77 +344,6 @@ def test_git_is_not_led_astray_by_the_environment(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("GIT_TRACE", str(tmp_path / "trace"))
     assert bring("git", "origin", tmp_path, tmp_path / "job")["commit"] == wanted
     assert not (tmp_path / "trace").exists()
-
-
-class GitServer(ThreadingHTTPServer):
-    """Serves the repositories in a folder to one user; `public/…` to everyone."""
-
-    daemon_threads = True
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(("127.0.0.1", 0), _GitHandler)
-        self.root = root
-        self.seen_in_processes: list[bytes] = []
-        self.asked: list[str] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-    def look_at_processes(self) -> None:
-        """Note command lines that show the password."""
-        for path in Path("/proc").iterdir():
-            if path.name.isdigit():
-                try:
-                    line = (path / "cmdline").read_bytes()
-                except OSError:
-                    continue
-                if PASSWORD.encode() in line:
-                    self.seen_in_processes.append(line)
-
-
-class _GitHandler(BaseHTTPRequestHandler):
-    server: GitServer
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        path, _, query = self.path.partition("?")
-        self.server.look_at_processes()
-        header = self.headers.get("Authorization", "")
-        if header:
-            self.server.asked.append(base64.b64decode(header.removeprefix("Basic ")).decode())
-        allowed = header == "Basic " + base64.b64encode(f"me:{PASSWORD}".encode()).decode()
-        if not allowed and not path.startswith("/public/"):
-            self.send_response(401)
-            self.send_header("WWW-Authenticate", 'Basic realm="test"')
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        env = {
-            **os.environ,
-            "GIT_PROJECT_ROOT": str(self.server.root),
-            "GIT_HTTP_EXPORT_ALL": "1",
-            "PATH_INFO": path,
-            "QUERY_STRING": query,
-            "REQUEST_METHOD": self.command,
-            "CONTENT_TYPE": self.headers.get("Content-Type", ""),
-            "HTTP_CONTENT_ENCODING": self.headers.get("Content-Encoding", ""),
-            "GIT_PROTOCOL": self.headers.get("Git-Protocol", ""),
-        }
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        answer = subprocess.run(["git", "http-backend"], input=body, env=env, capture_output=True, check=False).stdout
-        head, _, content = answer.partition(b"\r\n\r\n")
-        fields = dict(line.split(": ", 1) for line in head.decode().split("\r\n") if ": " in line)
-        self.send_response(int(fields.pop("Status", "200 OK").split()[0]))
-        for name, value in fields.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    do_POST = do_GET
 
 
 @pytest.fixture

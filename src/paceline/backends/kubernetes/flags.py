@@ -14,6 +14,8 @@ FLAGS = (
     Flag("shm", ("--share-memory",), "SIZE", "Size of /dev/shm.  [default: what the memory allows]", job=True),
     Flag("pull_policy", ("--pull-policy",), "POLICY", "Always, IfNotPresent or Never.", job=True),
     Flag("pull_secrets", ("--pull-secret",), "NAME,…", "Secrets with which the image is pulled.", job=True),
+    Flag("git_image", ("--git-image",), "IMAGE", "Fetches code by git.  [default: the job's]", job=True),
+    Flag("git_secret", ("--git-secret",), "NAME", "Secret with a password or an ssh key for git.", job=True),
     Flag("selector", ("--selector",), "NAME=VALUE,…", "Labels of the nodes for the pods.", job=True),
     Flag("tolerations", ("--toleration",), "KEY[=VALUE][:EFFECT],…", "Taints that are tolerated, or all.", job=True),
     Flag("placement", ("--placement",), "spread|pack", "Prefer a node for each pod, or few nodes.", job=True),

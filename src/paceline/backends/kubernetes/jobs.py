@@ -177,7 +177,7 @@ def shown(job: Found, target: str, namespace: str) -> Job:
         priority=int(spec.get("priority") or 0), queue=spec.get("queue"), labels=_labels(job),
         ttl=None if ttl is None else float(ttl), kept_since=finished if over else None,
         grace=float(spec.get("grace", 30.0)), command=_command(spec), working_dir=str(spec.get("working_dir") or "."),
-        folder="", code=_code(job),
+        folder="", code=_code(job, reports),
         data=tuple(
             {"volume": it["volume"], "path": it["path"], "wanted": it["path"], "visible": True, "variable": ""}
             for it in spec.get("data") or ()
@@ -206,10 +206,17 @@ def detailed(job: Job, answers: Mapping[int, Mapping[str, Any]]) -> Job:
         attempt=max(it["attempt"] for it in records.values()), restarts=max(it["restarts"] for it in records.values()),
         started=min((it["started"] for it in records.values() if it["started"]), default=job.started),
         waiting=job.waiting or next((it["waiting"] for it in records.values() if it["waiting"]), None),
-        tensorboard=first["tensorboard"],
+        tensorboard=first["tensorboard"], code=_with_commit(job.code, first.get("code")),
         progress=next((it["progress"] for it in records.values() if it["progress"]), None),
         checkpoint=next((it["checkpoint"] for it in records.values() if it["checkpoint"]), None),
     )  # fmt: skip
+
+
+def _with_commit(code: Mapping[str, Any] | None, found: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The record of the code with the commit that a pod has, if only pods know it."""
+    if code is None or code.get("commit") or not found or not found.get("commit"):
+        return code
+    return {**code, "commit": found["commit"]}
 
 
 def lost_logs(job: Found, shown: Job) -> str | None:
@@ -368,12 +375,16 @@ def _labels(job: Found) -> dict[str, str]:
         return {}
 
 
-def _code(job: Found) -> dict[str, Any] | None:
+def _code(job: Found, reports: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     try:
         found = json.loads(job.annotations.get(CODE, "null"))
     except ValueError:
         return None
-    return {"path": f"code/{job.name} of the pods", **found} if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        return None
+    if found.get("mode") == "git" and not found.get("commit"):  # the client did not know it
+        found["commit"] = next((it["commit"] for it in reports if it.get("commit")), None)
+    return {"path": f"code/{job.name} of the pods", **found}
 
 
 def _command(spec: Mapping[str, Any]) -> str:

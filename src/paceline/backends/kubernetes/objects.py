@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 from paceline._version import __version__
 from paceline.job.errors import UserError
 
+from . import cloning
 from .bootstrap import START
+from .git_script import GIT
 from .manifests import merged, quantity
 from .names import GROUP, JOB_ID, LABELS, SPEC, label_value, labels_of
 from .options import PORT
@@ -60,6 +62,7 @@ class Order:
         archive: of paceline; b"" for a job without an agent.
         code: of the job, packed (tar.gz); None if it has none of its own.
         stream: the code, if it comes when the pods have begun; then `code` is None.
+        clone: the code, if the pods fetch it by git; then `code` is None.
         record: of the code.
         secrets: variables that are never shown.
     """
@@ -72,6 +75,7 @@ class Order:
     archive: bytes = b""
     code: bytes | None = None
     stream: Packed | None = None
+    clone: cloning.Clone | None = None
     record: Mapping[str, Any] | None = None
     secrets: Mapping[str, str] = field(default_factory=dict)
 
@@ -139,6 +143,8 @@ def dependents(order: Order) -> list[Manifest]:
     found = [service(order), *config_maps(order)]
     if order.secrets:
         found.append(_secret(order))
+    if order.clone is not None:
+        found += cloning.secrets(order.clone, _metadata(order, order.clone.secret))
     return found
 
 
@@ -190,6 +196,8 @@ def config_maps(order: Order) -> list[Manifest]:
     if not order.archive:
         return []
     texts = {"start.py": START.lstrip(), "part.json": json.dumps(request(order))}
+    if order.clone is not None:
+        texts["git.sh"] = GIT.lstrip()
     bins = split({"archive": order.archive, "code": order.code or b""}, sum(len(it.encode()) for it in texts.values()))
     found = []
     for number, files in enumerate(bins):
@@ -263,6 +271,8 @@ def _code(order: Order) -> dict[str, Any]:
             "port": (order.spec.rendezvous.main_port or PORT) + 1,
         }
         return {"code": record, "archive": "code.tar.gz", "stream": stream}
+    if order.clone is not None:
+        return {"code": record, "archive": None, "cloned": cloning.FOLDER}
     if order.code is None:
         return {"code": None, "archive": None}
     return {"code": record, "archive": "code.tar"}
@@ -283,6 +293,10 @@ def template(order: Order) -> Manifest:
         "containers": [_container(order)],
         "volumes": _volumes(order),
     }
+    if order.clone is not None:
+        asked = resources(spec.model_copy(update={"devices": None}), options.model_copy(update={"resources": {}}))
+        pod["initContainers"] = [cloning.container(order.clone, HERE, WORK, asked, options.pull_policy)]
+        pod["volumes"] += cloning.volumes(order.clone)
     if options.service_account is not None:
         pod["serviceAccountName"] = options.service_account
     if options.pull_secrets:

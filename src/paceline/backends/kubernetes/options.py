@@ -95,6 +95,8 @@ class Options(BaseModel):
     shm: str | None = Field(None, description="size of /dev/shm; the default is as much as the memory allows")
     pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(None, description="of the image")
     pull_secrets: Names = Field([], description="Secrets with which the image is pulled")
+    git_image: str | None = Field(None, description="fetches code by git; the default is that of the job")
+    git_secret: str | None = Field(None, description="Secret with the password or the ssh key for git")
     selector: Pairs = Field({}, description="labels of the nodes that the pods may run on")
     tolerations: Annotated[list[dict[str, Any]], BeforeValidator(_tolerations)] = Field(
         [], description="taints that the pods tolerate"

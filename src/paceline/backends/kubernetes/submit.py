@@ -7,8 +7,10 @@ cluster ends the job at the deadline and removes it, with everything that it own
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gzip
+import json
 import os
 import secrets
 import tarfile
@@ -26,9 +28,9 @@ from paceline.contract import TOKEN
 from paceline.job.errors import UserError
 from paceline.job.spec import Code, new_name
 
-from . import lease, manifests, objects, streaming
+from . import cloning, lease, manifests, objects, streaming
 from .client import ApiError
-from .names import GROUP, INSTANCE, JOB_ID, SELECTOR, check_name, valid_name
+from .names import CODE, INSTANCE, JOB_ID, SELECTOR, check_name, valid_name
 from .packed import packed
 
 if TYPE_CHECKING:
@@ -84,6 +86,7 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
     nodes = spec.node_range[1]
     name = spec.name or valid_name(new_name(_stem(spec)), nodes)
     check_name(f"{name}1" if name.endswith("-") else name, nodes)
+    cloning.check(cluster, options, spec)
     order = objects.Order(
         name, spec, options, cluster.namespace, uuid.uuid4().hex,
         archive=b"" if options.plain else archive().data,
@@ -200,6 +203,11 @@ def start(cluster: Cluster, prepared: KubePrepared, progress: ProgressReporter) 
 def _with_files(cluster: Cluster, order: objects.Order, progress: ProgressReporter) -> objects.Order:
     """The job with its code: a copy of this folder or of a repository, or that of the job that it resumes."""
     spec = order.spec
+    if cloning.is_fetched_there(spec):
+        progress("asking for the commit", 0, None)
+        record = None if spec.resume_from is None else _record(_job(cluster, spec.resume_from))
+        clone = cloning.clone(order.name, order.image, order.options, spec, record)
+        return replace(order, clone=clone, record=clone.record)
     if spec.resume_from is not None:
         return _with_code_of(cluster, order, spec.resume_from)
     with tempfile.TemporaryDirectory() as folder:
@@ -225,9 +233,6 @@ def _with_code_of(cluster: Cluster, order: objects.Order, name: str) -> objects.
     Raises:
         UserError: that job has none any more.
     """
-    import base64
-    import json
-
     found = _job(cluster, name)
     maps, _ = cluster.all(cluster.path("v1", "configmaps"), labelSelector=f"{SELECTOR},{INSTANCE}={name}")
     pieces: dict[str, bytes] = {}
@@ -237,8 +242,13 @@ def _with_code_of(cluster: Cluster, order: objects.Order, name: str) -> objects.
                 pieces[key] = base64.b64decode(text)
     if not pieces:
         raise UserError(f"the code of job {name} went with its pods; submit the job again")
-    record = json.loads((found["metadata"].get("annotations") or {}).get(f"{GROUP}/code", "{}"))
-    return replace(order, code=b"".join(pieces[key] for key in sorted(pieces)), record=record)
+    return replace(order, code=b"".join(pieces[key] for key in sorted(pieces)), record=_record(found))
+
+
+def _record(job: Object) -> dict[str, Any]:
+    """The record of a job's code."""
+    found: dict[str, Any] = json.loads((job["metadata"].get("annotations") or {}).get(CODE, "{}"))
+    return found
 
 
 def _job(cluster: Cluster, name: str) -> Object:

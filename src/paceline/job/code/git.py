@@ -11,6 +11,8 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 _KEPT = re.compile(r"GIT_(SSH|SSL|PROXY|HTTP|CONFIG|EXEC_PATH|ASKPASS)")  # of the user's GIT_… variables
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _PROGRESS = re.compile(r"(?:remote: )?([A-Z][a-z]+ [a-z]+): +\d+% \((\d+)/(\d+)\)")
+_ASK_SECONDS = 10.0  # for a host to say which commit a ref is
 _FETCHED = "refs/paceline/code"
 # A credential helper; git runs it in a shell, only for the host that it is set for.
 _HELPER = (
@@ -61,6 +64,46 @@ def fetch(source: str, folder: Path, destination: Path, progress: OnProgress) ->
         "files": files,
         "bytes": size,
     }
+
+
+def commit_of(source: Source) -> str | None:
+    """The commit of a source's ref, as its host says; None if that is not known here.
+
+    The host may not be reached from here, or not with the credentials that there are here; then that is found out where
+    the code is fetched.
+
+    Raises:
+        UserError: the repository has no such branch or tag.
+    """
+    if shutil.which("git") is None:
+        return None
+    until = time.monotonic() + _ASK_SECONDS
+
+    def patient(_line: str) -> bool:
+        if time.monotonic() > until:
+            raise TimeoutError
+        return False
+
+    env, options = _environment(source)
+    ref = source.ref
+    wanted = ("HEAD",) if ref is None else (f"refs/heads/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", ref)
+    names = dict.fromkeys((*wanted, "HEAD"))
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            result = run(
+                [*_command(*options), "ls-remote", "--", source.url, *names], Path(folder), env, on_line=patient
+            )
+        except TimeoutError:
+            return None
+    if result.code:
+        return None
+    found = {name: commit for commit, _, name in (line.partition("\t") for line in result.output.decode().splitlines())}
+    commit = next((found[name] for name in wanted if name in found), None)
+    if commit is None and not _COMMIT.fullmatch(ref or ""):
+        shown = printable(source.url)
+        what = "default branch" if ref is None else f"branch, tag or commit {ref!r}"
+        raise UserError(f"{shown} has no {what}; check the part after '@'")
+    return commit or (ref if ref is not None and len(ref) in (40, 64) else None)
 
 
 class _Repository:

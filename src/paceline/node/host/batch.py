@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from paceline.node.errors import Refused
 from paceline.node.files import load_json
 from paceline.node.store import make
-from paceline.node.store.code_copy import unpacked
+from paceline.node.store.code_copy import taken, unpacked
 from paceline.node.store.home import Home
 from paceline.node.store.plan import Order, Plan, make_plan, this_machine
 
@@ -104,11 +104,15 @@ def plan_of(home: Home, request: BatchRequest, order: Order) -> Plan:
 
 @contextlib.contextmanager
 def code_of(request: BatchRequest, folder: Path) -> Iterator[Code | None]:
-    """The job's own code, from an archive beside the request; None if it has none.
+    """The job's own code, from an archive or a folder beside the request; None if it has none.
 
     Raises:
         OSError: it cannot be read.
     """
+    if cloned := request.get("cloned"):
+        commit = (folder / "commit").read_text().strip()
+        yield taken(folder / cloned, {**(request["code"] or {}), "commit": commit})
+        return
     if request["archive"] is None:
         yield None
         return

@@ -182,6 +182,7 @@ def summary(record: dict[str, Any], failure: Any, exit_code: int) -> dict[str, A
     keys = ("state", "error", "attempt", "restarts", "framework", "started", "finished", "progress", "checkpoint")
     ranks = [[rank["rank"], rank["exit_code"]] for rank in record.get("instances", ())]
     found = {"exit_code": exit_code, **{key: record.get(key) for key in keys}, "ranks": ranks, "failure": failure}
+    found["commit"] = (record.get("code") or {}).get("commit")
     return {key: value for key, value in found.items() if value not in (None, [], {})}
 
 

@@ -75,13 +75,15 @@ class PlanRequest(Part):
 
 
 class _Later(TypedDict, total=False):
-    """What only a part has whose code comes later.
+    """What only a part has whose code does not come with it.
 
     Keys:
-        stream: how it comes, as `archive`; see `code_stream.py`.
+        stream: how it comes later, as `archive`; see `code_stream.py`.
+        cloned: the folder beside the request into which git has fetched it; its commit is in the file `commit` there.
     """
 
     stream: Stream | None
+    cloned: str | None
 
 
 class BatchRequest(Part, _Later):

@@ -46,6 +46,23 @@ def unpacked(archive: Readable, record: Mapping[str, Any]) -> Code:
     return unpack
 
 
+def taken(folder: Path, record: Mapping[str, Any]) -> Code:
+    """Code that is in a folder, which is removed afterwards as far as this user may.
+
+    Args:
+        folder: the folder.
+        record: the record of the code.
+    """
+
+    def take(destination: Path) -> dict[str, Any]:
+        with code_folder.building(destination) as building:
+            shutil.copytree(folder, building, symlinks=True, dirs_exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        return dict(record)
+
+    return take
+
+
 def copy_of(code: Mapping[str, Any], without: Callable[[str, list[str]], list[str]] | None = None) -> Code:
     """The code of another job in its current state, with the files that the job wrote there.
 
