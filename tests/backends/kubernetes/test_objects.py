@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.backends.kubernetes import manifests, names, objects
+from paceline.backends.kubernetes.kinds.base import Kind
+from paceline.backends.kubernetes.kinds.job import BatchJob
 from paceline.backends.kubernetes.options import Options
 from paceline.backends.packing import archive
 from paceline.job.errors import UserError
@@ -23,14 +25,22 @@ from paceline.job.spec import JobSpec
 VERSIONS = ("1.25", "1.30", "1.37")
 
 
-def order(code: bytes | None = None, secrets: dict[str, str] | None = None, **given: Any) -> objects.Order:
+def order(
+    code: bytes | None = None, secrets: dict[str, str] | None = None, kind: type[Kind] = BatchJob, **given: Any
+) -> objects.Order:
     options = Options.model_validate({key: given.pop(key) for key in [*given] if key in Options.model_fields})
     spec = JobSpec.model_validate({"script": "train.py", "image": "training:1", **given})
     record = None if code is None else {"mode": "snapshot", "source": "/there"}
     return objects.Order(
         "it", spec, options, "ml", "1234", b"" if options.plain else archive().data, code,
-        record=record, secrets=secrets or {},
+        record=record, secrets=secrets or {}, kind=kind(),
     )  # fmt: skip
+
+
+def job_of(code: bytes | None = None, **given: Any) -> dict[str, Any]:
+    it = order(code, **given)
+    found: dict[str, Any] = it.kind.manifest(it)  # type: ignore[attr-defined]
+    return found
 
 
 def container(job: dict[str, Any]) -> dict[str, Any]:
@@ -51,12 +61,12 @@ ALL = {
 @pytest.mark.parametrize("given", [{}, ALL, {"plain": True, "script": "start.py", "nodes": 2}])
 def test_kubernetes_knows_every_field(given: dict[str, Any], version: str) -> None:
     it = order(b"x" * 2_000_000, {"HF": "s"}, **given) if not given.get("plain") else order(**given)
-    for manifest in [objects.job(it), *objects.dependents(it)]:
+    for manifest in [it.kind.manifest(it), *objects.dependents(it)]:
         kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def test_what_a_user_sets_is_in_the_pods() -> None:
-    job = objects.job(order(**ALL))
+    job = job_of(**ALL)
     pod, main = job["spec"]["template"]["spec"], container(job)
     wanted = {"cpu": "4", "memory": "16Gi", "nvidia.com/gpu": "2", "rdma/hca": "1"}
     assert main["resources"] == {"limits": wanted, "requests": wanted}
@@ -81,12 +91,12 @@ def test_what_a_user_sets_is_in_the_pods() -> None:
 
 
 def test_pods_have_no_permission_unless_they_are_given_an_account() -> None:
-    assert objects.job(order())["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
-    assert objects.job(order(**ALL))["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
+    assert job_of()["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+    assert job_of(**ALL)["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
 
 
 def test_a_plain_job_runs_the_users_command_in_its_environment() -> None:
-    job = objects.job(order(plain=True, nodes=2, script="start.py", args=["--lr", "1"], env={"NCCL_DEBUG": "INFO"}))
+    job = job_of(plain=True, nodes=2, script="start.py", args=["--lr", "1"], env={"NCCL_DEBUG": "INFO"})
     main = container(job)
     assert main["command"] == ["python3", "start.py", "--lr", "1"]
     env = {it["name"]: it.get("value") for it in main["env"]}
@@ -102,6 +112,7 @@ def test_code_goes_in_pieces_that_fit_and_come_together_again(more: int) -> None
         tar.addfile(tarfile.TarInfo("train.py"))
     data = packed.getvalue() + bytes(more)
     maps = objects.config_maps(order(data))
+    job = job_of(data)
     pieces: dict[str, bytes] = {}
     for manifest in maps:
         files = {key: base64.b64decode(text) for key, text in manifest["binaryData"].items()}
@@ -113,7 +124,6 @@ def test_code_goes_in_pieces_that_fit_and_come_together_again(more: int) -> None
     for name, whole in (("archive", archive().data), ("code", data)):
         parts = {key: piece for key, piece in pieces.items() if key.startswith(f"{name}-")}
         assert b"".join(parts[key] for key in sorted(parts)) == whole
-    job = objects.job(order(data))
     volume = next(it for it in job["spec"]["template"]["spec"]["volumes"] if it["name"] == "job")
     used = {it["configMap"]["name"] for it in volume["projected"]["sources"]}
     assert used == {manifest["metadata"]["name"] for manifest in maps}
@@ -135,7 +145,7 @@ def test_splitting_loses_nothing(one: bytes, two: bytes, taken: int, applied: in
 
 def test_secrets_are_in_the_secret_alone() -> None:
     it = order(secrets={"HF_TOKEN": "very-secret"})
-    manifests_ = [objects.job(it), *objects.dependents(it)]
+    manifests_ = [it.kind.manifest(it), *objects.dependents(it)]
     hidden = base64.b64encode(b"very-secret").decode()
     assert [one["kind"] for one in manifests_ if hidden in json.dumps(one)] == ["Secret"]
     shown = manifests.text(manifests_)

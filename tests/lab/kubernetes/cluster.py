@@ -27,6 +27,7 @@ from .api import Api
 from .controllers import Collector, Deployments, Housekeeping
 from .jobs import Jobs
 from .kubelet import Kubelet
+from .operators import OPERATORS
 from .scheduler import Scheduler
 from .server import Server
 from .storage import Storage
@@ -155,7 +156,8 @@ class Cluster(faults.Faults):
         self.housekeeping = Housekeeping(self.api, claims, self._authority)
         for name in self._operators:
             self._install(name)
-        for one in (self.scheduler, self.jobs, self.collector, self.housekeeping, Deployments(self.api)):
+        operators = [one(self.api) for one in OPERATORS]
+        for one in (self.scheduler, self.jobs, self.collector, self.housekeeping, Deployments(self.api), *operators):
             one.start()  # type: ignore[attr-defined]
         for number in range(1, self._count + 1):
             folder = self.folder / f"node-{number}"
@@ -298,6 +300,11 @@ class Cluster(faults.Faults):
         resource = self.resource(kind)
         return self.do(lambda: list(self.storage.all(resource, namespace if resource.namespaced else "")))
 
+    def custom(self) -> list[str]:
+        """The kinds of operators that may be part of a job."""
+        found = self.do(lambda: list(self.api.custom.values()))
+        return sorted({one.kind for one in found if one.namespaced and one.kind.endswith(("Job", "Set", "Group"))})
+
     def ended(self, name: str, namespace: str = "default") -> str:
         """How a Job has ended: Complete, Failed, or not yet ""."""
         job = self.storage.get(resources.JOBS, namespace, name)
@@ -323,7 +330,7 @@ class Cluster(faults.Faults):
         return self.folder / "claims" / f"{namespace}-{name}"
 
     def install(self, operator: str) -> None:
-        """Add the kinds of an operator, without the operator."""
+        """Add the kinds of an operator, which then acts on them."""
         self.do(lambda: self._install(operator))
 
     def uninstall(self, operator: str) -> None:

@@ -87,7 +87,7 @@ class User:
         """Wait until nothing of a job is in the cluster."""
 
         def left() -> list[str]:
-            kinds = ("Job", "Pod", "Service", "ConfigMap", "Secret")
+            kinds = ("Job", "Pod", "Service", "ConfigMap", "Secret", *self.cluster.custom())
             every = [(kind, it["metadata"]["name"]) for kind in kinds for it in self.cluster.all(kind)]
             return [f"{kind} {found}" for kind, found in every if found.startswith(name)]
 

@@ -7,6 +7,7 @@ need no permission there.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from paceline.job.errors import UserError
 
 from . import options as target
 from .client import ApiError, Cluster, Expired
+from .kinds.job import BatchJob
 from .names import SELECTOR, STOPPED
 from .objects import PACKAGE, ROOT
 
@@ -83,7 +85,7 @@ class Kubernetes(Backend):
         from .submit import KubePrepared, start
 
         assert isinstance(prepared, KubePrepared)
-        job = shown(Found(start(self._cluster, prepared, progress)), self.name, self._cluster.namespace)
+        job = shown(Found(*start(self._cluster, prepared, progress)), self.name, self._cluster.namespace)
         if self.where == f" --on {self.name}":  # other flags, such as --namespace, would be needed too
             note(self.name, job.name)
         return job
@@ -94,11 +96,15 @@ class Kubernetes(Backend):
         Raises:
             UserError: see `start`.
         """
+        from . import submit
         from .foreground import KubeRun
+        from .kinds.base import kind_of
         from .lease import Lease
 
         job = self.start(prepared, progress)
-        limit = prepared.spec.time_limit if self._given.plain else None
+        assert isinstance(prepared, submit.KubePrepared) and prepared.order is not None
+        kind = kind_of(prepared.order)
+        limit = prepared.spec.time_limit if self._given.plain and isinstance(kind, BatchJob) else None
         lease = Lease(
             self._cluster, self._cluster.get(self._cluster.path("batch/v1", "jobs", job.name)),
             None if limit is None else max(1, int(limit)),
@@ -107,9 +113,15 @@ class Kubernetes(Backend):
         def look() -> Job | None:
             return next(iter(self.describe([job.name]).jobs), None)
 
+        def let_go() -> None:
+            if not isinstance(kind, BatchJob):
+                with contextlib.suppress(UserError):  # it was deleted
+                    submit.let_go(self._cluster, kind, job.name)
+
         return KubeRun(
-            self._cluster, job, look, lambda now: self._stop(job.name, now), lease, is_plain=self._given.plain
-        )
+            self._cluster, job, look, lambda now: self._stop(self._find(job.name), now), lease,
+            let_go=let_go, is_plain=self._given.plain,
+        )  # fmt: skip
 
     # -- look ----------------------------------------------------------------------------------------------------------
 
@@ -217,10 +229,11 @@ class Kubernetes(Backend):
     ) -> bool:
         """Wait until these jobs have ended, or the time is over; returns whether they have ended."""
         deadline = None if seconds is None else time.monotonic() + seconds
-        path = self._cluster.path("batch/v1", "jobs")
+        path = BatchJob().path(self._cluster)
         while True:
             version = self._version(path)
-            jobs = self._states(names)
+            found = self._found(names)
+            jobs = self._shown(found)
             over = sum(job.is_over for job in jobs)
             tick(over)
             if over == len(jobs):
@@ -228,13 +241,21 @@ class Kubernetes(Backend):
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return False
+            kinds = [it.kind for it, job in zip(found, jobs, strict=True) if not job.is_over]
+            if path not in (paths := [kind.path(self._cluster) for kind in kinds]):
+                path = paths[0]  # from now on
+                continue
             self._wait_for_change(path, version, names, min(_TICK, left or _TICK))
 
-    def _states(self, names: Sequence[str]) -> list[Job]:
-        """These jobs as the cluster knows them; their pods are not asked."""
-        from .jobs import find, shown
+    def _found(self, names: Sequence[str]) -> list[Found]:
+        from .jobs import find
 
-        return [shown(job, self.name, self._cluster.namespace) for job in find(self._cluster, names).values()]
+        return list(find(self._cluster, names).values())
+
+    def _shown(self, found: Sequence[Found]) -> list[Job]:
+        from .jobs import shown
+
+        return [shown(job, self.name, self._cluster.namespace) for job in found]
 
     def _version(self, path: str) -> str:
         """The version of the list of jobs."""
@@ -332,17 +353,18 @@ class Kubernetes(Backend):
 
     def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:
         """Stop jobs: they are suspended, so their pods get SIGTERM and their grace."""
-        for job in self._states(names):
+        found = self._found(names)
+        for it, job in zip(found, self._shown(found), strict=True):
             if not job.is_over:
-                self._stop(job.name, now)
+                self._stop(it, now)
         return {}
 
-    def _stop(self, name: str, now: bool) -> None:
+    def _stop(self, job: Found, now: bool) -> None:
         moment = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        changes = {"metadata": {"annotations": {STOPPED: moment}}, "spec": {"suspend": True}}
-        self._cluster.patch(self._cluster.path("batch/v1", "jobs", name), changes)
+        changes = {"metadata": {"annotations": {STOPPED: moment}}, "spec": job.kind.suspension(True)}
+        self._cluster.patch(job.kind.path(self._cluster, job.name), changes)
         if now:
-            for pod in self._find(name).pods:
+            for pod in self._find(job.name).pods:
                 if not pod.is_over:
                     self._gone("pods", pod.name, gracePeriodSeconds=0)
 
@@ -358,17 +380,19 @@ class Kubernetes(Backend):
         from .noted import forget
 
         left = []
-        for name in names:
-            path = self._cluster.path("batch/v1", "jobs", name)
+        there = self._found(names)
+        for gone in {*names} - {it.name for it in there}:
+            forget(self.name, gone)
+        for it in there:
+            name, path = it.name, it.kind.path(self._cluster, it.name)
             try:
                 self._cluster.delete(path)
                 until = time.monotonic() + _GONE_SECONDS
                 while time.monotonic() < until:
                     self._cluster.get(path)
                     time.sleep(0.1)
-                left.append(
-                    f"the cluster has not removed job {name} yet; a finalizer may keep it: see kubectl get job {name}"
-                )
+                see = f"kubectl get {it.kind.plural} {name}"
+                left.append(f"the cluster has not removed job {name} yet; a finalizer may keep it: see {see}")
             except ApiError as error:
                 if error.code != 404:
                     raise

@@ -67,6 +67,8 @@ class Cluster:
         self._found: Access | None = None
         self._deadline: float | None = None
         self._version: tuple[int, int] | None = None
+        self._groups: dict[str, list[str]] | None = None
+        self._kinds: dict[str, frozenset[str]] = {}
 
     @property
     def access(self) -> Access:
@@ -97,6 +99,31 @@ class Cluster:
             digits = "".join(letter for letter in str(found.get("minor", "")) if letter.isdigit())
             self._version = int(found.get("major") or 1), int(digits or 0)
         return self._version
+
+    def versions(self, group: str) -> list[str]:
+        """The versions of a group of kinds that the server has, the one that it prefers first.
+
+        Raises:
+            UserError: see `send`.
+        """
+        if self._groups is None:
+            found = self.get("/apis").get("groups") or ()
+            self._groups = {it["name"]: [one["version"] for one in it.get("versions") or ()] for it in found}
+        return self._groups.get(group, [])
+
+    def serves(self, api_version: str, kind: str) -> bool:
+        """Whether the server has a kind in this version: `serves("kubeflow.org/v1", "PyTorchJob")`.
+
+        Raises:
+            UserError: see `send`.
+        """
+        group, _, version = api_version.partition("/")
+        if version not in self.versions(group):
+            return False
+        if api_version not in self._kinds:
+            found = self.get(f"/apis/{api_version}").get("resources") or ()
+            self._kinds[api_version] = frozenset(it["kind"] for it in found)
+        return kind in self._kinds[api_version]
 
     def look_until(self, deadline: float) -> None:
         """From now on try no longer than this (monotonic) to read something."""

@@ -55,7 +55,7 @@ def _warnings(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
         items = cluster.get(cluster.path("v1", "events"), fieldSelector="type=Warning").get("items", [])
     except ApiError:
         return []
-    names = {("Job", job.name), *(("Pod", pod.name) for pod in job.pods)}
+    names = {*job.kind.parts(job.name), *(("Pod", pod.name) for pod in job.pods)}
     found = []
     for item in items:
         target = item.get("involvedObject") or {}

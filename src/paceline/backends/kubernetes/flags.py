@@ -7,6 +7,11 @@ from paceline.backends.base import Flag
 FLAGS = (
     Flag("context", ("--context",), "NAME", "Context of the kubeconfig.  [default: the current one]"),
     Flag("namespace", ("--namespace",), "NAME", "Namespace in the cluster.  [default: the context's]"),
+    Flag("kind", ("--kind",), "KIND", "job, pytorchjob, mpijob, tfjob, paddlejob, trainjob or jobset.", job=True),
+    Flag("worker_image", ("--worker-image",), "IMAGE", "Image of all pods but the first one.", job=True),
+    Flag("gang", ("--gang",), "SCHEDULER", "All pods start together: volcano or coscheduling.", job=True),
+    Flag("runtime", ("--runtime",), "NAME", "ClusterTrainingRuntime of a TrainJob.", job=True),
+    Flag("clean_pods", ("--clean-pods",), "WHICH", "Pods that go at the end: none, running or all.", job=True),
     Flag("plain", ("--plain",), "", "Run the command itself in its image, without an agent.", is_switch=True, job=True),
     Flag("python", ("--image-python",), "PYTHON", "Python in the image.  [default: python3]", job=True),
     Flag("gpu_resource", ("--gpu-resource",), "NAME", "What --gpus counts.  [default: nvidia.com/gpu]", job=True),

@@ -34,6 +34,7 @@ class KubeRun:
         stop: Callable[[bool], None],
         lease: Lease,
         *,
+        let_go: Callable[[], None],
         is_plain: bool,
     ) -> None:
         """Take over a job that has been started.
@@ -44,6 +45,7 @@ class KubeRun:
             look: what it is now.
             stop: stops it, at once if True.
             lease: moves the deadline on, while this process lives.
+            let_go: is called when the job has ended.
             is_plain: whether it has no agent.
         """
         self.name, self.max_restarts = job.name, job.max_restarts
@@ -52,6 +54,7 @@ class KubeRun:
             f"see it with: paceline get{cluster.where} {job.name}"
         )
         self._look, self._stop, self._lease = look, stop, lease
+        self._let_go = let_go
         lease.hold()
         self._follower = Follower(cluster, job.name, is_plain=is_plain)
         self._stops = 0
@@ -96,6 +99,7 @@ class KubeRun:
                     continue
                 self._said.add((name, attempt))
             yield Event(name, details)
+        self._let_go()
         if last is not None:
             yield Event("finished", last)
 

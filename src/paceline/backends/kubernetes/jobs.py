@@ -11,16 +11,19 @@ from paceline.job.errors import UserError
 from paceline.job.job import Instance, Job
 
 from .client import ApiError
+from .kinds.job import BatchJob
+from .kinds.served import served
 from .names import CODE, INSTANCE, LABELS, SELECTOR, SPEC, STOPPED, role_of
-from .objects import HERE
+from .objects import PROGRAM
 from .pods import TAKEN_AWAY, Pod, moment, seen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from paceline.job.spec import JobSpec
 
     from .client import Cluster, Object
+    from .kinds.base import Ending, Kind
 
 STOP_CODE = 143  # of a job that was stopped: SIGTERM
 TIMED_OUT = 124  # of a job that reached its time limit
@@ -28,16 +31,18 @@ _MOST_NAMES = 50  # in a selector
 
 
 class Found:
-    """A Job object and what is kept of its pods.
+    """A job's object and what is kept of its pods.
 
     Attributes:
-        object: the Job.
+        object: the Job, or an object of another kind.
+        kind: its kind.
         pods: its pods, by node rank; of several of a rank the newest comes last.
         why: what keeps it from having all its pods; None if nothing does.
     """
 
-    def __init__(self, found: Object) -> None:
-        self.object = found
+    def __init__(self, found: Object, kind: Kind) -> None:
+        self.object = {"apiVersion": kind.api_version, "kind": kind.title, **found}
+        self.kind = kind
         self.pods: list[Pod] = []
         self.why: str | None = None
 
@@ -57,33 +62,41 @@ class Found:
 
     @property
     def annotations(self) -> Mapping[str, str]:
-        """Of the Job."""
+        """Of the object."""
         return self.object["metadata"].get("annotations") or {}
 
     @property
     def nodes(self) -> int:
         """How many pods it has."""
-        return int(self.object["spec"].get("completions") or self.object["spec"].get("parallelism") or 1)
+        return self.kind.nodes(self.object)
 
     @property
     def python(self) -> str:
         """The interpreter of its pods, if they have an agent."""
-        return str((self.object["spec"]["template"]["spec"]["containers"][0].get("command") or ["python3"])[0])
+        return str(self._command[0])
 
     @property
     def is_plain(self) -> bool:
         """Whether it has no agent."""
-        mounts = self.object["spec"]["template"]["spec"]["containers"][0].get("volumeMounts") or ()
-        return all(mount["mountPath"] != HERE for mount in mounts)
+        return PROGRAM not in self._command
+
+    @property
+    def _command(self) -> Sequence[str]:
+        return self.kind.main_container(self.object).get("command") or ["python3"]
+
+    @property
+    def ending(self) -> Ending | None:
+        """How it has ended; None if it has not."""
+        return self.kind.ending(self.object)
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether it is to have no pods."""
+        return self.kind.is_suspended(self.object)
 
     def newest(self) -> dict[int, Pod]:
         """Node rank → the last pod of it."""
         return {pod.index: pod for pod in self.pods}
-
-    def condition(self, kind: str) -> Object | None:
-        """A condition that is true."""
-        conditions = (self.object.get("status") or {}).get("conditions") or ()
-        return next((it for it in conditions if it["type"] == kind and it["status"] == "True"), None)
 
 
 def find(cluster: Cluster, names: Sequence[str] | None) -> dict[str, Found]:
@@ -98,10 +111,10 @@ def find(cluster: Cluster, names: Sequence[str] | None) -> dict[str, Found]:
     selector = SELECTOR
     if names is not None and len(names) <= _MOST_NAMES:
         selector += f",{INSTANCE} in ({','.join(names)})" if all(map(_is_label, names)) else ""
-    for page in cluster.list(cluster.path("batch/v1", "jobs"), labelSelector=selector):
-        for item in page["items"]:
+    for kind in _kinds(cluster, lambda: names is not None and len(found) == len(set(names))):
+        for item in _listed(cluster, kind, selector):
             if names is None or item["metadata"]["name"] in names:
-                found[item["metadata"]["name"]] = Found({"apiVersion": "batch/v1", "kind": "Job", **item})
+                found[item["metadata"]["name"]] = Found(item, kind)
     if not found:
         return found
     for page in cluster.list(cluster.path("v1", "pods"), labelSelector=selector):
@@ -114,6 +127,24 @@ def find(cluster: Cluster, names: Sequence[str] | None) -> dict[str, Found]:
     return found
 
 
+def _kinds(cluster: Cluster, has_all: Callable[[], bool]) -> Iterator[Kind]:
+    """The kinds that jobs may be, until all are found: Jobs first, then what operators have brought."""
+    yield BatchJob()
+    if not has_all():
+        for kind in served(cluster):
+            if not isinstance(kind, BatchJob):
+                yield kind
+
+
+def _listed(cluster: Cluster, kind: Kind, selector: str) -> Iterator[Object]:
+    try:
+        for page in cluster.list(kind.path(cluster), labelSelector=selector):
+            yield from page["items"]
+    except ApiError as error:
+        if isinstance(kind, BatchJob) or error.code not in (403, 404):
+            raise  # other kinds: this user has none of them
+
+
 def _is_label(name: str) -> bool:
     from .names import label_value
 
@@ -122,7 +153,7 @@ def _is_label(name: str) -> bool:
 
 def explain(cluster: Cluster, job: Found) -> None:
     """Find out from events why a job does not have its pods, or they do not run."""
-    if job.condition("Complete") or job.condition("Failed") or job.object["spec"].get("suspend"):
+    if job.ending is not None or job.is_suspended:
         return
     newest = job.newest()
     if len(newest) == job.nodes and all(pod.phase != "Pending" for pod in newest.values()):
@@ -136,7 +167,7 @@ def explain(cluster: Cluster, job: Found) -> None:
         target = event.get("involvedObject") or {}
         about.setdefault((target.get("kind", ""), target.get("name", "")), []).append(event)
     if len(newest) < job.nodes:
-        for event in about.get(("Job", job.name), ()):
+        for event in (event for part in job.kind.parts(job.name) for event in about.get(part, ())):
             job.why = " ".join(str(event.get("message") or "").split())
         if job.why and "exceeded quota" in job.why:
             job.why += "; ask for less, or have the quota of the namespace raised"
@@ -161,7 +192,7 @@ def shown(job: Found, target: str, namespace: str) -> Job:
     nproc = _ranks(spec, reports)
     over = state in ("SUCCEEDED", "FAILED", "STOPPED")
     waiting = None if over else _waiting(job, pods)
-    ttl = job.object["spec"].get("ttlSecondsAfterFinished")
+    ttl = job.kind.ttl(job.object)
     culprit = _culprit(pods.values())
     return Job(
         name=job.name, state=state, backend=target,
@@ -235,22 +266,20 @@ def _state(job: Found) -> tuple[str, int | None, float | None]:
     """The state, the exit code and the time of the end."""
     stopped = moment(job.annotations.get(STOPPED))
     pods = job.newest()
-    if done := job.condition("Complete"):
-        ended = moment((job.object.get("status") or {}).get("completionTime")) or moment(done.get("lastTransitionTime"))
-        return "SUCCEEDED", 0, ended
-    if failed := job.condition("Failed"):
-        ended = moment(failed.get("lastTransitionTime"))
+    if (ended := job.ending) is not None and ended.is_success:
+        return "SUCCEEDED", 0, ended.time
+    if ended is not None:
         if stopped is not None:
-            return "STOPPED", STOP_CODE, ended
+            return "STOPPED", STOP_CODE, ended.time
         culprit = _culprit(pods.values())
-        if failed.get("reason") == "DeadlineExceeded":
-            return "FAILED", STOP_CODE if _is_left(job) else TIMED_OUT, ended
+        if ended.is_late:
+            return "FAILED", STOP_CODE if _is_left(job) else TIMED_OUT, ended.time
         code = None if culprit is None else culprit.report.get("exit_code", culprit.exit_code)
         if culprit is None and len(pods) < job.nodes:  # see `_error`
             code = STOP_CODE
-        return "FAILED", code if code is not None else 1, ended
+        return "FAILED", code if code is not None else 1, ended.time
     left = [pod for pod in job.pods if not pod.is_over]
-    if job.object["spec"].get("suspend"):
+    if job.is_suspended:
         if left or (job.object.get("status") or {}).get("active"):
             return "RUNNING", None, None
         return ("STOPPED", STOP_CODE, stopped) if stopped is not None else ("PENDING", None, None)
@@ -264,9 +293,9 @@ def _is_left(job: Found) -> bool:
     """Whether a job that reached its deadline did so because nothing moved that on any more; see `lease`."""
     spec = job.spec
     limit = spec.get("time_limit") if job.is_plain else None
-    return not spec.get("detached", True) and (
-        limit is None or int(job.object["spec"].get("activeDeadlineSeconds") or 0) < max(1, int(limit))
-    )
+    if spec.get("detached", True) or not isinstance(job.kind, BatchJob):
+        return False
+    return limit is None or int(job.object["spec"].get("activeDeadlineSeconds") or 0) < max(1, int(limit))
 
 
 def _culprit(pods: Iterable[Pod]) -> Pod | None:
@@ -287,20 +316,20 @@ def _weight(pod: Pod) -> int:
 
 
 def _error(job: Found, culprit: Pod | None) -> str:
-    failed = job.condition("Failed") or {}
-    if failed.get("reason") == "DeadlineExceeded" and _is_left(job):
+    ended = job.ending
+    if ended is not None and ended.is_late and _is_left(job):
         return "paceline run, which it belongs to, was killed, or did not reach the cluster for 3 minutes"
     if culprit is not None and culprit.error:
         where = f"node {culprit.index} ({culprit.name}): "
         return culprit.error if (culprit.report.get("failure") or {}).get("rank") is not None else where + culprit.error
-    why = " ".join(str(failed.get("message") or failed.get("reason") or "its pods failed").split())
-    if len(job.newest()) < job.nodes and failed.get("reason") == "BackoffLimitExceeded":  # none could say it
+    why = "" if ended is None else ended.message or ended.reason
+    if len(job.newest()) < job.nodes and not (ended and ended.is_late):  # none could say it
         return f"{TAKEN_AWAY} ({why})"
-    return why
+    return why or "its pods failed"
 
 
 def _waiting(job: Found, pods: Mapping[int, Pod]) -> str | None:
-    if job.object["spec"].get("suspend"):
+    if job.is_suspended:
         if job.annotations.get(STOPPED):
             return "it is being stopped"
         queue = job.spec.get("queue")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.backends.base import LogQuery
 
     from .client import Cluster
+    from .jobs import Found
     from .pods import Pod
 
 _LINE = re.compile(rb"\[rank (?P<rank>\d+)(?P<err> stderr)?(?P<piece> \+)?\] ?(?P<text>.*)", re.DOTALL)
@@ -195,19 +196,19 @@ class Follower:
                 if job is None or shown(job, "", "").is_over:
                     break
                 has_all = len(self._threads) >= job.nodes
-                self._wait_for_change(job.object["metadata"]["resourceVersion"], _CALM if has_all else _SOON)
+                self._wait_for_change(job, _CALM if has_all else _SOON)
             for thread in list(self._threads.values()):
                 thread.join()
             self._found.put(None)
         except UserError as error:
             self._found.put(error)
 
-    def _wait_for_change(self, version: str, seconds: float) -> None:
+    def _wait_for_change(self, job: Found, seconds: float) -> None:
         """Wait until something of the job may have changed: its status counts its pods. Or until the time is over."""
         from .client import Expired
 
         try:
-            path = self._cluster.path("batch/v1", "jobs")
+            path, version = job.kind.path(self._cluster), job.object["metadata"]["resourceVersion"]
             selector = f"metadata.name={self._name}"
             for kind, _ in self._cluster.watch(path, version, seconds, fieldSelector=selector):
                 if kind != "BOOKMARK":

@@ -13,33 +13,40 @@ INSTANCE = "app.kubernetes.io/instance"
 SELECTOR = f"{OWNER}={MANAGER}"
 SPEC, STOPPED, CODE, JOB_ID = (f"{GROUP}/{name}" for name in ("spec", "stopped-at", "code", "job-id"))
 LABELS = f"{GROUP}/labels"
+FIRST_NODE = f"{GROUP}/first-node"  # label of pods: the node rank of the first pod with their template
+QUEUE = "kueue.x-k8s.io/queue-name"
 LONGEST = 63  # letters of a host name, and of a label's value
 _NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 
 
-def check_name(name: str, nodes: int) -> None:
+def check_name(name: str, nodes: int, margin: int = 0) -> None:
     """Check that a job of so many nodes can have a name: its pods are hosts called NAME-0, NAME-1, …
+
+    Args:
+        name: of the job.
+        nodes: how many.
+        margin: letters between the name and the number.
 
     Raises:
         UserError: it cannot.
     """
-    most = LONGEST - 1 - len(str(nodes - 1))
+    most = LONGEST - 1 - len(str(nodes - 1)) - margin
     if len(name) > most:
         raise UserError(f"--name {name}: a job of {nodes} pods has a name of up to {most} letters on Kubernetes")
     if not _NAME.fullmatch(name):
         raise UserError(
             f"--name {name}: on Kubernetes a name has lower-case letters, digits and '-', and begins with a letter; "
-            f"take for example {valid_name(name, nodes)}"
+            f"take for example {valid_name(name, nodes, margin)}"
         )
 
 
-def valid_name(name: str, nodes: int = 1) -> str:
+def valid_name(name: str, nodes: int = 1, margin: int = 0) -> str:
     """The closest name that a job can have."""
     name = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")
     if not name[:1].isalpha():
         name = f"job-{name}".strip("-")
-    most = LONGEST - 1 - len(str(nodes - 1))
+    most = LONGEST - 1 - len(str(nodes - 1)) - margin
     if len(name) > most:  # what makes it unlike others is at its end
         end = name[-6:]
         name = name[: most - len(end)].rstrip("-") + end

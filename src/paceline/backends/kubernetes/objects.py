@@ -1,9 +1,9 @@
 """The objects of a job in a cluster, as manifests. Pure: nothing here talks to a server.
 
-A job is an Indexed Job and a headless Service, which every cluster has. The Job owns all else, so that whatever becomes
-of the client, nothing is left when the Job is gone:
+A job is one object, such as a Job; `kinds` makes it. It owns all else, so that whatever becomes of the client, nothing
+is left when it is gone:
 
-- the Service gives each pod a name, `NAME-0.NAME`, at which the agents meet;
+- a Service gives pods names, at which the agents meet;
 - ConfigMaps have the archive of paceline, the node's part of the job, and its code, in pieces;
 - a Secret has the user's secrets, and the token with which the agents authenticate each other.
 """
@@ -13,16 +13,18 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline._version import __version__
 from paceline.job.errors import UserError
+from paceline.node.host.batch import FIRST
 
 from . import cloning
 from .bootstrap import START
+from .gang import mark, pod_groups
 from .git_script import GIT
 from .manifests import merged, quantity
-from .names import GROUP, JOB_ID, LABELS, SPEC, label_value, labels_of
+from .names import FIRST_NODE, GROUP, INSTANCE, JOB_ID, LABELS, QUEUE, SPEC, label_value, labels_of
 from .options import PORT
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ FOLDER = "/paceline"
 HERE, WORK = f"{FOLDER}/job", f"{FOLDER}/work"  # what the pod gets, and where it writes
 PACKAGE = f"{WORK}/package"  # where the archive is unpacked
 ROOT = f"{WORK}/jobs"
+PROGRAM = f"{HERE}/start.py"  # of the pods of a job with agents
 MESSAGE = "/dev/termination-log"
 CONTAINER = "main"
 MOST_BYTES = 1_000_000  # in a ConfigMap, whose limit is 1 MiB with all its keys
@@ -46,7 +49,57 @@ MOST_APPLIED = 180_000  # the same, if kubectl apply is to take it: it notes all
 MANY = 12  # ConfigMaps; code that needs more is sent in larger ones
 MOST_CODE = 16 << 20  # bytes of code, packed; more is streamed into the pods
 _END_SECONDS = 15  # beyond the grace of the ranks, for the agent to report
-INDEX = "JOB_COMPLETION_INDEX"
+POD = "PACELINE_POD"  # the variable with a pod's number in its role, unless a controller sets one
+
+
+class Shape(Protocol):
+    """What a kind of object makes of the pods; see `kinds.base.Kind`."""
+
+    @property
+    def container(self) -> str:
+        """The name of the container."""
+
+    @property
+    def index_variable(self) -> str:
+        """The variable of a pod that has its number."""
+
+    @property
+    def sets_variables(self) -> bool:
+        """Whether its controller gives a plain job the variables by which ranks meet."""
+
+    @property
+    def margin(self) -> int:
+        """Letters that its objects have in their names besides the job's name and a number."""
+
+    @property
+    def makes_groups(self) -> bool:
+        """Whether its controller makes the PodGroup of a gang."""
+
+    def address(self, name: str, number: int) -> str:
+        """The host name at which other pods find the pod of a node."""
+
+    def host(self, name: str, number: int) -> str:
+        """What the pod of a node is called."""
+
+    def services(self, order: Order) -> list[Manifest]:
+        """The Services that the pods need and nobody else makes."""
+
+    def check(self, order: Order) -> None:
+        """Refuse what this kind cannot do."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """Pods of a job with the same template.
+
+    Attributes:
+        first: the node rank of the first one.
+        index: the field with a pod's number in the role; None if the role has one pod, or its controller sets the
+            variable.
+    """
+
+    first: int = 0
+    index: str | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +118,7 @@ class Order:
         clone: the code, if the pods fetch it by git; then `code` is None.
         record: of the code.
         secrets: variables that are never shown.
+        kind: the kind of object that it becomes.
     """
 
     name: str
@@ -78,6 +132,7 @@ class Order:
     clone: cloning.Clone | None = None
     record: Mapping[str, Any] | None = None
     secrets: Mapping[str, str] = field(default_factory=dict)
+    kind: Shape = field(kw_only=True)
 
     @property
     def image(self) -> str:
@@ -96,37 +151,30 @@ class Order:
         """How many pods it has at most."""
         return self.spec.node_range[1]
 
+    def check(self) -> None:
+        """Refuse a job that lacks what its manifests need.
 
-def check(order: Order) -> None:
-    """Refuse a job that lacks what its manifests need.
+        Raises:
+            UserError: it lacks an image, or its kind cannot do what it asks for.
+        """
+        assert self.image
+        self.kind.check(self)
 
-    Raises:
-        UserError: it lacks an image.
-    """
-    assert order.image
+    @property
+    def is_queued(self) -> bool:
+        """Whether it begins suspended, until Kueue admits it."""
+        return bool(self.spec.queue) and self.options.gang != "volcano"
 
 
 # -- the whole job -----------------------------------------------------------------------------------------------------
 
 
-def job(order: Order) -> Manifest:
-    """The Job; one with a queue is suspended until what manages the queue, such as Kueue, admits it."""
-    spec: Manifest = {
-        "completions": order.nodes,
-        "parallelism": order.nodes,
-        "completionMode": "Indexed",
-        "backoffLimit": 0,
-        "suspend": bool(order.spec.queue),
-        "template": template(order),
-    }
-    if order.spec.ttl is not None:
-        spec["ttlSecondsAfterFinished"] = int(order.spec.ttl)
-    if order.options.plain and order.spec.time_limit is not None:  # else the agent sees to it, from the first start on
-        spec["activeDeadlineSeconds"] = max(1, int(order.spec.time_limit))
-    meta = _metadata(order)
-    if order.spec.queue:
-        meta["labels"]["kueue.x-k8s.io/queue-name"] = order.spec.queue
-    meta["annotations"] = {
+def metadata(order: Order) -> Manifest:
+    """The metadata of the object that owns all else."""
+    found = meta(order)
+    if order.is_queued:
+        found["labels"][QUEUE] = order.spec.queue
+    found["annotations"] = {
         **order.options.annotations,
         SPEC: json.dumps(order.spec.model_dump(mode="json", exclude_unset=True) | {"name": order.name}),
         JOB_ID: order.job_id,
@@ -134,17 +182,17 @@ def job(order: Order) -> Manifest:
         f"{GROUP}/version": __version__,
     }
     if order.record is not None:
-        meta["annotations"][f"{GROUP}/code"] = json.dumps(dict(order.record))
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec}
+        found["annotations"][f"{GROUP}/code"] = json.dumps(dict(order.record))
+    return found
 
 
 def dependents(order: Order) -> list[Manifest]:
-    """What the Job owns, without the references to it."""
-    found = [service(order), *config_maps(order)]
+    """What the job's object owns, without the references to it."""
+    found = [*order.kind.services(order), *config_maps(order), *pod_groups(order, meta(order))]
     if order.secrets:
         found.append(_secret(order))
     if order.clone is not None:
-        found += cloning.secrets(order.clone, _metadata(order, order.clone.secret))
+        found += cloning.secrets(order.clone, meta(order, order.clone.secret))
     return found
 
 
@@ -158,7 +206,8 @@ def owned(manifest: Manifest, owner: Mapping[str, Any]) -> Manifest:
     return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [reference]}}
 
 
-def _metadata(order: Order, name: str | None = None) -> Manifest:
+def meta(order: Order, name: str | None = None) -> Manifest:
+    """Name, namespace and labels of an object of a job."""
     return {"name": name or order.name, "namespace": order.namespace, "labels": _labels(order)}
 
 
@@ -172,20 +221,9 @@ def _labels(order: Order) -> dict[str, str]:
     return {**users, **labels_of(order.name)}
 
 
-def service(order: Order) -> Manifest:
-    """The Service that gives each pod a name, also before it is ready."""
-    spec = {
-        "clusterIP": "None",
-        "publishNotReadyAddresses": True,
-        "selector": {"job-name": order.name},
-        "ports": [{"name": "agents", "port": PORT}],
-    }
-    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(order), "spec": spec}
-
-
 def _secret(order: Order) -> Manifest:
     data = {name: base64.b64encode(value.encode()).decode() for name, value in order.secrets.items()}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(order), "type": "Opaque", "data": data}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": meta(order), "type": "Opaque", "data": data}
 
 
 # -- what the pods get -------------------------------------------------------------------------------------------------
@@ -204,8 +242,8 @@ def config_maps(order: Order) -> list[Manifest]:
         data: Manifest = {"binaryData": {name: base64.b64encode(it).decode() for name, it in files.items()}}
         if number == 0:
             data["data"] = texts
-        meta = _metadata(order, f"{order.name}-files-{number}")
-        found.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, **data})
+        named = meta(order, f"{order.name}-files-{number}")
+        found.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": named, **data})
     return found
 
 
@@ -238,14 +276,14 @@ def request(order: Order) -> dict[str, Any]:
     nodes = order.nodes
     part = {**spec.for_node(), "name": order.name, "data": [], "options": {}, "resume_from": None}
     if nodes > 1:
-        part.update(main_address=f"{order.name}-0.{order.name}", main_port=spec.rendezvous.main_port or PORT)
+        part.update(main_address=order.kind.address(order.name, 0), main_port=spec.rendezvous.main_port or PORT)
     return {
         "job": part,
         "data": [
             {"volume": it.volume, "path": it.path, "wanted": it.path, "variable": it.variable} for it in spec.data
         ],
         "job_id": order.job_id,
-        "hosts": [f"{order.name}-{number}" for number in range(nodes)] if nodes > 1 else [],
+        "hosts": [order.kind.host(order.name, number) for number in range(nodes)] if nodes > 1 else [],
         "joins": False,
         "shown": None,
         "terminal": {},
@@ -254,7 +292,7 @@ def request(order: Order) -> dict[str, Any]:
         "slots": spec.devices if isinstance(spec.devices, int) else 0,
         **_code(order),
         "root": ROOT,
-        "node_rank_variable": INDEX if nodes > 1 else None,
+        "node_rank_variable": order.kind.index_variable if nodes > 1 else None,
     }
 
 
@@ -265,9 +303,7 @@ def _code(order: Order) -> dict[str, Any]:
         stream = {
             "bytes": order.stream.size,
             "sha256": order.stream.sha256,
-            "peers": [f"{order.name}-{number}.{order.name}" for number in range(order.nodes)]
-            if order.nodes > 1
-            else [],
+            "peers": [order.kind.address(order.name, number) for number in range(order.nodes) if order.nodes > 1],
             "port": (order.spec.rendezvous.main_port or PORT) + 1,
         }
         return {"code": record, "archive": "code.tar.gz", "stream": stream}
@@ -281,8 +317,8 @@ def _code(order: Order) -> dict[str, Any]:
 # -- the pods ----------------------------------------------------------------------------------------------------------
 
 
-def template(order: Order) -> Manifest:
-    """The pod template, with the user's own one merged into it."""
+def template(order: Order, role: Role = Role()) -> Manifest:
+    """The pod template of a role, with the user's own one merged into it."""
     options, spec = order.options, order.spec
     pod: Manifest = {
         "subdomain": order.name,
@@ -290,7 +326,7 @@ def template(order: Order) -> Manifest:
         "terminationGracePeriodSeconds": int(spec.grace) + _END_SECONDS,
         "enableServiceLinks": False,
         "automountServiceAccountToken": options.service_account is not None,
-        "containers": [_container(order)],
+        "containers": [_container(order, role)],
         "volumes": _volumes(order),
     }
     if order.clone is not None:
@@ -311,20 +347,24 @@ def template(order: Order) -> Manifest:
         pod["priorityClassName"] = options.priority_class
     if options.host_network:
         pod.update(hostNetwork=True, dnsPolicy="ClusterFirstWithHostNet")
-    meta: Manifest = {"labels": _labels(order)}
+    marks: Manifest = {"labels": _labels(order)}
+    if role.first:
+        marks["labels"][FIRST_NODE] = str(role.first)
     if options.annotations:
-        meta["annotations"] = dict(options.annotations)
-    whole: Manifest = merged({"metadata": meta, "spec": pod}, options.pod_template)
+        marks["annotations"] = dict(options.annotations)
+    made = {"metadata": marks, "spec": pod}
+    mark(made, order)
+    whole: Manifest = merged(made, options.pod_template)
     return whole
 
 
-def _container(order: Order) -> Manifest:
+def _container(order: Order, role: Role) -> Manifest:
     options, spec = order.options, order.spec
     container: Manifest = {
-        "name": CONTAINER,
-        "image": order.image,
+        "name": order.kind.container,
+        "image": (options.worker_image if role.first else None) or order.image,
         "command": command(order),
-        "env": _env(order),
+        "env": env(order, role),
         "resources": resources(spec, options),
         "volumeMounts": _mounts(order),
         "terminationMessagePath": MESSAGE,
@@ -347,7 +387,7 @@ def command(order: Order) -> list[str]:
     """What the container runs."""
     spec = order.spec
     if not order.options.plain:
-        return [order.options.python, f"{HERE}/start.py", HERE, WORK, MESSAGE]
+        return [order.options.python, PROGRAM, HERE, WORK, MESSAGE]
     python = [order.options.python]
     if spec.module is not None:
         return [*python, "-m", spec.module, *spec.args]
@@ -356,22 +396,37 @@ def command(order: Order) -> list[str]:
     return [spec.command or "", *spec.args]
 
 
-def _env(order: Order) -> list[Manifest]:
+def env(order: Order, role: Role = Role()) -> list[Manifest]:
+    """The variables of a role's container."""
     found: list[Manifest] = []
     if order.options.plain:
-        nodes, spec = order.nodes, order.spec
-        field_path = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-        found += [
-            {"name": "MASTER_ADDR", "value": f"{order.name}-0.{order.name}" if nodes > 1 else "127.0.0.1"},
-            {"name": "MASTER_PORT", "value": str(spec.rendezvous.main_port or PORT)},
-            {"name": "WORLD_SIZE", "value": str(nodes * (spec.ranks if isinstance(spec.ranks, int) else 1))},
-            {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": field_path}}},
-        ]
-        found += [{"name": name, "value": value} for name, value in spec.env.items()]
+        if not order.kind.sets_variables:
+            found += _meeting(order)
+        found += [{"name": name, "value": value} for name, value in order.spec.env.items()]
+    elif order.kind.index_variable == POD and order.nodes > 1:
+        number = {"value": "0"} if role.index is None else {"valueFrom": {"fieldRef": {"fieldPath": role.index}}}
+        found += [{"name": POD, **number}, {"name": FIRST, "value": str(role.first)}]
     found += [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": order.name, "key": name}}} for name in order.secrets
     ]
     return found
+
+
+def _meeting(order: Order) -> list[Manifest]:
+    """What torch.distributed reads, if nobody else sets it."""
+    nodes, spec = order.nodes, order.spec
+    field_path = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    return [
+        {"name": "MASTER_ADDR", "value": order.kind.address(order.name, 0) if nodes > 1 else "127.0.0.1"},
+        {"name": "MASTER_PORT", "value": str(spec.rendezvous.main_port or PORT)},
+        {"name": "WORLD_SIZE", "value": str(nodes * ranks(spec))},
+        {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": field_path}}},
+    ]
+
+
+def ranks(spec: JobSpec) -> int:
+    """How many ranks each pod has, as far as that is known here."""
+    return spec.ranks if isinstance(spec.ranks, int) else 1
 
 
 def resources(spec: JobSpec, options: Options) -> Manifest:
@@ -411,7 +466,7 @@ def _mounts(order: Order) -> list[Manifest]:
 
 
 def _affinity(name: str, placement: str) -> Manifest:
-    term = {"labelSelector": {"matchLabels": {"job-name": name}}, "topologyKey": "kubernetes.io/hostname"}
+    term = {"labelSelector": {"matchLabels": {INSTANCE: name}}, "topologyKey": "kubernetes.io/hostname"}
     weighted = [{"weight": 100, "podAffinityTerm": term}]
     kind = "podAntiAffinity" if placement == "spread" else "podAffinity"
     return {kind: {"preferredDuringSchedulingIgnoredDuringExecution": weighted}}

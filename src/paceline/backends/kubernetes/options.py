@@ -89,6 +89,17 @@ class Options(BaseModel):
     kubeconfig: str | None = Field(None, description="the file; the default is that of kubectl")
     image: str | None = Field(None, description="of jobs that name none")
     python: str = Field("python3", description="the interpreter in the image")
+    kind: Literal["job", "pytorchjob", "mpijob", "tfjob", "paddlejob", "trainjob", "jobset"] = Field(
+        "job", description="the kind of object that a job becomes"
+    )
+    worker_image: str | None = Field(None, description="of all pods but the first, for kinds with two roles")
+    gang: Literal["volcano", "coscheduling"] | None = Field(
+        None, description="this scheduler starts the pods of a job together, or none of them"
+    )
+    runtime: str = Field("torch-distributed", description="the ClusterTrainingRuntime of a TrainJob")
+    clean_pods: Literal["none", "running", "all"] | None = Field(
+        None, description="which pods go when a job ends, for kinds with a cleanPodPolicy"
+    )
     plain: bool = Field(False, description="run the command itself, with the environment alone; no agent")
     gpu_resource: str = Field(DEFAULT_GPU, description="what --gpus counts")
     resources: Pairs = Field({}, description="more resources of each pod, such as rdma/hca = 1")

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from .names import INSTANCE
+from .names import FIRST_NODE, INSTANCE
 from .reasons import is_gone, why_ended, why_waiting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 TAKEN_AWAY = "it was told to end (SIGTERM): a pod of the job was deleted, evicted or preempted; submit it again"
-_INDEX = "batch.kubernetes.io/job-completion-index"
+# The number of a pod among those with the same template, as the controllers of the kinds say it.
+_INDEXES = ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index")
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def seen(pod: Mapping[str, Any], warnings: Sequence[dict[str, Any]] = ()) -> Pod
         error = TAKEN_AWAY
     phase = str(status.get("phase") or "Pending")
     return Pod(
-        name=meta["name"], job=marks.get(INSTANCE) or marks.get("job-name", ""), index=int(marks.get(_INDEX) or 0),
+        name=meta["name"], job=marks.get(INSTANCE) or marks.get("job-name", ""), index=_index(marks),
         node=spec.get("nodeName") or "", phase=phase, container=main["name"],
         created=moment(meta["creationTimestamp"]) or 0.0, started=moment(begun),
         finished=moment(ended.get("finishedAt")),
@@ -102,6 +103,12 @@ def seen(pod: Mapping[str, Any], warnings: Sequence[dict[str, Any]] = ()) -> Pod
         error=error if phase == "Failed" or ended.get("exitCode") else None,
         is_leaving=bool(meta.get("deletionTimestamp")),
     )  # fmt: skip
+
+
+def _index(marks: Mapping[str, str]) -> int:
+    """The node rank, by labels and annotations."""
+    number = next((marks[key] for key in _INDEXES if marks.get(key)), "0")
+    return int(marks.get(FIRST_NODE) or 0) + int(number)
 
 
 def _report(message: str | None) -> dict[str, Any]:

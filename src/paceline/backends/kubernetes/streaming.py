@@ -81,7 +81,7 @@ def send(cluster: Cluster, name: str, code: Packed, progress: ProgressReporter) 
 def _wait_for_change(cluster: Cluster, job: Found) -> None:
     """Wait until the status of a job changes, which counts its pods, or for a moment."""
     version = job.object["metadata"]["resourceVersion"]
-    path = cluster.path("batch/v1", "jobs")
+    path = job.kind.path(cluster)
     until = time.monotonic() + _LOOK_SECONDS
     with contextlib.suppress(Expired):
         for kind, _ in cluster.watch(path, version, _LOOK_SECONDS, fieldSelector=f"metadata.name={job.name}"):

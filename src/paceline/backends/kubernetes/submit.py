@@ -1,8 +1,11 @@
-"""Starts a job: the Job first, then all that it owns, then the word that it stays.
+"""Starts a job: its object first, then all that it owns, then the word that it stays.
 
-A client may be killed at any moment. So the Job is made without pods (a parallelism of 0), and with a deadline and a
+A client may be killed at any moment. So a Job is made without pods (a parallelism of 0), and with a deadline and a
 time to live that are short; all three are changed when everything else is there. If the client is gone before, the
 cluster ends the job at the deadline and removes it, with everything that it owns.
+
+Other kinds have no deadline before their first pod. So such a Job without pods is made for them too, and owns the
+object until everything is there. One patch takes the object from it and lets it have pods.
 """
 
 from __future__ import annotations
@@ -30,7 +33,12 @@ from paceline.job.spec import Code, new_name
 
 from . import cloning, lease, manifests, objects, streaming
 from .client import ApiError
-from .names import CODE, INSTANCE, JOB_ID, SELECTOR, check_name, valid_name
+from .gang import GROUPS
+from .jobs import find
+from .kinds.base import kind_of
+from .kinds.job import BatchJob
+from .kinds.served import chosen
+from .names import CODE, INSTANCE, JOB_ID, QUEUE, SELECTOR, check_name, valid_name
 from .packed import packed
 
 if TYPE_CHECKING:
@@ -40,12 +48,15 @@ if TYPE_CHECKING:
     from paceline.job.spec import JobSpec
 
     from .client import Cluster, Object
+    from .jobs import Found
+    from .kinds.base import Kind
     from .options import Options
 
 _DEADLINE = 180  # seconds within which everything of a job is made
 _LEFTOVER = 60  # seconds for which the rest of an interrupted submit is kept
 _OLD_SECONDS = 30.0  # for what a deleted job of this name has left to be collected
 _PAUSE = 0.3
+_TAKEN = "a job named {} is in this namespace; choose another --name, or delete that job"
 _CONFIRMED = ("parallelism", "activeDeadlineSeconds", "ttlSecondsAfterFinished")
 
 
@@ -65,7 +76,7 @@ class KubePrepared(Prepared):
         """The manifests, in YAML that `kubectl apply` takes."""
         assert self.order is not None
         order = self.order if self.whole is None else self.whole()
-        text = manifests.text([objects.job(order), *objects.dependents(order)])
+        text = manifests.text([kind_of(order).manifest(order), *objects.dependents(order)])
         if order.stream is not None:
             head = (
                 f"# paceline submit sends the code ({order.stream.shown_size}) into the pods; kubectl apply does not."
@@ -80,27 +91,29 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
     Raises:
         UserError: it cannot run there, or its name is taken.
     """
-    _refuse(spec, options)
+    _refuse(cluster, spec, options)
     spec = _with_code(spec, options)
     spec = checked(spec, detached=detached).model_copy(update={"backend": target})
     nodes = spec.node_range[1]
-    name = spec.name or valid_name(new_name(_stem(spec)), nodes)
-    check_name(f"{name}1" if name.endswith("-") else name, nodes)
+    kind = chosen(cluster, options.kind)
+    name = spec.name or valid_name(new_name(_stem(spec)), nodes, kind.margin)
+    check_name(f"{name}1" if name.endswith("-") else name, nodes, kind.margin)
     cloning.check(cluster, options, spec)
     order = objects.Order(
         name, spec, options, cluster.namespace, uuid.uuid4().hex,
         archive=b"" if options.plain else archive().data,
-        secrets={it: os.environ[it] for it in spec.secrets},
+        secrets={it: os.environ[it] for it in spec.secrets}, kind=kind,
     )  # fmt: skip
-    objects.check(order)
+    order.check()
     if nodes > 1 and not options.plain:
         order = replace(order, secrets={**order.secrets, TOKEN: secrets.token_hex(16)})
     if spec.resume_from is not None:
         _job(cluster, spec.resume_from)
     if name.endswith("-"):
         order = replace(order, name=_free(cluster, spec))
+    _refuse_taken(cluster, order.name)
     with _taken():
-        cluster.create(cluster.path("batch/v1", "jobs"), _provisional(order), dryRun="All")
+        cluster.create(kind_of(order).path(cluster), _provisional(order), dryRun="All")
     ranks = spec.ranks if isinstance(spec.ranks, int) else MOST_RANKS
     whole = None if spec.code is None else lambda: _with_files(cluster, order, _Silence())
     return KubePrepared(spec, (), ranks, order=order, whole=whole)
@@ -116,7 +129,7 @@ class _Silence:
         pass
 
 
-def _refuse(spec: JobSpec, options: Options) -> None:
+def _refuse(cluster: Cluster, spec: JobSpec, options: Options) -> None:
     """Refuse what pods cannot have.
 
     Raises:
@@ -129,6 +142,8 @@ def _refuse(spec: JobSpec, options: Options) -> None:
         raise UserError("--devices: the cluster chooses the devices; say how many with --gpus")
     if spec.options:
         raise UserError(f"--option {next(iter(spec.options))}: Kubernetes has no such option; leave it out")
+    if options.gang is not None and not cluster.serves(GROUPS[options.gang], "PodGroup"):
+        raise UserError(f"--gang {options.gang}: the cluster has no PodGroup {GROUPS[options.gang]}; is it installed?")
     if options.plain and spec.code is not None:
         raise UserError("--plain: without an agent nothing fetches the code; leave --sync-mode out")
     paths = [mount.path for mount in spec.data]
@@ -155,13 +170,21 @@ def _stem(spec: JobSpec) -> str:
 
 def _free(cluster: Cluster, spec: JobSpec) -> str:
     """The next free number for a name that ends in '-'."""
-    taken: set[str] = set()
-    for page in cluster.list(cluster.path("batch/v1", "jobs"), labelSelector=SELECTOR):
-        taken.update(item["metadata"]["name"] for item in page["items"])
+    taken = find(cluster, None)
     number = 2 if spec.resume_from else 1
     while f"{spec.name}{number}" in taken:
         number += 1
     return f"{spec.name}{number}"
+
+
+def _refuse_taken(cluster: Cluster, name: str) -> None:
+    """Refuse the name of a job, of whatever kind: what it owns is named after it.
+
+    Raises:
+        NameTaken: a job has this name.
+    """
+    if find(cluster, [name]):
+        raise NameTaken(_TAKEN.format(name))
 
 
 @contextlib.contextmanager
@@ -172,14 +195,14 @@ def _taken() -> Any:
         if error.reason != "AlreadyExists":
             raise
         name = str(error).partition('"')[2].partition('"')[0]
-        raise NameTaken(f"a job named {name} is in this namespace; choose another --name, or delete that job") from None
+        raise NameTaken(_TAKEN.format(name)) from None
 
 
 # -- start -------------------------------------------------------------------------------------------------------------
 
 
-def start(cluster: Cluster, prepared: KubePrepared, progress: ProgressReporter) -> Object:
-    """Start a prepared job; returns its Job object.
+def start(cluster: Cluster, prepared: KubePrepared, progress: ProgressReporter) -> tuple[Object, Kind]:
+    """Start a prepared job; returns its object, and of which kind it is.
 
     Raises:
         UserError: it cannot run there after all; nothing of it is left.
@@ -191,9 +214,10 @@ def start(cluster: Cluster, prepared: KubePrepared, progress: ProgressReporter) 
     if order.stream is not None:
         streaming.check_allowed(cluster, order.stream)
 
-    def start_as(name: str) -> Object:
+    def start_as(name: str) -> tuple[Object, Kind]:
         progress(f"starting {name}", 0, None)
-        return _make(cluster, replace(order, name=name), progress)
+        make = _make if isinstance(order.kind, BatchJob) else _make_below
+        return make(cluster, replace(order, name=name), progress), kind_of(order)
 
     if spec.name.endswith("-"):
         return start_named(spec, start_as)
@@ -245,33 +269,116 @@ def _with_code_of(cluster: Cluster, order: objects.Order, name: str) -> objects.
     return replace(order, code=b"".join(pieces[key] for key in sorted(pieces)), record=_record(found))
 
 
-def _record(job: Object) -> dict[str, Any]:
+def _record(job: Found) -> dict[str, Any]:
     """The record of a job's code."""
-    found: dict[str, Any] = json.loads((job["metadata"].get("annotations") or {}).get(CODE, "{}"))
+    found: dict[str, Any] = json.loads(job.annotations.get(CODE, "{}"))
     return found
 
 
-def _job(cluster: Cluster, name: str) -> Object:
-    """The Job of this name.
+def _job(cluster: Cluster, name: str) -> Found:
+    """The job of this name.
 
     Raises:
         UserError: there is none.
     """
-    try:
-        return cluster.get(cluster.path("batch/v1", "jobs", name))
-    except ApiError as error:
-        if error.code != 404:
-            raise
-        raise UserError(f"no job {name!r} to resume from; see paceline list{cluster.where} -A") from None
+    found = find(cluster, [name]).get(name)
+    if found is None:
+        raise UserError(f"no job {name!r} to resume from; see paceline list{cluster.where} -A")
+    return found
 
 
 def _provisional(order: objects.Order) -> Object:
-    """The Job, which has no pods, and ends soon unless it is confirmed."""
-    manifest = objects.job(order)
+    """The job's object, which has no pods; a Job ends soon unless it is confirmed."""
+    manifest = kind_of(order).manifest(order)
+    if not isinstance(order.kind, BatchJob):
+        manifest["metadata"]["labels"].pop(QUEUE, None)  # what manages the queue would start it
+        return {**manifest, "spec": manifests.merged(manifest["spec"], kind_of(order).suspension(True))}
     changes: Object = {"activeDeadlineSeconds": _DEADLINE, "ttlSecondsAfterFinished": _LEFTOVER}
     if not manifest["spec"]["suspend"]:  # what admits a suspended job counts its pods
         changes["parallelism"] = 0
     return {**manifest, "spec": {**manifest["spec"], **changes}}
+
+
+def _holder(order: objects.Order) -> Object:
+    """A Job without pods, which the cluster removes soon; it owns what is being made."""
+    pod = {"restartPolicy": "Never", "containers": [{"name": objects.CONTAINER, "image": order.image}]}
+    spec: Object = {
+        "parallelism": 0, "completions": 1, "activeDeadlineSeconds": _DEADLINE, "ttlSecondsAfterFinished": _LEFTOVER,
+        "template": {"spec": pod},
+    }  # fmt: skip
+    meta = {"name": order.name, "namespace": order.namespace, "annotations": {JOB_ID: order.job_id}}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec}
+
+
+def _created(cluster: Cluster, kind: Kind, manifest: Object) -> Object:
+    """The object made from a manifest.
+
+    Raises:
+        NameTaken: another one has its name.
+        UserError: the server refuses it.
+    """
+    name, wanted = manifest["metadata"]["name"], manifest["metadata"]["annotations"][JOB_ID]
+    try:
+        with _taken():
+            made = cluster.create(kind.path(cluster), manifest)
+    except NameTaken:
+        made = cluster.get(kind.path(cluster, name))  # our own if the answer to the first try was lost
+        if (made["metadata"].get("annotations") or {}).get(JOB_ID) != wanted:
+            raise
+    return {"apiVersion": kind.api_version, "kind": kind.title, **made}
+
+
+@contextlib.contextmanager
+def _removed_on_failure(cluster: Cluster, kind: Kind, made: Object) -> Any:
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(UserError):
+            meta = made["metadata"]
+            cluster.delete(kind.path(cluster, meta["name"]), preconditions={"uid": meta["uid"]})
+        raise
+
+
+def _make_below(cluster: Cluster, order: objects.Order, progress: ProgressReporter) -> Object:
+    """Make all objects of a job of another kind than Job.
+
+    Raises:
+        NameTaken: a job has this name.
+        UserError: the server refuses one; nothing is left.
+    """
+    check_name(order.name, order.nodes, order.kind.margin)
+    _refuse_taken(cluster, order.name)
+    kind, holder_kind = kind_of(order), BatchJob()
+    holder = _created(cluster, holder_kind, _holder(order))
+    with _removed_on_failure(cluster, holder_kind, holder):
+        made = _created(cluster, kind, objects.owned(_provisional(order), holder))
+        with _removed_on_failure(cluster, kind, made):
+            for manifest in objects.dependents(order):
+                _make_owned(cluster, objects.owned(manifest, made))
+            go: Object = {"spec": kind.suspension(False)}
+            if order.is_queued:
+                go = {"metadata": {"labels": {QUEUE: order.spec.queue}}}
+            if order.stream is not None:
+                cluster.patch(kind.path(cluster, order.name), go)
+                with lease.Lease(cluster, holder):
+                    streaming.send(cluster, order.name, order.stream, progress)
+            if order.spec.detached:
+                return let_go(cluster, kind, order.name, go)
+            return cluster.patch(kind.path(cluster, order.name), go)  # `Kubernetes.run` lets it go when it has ended
+
+
+def let_go(cluster: Cluster, kind: Kind, name: str, changes: Object | None = None) -> Object:
+    """Take a job's object from the Job that owned it, and change it at the same time; returns the object.
+
+    Raises:
+        UserError: it is gone.
+    """
+    changes = changes or {}
+    free = {**changes, "metadata": {**changes.get("metadata", {}), "ownerReferences": None}}
+    made = cluster.patch(kind.path(cluster, name), free)
+    with contextlib.suppress(UserError):  # otherwise the cluster removes it soon
+        cluster.delete(BatchJob().path(cluster, name))
+    return made
 
 
 def _make(cluster: Cluster, order: objects.Order, progress: ProgressReporter) -> Object:
@@ -281,24 +388,12 @@ def _make(cluster: Cluster, order: objects.Order, progress: ProgressReporter) ->
         NameTaken: a job has this name.
         UserError: the server refuses one; nothing is left.
     """
-    check_name(order.name, order.nodes)
-    jobs = cluster.path("batch/v1", "jobs")
-    try:
-        with _taken():
-            made = cluster.create(jobs, _provisional(order))
-    except NameTaken:
-        made = cluster.get(f"{jobs}/{order.name}")  # our own if the answer to the first try was lost
-        if (made["metadata"].get("annotations") or {}).get(JOB_ID) != order.job_id:
-            raise
-    owner = {"apiVersion": "batch/v1", "kind": "Job", **made}
-    try:
+    check_name(order.name, order.nodes, order.kind.margin)
+    made = _created(cluster, kind_of(order), _provisional(order))
+    with _removed_on_failure(cluster, kind_of(order), made):
         for manifest in objects.dependents(order):
-            _make_owned(cluster, objects.owned(manifest, owner))
+            _make_owned(cluster, objects.owned(manifest, made))
         return _confirm(cluster, order, progress)
-    except BaseException:
-        with contextlib.suppress(UserError):
-            cluster.delete(f"{jobs}/{order.name}", preconditions={"uid": made["metadata"]["uid"]})
-        raise
 
 
 def _confirm(cluster: Cluster, order: objects.Order, progress: ProgressReporter) -> Object:
@@ -307,7 +402,7 @@ def _confirm(cluster: Cluster, order: objects.Order, progress: ProgressReporter)
     Raises:
         UserError: the server refuses it, or the job is gone.
     """
-    path, wanted = cluster.path("batch/v1", "jobs", order.name), objects.job(order)["spec"]
+    path, wanted = kind_of(order).path(cluster, order.name), kind_of(order).spec(order)
     confirmed = {key: wanted.get(key) for key in _CONFIRMED}
     if not order.spec.detached:  # from now on `Kubernetes.run` moves it on
         confirmed["activeDeadlineSeconds"] = lease.SECONDS
@@ -321,7 +416,7 @@ def _confirm(cluster: Cluster, order: objects.Order, progress: ProgressReporter)
     return cluster.patch(path, {"spec": confirmed})
 
 
-_PLURALS = {"Service": "services", "ConfigMap": "configmaps", "Secret": "secrets"}
+_PLURALS = {"Service": "services", "ConfigMap": "configmaps", "Secret": "secrets", "PodGroup": "podgroups"}
 
 
 def _make_owned(cluster: Cluster, manifest: Object) -> None:
@@ -330,7 +425,7 @@ def _make_owned(cluster: Cluster, manifest: Object) -> None:
     Raises:
         UserError: the server refuses it.
     """
-    path = cluster.path("v1", _PLURALS[manifest["kind"]])
+    path = cluster.path(manifest["apiVersion"], _PLURALS[manifest["kind"]])
     name, (owner,) = manifest["metadata"]["name"], manifest["metadata"]["ownerReferences"]
     until = time.monotonic() + _OLD_SECONDS
     while True:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from .protocol import BatchRequest
 
+FIRST = "PACELINE_FIRST_POD"  # the node rank of the first pod of a role, where pods are numbered by role
 _REFUSED = 2  # the exit code if a job cannot run
 
 
@@ -68,7 +69,8 @@ def read(path: Path) -> BatchRequest:
     value = os.environ.get(variable, "")
     if not value.isdecimal():
         raise Refused(f"{variable}={value!r} is not a node rank; start this by the job's scheduler")
-    return {**request, "job": {**request["job"], "node_rank": int(value)}}
+    first = int(os.environ.get(FIRST) or 0)
+    return {**request, "job": {**request["job"], "node_rank": first + int(value)}}
 
 
 def _run(request: BatchRequest, folder: Path) -> NoReturn:
