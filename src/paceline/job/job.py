@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 STATES = ("PENDING", "STARTING", "RUNNING", "RESTARTING", "SUCCEEDED", "FAILED", "STOPPED", "LOST")
-ELSEWHERE = ("external_id", "url")  # fields of a job that no record of a node has
+ELSEWHERE = ("external_id", "url", "logs")  # fields of a job that no record of a node has
 FINAL = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 _TIMES = ("created", "started", "finished", "kept_since")
 
@@ -74,6 +74,7 @@ class Job:
         checkpoint: the step that the library has saved last, and the folder: `{"step", "folder"}`.
         external_id: what the system calls it that its backend hands jobs to, such as the number of a Slurm job.
         url: of a page there that shows it.
+        logs: where copies of its logs are kept, or that none are; "" where they are in its folder.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Job:
     checkpoint: Mapping[str, Any] | None = None
     external_id: str = ""
     url: str = ""
+    logs: str = ""
 
     @property
     def is_over(self) -> bool:

@@ -104,6 +104,8 @@ def test_the_dry_run_is_what_kubectl_takes(paceline: Paceline, cluster: Cluster,
 LIBRARY = """
     import time, torch, paceline
     run = paceline.init(seed=0)
+    time.sleep(run.rank / 5)
+    print("rank", run.rank, "begins", flush=True)
     data = torch.utils.data.TensorDataset(torch.arange(400.0).reshape(-1, 1))
     loader = run.dataloader(data, global_batch_size=2, shuffle=True)
     model = torch.nn.Linear(1, 1)
@@ -136,4 +138,8 @@ def test_progress_while_it_runs_and_a_checkpoint_when_it_is_stopped(user: User) 
     assert (stopped.state, stopped.exit_code) == ("STOPPED", 143)
     assert list(claim.glob("checkpoints/step-*")), "it has saved a checkpoint"
     listing = user.backend().describe(["train"])
-    assert listing.warnings == ("the pods of job train on nodes 0, 1 are gone, and what they wrote with them",)
+    assert listing.warnings == (
+        "the pods of job train on nodes 0, 1 are gone; paceline logs reads what they wrote on volume work",
+    )
+    assert re.fullmatch(r"kept on volume work, in /saved/paceline-logs/train-\w{8}", listing.jobs[0].logs)
+    assert user.lines("train", None)[:2] == ["rank 0 begins", "rank 1 begins"]

@@ -47,7 +47,6 @@ class Kubernetes(Backend):
 
     Options: ClassVar = target.Options
     unsupported: ClassVar[Mapping[str, str]] = {
-        "log_dir": "the logs are those of the pods",
         "priority": "pods have a --priority-class",
         "share_devices": "a cluster gives devices to one pod alone",
         "rendezvous.main_address": "pods find each other by themselves",
@@ -178,12 +177,13 @@ class Kubernetes(Backend):
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
         """Lines of a job in the order in which they were written."""
         from . import logs
+        from .jobs import shown
 
         job = self._find(name)
-        is_plain = job.is_plain
-        if query.follow:
-            return logs.follow(self._cluster, name, job.pods, query, is_plain=is_plain)
-        return logs.chosen(logs.read(self._cluster, job.pods, is_plain=is_plain, since=query.since), query)
+        is_over = shown(job, "", "").is_over
+        if query.follow and not is_over:
+            return logs.follow(self._cluster, name, job.pods, query, is_plain=job.is_plain)
+        return logs.chosen(logs.read_all(self._cluster, job, is_over=is_over, since=query.since), query)
 
     def check(self, progress: ProgressReporter) -> Report:
         """What the cluster has and allows, and what would go wrong with a job."""

@@ -23,7 +23,7 @@ def events(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
     """
     found: list[dict[str, Any]] = []
     said: set[tuple[str, Any]] = set()
-    for entry in logs.read(cluster, job.pods, is_plain=False):
+    for entry in logs.read_all(cluster, job, is_over=shown(job, "", "").is_over):
         if entry.event is None:
             continue
         event = {"time": entry.time, **{key: value for key, value in entry.event.items() if key != "ranks"}}

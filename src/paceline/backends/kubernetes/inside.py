@@ -12,7 +12,7 @@ from paceline.job.errors import UserError
 from .objects import PACKAGE, ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from .client import Cluster
     from .pods import Pod
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _PROTOCOLS = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
 _OUT, _END = 1, 3  # channels
 _PATIENCE = 5.0  # seconds for a pod to answer
+_QUIET_SECONDS = 30.0  # for a pod to print more
 _AT_ONCE = 16  # pods
 _ASK = (
     "import sys; sys.path.insert(0, sys.argv[1]); from paceline.node.host.serve import main; "
@@ -72,6 +73,21 @@ def output(cluster: Cluster, pod: Pod, command: Sequence[str], seconds: float = 
     Raises:
         UserError: it cannot be run there, fails, or takes too long.
     """
+    return b"".join(chunks(cluster, pod, command, time.monotonic() + seconds))
+
+
+def chunks(cluster: Cluster, pod: Pod, command: Sequence[str], until: float | None = None) -> Iterator[bytes]:
+    """What a command in a pod prints, as it comes.
+
+    Args:
+        cluster: where the pod is.
+        pod: that runs.
+        command: with its arguments.
+        until: when to give up (monotonic); None to wait as long as something comes.
+
+    Raises:
+        UserError: it cannot be run there, fails, or takes too long.
+    """
     import queue
 
     import httpx2
@@ -84,16 +100,16 @@ def output(cluster: Cluster, pod: Pod, command: Sequence[str], seconds: float = 
     ]
     params += [("command", word) for word in command]
     url = cluster.path("v1", "pods", pod.name, "exec")
-    found, until = b"", time.monotonic() + seconds
     try:
         with cluster.access.http.websocket(url, subprotocols=_PROTOCOLS, params=params) as connection:
             while True:
-                data = connection.receive_bytes(timeout=max(0.01, until - time.monotonic()))
+                left = _QUIET_SECONDS if until is None else until - time.monotonic()
+                data = connection.receive_bytes(timeout=max(0.01, left))
                 if data[:1] == bytes([_OUT]):
-                    found += data[1:]
+                    yield data[1:]
                 elif data[:1] == bytes([_END]):
                     if json.loads(data[1:] or b"{}").get("status") != "Success":
                         raise UserError(f"the program in pod {pod.name} does not answer")
-                    return found
+                    return
     except (httpx2.HTTPError, HTTPXWSException, queue.Empty, OSError, ValueError) as error:
         raise UserError(f"pod {pod.name} does not answer: {error or type(error).__name__}") from None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.job.errors import UserError
 from paceline.job.job import Instance, Job
 
+from . import kept
 from .client import ApiError
 from .kinds.job import BatchJob
 from .kinds.served import served
@@ -215,7 +216,7 @@ def shown(job: Found, target: str, namespace: str) -> Job:
         ),
         progress=next((it["progress"] for it in reports if it.get("progress")), None),
         checkpoint=next((it["checkpoint"] for it in reports if it.get("checkpoint")), None),
-        external_id=f"{namespace}/{job.name}",
+        external_id=f"{namespace}/{job.name}", logs=kept.shown(job),
     )  # fmt: skip
 
 
@@ -259,6 +260,10 @@ def lost_logs(job: Found, shown: Job) -> str | None:
     if not gone:
         return None
     who = f"node{'s' if len(gone) > 1 else ''} {', '.join(gone[:8])}{' …' if len(gone) > 8 else ''}"
+    if (where := kept.of(job)) is not None:
+        return (
+            f"the pods of job {job.name} on {who} are gone; paceline logs reads what they wrote on volume {where.claim}"
+        )
     return f"the pods of job {job.name} on {who} are gone, and what they wrote with them"
 
 

@@ -16,6 +16,7 @@ from paceline.backends.base import LogLines
 from paceline.job.errors import UserError
 from paceline.node.host.pod import MARK
 
+from . import kept, kept_reader
 from .client import ApiError, Unreachable
 from .pods import moment, seen
 
@@ -44,12 +45,12 @@ class Entry(NamedTuple):
     event: dict[str, Any] | None = None
 
 
-def entries(lines: Iterable[bytes], pod: Pod, *, is_plain: bool) -> Iterator[Entry]:
+def entries(lines: Iterable[bytes], pod: Pod | None, *, is_plain: bool) -> Iterator[Entry]:
     """What the lines of a pod's log say; each begins with its time.
 
     Args:
         lines: without line ends.
-        pod: that wrote them.
+        pod: that wrote them; None for lines of ranks and events only.
         is_plain: whether the user's command wrote them itself.
     """
     for line in lines:
@@ -65,6 +66,8 @@ def entries(lines: Iterable[bytes], pod: Pod, *, is_plain: bool) -> Iterator[Ent
             event = _event(text[len(MARK) :])
             if event is not None:
                 yield Entry(written, -1, "", b"", event)
+        elif pod is None:
+            continue
         elif is_plain:
             yield Entry(written, pod.index, "out", text + b"\n")
         else:  # of the interpreter itself, or of the bootstrap
@@ -96,6 +99,14 @@ def _event(text: bytes) -> dict[str, Any] | None:
 def read(cluster: Cluster, pods: Iterable[Pod], *, is_plain: bool, since: float | None = None) -> Iterator[Entry]:
     """All that is in the logs of these pods now, in the order of time."""
     return heapq.merge(*(_of_pod(cluster, pod, is_plain, since) for pod in pods), key=lambda entry: entry.time)
+
+
+def read_all(cluster: Cluster, job: Found, *, is_over: bool, since: float | None = None) -> Iterator[Entry]:
+    """All that is in the logs of a job now, in the order of time: from the copies on its volume, if pods are gone."""
+    where = kept.of(job)
+    if where is None or not kept.is_needed(job, is_over=is_over):
+        return read(cluster, job.pods, is_plain=job.is_plain, since=since)
+    return entries(kept_reader.lines(cluster, job, where), None, is_plain=False)
 
 
 def _of_pod(cluster: Cluster, pod: Pod, is_plain: bool, since: float | None) -> Iterator[Entry]:

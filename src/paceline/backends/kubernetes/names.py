@@ -12,7 +12,7 @@ OWNER = "app.kubernetes.io/managed-by"
 INSTANCE = "app.kubernetes.io/instance"
 SELECTOR = f"{OWNER}={MANAGER}"
 SPEC, STOPPED, CODE, JOB_ID = (f"{GROUP}/{name}" for name in ("spec", "stopped-at", "code", "job-id"))
-LABELS = f"{GROUP}/labels"
+LABELS, LOGS = f"{GROUP}/labels", f"{GROUP}/logs"
 FIRST_NODE = f"{GROUP}/first-node"  # label of pods: the node rank of the first pod with their template
 QUEUE = "kueue.x-k8s.io/queue-name"
 LONGEST = 63  # letters of a host name, and of a label's value

@@ -19,12 +19,12 @@ from paceline._version import __version__
 from paceline.job.errors import UserError
 from paceline.node.host.batch import FIRST
 
-from . import cloning
+from . import cloning, kept
 from .bootstrap import START
 from .gang import mark, pod_groups
 from .git_script import GIT
 from .manifests import merged, quantity
-from .names import FIRST_NODE, GROUP, INSTANCE, JOB_ID, LABELS, QUEUE, SPEC, label_value, labels_of
+from .names import FIRST_NODE, GROUP, INSTANCE, JOB_ID, LABELS, LOGS, QUEUE, SPEC, label_value, labels_of
 from .options import PORT
 
 if TYPE_CHECKING:
@@ -155,9 +155,10 @@ class Order:
         """Refuse a job that lacks what its manifests need.
 
         Raises:
-            UserError: it lacks an image, or its kind cannot do what it asks for.
+            UserError: it lacks an image, its kind cannot do what it asks for, or its logs cannot be kept where it says.
         """
         assert self.image
+        kept_logs(self)
         self.kind.check(self)
 
     @property
@@ -183,7 +184,22 @@ def metadata(order: Order) -> Manifest:
     }
     if order.record is not None:
         found["annotations"][f"{GROUP}/code"] = json.dumps(dict(order.record))
+    if (where := kept_logs(order)) is not None:
+        found["annotations"][LOGS] = json.dumps(where._asdict())
     return found
+
+
+def kept_logs(order: Order) -> kept.Kept | None:
+    """Where copies of the logs are kept; None for nowhere.
+
+    Raises:
+        UserError: --log-dir is on no volume, or there is no agent that could write them.
+    """
+    if order.options.plain:
+        if order.spec.log_dir:
+            raise UserError("--log-dir: without an agent (--plain) nothing writes there; leave one out")
+        return None
+    return kept.kept(order.spec, order.name, order.job_id)
 
 
 def dependents(order: Order) -> list[Manifest]:
@@ -274,7 +290,8 @@ def request(order: Order) -> dict[str, Any]:
     """This job's `BatchRequest`, the same for all pods: each has its number as a variable."""
     spec = order.spec
     nodes = order.nodes
-    part = {**spec.for_node(), "name": order.name, "data": [], "options": {}, "resume_from": None}
+    part = {**spec.for_node(), "name": order.name, "data": [], "options": {}, "resume_from": None, "log_dir": None}
+    where = kept_logs(order)
     if nodes > 1:
         part.update(main_address=order.kind.address(order.name, 0), main_port=spec.rendezvous.main_port or PORT)
     return {
@@ -291,6 +308,7 @@ def request(order: Order) -> dict[str, Any]:
         "token": None,
         "slots": spec.devices if isinstance(spec.devices, int) else 0,
         **_code(order),
+        "kept_logs": None if where is None else where.folder,
         "root": ROOT,
         "node_rank_variable": order.kind.index_variable if nodes > 1 else None,
     }

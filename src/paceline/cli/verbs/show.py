@@ -164,6 +164,7 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
         ("code", _code(job.code) if job.code else None),
         ("working dir", job.working_dir),
         ("folder", job.folder),
+        ("logs", job.logs),
     ]
     return [(key, str(value)) for key, value in facts if value not in (None, "")]
 

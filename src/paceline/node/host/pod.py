@@ -27,6 +27,7 @@ from paceline.node.store import make, records
 
 from . import code_stream
 from .batch import code_of, home_of, plan_of, read
+from .kept_log import KeptLog
 from .start import order_of
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ def main(file: str, message: str) -> int:
     except OSError as error:
         return refuse(message, f"{error.filename or path}: {error.strerror or error}")
     _forward_signals(made.agent)
-    relay = _Relay(sys.stdout.buffer)
+    rank = os.environ.get(request["node_rank_variable"] or "", "0")
+    relay = _Relay(sys.stdout.buffer, KeptLog(request.get("kept_logs"), int(rank)))
     for update in updates(made.run, lifeline.fileno()):
         if isinstance(update, Output):
             relay.output(update)
@@ -114,8 +116,8 @@ def _forward_signals(agent: subprocess.Popen[bytes]) -> None:
 class _Relay:
     """Writes what the ranks write line by line, so that the lines of several ranks can be told apart."""
 
-    def __init__(self, out: BinaryIO) -> None:
-        self._out = out
+    def __init__(self, out: BinaryIO, kept: KeptLog) -> None:
+        self._out, self._kept = out, kept
         self._rest: dict[tuple[int, bool], bytes] = {}  # (rank, whether it is stderr) → the line it has not finished
 
     def output(self, update: Output) -> None:
@@ -141,6 +143,7 @@ class _Relay:
     def close(self) -> None:
         """Write the lines that were left open."""
         self._end_lines()
+        self._kept.close()
 
     def _end_lines(self) -> None:
         for key, rest in self._rest.items():
@@ -152,6 +155,7 @@ class _Relay:
         if text:
             self._out.write(text)
             self._out.flush()
+            self._kept.write(text)
 
 
 def _prefix(rank: int, is_stderr: bool) -> bytes:

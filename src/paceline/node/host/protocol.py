@@ -86,7 +86,17 @@ class _Later(TypedDict, total=False):
     cloned: str | None
 
 
-class BatchRequest(Part, _Later):
+class _Kept(TypedDict, total=False):
+    """What only a part has whose logs are kept elsewhere too.
+
+    Keys:
+        kept_logs: the folder; see `kept_log.py`.
+    """
+
+    kept_logs: str | None
+
+
+class BatchRequest(Part, _Later, _Kept):
     """A part that a scheduler starts, see `batch.py`.
 
     Keys:

@@ -1,0 +1,83 @@
+"""Copies of the logs on a volume, for pods that are gone: where they are.
+
+Pods write them to `LOG-DIR/JOB-ID/node-K-TIME.log`, see `node/host/kept_log.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.job.errors import UserError
+
+from .names import LOGS
+
+if TYPE_CHECKING:
+    from paceline.job.spec import JobSpec
+
+    from .jobs import Found
+
+FOLDER = "paceline-logs"  # on the volume that has the checkpoints
+
+
+class Kept(NamedTuple):
+    """Where the logs of a job are kept.
+
+    Attributes:
+        claim: the PersistentVolumeClaim.
+        mount: where the job's pods have it.
+        folder: of the job's logs, in the pods.
+    """
+
+    claim: str
+    mount: str
+    folder: str
+
+
+def kept(spec: JobSpec, name: str, job_id: str) -> Kept | None:
+    """Where a job's logs are kept: in --log-dir, or else on the volume of its checkpoints; None for nowhere.
+
+    Raises:
+        UserError: the folder is on no volume of the job.
+    """
+    for path, flag in ((spec.log_dir, "--log-dir"), (spec.checkpoint_dir, None)):
+        if not path:
+            continue
+        found = [it for it in spec.data if posixpath.isabs(path) and _is_below(path, it.path)]
+        if found:
+            mount = max(found, key=lambda it: len(it.path))
+            above = path if flag else posixpath.join(mount.path, FOLDER)
+            return Kept(mount.volume, mount.path, posixpath.join(above, f"{name}-{job_id[:8]}"))
+        if flag:
+            raise UserError(f"{flag} {path}: pods keep logs on a volume only; mount one there with --data CLAIM:/path")
+    return None
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return posixpath.commonpath([posixpath.normpath(path), posixpath.normpath(folder)]) == posixpath.normpath(folder)
+
+
+def of(job: Found) -> Kept | None:
+    """Where the logs of a job are kept, as its annotation says."""
+    try:
+        return Kept(**json.loads(job.annotations[LOGS]))
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
+def shown(job: Found) -> str:
+    """Where the logs of a job are, in words."""
+    it = of(job)
+    if it is None:
+        return "not kept: they go with the pods; --log-dir on a volume (--data) keeps them"
+    return f"kept on volume {it.claim}, in {it.folder}"
+
+
+def is_needed(job: Found, *, is_over: bool) -> bool:
+    """Whether pods are gone whose logs are only in the copies: of a node that has none, or that has a later one."""
+    if of(job) is None:
+        return False
+    there = {pod.index for pod in job.pods if pod.has_log or not is_over}
+    failed = sum(pod.phase == "Failed" for pod in job.pods)
+    return len(there) < job.nodes or int((job.object.get("status") or {}).get("failed") or 0) > failed

@@ -1,0 +1,56 @@
+"""A second copy of a container's output, on a volume, where it is when the container is gone.
+
+Each line begins with its time, as in the log of the container that a cluster keeps.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+
+
+class KeptLog:
+    """Writes lines to a file of its own in a folder. If that cannot be written, it says so once, and stops."""
+
+    def __init__(self, folder: str | None, node_rank: int) -> None:
+        """Make the file.
+
+        Args:
+            folder: for the logs of all nodes; None for no copy.
+            node_rank: of this node, which may have had other containers before.
+        """
+        self._file = -1
+        if folder is None:
+            return
+        path = Path(folder, f"node-{node_rank}-{time.time_ns()}.log")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+        except OSError as error:
+            _warn(path, error)
+
+    def write(self, text: bytes) -> None:
+        """Write whole lines, with the time of now."""
+        if self._file < 0:
+            return
+        stamp = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ ").encode()
+        data = b"".join(stamp + line for line in text.splitlines(keepends=True))
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError as error:
+            _warn(Path(os.readlink(f"/proc/self/fd/{self._file}")), error)
+            self.close()
+
+    def close(self) -> None:
+        """Write no more."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def _warn(path: Path, error: OSError) -> None:
+    print(f"paceline: no copy of the logs is kept in {path}: {error.strerror}", file=sys.stderr, flush=True)
