@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import json
 import sys
 from typing import TYPE_CHECKING, Any
 
 from . import defaults, events, resources
 from .errors import Object, StatusError
-from .jobstate import controller_of, ended, has, is_ready, owner_reference, seconds_since, set_condition
+from .jobstate import controller_of, ended, finished, has, is_ready, owner_reference, seconds_since, set_condition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -194,7 +195,22 @@ class Training(Operator):
                     MASTER_ADDR=address, MASTER_PORT=str(port), PET_MASTER_ADDR=address, PET_MASTER_PORT=str(port)
                 )
             return found
-        return {}
+        if kind == "TFJob" and sum(counts.values()) > 1:
+            cluster = {
+                key.lower(): [
+                    f"{name}-{key.lower()}-{n}.{object['metadata']['namespace']}.svc:{port}" for n in range(count)
+                ]
+                for key, count in counts.items()
+            }
+            task = {"type": role.lower(), "index": index}
+            return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task, "environment": "cloud"})}
+        if kind == "PaddleJob":
+            return {"PYTHONUNBUFFERED": "1", "PADDLE_JOB_ID": name, "PADDLE_NNODES": str(sum(counts.values())),
+                    "PADDLE_MASTER": f"{name}-worker-0:{port}"}  # fmt: skip
+        if kind == "MPIJob" and role == "Launcher":
+            return {"OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile", "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+                    "K_MPI_JOB_ROLE": "launcher"}  # fmt: skip
+        return {"K_MPI_JOB_ROLE": "worker"} if kind == "MPIJob" else {}
 
     def _judge(self, object: Object, roles: Object, there: dict[str, Object], status: Object) -> None:
         kind, policy = object["kind"], object["spec"].get("runPolicy") or {}
@@ -236,4 +252,134 @@ def _pod_name(object: Object, role: str, index: int) -> str:
     return f"{object['metadata']['name']}-{role.lower()}{number}"
 
 
-OPERATORS: tuple[type[Operator], ...] = (Training,)
+class JobSets(Operator):
+    """JobSet: a Job for each replica of each replicated Job, and a Service."""
+
+    kinds = ("JobSet",)
+
+    def sync(self, object: Object, status: Object) -> None:
+        data, spec = object["metadata"], object["spec"]
+        jobs = {job["metadata"]["name"]: job for job in self.owned(resources.JOBS, object)}
+        if has(status, "Completed") or has(status, "Failed"):
+            for job in jobs.values():
+                if not finished(job):
+                    self.remove(resources.JOBS, job)
+            since = next(one for one in status["conditions"] if one["type"] in ("Completed", "Failed"))[
+                "lastTransitionTime"
+            ]
+            self.expire(object, spec.get("ttlSecondsAfterFinished"), since)
+            return
+        network = spec.get("network") or {}
+        subdomain = network.get("subdomain") or data["name"]
+        selector = {"jobset.sigs.k8s.io/jobset-name": data["name"]}
+        self.make(resources.SERVICES, object, {"metadata": {"name": subdomain}, "spec": {
+            "clusterIP": "None", "selector": selector,
+            "publishNotReadyAddresses": network.get("publishNotReadyAddresses", True),
+        }})  # fmt: skip
+        suspended = bool(spec.get("suspend"))
+        if suspended != has(status, "Suspended") and (suspended or status.get("conditions")):
+            words = "jobset is suspended" if suspended else "jobset is resumed"
+            reason = "SuspendedJobs" if suspended else "ResumeJobs"
+            set_condition(status, "Suspended", str(suspended), reason, words)
+        for replicated in spec["replicatedJobs"]:
+            for index in range(replicated.get("replicas", 1)):
+                name = f"{data['name']}-{replicated['name']}-{index}"
+                if name in jobs:
+                    self._suspend(jobs[name], suspended)
+                else:
+                    self._job(object, replicated, name, subdomain)
+        self._judge(object, list(jobs.values()), status)
+
+    def _job(self, object: Object, replicated: Object, name: str, subdomain: str) -> None:
+        template = copy.deepcopy(replicated["template"])
+        marks = {"jobset.sigs.k8s.io/jobset-name": object["metadata"]["name"],
+                 "jobset.sigs.k8s.io/replicatedjob-name": replicated["name"]}  # fmt: skip
+        metadata = {**(template.get("metadata") or {}), "name": name}
+        metadata["labels"] = {**metadata.get("labels", {}), **marks}
+        pod = template["spec"]["template"]
+        pod["metadata"] = {**(pod.get("metadata") or {})}
+        pod["metadata"]["labels"] = {**pod["metadata"].get("labels", {}), **marks}
+        pod["spec"]["subdomain"] = subdomain
+        pod["spec"].setdefault("restartPolicy", "OnFailure")
+        spec = {"completionMode": "Indexed", **template["spec"], "suspend": bool(object["spec"].get("suspend"))}
+        self.make(resources.JOBS, object, {"metadata": metadata, "spec": spec})
+
+    def _suspend(self, job: Object, value: bool) -> None:
+        if bool(job["spec"].get("suspend")) != value and not finished(job):
+            data = job["metadata"]
+            self.api.patch(
+                resources.JOBS, data["namespace"], data["name"], "merge-patch+json", {"spec": {"suspend": value}}
+            )
+
+    def _judge(self, object: Object, jobs: list[Object], status: Object) -> None:
+        failed = [job for job in jobs if has(job.get("status") or {}, "Failed")]
+        wanted = sum(one.get("replicas", 1) for one in object["spec"]["replicatedJobs"])
+        done = [job for job in jobs if has(job.get("status") or {}, "Complete")]
+        if failed:
+            words = f"jobset failed due to one or more job failures (first failed job: {failed[0]['metadata']['name']})"
+            set_condition(status, "Failed", "True", "FailedJobs", words)
+        elif len(done) == wanted:
+            set_condition(status, "Completed", "True", "AllJobsCompleted", "jobset completed successfully")
+        if failed or len(done) == wanted:
+            status["terminalState"] = "Failed" if failed else "Completed"
+            self.later(object, 0.0)
+
+
+class Trainer(Operator):
+    """Kubeflow Trainer: a JobSet of a TrainJob's runtime, which is always torch-distributed, and its patches."""
+
+    kinds = ("TrainJob",)
+
+    def sync(self, object: Object, status: Object) -> None:
+        data, spec = object["metadata"], object["spec"]
+        (resource,) = resources.CUSTOM["jobset"]
+        trainer = spec.get("trainer") or {}
+        nodes, name = trainer.get("numNodes", 1), data["name"]
+        env = [
+            *(trainer.get("env") or []), {"name": "PET_NNODES", "value": str(nodes)},
+            {"name": "PET_NPROC_PER_NODE", "value": str(trainer.get("numProcPerNode", "auto"))},
+            {"name": "PET_NODE_RANK", "valueFrom": {"fieldRef": {
+                "fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}},
+            {"name": "PET_MASTER_ADDR", "value": f"{name}-node-0-0.{name}"}, {"name": "PET_MASTER_PORT", "value": "29500"},
+        ]  # fmt: skip
+        container = {"name": "node", "image": trainer["image"], "command": trainer["command"], "env": env,
+                     "resources": trainer.get("resourcesPerNode") or {}}  # fmt: skip
+        pod: Object = {"metadata": {}, "spec": {"containers": [container]}}
+        for patch in spec.get("runtimePatches") or []:
+            for job in patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]:
+                pod = merge_patch(pod, job["template"]["spec"]["template"], container)
+        job = {"completions": nodes, "parallelism": nodes, "backoffLimit": 0, "template": pod}
+        if spec.get("activeDeadlineSeconds"):
+            job["activeDeadlineSeconds"] = spec["activeDeadlineSeconds"]
+        replicated = [{"name": "node", "replicas": 1, "template": {"spec": job}}]
+        suspended = bool(spec.get("suspend"))
+        self.make(
+            resource, object, {"metadata": {"name": name}, "spec": {"replicatedJobs": replicated, "suspend": suspended}}
+        )
+        below = self.storage.get(resource, data["namespace"], name)
+        if below is None or has(status, "Complete") or has(status, "Failed"):
+            return
+        if bool(below["spec"].get("suspend")) != suspended:
+            patch = {"spec": {"suspend": suspended}}
+            self.api.patch(resource, data["namespace"], name, "merge-patch+json", patch)
+        if suspended != has(status, "Suspended"):
+            reason = "Suspended" if suspended else "Resumed"
+            set_condition(status, "Suspended", str(suspended), reason, f"TrainJob is {reason.lower()}")
+        for kind, ours in (("Completed", "Complete"), ("Failed", "Failed")):
+            found = next(
+                (one for one in (below.get("status") or {}).get("conditions") or [] if one["type"] == kind), None
+            )
+            if found and found["status"] == "True":
+                set_condition(status, ours, "True", found["reason"], found["message"])
+
+
+def merge_patch(pod: Object, patch: Object, container: Object) -> Object:
+    """A pod template with a patch of a TrainJob, whose containers have the names of those that are there."""
+    (changed,) = patch["spec"].get("containers") or [{"name": container["name"]}]
+    assert changed["name"] == container["name"]
+    assert "env" not in changed, "the webhook refuses it"
+    spec = {**pod["spec"], **patch["spec"], "containers": [{**container, **changed}]}
+    return {"metadata": {**pod["metadata"], **(patch.get("metadata") or {})}, "spec": spec}
+
+
+OPERATORS: tuple[type[Operator], ...] = (Training, JobSets, Trainer)

@@ -19,14 +19,6 @@ if TYPE_CHECKING:
 
     from .cluster import Cluster
 
-SUM = """
-    import torch, torch.distributed as dist
-    dist.init_process_group("gloo")
-    total = torch.tensor([float(dist.get_rank())])
-    dist.all_reduce(total)
-    print("sum", total.item(), "of", dist.get_world_size(), flush=True)
-"""
-
 
 @pytest.fixture
 def make_user(
@@ -40,21 +32,53 @@ def make_user(
     return make
 
 
-def test_a_pytorchjob_from_submit_to_delete(make_user: Callable[..., User]) -> None:
-    user = make_user("training-operator")
-    user.submit(SUM, name="sum", nodes=2, ranks=2, kind="pytorchjob", worker_image="other", secrets=[])
-    job = user.ended("sum")
+OPERATORS = {
+    "pytorchjob": "training-operator", "tfjob": "training-operator", "paddlejob": "training-operator",
+    "mpijob": "mpi-operator", "jobset": "jobset", "trainjob": "trainer",
+}  # fmt: skip
+HOSTS = {
+    "pytorchjob": ("master-0", "worker-0"), "tfjob": ("chief-0", "worker-0"), "paddlejob": ("worker-0", "worker-1"),
+    "mpijob": ("launcher", "worker-0"), "jobset": ("node-0-0", "node-0-1"), "trainjob": ("node-0-0", "node-0-1"),
+}  # fmt: skip
+TWO_ROLES = ("pytorchjob", "tfjob", "mpijob")
+MEET = """
+    import os, socket
+    host, rank = os.environ["MASTER_ADDR"], int(os.environ["RANK"])
+    if rank == 0:
+        server = socket.create_server(("", int(os.environ["MASTER_PORT"])))
+        server.accept()
+    elif rank == 2:
+        import time
+        until = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection((host, int(os.environ["MASTER_PORT"])), 5)
+                break
+            except OSError:
+                assert time.monotonic() < until
+    print("met", rank, "of", os.environ["WORLD_SIZE"], flush=True)
+"""
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_from_submit_to_delete(make_user: Callable[..., User], kind: str) -> None:
+    """Two pods with two ranks each, of which two connect over pods."""
+    user = make_user(*{OPERATORS[kind], "jobset"} if kind == "trainjob" else {OPERATORS[kind]})
+    given = {"worker_image": "other"} if kind in TWO_ROLES else {}
+    user.submit(MEET, name="it", nodes=2, ranks=2, kind=kind, max_restarts=0, **given)
+    job = user.ended("it")
     assert (job.state, job.ranks, job.exit_code) == ("SUCCEEDED", 4, 0), job
-    assert [it.node.partition("/")[2] for it in job.instances] == ["sum-master-0"] * 2 + ["sum-worker-0"] * 2
-    assert user.lines("sum") == ["sum 6.0 of 4"] * 4
+    pods = [it.node.partition("/")[2] for it in job.instances]
+    assert all(pod.startswith(f"it-{HOSTS[kind][n // 2]}") for n, pod in enumerate(pods)), pods
+    assert sorted(user.lines("it")) == [f"met {rank} of 4" for rank in range(4)]
     images = {it["metadata"]["name"]: it["spec"]["containers"][0]["image"] for it in user.cluster.all("Pod")}
-    assert images == {"sum-master-0": "usual", "sum-worker-0": "other"}
-    assert user.cluster.all("Job") == [], "what has kept it together while it was made is gone"
-    assert [it.name for it in user.backend().describe().jobs] == ["sum"]
-    with pytest.raises(UserError, match="a job named sum is in this namespace"):
-        user.submit(SUM, name="sum")
-    assert user.backend().delete(["sum"]) == []
-    user.nothing_left("sum")
+    assert [images[pods[0]], images[pods[2]]] == ["usual", given.get("worker_image", "usual")]
+    assert [it["metadata"]["name"] for it in user.cluster.all("Job") if it["metadata"]["name"] == "it"] == []
+    assert [it.name for it in user.backend().describe().jobs] == ["it"]
+    with pytest.raises(UserError, match="a job named it is in this namespace"):
+        user.submit(MEET, name="it")
+    assert user.backend().delete(["it"]) == []
+    user.nothing_left("it")
 
 
 def test_what_a_cluster_does_not_serve_is_refused(make_user: Callable[..., User]) -> None:

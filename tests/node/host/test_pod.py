@@ -104,6 +104,10 @@ def test_the_culprit_and_its_traceback(container: Container) -> None:
     report = container.report()
     assert (report["state"], report["failure"]["rank"], report["exit_code"]) == ("FAILED", 0, 1)
     assert report["failure"]["traceback"].endswith("too \n")
+    container.message.unlink()
+    again = container.start("print('again')")  # as a node does with `restartPolicy: OnFailure`
+    out, err = again.communicate(timeout=120)
+    assert (again.returncode, out, err, container.report()) == (1, b"", b"", report)
 
 
 def test_signals_reach_the_job(container: Container) -> None:

@@ -67,6 +67,8 @@ def send(cluster: Cluster, name: str, code: Packed, progress: ProgressReporter) 
         if shown(job, "", "").is_over:
             return
         running = [pod for pod in job.newest().values() if pod.phase == "Running" and not pod.is_over]
+        if not job.kind.reaches_all:
+            running = [pod for pod in running if pod.index == 0]
         for pod in running:
             with contextlib.suppress(UserError):  # it has just begun, or the connection broke: again
                 _send_to(cluster, pod, code, job.python, progress)

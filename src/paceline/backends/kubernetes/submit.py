@@ -292,6 +292,8 @@ def _provisional(order: objects.Order) -> Object:
     manifest = kind_of(order).manifest(order)
     if not isinstance(order.kind, BatchJob):
         manifest["metadata"]["labels"].pop(QUEUE, None)  # what manages the queue would start it
+        if not kind_of(order).can_suspend:  # its pods wait for what is not there yet
+            return manifest
         return {**manifest, "spec": manifests.merged(manifest["spec"], kind_of(order).suspension(True))}
     changes: Object = {"activeDeadlineSeconds": _DEADLINE, "ttlSecondsAfterFinished": _LEFTOVER}
     if not manifest["spec"]["suspend"]:  # what admits a suspended job counts its pods
@@ -355,7 +357,7 @@ def _make_below(cluster: Cluster, order: objects.Order, progress: ProgressReport
         with _removed_on_failure(cluster, kind, made):
             for manifest in objects.dependents(order):
                 _make_owned(cluster, objects.owned(manifest, made))
-            go: Object = {"spec": kind.suspension(False)}
+            go: Object = {"spec": kind.suspension(False)} if kind.can_suspend else {}
             if order.is_queued:
                 go = {"metadata": {"labels": {QUEUE: order.spec.queue}}}
             if order.stream is not None:

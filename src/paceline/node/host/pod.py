@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.contract import TOKEN
 from paceline.node.errors import Refused
+from paceline.node.files import load_json, write_json
 from paceline.node.logs.live import Output, updates
 from paceline.node.signals import HANDLED
 from paceline.node.store import make, records
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 MARK = b"[paceline] "  # begins the line of an event
 RANK = b"[rank %d] "  # begins a line of a rank
 STDERR = b"[rank %d stderr] "  # the same, where stderr is kept apart
+ENDED = "ended.json"  # beside the request: how the job ended here
 PIECE = b" +] "  # ends the prefix of a piece of a line, which ends without a line end
 LONGEST = 64 << 10  # bytes of a line; a longer one is written in pieces
 MOST = 4096  # bytes of a termination message
@@ -57,6 +59,10 @@ def main(file: str, message: str) -> int:
     path = Path(file)
     for number in (signal.SIGTERM, signal.SIGINT):  # the first process of a container ignores what it does not handle
         signal.signal(number, _end)
+    ended = path.with_name(ENDED)
+    if report := load_json(ended):  # the container was started again, and its files are those of before
+        write_message(message, report)
+        return int(report["exit_code"])
     try:
         request = read(path)
         if stream := request.get("stream"):
@@ -86,7 +92,10 @@ def main(file: str, message: str) -> int:
     exit_code = 128 - code_at_end if code_at_end < 0 else code_at_end
     record = records.record(made.run.path, list) or {}
     failure = (made.run.read_status() or {}).get("failure")
-    write_message(message, summary(record, failure, exit_code))
+    report = summary(record, failure, exit_code)
+    with contextlib.suppress(OSError):
+        write_json(ended, report)
+    write_message(message, report)
     return exit_code
 
 

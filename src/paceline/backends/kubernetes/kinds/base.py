@@ -49,6 +49,7 @@ class Kind(ABC):
         sets_variables: whether its controller gives the pods of a plain job the variables by which ranks meet.
         makes_groups: whether its controller makes the PodGroup of a gang.
         margin: letters that its objects have in their names besides the job's name and a number.
+        reaches_all: whether each pod has a name for the others, not node 0 alone.
     """
 
     name: ClassVar[str]
@@ -62,6 +63,7 @@ class Kind(ABC):
     sets_variables: ClassVar[bool] = True
     makes_groups: ClassVar[bool] = False
     margin: ClassVar[int] = 0
+    reaches_all: ClassVar[bool] = True
 
     def __init__(self, version: str | None = None) -> None:
         """Take a version; the best one by default."""
@@ -96,7 +98,8 @@ class Kind(ABC):
 
     def refusal(self, flag: str, why: str) -> UserError:
         """Why this kind cannot do what a flag asks for."""
-        return UserError(f"{flag}: a {self.title} {why}")
+        article = "an" if self.title.startswith("MPI") else "a"
+        return UserError(f"{flag}: {article} {self.title} {why}")
 
     @abstractmethod
     def spec(self, order: Order) -> Manifest:
@@ -113,6 +116,11 @@ class Kind(ABC):
     def services(self, order: Order) -> list[Manifest]:
         """The Services that the pods need and nobody else makes."""
         return []
+
+    @property
+    def can_suspend(self) -> bool:
+        """Whether it can be there without pods."""
+        return True
 
     # -- what it says --------------------------------------------------------------------------------------------------
 

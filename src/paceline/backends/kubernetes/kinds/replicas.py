@@ -25,7 +25,7 @@ class Replicated(Kind):
     """
 
     group = "kubeflow.org"
-    versions = ("v1",)
+    versions: ClassVar[tuple[str, ...]] = ("v1",)
     brought_by = "the Kubeflow Training Operator"
     margin = len("-worker")
     makes_groups = True

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 from paceline.job.errors import UserError
 
 from .job import BatchJob
+from .jobset import JobSet
+from .mpijob import MPIJob
+from .paddlejob import PaddleJob
 from .pytorchjob import PyTorchJob
+from .tfjob import TFJob
+from .trainjob import TrainJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +21,7 @@ if TYPE_CHECKING:
 
     from .base import Kind
 
-KINDS: tuple[type[Kind], ...] = (BatchJob, PyTorchJob)
+KINDS: tuple[type[Kind], ...] = (BatchJob, PyTorchJob, MPIJob, TFJob, PaddleJob, TrainJob, JobSet)
 
 
 def served(cluster: Cluster) -> Iterator[Kind]:

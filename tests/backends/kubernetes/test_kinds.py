@@ -1,0 +1,152 @@
+"""The manifests of the kinds of operators, against the schemas that their makers publish."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.lab.kubernetes import custom, resources, schema
+
+from paceline.backends.kubernetes import objects
+from paceline.backends.kubernetes.kinds.base import Kind
+from paceline.backends.kubernetes.kinds.job import BatchJob
+from paceline.backends.kubernetes.kinds.jobset import JobSet
+from paceline.backends.kubernetes.kinds.mpijob import MPIJob
+from paceline.backends.kubernetes.kinds.paddlejob import PaddleJob
+from paceline.backends.kubernetes.kinds.pytorchjob import PyTorchJob
+from paceline.backends.kubernetes.kinds.served import KINDS
+from paceline.backends.kubernetes.kinds.tfjob import TFJob
+from paceline.backends.kubernetes.kinds.trainjob import TrainJob
+from paceline.backends.kubernetes.options import Options
+from paceline.backends.packing import archive
+from paceline.job.errors import UserError
+from paceline.job.spec import JobSpec
+
+KINDS_AND_VERSIONS = [kind(version) for kind in KINDS for version in kind.versions]
+
+
+def order(kind: Kind, **given: Any) -> objects.Order:
+    options = Options.model_validate({key: given.pop(key) for key in [*given] if key in Options.model_fields})
+    spec = JobSpec.model_validate({"script": "train.py", "image": "training:1", **given})
+    data = b"" if options.plain else archive().data
+    return objects.Order("it", spec, options, "ml", "1234", data, secrets={"HF": "s"}, kind=kind)
+
+
+def checked(it: objects.Order) -> dict[str, Any]:
+    """The object of a job, and all that it owns, checked by the schemas of Kubernetes and of the operators."""
+    schemas = {key: found for name in resources.CUSTOM for key, found in custom.schemas(name, 31).items()}
+    checker = schema.Checker(31, schemas)
+    it.check()
+    made = [it.kind.manifest(it), *objects.dependents(it)]  # type: ignore[attr-defined]
+    served = [*resources.BUILT_IN, *(one for several in resources.CUSTOM.values() for one in several)]
+    for manifest in made:
+        key = manifest["apiVersion"], manifest["kind"]
+        (resource,) = [one for one in served if (one.api_version, one.kind) == key]
+        assert checker.check(resource, manifest, strict=True)["spec" if "spec" in manifest else "metadata"]
+    first: dict[str, Any] = made[0]
+    return first
+
+
+def templates(found: Any) -> list[dict[str, Any]]:
+    """All pod templates in a manifest."""
+    if isinstance(found, list):
+        return [it for one in found for it in templates(one)]
+    if not isinstance(found, dict):
+        return []
+    here = [found["template"]] if "containers" in found.get("template", {}).get("spec", {}) else []
+    return here + [it for one in found.values() for it in templates(one)]
+
+
+POSSIBLE = {
+    "nodes": 3, "devices": 2, "cpus": 4, "memory": "16Gi", "env": {"A": "1"}, "labels": {"team": "vision"},
+    "data": ["training-data:/data"], "shm": "8Gi", "selector": {"disk": "ssd"}, "tolerations": "all", "time_limit": 60,
+    "placement": "spread", "service_account": "trainer", "annotations": {"a/b": "c"}, "pull_secrets": "registry",
+    "ranks": 2, "resources": "rdma/hca=1",
+}  # fmt: skip
+BEYOND_A_RUNTIME = {"ttl": 60, "priority_class": "high", "host_network": True, "ports": "8080", "pull_policy": "Always"}
+
+
+@pytest.mark.parametrize("kind", KINDS_AND_VERSIONS, ids=lambda kind: f"{kind.name}-{kind.version}")
+def test_every_kind_has_what_a_user_sets(kind: Kind) -> None:
+    given = {**POSSIBLE, **({} if isinstance(kind, TrainJob) else BEYOND_A_RUNTIME)}
+    if kind.version != "v1alpha1":
+        given["queue"] = "fast"
+        checked(order(kind))  # a job of one pod
+    for plain in (True, False) if kind.api_version != "kubeflow.org/v1alpha1" else (True,):
+        found = checked(order(kind, plain=plain, **given))
+        assert kind.is_suspended(found) is ("queue" in given)
+        assert kind.nodes(found) == 3 + (plain and isinstance(kind, MPIJob))
+        assert kind.main_container(found)["command"][-1] == ("train.py" if plain else objects.MESSAGE)
+        assert found["metadata"]["labels"]["app.kubernetes.io/instance"] == "it"
+        assert found["metadata"]["labels"].get("kueue.x-k8s.io/queue-name") == given.get("queue")
+        assert kind.ttl(found) == given.get("ttl")
+        assert ("activeDeadlineSeconds" in json.dumps(found["spec"])) is plain
+        for template in templates(found):
+            pod = template["spec"]
+            assert template["metadata"]["labels"]["app.kubernetes.io/instance"] == "it"
+            assert (pod["nodeSelector"], pod["serviceAccountName"]) == ({"disk": "ssd"}, "trainer")
+            assert pod.get("priorityClassName") == given.get("priority_class")
+            assert {"name": "data-0", "mountPath": "/data"} in pod["containers"][0]["volumeMounts"]
+        assert templates(found)
+
+
+@pytest.mark.parametrize(
+    "kind", [it for it in KINDS_AND_VERSIONS if it.version != "v1alpha1"], ids=lambda kind: kind.title
+)
+@pytest.mark.parametrize("gang", ["volcano", "coscheduling"])
+def test_gangs(kind: Kind, gang: str) -> None:
+    it = order(kind, nodes=3, gang=gang, queue="fast", priority_class="high")
+    found = checked(it)
+    groups = [one for one in objects.dependents(it) if one["kind"] == "PodGroup"]
+    if kind.group == "kubeflow.org":
+        policy = found["spec"]["runPolicy"]["schedulingPolicy"]
+        assert (policy["minAvailable"], policy["priorityClass"]) == (3, "high") and not groups
+        assert policy.get("queue") == ("fast" if gang == "volcano" else None)
+    else:
+        (group,) = groups
+        assert group["spec"]["minMember"] == 3
+        (template,) = templates(found)
+        marks = {**template["metadata"]["labels"], **template["metadata"].get("annotations", {})}
+        assert "it" in (marks.get("scheduling.k8s.io/group-name"), marks.get("scheduling.x-k8s.io/pod-group"))
+    assert all("schedulerName" in template["spec"] for template in templates(found))
+    is_kueue = "kueue.x-k8s.io/queue-name" in found["metadata"]["labels"]
+    assert is_kueue == kind.is_suspended(found) == (gang == "coscheduling")
+
+
+def test_what_a_kind_cannot_do_is_refused() -> None:
+    old = MPIJob("v1alpha1")
+    for kind, given, words in (
+        (BatchJob(), {"worker_image": "b"}, "--worker-image: a Job has one template"),
+        (JobSet(), {"clean_pods": "all"}, "--clean-pods: a JobSet keeps"),
+        (PaddleJob(), {"worker_image": "b"}, "--worker-image: a PaddleJob has one"),
+        (TrainJob(), {"ttl": 3}, "--ttl: a TrainJob has it from its runtime"),
+        (TrainJob(), {"gang": "volcano"}, "--gang: a TrainJob has it"),
+        (TrainJob(), {"pod_template": {"spec": {"schedulerName": "x"}}}, "a TrainJob cannot change schedulerName of"),
+        (old, {}, "--kind mpijob: an MPIJob of kubeflow.org/v1alpha1 runs nothing but sleep in workers; add --plain"),
+        (old, {"plain": True, "queue": "q"}, "--queue: an MPIJob of kubeflow.org/v1alpha1 cannot be suspended"),
+    ):  # fmt: skip
+        with pytest.raises(UserError) as refused:
+            order(kind, **given).check()
+        assert words in str(refused.value)
+
+
+def test_roles() -> None:
+    for kind, first in ((PyTorchJob(), "Master"), (TFJob(), "Chief"), (MPIJob(), "Launcher")):
+        roles = checked(order(kind, nodes=3, worker_image="other:1"))["spec"][kind.field]
+        assert {name: role["replicas"] for name, role in roles.items()} == {first: 1, "Worker": 2}
+        images = [role["template"]["spec"]["containers"][0]["image"] for role in roles.values()]
+        assert images == ["training:1", "other:1"]
+        assert [*checked(order(kind))["spec"][kind.field]] == [first], "a job of one node"
+    assert [*checked(order(PaddleJob(), nodes=3))["spec"]["paddleReplicaSpecs"]] == ["Worker"]
+
+
+def test_a_plain_mpijob_has_workers_besides_its_launcher() -> None:
+    spec = checked(order(MPIJob(), plain=True, nodes=2, devices=4, script=None, command="mpirun"))["spec"]
+    launcher, worker = (spec["mpiReplicaSpecs"][role] for role in ("Launcher", "Worker"))
+    assert (launcher["replicas"], worker["replicas"], spec["slotsPerWorker"]) == (1, 2, 1)
+    main, other = (it["template"]["spec"]["containers"][0] for it in (launcher, worker))
+    assert main["command"] == ["mpirun"] and "command" not in other, "its operator starts sshd there"
+    assert main["resources"] == {"limits": {}, "requests": {}} and other["resources"]["limits"] == {
+        "nvidia.com/gpu": "4"
+    }
