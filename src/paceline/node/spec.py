@@ -70,6 +70,8 @@ class NodeSpec:
         expected: the number of nodes that the first attempt waits for; None for all.
         joins: the job has started on other nodes: this one never coordinates its first attempt.
         hosts: names of the nodes in messages, by node rank; empty if unknown.
+        peers: where the agents of all nodes listen, by node rank, if another node comes for one that is lost, with its
+            rank and its name; empty if none is replaced.
         main_address: where the agents find the first coordinator; None on a single node.
         main_port: its port; on a single node the main port of the ranks; None picks a free one.
         local_address: address at which the other nodes reach this one; None: it is detected.
@@ -111,6 +113,7 @@ class NodeSpec:
     expected: int | None = None
     joins: bool = False
     hosts: tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()
     main_address: str | None = None
     main_port: int | None = None
     local_address: str | None = None

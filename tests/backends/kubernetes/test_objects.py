@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import tarfile
+from dataclasses import replace
 from typing import Any
 
 import kubernetes_validate
@@ -63,6 +64,19 @@ def test_kubernetes_knows_every_field(given: dict[str, Any], version: str) -> No
     it = order(b"x" * 2_000_000, {"HF": "s"}, **given) if not given.get("plain") else order(**given)
     for manifest in [it.kind.manifest(it), *objects.dependents(it)]:
         kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize(("given", "limits"), [
+    ({"nodes": 2}, (0, 0)), ({"nodes": 3, "max_restarts": 5}, (2, 15)), ({"nodes": 1, "max_restarts": 2}, (0, 2)),
+    ({"plain": True, "nodes": 2, "max_restarts": 2}, (0, 0)),
+])  # fmt: skip
+def test_what_becomes_of_failed_pods(given: dict[str, Any], limits: tuple[int, int]) -> None:
+    old, new = (objects.job(replace(order(**given), minor=minor)) for minor in (25, 26))
+    kubernetes_validate.validate(new, "1.30", strict=True)
+    assert (old["spec"]["backoffLimit"], new["spec"]["backoffLimit"]) == limits
+    assert "podFailurePolicy" not in old["spec"]
+    rules = new["spec"].get("podFailurePolicy", {}).get("rules", [])
+    assert [rule["action"] for rule in rules] == (["Ignore", "FailJob"] if limits[1] else [])
 
 
 def test_what_a_user_sets_is_in_the_pods() -> None:

@@ -97,7 +97,7 @@ def _job(job: Object, minor: int) -> None:
     spec.setdefault("completionMode", "NonIndexed")
     spec.setdefault("suspend", False)
     if minor >= 29:
-        spec.setdefault("podReplacementPolicy", "TerminatingOrFailed")
+        spec.setdefault("podReplacementPolicy", "Failed" if spec.get("podFailurePolicy") else "TerminatingOrFailed")
     pod_spec(spec["template"].setdefault("spec", {}), restart="")
 
 

@@ -10,7 +10,7 @@ import signal
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from . import defaults, events, resources
+from . import events, podstatus, resources
 from .access import Denial
 from .network import inside
 
@@ -138,20 +138,10 @@ class Faults:
     def preempt(self, name: str, namespace: str = "default") -> None:
         """Let a pod make room for a more important one."""
 
-        def mark(pod: Object) -> None:
-            words = "default-scheduler: preempting to accommodate a higher priority pod"
-            condition = {
-                "type": "DisruptionTarget",
-                "status": "True",
-                "reason": "PreemptionByScheduler",
-                "message": words,
-            }
-            pod["status"].setdefault("conditions", []).append({**condition, "lastTransitionTime": defaults.now()})
-
         def preempt() -> None:
             pod = self.api.get(resources.PODS, namespace, name)
-            if self.api.minor >= 26:
-                self.api.edit(resources.PODS, pod, mark)
+            words = "default-scheduler: preempting to accommodate a higher priority pod"
+            podstatus.disrupt(self.api, pod, "PreemptionByScheduler", words)
             events.record(
                 self.api, pod, "Normal", "Preempted", "Preempted by a pod of higher priority", "default-scheduler"
             )

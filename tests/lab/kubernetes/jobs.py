@@ -176,7 +176,7 @@ class Jobs:
         indexed = job["spec"]["completionMode"] == "Indexed"
         if not self.tracking:
             good = [pod for pod in pods if pod["status"].get("phase") == "Succeeded"]
-            bad = [pod for pod in pods if pod["status"].get("phase") == "Failed"]
+            bad = [pod for pod in pods if pod["status"].get("phase") == "Failed" and not self._is_ignored(job, pod)]
             done = {index_of(pod) for pod in good} if indexed else set()
             return (len(done) if indexed else len(good)), len(bad), done
         seen, good_count, bad_count, done = self._counted.get(job["metadata"]["uid"], (set(), 0, 0, set()))
@@ -189,7 +189,7 @@ class Jobs:
                 good_count += 1
                 if indexed:
                     done.add(index_of(pod))
-            else:
+            elif not self._is_ignored(job, pod):
                 bad_count += 1
         self._counted[job["metadata"]["uid"]] = (seen, good_count, bad_count, done)
         return (len(done) if indexed else good_count), bad_count, done
@@ -208,8 +208,6 @@ class Jobs:
                 if rule and rule["action"] == "FailJob":
                     name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
                     return "PodFailurePolicy", f"Container of pod {name} failed with a rule of the pod failure policy"
-                if rule and rule["action"] == "Ignore":
-                    failed -= 1
         if failed > spec["backoffLimit"]:
             return "BackoffLimitExceeded", "Job has reached the specified backoff limit"
         restarts = sum(
@@ -218,6 +216,12 @@ class Jobs:
         if spec["template"]["spec"].get("restartPolicy") == "OnFailure" and restarts > spec["backoffLimit"]:
             return "BackoffLimitExceeded", "Job has reached the specified backoff limit"
         return None
+
+    def _is_ignored(self, job: Object, pod: Object) -> bool:
+        """Whether a failed pod does not count, by the policy."""
+        policy = job["spec"].get("podFailurePolicy")
+        rule = rule_for(policy, pod) if policy and self.api.minor >= 26 else None
+        return rule is not None and rule["action"] == "Ignore"
 
     def _complete(self, spec: Object, succeeded: int) -> bool:
         if spec.get("completions") is None:

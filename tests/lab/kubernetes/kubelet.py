@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from . import defaults, events, resources
+from . import defaults, events, podstatus, resources
 from .errors import Object, StatusError
 from .podrunner import PodRunner, remove_network
 
@@ -180,6 +180,9 @@ class Kubelet:
         for pod in self._pods():
             if pod["status"].get("phase") not in ("Succeeded", "Failed"):
                 data = pod["metadata"]
+                podstatus.disrupt(
+                    self.api, pod, "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint"
+                )
                 self.api.delete(resources.PODS, data["namespace"], data["name"], {})
 
     def back(self) -> None:

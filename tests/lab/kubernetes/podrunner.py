@@ -319,6 +319,7 @@ class PodRunner:
     def evict(self, reason: str, message: str, grace: float = 0.0) -> None:
         """Let the node end it for a reason of its own."""
         self.verdict = (reason, message)
+        podstatus.disrupt(self.api, self.pod, "TerminationByKubelet", message)
         self.event("Warning", reason, message)
         self.stop(grace)
 

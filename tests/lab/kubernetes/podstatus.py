@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import defaults
+from . import defaults, resources
 
 if TYPE_CHECKING:
+    from .api import Api
     from .errors import Object
     from .podrunner import PodRunner
+
+
+def disrupt(api: Api, pod: Object, reason: str, message: str) -> None:
+    """Say that the cluster takes a pod away, which newer versions do."""
+    if api.minor < 26:
+        return
+
+    def mark(pod: Object) -> None:
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
+        pod["status"].setdefault("conditions", []).append({**condition, "lastTransitionTime": defaults.now()})
+
+    data = pod["metadata"]
+    stored = api.storage.get(resources.PODS, data["namespace"], data["name"])
+    if stored is not None and stored["metadata"]["uid"] == data["uid"]:
+        api.edit(resources.PODS, stored, mark)
 
 
 def status(runner: PodRunner, stored: Object) -> Object:

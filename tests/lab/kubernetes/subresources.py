@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from . import channels, errors, resources
+from . import channels, errors, podstatus, resources
 from .errors import Object, StatusError
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ async def _copy(response: web.StreamResponse, log: Any, query: Any) -> None:
 async def _evict(server: Server, call: Call, pod: Object) -> web.StreamResponse:
     body = await server._body(call.request) or {}
     options = body.get("deleteOptions") or {}
+    podstatus.disrupt(server.api, pod, "EvictionByEvictionAPI", "Eviction API: evicting")
     server.api.delete(resources.PODS, call.namespace, pod["metadata"]["name"], options)
     status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
     return web.json_response(status, status=201)

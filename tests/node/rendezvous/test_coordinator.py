@@ -15,6 +15,7 @@ from paceline.node.rendezvous.coordinator import FINISHED, GATHERING, HALTING, R
 from paceline.node.rundir.status import Failure
 
 Message = dict[str, Any]
+PORTS = {"main_port": 1, "ports": []}
 
 
 def join(nodes: int, peer: int = 0, **changes: Any) -> Message:
@@ -239,6 +240,68 @@ def test_a_node_that_leaves_stays_when_the_others_are_gone() -> None:
     told = coordinator.receive(0, {"do": "stopped", "failures": [], "main_port": 1, "ports": []})
     assert [m["do"] for _, m in told] == ["restart", "start"]
     assert told[0][1]["why"] == "node 1 (h) is gone"
+
+
+def replaced(restarts: int = 1, nodes: int = 2, least: int | None = None) -> Coordinator:
+    """A job whose nodes are replaced, and which runs."""
+    coordinator = Coordinator(least or nodes, nodes, restarts, replaces=True)
+    for peer in range(nodes):
+        coordinator.receive(peer, numbered(coordinator, peer, peer, f"n-{peer}"))
+    agree(coordinator, nodes)
+    assert coordinator.phase == RUNNING
+    return coordinator
+
+
+def numbered(coordinator: Coordinator, peer: int, rank: int, name: str) -> Message:
+    nodes = [coordinator.least, coordinator.most]
+    return {**join(2, peer), "nodes": nodes, "node_rank": rank, "id": name, "host": f"h{rank}"}
+
+
+def done(outbox: list[tuple[int, Message]], peer: int) -> list[str]:
+    return [message["do"] for to, message in outbox if to == peer]
+
+
+def test_another_node_takes_the_place_of_one_that_is_lost_within_the_restarts() -> None:
+    coordinator = replaced(restarts=1)
+    coordinator.lost(1)
+    assert done(coordinator.receive(0, {"do": "stopped", "failures": [], **PORTS}), 0) == ["wait"]
+    outbox = coordinator.receive(2, numbered(coordinator, 2, 1, "m-1"))
+    assert [(to, message["do"], message["node_rank"]) for to, message in outbox] == [(0, "start", 0), (2, "start", 1)]
+    assert coordinator.restarts == 1
+    for peer in (0, 2):
+        coordinator.receive(peer, {"do": "ready"})
+    coordinator.lost(2)
+    ((_, end),) = coordinator.receive(0, {"do": "stopped", "failures": [], **PORTS})
+    assert (end["do"], end["state"]) == ("finish", "FAILED") and "node 1 (h1) is gone" in end["failure"]["message"]
+
+
+def test_a_node_that_is_told_to_go_saves_its_state_and_uses_up_no_restart() -> None:
+    coordinator = replaced(restarts=1)
+    assert [(to, message["save"]) for to, message in coordinator.receive(1, {"do": "leave"})] == [(0, True), (1, True)]
+    assert done(coordinator.receive(2, numbered(coordinator, 2, 1, "m-1")), 2) == ["prepare"], "it may come before"
+    coordinator.receive(1, {"do": "stopped", "failures": [], **PORTS})
+    outbox = coordinator.receive(0, {"do": "stopped", "failures": [], **PORTS})
+    assert (done(outbox, 1), done(outbox, 2), coordinator.restarts) == (["finish"], ["restart", "start"], 0)
+    assert done(coordinator.receive(3, numbered(coordinator, 3, 1, "n-1")), 3) == ["refuse"], "the older one comes back"
+
+
+def test_the_newer_node_of_a_rank_stays() -> None:
+    coordinator = replaced(restarts=1, nodes=3, least=1)
+    outbox = coordinator.receive(3, numbered(coordinator, 3, 1, "m-1"))
+    assert [done(outbox, peer) for peer in range(4)] == [["halt"], ["halt"], ["halt"], ["prepare"]]
+    for peer in range(3):
+        outbox = coordinator.receive(peer, {"do": "stopped", "failures": [], **PORTS})
+    assert done(outbox, 1) == ["finish"]
+    assert [to for to, message in outbox if message["do"] == "start"][:2] == [0, 2]
+
+
+def test_when_all_are_told_to_go_all_go() -> None:
+    coordinator = replaced()
+    coordinator.receive(1, {"do": "leave"})
+    coordinator.receive(0, {"do": "leave"})
+    coordinator.receive(1, {"do": "stopped", "failures": [], **PORTS})
+    outbox = coordinator.receive(0, {"do": "stopped", "failures": [], **PORTS})
+    assert (done(outbox, 0), done(outbox, 1), coordinator.members) == (["finish"], ["finish"], {})
 
 
 def test_culprit_is_the_first_that_is_no_mere_symptom() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from . import logs
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from .client import Cluster
     from .jobs import Found
 
+_TAKEN = ("Preempted", "TaintManagerEviction")  # why a pod was taken away; of the type Normal
 _ONCE = ("started", "finished", "restarting", "stopping", "waiting")  # each node reports them
 
 
@@ -22,12 +24,12 @@ def events(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
     A pod's report goes with the pod. What the cluster itself keeps of the start and the end takes its place.
     """
     found: list[dict[str, Any]] = []
-    said: set[tuple[str, Any]] = set()
+    said: set[tuple[str, Any, Any]] = set()
     for entry in logs.read_all(cluster, job, is_over=shown(job, "", "").is_over):
         if entry.event is None:
             continue
         event = {"time": entry.time, **{key: value for key, value in entry.event.items() if key != "ranks"}}
-        key = event["event"], event.get("attempt")
+        key = event["event"], event.get("attempt"), event.get("why")
         if event["event"] in _ONCE and key in said:
             continue
         said.add(key)
@@ -50,16 +52,23 @@ def _known(job: Found, said: set[str]) -> list[dict[str, Any]]:
 
 
 def _warnings(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
-    """The cluster's warnings about the job and its pods, which it keeps for an hour."""
+    """The cluster's warnings about the job and its pods, also of lost ones; it keeps them for an hour."""
     try:
-        items = cluster.get(cluster.path("v1", "events"), fieldSelector="type=Warning").get("items", [])
+        items = cluster.get(cluster.path("v1", "events")).get("items", [])
     except ApiError:
         return []
-    names = {*job.kind.parts(job.name), *(("Pod", pod.name) for pod in job.pods)}
+    parts = job.kind.parts(job.name)
+    lost = re.compile(rf"{re.escape(job.name)}-\d+-[a-z0-9]+")
+    pods = {pod.name for pod in job.pods}
     found = []
     for item in items:
+        if item.get("type") != "Warning" and item.get("reason") not in _TAKEN:
+            continue
         target = item.get("involvedObject") or {}
-        if (target.get("kind"), target.get("name")) in names:
+        made = moment(item.get("firstTimestamp") or item["metadata"].get("creationTimestamp")) or 0.0
+        is_now = made >= int(moment(job.object["metadata"]["creationTimestamp"]) or 0.0)
+        kind, name = target.get("kind"), str(target.get("name"))
+        if is_now and ((kind, name) in parts or (kind == "Pod" and (name in pods or lost.fullmatch(name)))):
             when = moment(item.get("lastTimestamp") or item.get("eventTime") or item["metadata"]["creationTimestamp"])
             message = " ".join(str(item.get("message") or "").split())
             event, host = item.get("reason", "Warning"), target.get("name")

@@ -95,9 +95,10 @@ class KubeRun:
                 last = _weightier(last, details)
                 continue
             if name in _ENDS or name == "stopping":  # every node says so
-                if (name, attempt) in self._said:
+                key = name, details.get("why") or attempt
+                if key in self._said:
                     continue
-                self._said.add((name, attempt))
+                self._said.add(key)
             yield Event(name, details)
         self._let_go()
         if last is not None:

@@ -233,8 +233,9 @@ def detailed(job: Job, answers: Mapping[int, Mapping[str, Any]]) -> Job:
     first = next(iter(records.values()))
     going = [record["state"] for record in records.values()]
     state = next((state for state in ("RESTARTING", "STARTING") if state in going), job.state)
+    state = state if job.state == "RUNNING" or state == "RESTARTING" else job.state
     return replace(
-        job, state=state if job.state == "RUNNING" else job.state, instances=instances, framework=first["framework"],
+        job, state=state, instances=instances, framework=first["framework"],
         attempt=max(it["attempt"] for it in records.values()), restarts=max(it["restarts"] for it in records.values()),
         started=min((it["started"] for it in records.values() if it["started"]), default=job.started),
         waiting=job.waiting or next((it["waiting"] for it in records.values() if it["waiting"]), None),

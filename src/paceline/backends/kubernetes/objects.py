@@ -19,7 +19,7 @@ from paceline._version import __version__
 from paceline.job.errors import UserError
 from paceline.node.host.batch import FIRST
 
-from . import cloning, kept
+from . import cloning, kept, replacing
 from .bootstrap import START
 from .gang import mark, pod_groups
 from .git_script import GIT
@@ -66,6 +66,10 @@ class Shape(Protocol):
     @property
     def sets_variables(self) -> bool:
         """Whether its controller gives a plain job the variables by which ranks meet."""
+
+    @property
+    def replaces(self) -> bool:
+        """Whether its controller makes another pod for one that is lost."""
 
     @property
     def margin(self) -> int:
@@ -119,6 +123,7 @@ class Order:
         record: of the code.
         secrets: variables that are never shown.
         kind: the kind of object that it becomes.
+        minor: version of the server: 24 is 1.24.
     """
 
     name: str
@@ -133,6 +138,7 @@ class Order:
     record: Mapping[str, Any] | None = None
     secrets: Mapping[str, str] = field(default_factory=dict)
     kind: Shape = field(kw_only=True)
+    minor: int = 24
 
     @property
     def image(self) -> str:
@@ -311,6 +317,8 @@ def request(order: Order) -> dict[str, Any]:
         "kept_logs": None if where is None else where.folder,
         "root": ROOT,
         "node_rank_variable": order.kind.index_variable if nodes > 1 else None,
+        "address_variable": replacing.ADDRESS,
+        "peers": replacing.peers(order),
     }
 
 
@@ -424,6 +432,7 @@ def env(order: Order, role: Role = Role()) -> list[Manifest]:
     elif order.kind.index_variable == POD and order.nodes > 1:
         number = {"value": "0"} if role.index is None else {"valueFrom": {"fieldRef": {"fieldPath": role.index}}}
         found += [{"name": POD, **number}, {"name": FIRST, "value": str(role.first)}]
+    found += replacing.variables(order)
     found += [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": order.name, "key": name}}} for name in order.secrets
     ]

@@ -13,7 +13,10 @@ from .reasons import is_gone, why_ended, why_waiting
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-TAKEN_AWAY = "it was told to end (SIGTERM): a pod of the job was deleted, evicted or preempted; submit it again"
+TAKEN_AWAY = (
+    "it was told to end (SIGTERM): a pod of the job was deleted, evicted or preempted; submit it again, with "
+    "--max-restarts to have such pods replaced"
+)
 # The number of a pod among those with the same template, as the controllers of the kinds say it.
 _INDEXES = ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index")
 

@@ -102,7 +102,7 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
     order = objects.Order(
         name, spec, options, cluster.namespace, uuid.uuid4().hex,
         archive=b"" if options.plain else archive().data,
-        secrets={it: os.environ[it] for it in spec.secrets}, kind=kind,
+        secrets={it: os.environ[it] for it in spec.secrets}, kind=kind, minor=cluster.version[1],
     )  # fmt: skip
     order.check()
     if nodes > 1 and not options.plain:

@@ -28,7 +28,7 @@ from paceline.node.machine.devices import visibility
 from paceline.node.machine.ports import Reservation
 from paceline.node.ranks.launcher import Ranks
 from paceline.node.rendezvous.coordinator import GONE_GRACE
-from paceline.node.rendezvous.participant import Participant
+from paceline.node.rendezvous.participant import LEFT, Participant
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.signals import HANDLED, LEAVE
 from paceline.node.spec import NodeSpec
@@ -92,6 +92,7 @@ class Agent:
         self.at_once = False  # whether the ranks get no grace
         self.stop_signal = 0  # the first signal that asked this node to stop
         self.halted_by = 0  # the signal with which the coordinator stopped all ranks
+        self.leave_by: float | None = None  # until when to wait, if another node is to take this one's place
         self.preempted = False  # whether the ranks were asked to save their state and end for good
         self.start: Start | None = None  # the attempt that this node has agreed to, until it begins
         self.is_newcomer = False  # whether the coordinator waits for a report that the ranks could start
@@ -216,9 +217,10 @@ class Agent:
         elif message["do"] == "search" or message["do"] == "alone":
             self._lose_coordinator(message)
         elif message["do"] == "refuse":
-            self._fail(f"node 0 refused this node: {message['why']}", exit_code=2)
+            self._fail(f"node 0 refused this node: {message['why']}", exit_code=LEFT if self.spec.peers else 2)
         elif message["do"] == "finish":
-            self.finish = message
+            has_left = self.spec.peers and message["state"] == "STOPPED" and not message["exit_code"]
+            self.finish = {**message, "exit_code": LEFT} if has_left else message
 
     def _end(self, finish: Finish) -> None:
         """Leave nothing running, and record how the job ended."""
@@ -243,6 +245,8 @@ class Agent:
 
     def _timeout(self) -> float | None:
         """How many seconds to wait for the next message; None: any time."""
+        if self.leave_by is not None:
+            return max(0.0, self.leave_by - time.monotonic())
         if self.halted and self.stop_signal:  # the ranks of the other nodes have their grace too
             return ANSWER_SECONDS + (0.0 if self.at_once else self.spec.grace)
         if self.join_by is not None:
@@ -252,7 +256,7 @@ class Agent:
         return None
 
     def _on_timeout(self) -> None:
-        if self.stop_signal:  # the coordinator has not answered
+        if self.stop_signal or self.leave_by is not None:  # the coordinator has not answered
             self._stop_alone()
         elif self.join_by is not None:  # other nodes are missing
             why = self._missing_nodes()
@@ -301,6 +305,7 @@ class Agent:
         self.status.change(
             attempt=attempt, node_rank=start["node_rank"], world_size=world_size, start=start, waiting=None,
             nodes=len(start["nodes"]), coordinator=self.participant.coordinator_address,
+            restarts=start["standing"]["restarts"],
         )  # fmt: skip
         self.times.start(self.dir.times(attempt), {path: key for rank in ranks for path, key in rank.logs().items()})
         self.ranks.launch(ranks, start)
@@ -383,7 +388,7 @@ class Agent:
         if not self.halted:
             self.halted = True
             self.ranks.stop(GONE_GRACE, lambda: self.at_once)
-        if self.stop_signal or self.halted_by:  # the other nodes stop as well
+        if self.stop_signal or self.halted_by or self.leave_by is not None:  # the other nodes stop as well
             self._stop_alone()
         elif message["do"] == "alone":
             self._fail(message["why"])
@@ -403,8 +408,17 @@ class Agent:
         elif number in (signal.SIGUSR1, signal.SIGUSR2):
             self.preempted = self.preempted or number == signal.SIGUSR2
             self.ranks.signal(number)
+        elif number == signal.SIGTERM and self.spec.peers and self.participant.has_met:
+            self._leave()
         elif number != signal.SIGHUP or not self.spec.detached:
             self._ask_to_stop(number)
+
+    def _leave(self) -> None:
+        """Leave the job, in which another node takes this one's place; all nodes save their state before."""
+        if self.leave_by is None:
+            self.leave_by = time.monotonic() + self.spec.grace + ANSWER_SECONDS
+            self.dir.append_event("stopping", signal=signal.SIGTERM, grace=self.spec.grace)
+            self._send({"do": "leave"})
 
     def _on_lifeline(self) -> None:
         """The process that waits for the job has ended, or has sent a byte."""
@@ -455,13 +469,14 @@ class Agent:
 
     def _stop_alone(self) -> None:
         """End the job here without asking the coordinator."""
-        number = self.stop_signal or self.halted_by
+        number = self.stop_signal or self.halted_by or signal.SIGTERM
         self.finish = {"do": "finish", "state": "STOPPED", "exit_code": 128 + number, "failure": None, "others": []}
 
     def _fail(self, message: str, exit_code: int = 1) -> None:
-        """End the job here for a reason that is not the failure of a rank."""
+        """End the job here for a reason that is not the failure of a rank; with `LEFT` it goes on elsewhere."""
         failure = node_failure(self.spec.node_rank or 0, self.host, message, exit_code)
-        self.finish = {"do": "finish", "state": "FAILED", "exit_code": exit_code, "failure": failure, "others": []}
+        state: Literal["STOPPED", "FAILED"] = "STOPPED" if exit_code == LEFT else "FAILED"
+        self.finish = {"do": "finish", "state": state, "exit_code": exit_code, "failure": failure, "others": []}
 
     # -- what is recorded ----------------------------------------------------------------------------------------------
 

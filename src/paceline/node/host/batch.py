@@ -63,6 +63,9 @@ def read(path: Path) -> BatchRequest:
         raise Refused(str(error)) from None
     if request is None:
         raise Refused(f"no file {path} that describes the job")
+    if request.get("address_variable"):
+        address = os.environ.get(request["address_variable"] or "")
+        request = {**request, "job": {**request["job"], "local_address": address or None}}
     variable = request["node_rank_variable"]
     if variable is None:
         return request

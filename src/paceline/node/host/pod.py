@@ -23,6 +23,7 @@ from paceline.contract import TOKEN
 from paceline.node.errors import Refused
 from paceline.node.files import load_json, write_json
 from paceline.node.logs.live import Output, updates
+from paceline.node.rendezvous.participant import LEFT
 from paceline.node.signals import HANDLED
 from paceline.node.store import make, records
 
@@ -46,6 +47,7 @@ LONGEST = 64 << 10  # bytes of a line; a longer one is written in pieces
 MOST = 4096  # bytes of a termination message
 _MOST_TEXT = 400  # letters of a line in it
 _WIDEST = 6  # bytes of a letter in JSON: \\u00fc
+REPLACED = (137, LEFT)  # exit codes of a pod that was taken away: another one comes in its place
 _REFUSED = 2  # the exit code if the job cannot run
 
 
@@ -81,7 +83,8 @@ def main(file: str, message: str) -> int:
         return refuse(message, f"{error.filename or path}: {error.strerror or error}")
     _forward_signals(made.agent)
     rank = os.environ.get(request["node_rank_variable"] or "", "0")
-    relay = _Relay(sys.stdout.buffer, KeptLog(request.get("kept_logs"), int(rank)))
+    kept = KeptLog(request.get("kept_logs"), int(rank))
+    relay = _Relay(sys.stdout.buffer, kept, leaves=bool(request.get("peers")))
     for update in updates(made.run, lifeline.fileno()):
         if isinstance(update, Output):
             relay.output(update)
@@ -96,7 +99,7 @@ def main(file: str, message: str) -> int:
     with contextlib.suppress(OSError):
         write_json(ended, report)
     write_message(message, report)
-    return exit_code
+    return 1 if record.get("state") == "FAILED" and exit_code in REPLACED else exit_code
 
 
 def refuse(message: str, why: str) -> int:
@@ -125,8 +128,9 @@ def _forward_signals(agent: subprocess.Popen[bytes]) -> None:
 class _Relay:
     """Writes what the ranks write line by line, so that the lines of several ranks can be told apart."""
 
-    def __init__(self, out: BinaryIO, kept: KeptLog) -> None:
+    def __init__(self, out: BinaryIO, kept: KeptLog, *, leaves: bool = False) -> None:
         self._out, self._kept = out, kept
+        self._leaves = leaves  # whether the job goes on elsewhere when this node is stopped
         self._rest: dict[tuple[int, bool], bytes] = {}  # (rank, whether it is stderr) → the line it has not finished
 
     def output(self, update: Output) -> None:
@@ -147,7 +151,12 @@ class _Relay:
         details = {key: value for key, value in event.details.items() if key != "logs"}
         if "logs" in event.details:
             details["ranks"] = [[log["rank"], log["local_rank"]] for log in event.details["logs"]]
-        self._write(MARK + json.dumps({"event": event.name, **details}).encode() + b"\n")
+        name = event.name
+        if self._leaves and name == "stopping":
+            name = "leaving"
+        elif self._leaves and name == "finished" and (details["state"], details["exit_code"]) == ("STOPPED", LEFT):
+            name = "left"
+        self._write(MARK + json.dumps({"event": name, **details}).encode() + b"\n")
 
     def close(self) -> None:
         """Write the lines that were left open."""

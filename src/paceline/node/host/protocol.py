@@ -105,11 +105,16 @@ class BatchRequest(Part, _Later, _Kept):
             own.
         node_rank_variable: the variable in which the scheduler gives the node rank, such as SLURM_NODEID or
             JOB_COMPLETION_INDEX; None if the job has it, or the nodes agree on it when they connect.
+        address_variable: the variable in which it gives the address at which the others reach this node; None if the
+            agent finds it.
+        peers: where the agents listen, by node rank, if the scheduler starts another node for one that is lost.
     """
 
     root: str
     archive: str | None
     node_rank_variable: str | None
+    address_variable: str | None
+    peers: Sequence[str]
 
 
 def send(answer: dict[str, Any]) -> None:

@@ -111,7 +111,13 @@ def order_of(home: Home, request: Part) -> Order:
         secrets=request["secrets"],
         token=request["token"],
         brought=brought_by(request),
+        peers=peers_of(request),
     )
+
+
+def peers_of(request: Mapping[str, Any]) -> tuple[str, ...]:
+    """Where the agents of a job listen, if its scheduler replaces nodes."""
+    return tuple(request.get("peers") or ())
 
 
 def brought_by(request: Mapping[str, Any]) -> Brought | None:

@@ -12,7 +12,8 @@ Pure state: messages in, messages out. `links` sends and receives them, `message
                                                                      go on later; "final": not in this job
                          {"do": "stop", "signal"}                    this node was asked to stop the job
                          {"do": "daemon", "node_rank", "attempt", "command"}    mpirun's daemon is to start on that node
-                         {"do": "leave"}                             this node is to leave the job, which goes on
+                         {"do": "leave"}                             this node is to leave the job, which goes on, or
+                                                                     waits for another one in its place
                          {"do": "stopped", "failures", "main_port", "ports"}   no rank of this attempt is left here
     of its own node      {"do": "called"}                            the time of a "last call" is over
                          {"do": "give up", "why"}                    the missing nodes have not joined
@@ -30,7 +31,8 @@ Pure state: messages in, messages out. `links` sends and receives them, `message
                          {"do": "finish", "state", "exit_code", "failure", "others"}
     to its own node      {"do": "last call"}                         send "called" after a moment
 
-A job whose number of nodes may change is elastic: nodes join and leave, and each change makes a new attempt.
+A job whose number of nodes may change is elastic: nodes join and leave, and each change makes a new attempt. Where
+nodes are replaced, another node of the same rank comes for one that is lost or has left; the newer one of a rank stays.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from typing import TYPE_CHECKING
 from paceline.contract import RESUME_CODE
 from paceline.node.failure import culprit, node_failure
 
-from .quorum import Membership, Standing
+from .quorum import Membership, Standing, rank_in
 
 if TYPE_CHECKING:
     from paceline.node.rundir.status import Failure, NodeEntry, OtherFailure
@@ -89,6 +91,10 @@ class _Member:
     def name(self) -> str:
         return str(self.joined["host"])
 
+    @property
+    def is_leaving(self) -> bool:
+        return self.leaves or self.wants_to_leave
+
 
 class Coordinator:
     """The state of a job over its nodes. `receive` and `lost` return (peer, message) pairs to send.
@@ -96,13 +102,17 @@ class Coordinator:
     Attributes:
         least, most: how many nodes the job may have.
         expected: how many nodes the first attempt waits for.
+        replaces: whether another node comes for one that is lost.
     """
 
-    def __init__(self, least: int, most: int, max_restarts: int, expected: int | None = None) -> None:
+    def __init__(
+        self, least: int, most: int, max_restarts: int, expected: int | None = None, *, replaces: bool = False
+    ) -> None:
         self.least = least
         self.most = most
         self.expected = most if expected is None else expected
-        self.is_closed = expected is not None and not self.is_elastic  # no other node comes for one that is lost
+        self.replaces = replaces
+        self.is_closed = expected is not None and not self.changes  # no other node comes for one that is lost
         self.max_restarts = max_restarts
         self.phase = GATHERING
         self.attempt = 0  # the current one, or the next
@@ -122,6 +132,11 @@ class Coordinator:
     def is_elastic(self) -> bool:
         """Whether nodes may join and leave."""
         return self.least < self.most
+
+    @property
+    def changes(self) -> bool:
+        """Whether the job goes on when a node is lost, at once or with another one in its place."""
+        return self.is_elastic or self.replaces
 
     @property
     def missing(self) -> int:
@@ -215,6 +230,8 @@ class Coordinator:
                     del self.members[other]
                 else:
                     outbox += self.lost(other, is_dead=False)
+        if self.replaces and message["id"] not in self.dead:
+            outbox += self._make_room(message)
         why = self._refusal(message)
         if why:
             return [*outbox, (peer, {"do": "refuse", "why": why})]
@@ -225,11 +242,28 @@ class Coordinator:
             return outbox + self._gathered()
         return [*outbox, (peer, {"do": "prepare", "nodes": self._nodes()})]
 
+    def _make_room(self, message: Join) -> Outbox:
+        """Let the node leave that another one replaces; one that is not connected is dead from now on."""
+        rank = message["node_rank"]
+        if self.phase == FINISHED or rank is None:
+            return []
+        outbox: Outbox = []
+        for member in list(self.members.values()):
+            if member.joined["node_rank"] == rank and not member.is_leaving:
+                outbox += self._leave(member)
+        present = {member.id for member in self.members.values()}
+        known = set() if self.standing is None else self.standing.members
+        self.dead |= {name for name in known - present if rank_in(name) == rank and name != message["id"]}
+        return outbox
+
     def _refusal(self, message: Join) -> str:
         """Why a node may not join, or ""."""
         if self.phase == FINISHED:
             return "the job has ended"
-        if len(self.members) >= self.most or (self.phase != GATHERING and not self.is_elastic):
+        if self.replaces and message["id"] in self.dead:
+            return "another node has taken its place"
+        staying = sum(not member.is_leaving for member in self.members.values())
+        if staying >= self.most or (self.phase != GATHERING and not self.changes):
             return "the job has all its nodes already"
         if message["nodes"] != [self.least, self.most]:
             theirs, ours = (_range(*pair) for pair in (message["nodes"], (self.least, self.most)))
@@ -239,7 +273,8 @@ class Coordinator:
             if message["version"] != other["version"]:
                 return f"this node has paceline {message['version']}, {other['host']} has {other['version']}"
             asked = message["node_rank"]
-            if self.standing is None and asked is not None and asked == other["node_rank"]:
+            is_taken = asked is not None and asked == other["node_rank"] and not member.is_leaving
+            if self.standing is None and is_taken:
                 return f"node rank {asked} is taken by {other['host']}; give each node its own --node-rank"
         return ""
 
@@ -255,6 +290,8 @@ class Coordinator:
 
     def _may_go_on(self) -> bool:
         """Whether the members are a quorum: no other nodes can go on without them."""
+        if self.replaces and not self.is_elastic:  # no other nodes can: an attempt needs one of every rank
+            return True
         present = {member.id for member in self.members.values()}
         return self.standing is None or self.standing.may_go_on(present, self.dead)
 
@@ -288,15 +325,20 @@ class Coordinator:
         return [member for member in self.members.values() if member.prepared and not member.takes_part]
 
     def _leave(self, member: _Member) -> Outbox:
-        """Let a node leave, once all have saved their state, unless too few would stay that know the job's state."""
-        if not self.is_elastic or member.leaves:
+        """Let a node leave, once all have saved their state, unless too few would stay that know the job's state.
+
+        One that is replaced leaves in any case.
+        """
+        if not self.changes or member.leaves:
             return []
+        if self.phase == GATHERING and self.replaces:
+            return self._dismiss([member])
         if self.phase in (GATHERING, AGREEING):
             member.wants_to_leave = True
             return []
         if not member.takes_part:
             return self._dismiss([member])
-        if len(self._staying()) <= self.least:
+        if not self.replaces and len(self._staying()) <= self.least:
             return []
         member.leaves = True
         self._changes.append(_leaves(member))
@@ -307,7 +349,7 @@ class Coordinator:
 
     def _keep_enough(self) -> None:
         """Let no node leave if too few would stay, now that others are gone."""
-        if len(self._staying()) < self.least:
+        if not self.replaces and len(self._staying()) < self.least:
             for member in self._participants():
                 if member.leaves:
                     member.leaves = False
@@ -348,12 +390,16 @@ class Coordinator:
                 if not self.has_started and self.standing is None:
                     wanted = member.joined["node_rank"]
                     member.node_rank = next(free) if wanted is None else wanted
-        rank_before = {
-            peer: member.node_rank if member.node_rank >= 0 else self.most for peer, member in self.members.items()
-        }
-        order = sorted(self.members, key=lambda peer: (rank_before[peer], peer))
+        order = sorted(self.members, key=lambda peer: (self._rank_before(self.members[peer]), peer))
         for number, peer in enumerate(peer for peer in order if self.members[peer].takes_part):
             self.members[peer].node_rank = number
+
+    def _rank_before(self, member: _Member) -> int:
+        """Where a node comes among the others: where it was, or where it asked to be if nodes are replaced."""
+        asked = member.joined["node_rank"]
+        if self.replaces and asked is not None:
+            return asked
+        return member.node_rank if member.node_rank >= 0 else self.most
 
     def _start(self) -> Outbox:
         """Propose the attempt to all that take part; it starts when all have agreed."""
@@ -416,19 +462,23 @@ class Coordinator:
         if not all(member.stopped for member in participants):
             return []
         failures = [failure for member in participants for failure in member.failures]
-        if self.is_elastic and self._gone:  # failures that the loss of a node has caused do not count
+        if self.changes and self._gone:  # failures that the loss of a node has caused do not count
             failures = [failure for failure in failures if not failure["symptom"]]
-        else:
+        if not self.is_elastic:  # such a loss itself does, if the job needs all nodes
             failures += self._gone
         if self.stop_signal:
             return self._finish("STOPPED", 128 + self.stop_signal, [])
         if self.preempted and self.final and not failures:
             return self._finish("STOPPED", RESUME_CODE, [])
         if failures or not (self.preempted or self._changes):
-            if (self._gone and not self.is_elastic) or self.restarts >= self.max_restarts:
+            if (self._gone and not self.changes) or self.restarts >= self.max_restarts:
                 return self._finish("FAILED", culprit(failures)["exit_code"] if failures else 1, failures)
             self.restarts += 1
         self._keep_enough()
+        for member in participants:
+            if member.wants_to_leave and self.replaces:
+                member.leaves = True
+                self._changes.append(_leaves(member))
         why = ", ".join(dict.fromkeys(self._changes))
         self._gone.clear()
         self.preempted = self.final = False

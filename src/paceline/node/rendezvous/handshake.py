@@ -133,12 +133,13 @@ class Survey:
     """Asks several agents at the same time which one coordinates their job.
 
     Attributes:
-        answers: by agent id: what it answers, "refused" if its port refuses connections, None if there is no answer.
+        answers: by agent id: what it answers, "refused" if its port refuses connections, "unknown" if its name has no
+            address, None if there is no answer.
     """
 
     def __init__(self, loop: Loop, agents: Sequence[NodeEntry], token: bytes, timeout: float) -> None:
         """Ask these agents."""
-        self.answers: dict[str, AgentStatus | Literal["refused"] | None] = {}
+        self.answers: dict[str, AgentStatus | Literal["refused", "unknown"] | None] = {}
         self._loop = loop
         self._left = len(agents)
         self._lock = threading.Lock()
@@ -158,12 +159,14 @@ class Survey:
         self._loop.forget(self._read)
 
     def _ask(self, agent: str, address: str, port: int, token: bytes, timeout: float) -> None:
-        answer: AgentStatus | Literal["refused"] | None = None
+        answer: AgentStatus | Literal["refused", "unknown"] | None = None
         try:
             channel, answer = connect(address, port, token, timeout, joins=False)
             channel.close()
         except ConnectionRefusedError:
             answer = "refused"
+        except socket.gaierror as error:
+            answer = None if error.errno == socket.EAI_AGAIN else "unknown"
         except OSError:
             pass
         with self._lock:

@@ -43,12 +43,14 @@ class Outcome(TypedDict):
 class AgentStatus(TypedDict):
     """What an agent answers to an authenticated peer: its id, and which agent coordinates the job.
 
-    `leader` is the address and port of the coordinator, None while that is unknown.
+    `leader` is the address and port of the coordinator, None while that is unknown; `has_begun` says whether the agent
+    has taken part in an attempt.
     """
 
     id: str
     leads: bool
     has_started: bool
+    has_begun: bool
     leader: list[str | int] | None
 
 

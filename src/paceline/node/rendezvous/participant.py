@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
 import time
-import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,8 @@ from paceline.node.machine.network import is_loopback
 from .coordinator import GATHERING, Coordinator
 from .handshake import Listener
 from .links import Follower, Leader
-from .quorum import Standing
+from .peers import Peers
+from .quorum import Standing, agent_id
 from .search import CONNECT_PAUSE, CONNECT_SECONDS, Search
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from .messages import AgentStatus, Offer, Start, ToCoordinator, ToNode
 
+LEFT = 143  # the exit code of a node that another one replaces: SIGTERM, as a scheduler sends it
 STOP_SECONDS = 5.0  # after which a node that receives nothing has certainly stopped its ranks
 
 
@@ -63,7 +65,7 @@ class Participant:
             fail: ends the job here, for a reason and with an exit code.
             is_over: whether it has ended here.
         """
-        self.id = uuid.uuid4().hex[:12]
+        self.id = agent_id(spec.node_rank if spec.peers else None)
         self.standing: Standing | None = None
         self._loop = loop
         self._spec = spec
@@ -86,6 +88,7 @@ class Participant:
         self._leader_id = ""
         self._dead: set[str] = set()
         self._others_stop_by: float | None = None  # during a search: when lost nodes have stopped their ranks
+        self._news = 0  # messages of the coordinator to this agent
 
     @property
     def has_met(self) -> bool:
@@ -129,12 +132,38 @@ class Participant:
         spec = self._spec
         if spec.nodes > 1 and not self._listen():
             return
-        if self._is_first():
+        if spec.peers:
+            self._meet_peers(join_by, within)
+        elif self._is_first():
             self.lead()
         elif not self._is_over():
             assert spec.main_address is not None
             assert spec.main_port is not None
             self._follow_first((spec.main_address, spec.main_port), join_by, within)
+
+    def _meet_peers(self, join_by: Callable[[], float], within: Callable[[], float]) -> None:
+        """Join the other nodes, which may have begun long ago; returns when the job goes on, or has ended here."""
+        spec = self._spec
+        assert spec.main_port is not None
+        before, last_try = self._news, False
+        peers = Peers(self._loop, spec.peers, spec.main_port, spec.node_rank or 0, self._token)
+        while not self._is_over() and self._news == before:
+            peers.ask(lambda: self._is_over() or self._news > before)
+            address = peers.leader
+            if address is not None and (peers.have_begun or not self.leads):
+                self.part()
+                with contextlib.suppress(OSError):
+                    if self.follow(address, CONNECT_SECONDS):
+                        return
+            elif not self.leads and spec.node_rank == 0 and peers.may_begin(spec.least == spec.nodes):
+                self.lead()
+            if last_try and not self.leads and not self._is_over():
+                code = 1 if spec.least == spec.nodes else LEFT  # the others may go on without this node
+                self._fail(f"cannot reach the other nodes of the job within {within():g} s: {peers.found}", code)
+            if last_try:  # a leader reports the missing nodes
+                return
+            last_try = time.monotonic() > join_by()
+            self._loop.run_until(lambda: self._is_over() or self._news > before, CONNECT_PAUSE)
 
     def _listen(self) -> bool:
         """Listen for other agents if that is needed; returns False, and fails, if it is needed and impossible."""
@@ -142,15 +171,16 @@ class Participant:
         assert spec.main_port is not None
         is_ours = is_here(spec.main_address or "")
         is_first = not spec.joins and (spec.node_rank == 0 or (spec.node_rank is None and is_ours))
-        if not is_first and spec.least == spec.nodes:
+        if not is_first and spec.least == spec.nodes and not spec.peers:
             return True
         try:
-            self._listener.open(spec.main_port if is_first or not is_ours else 0, self._interface)
+            wanted = spec.main_port if is_first or spec.peers or not is_ours else 0
+            self._listener.open(wanted, self._interface)
         except OSError as error:
             if spec.node_rank == 0:
                 self._fail(f"cannot listen on port {spec.main_port}: {error.strerror}; choose another --master-port", 2)
                 return False
-            if spec.least < spec.nodes:
+            if spec.least < spec.nodes or spec.peers:
                 self._listener.open(0, self._interface)
         return True
 
@@ -167,7 +197,7 @@ class Participant:
     def lead(self) -> None:
         """Coordinate from now on."""
         spec = self._spec
-        coordinator = Coordinator(spec.least, spec.nodes, spec.max_restarts, spec.expected)
+        coordinator = Coordinator(spec.least, spec.nodes, spec.max_restarts, spec.expected, replaces=bool(spec.peers))
         coordinator.dead |= self._dead
         self._link = leader = Leader(
             self._loop, coordinator, lambda message: self._deliver(leader, message), spec.silence
@@ -244,6 +274,7 @@ class Participant:
         has_started = isinstance(self._link, Leader) and self._link.coordinator.has_started
         return {
             "id": self.id, "leads": self.leads, "has_started": has_started, "leader": self.coordinator_address,
+            "has_begun": self.standing is not None,
         }  # fmt: skip
 
     def _admit(self, channel: Channel) -> None:
@@ -264,6 +295,7 @@ class Participant:
         elif message["do"] == "go":
             assert self.standing is not None
             self.standing = replace(self.standing, agreed=True, asked=self.standing.asked[-1:])
+        self._news += 1
         self._deliver_to_agent(message)
 
     def _last_call(self) -> float:
@@ -294,7 +326,7 @@ class Participant:
     def _lose_leader(self, follower: Follower, is_dead: bool) -> None:
         if follower is not self._link:
             return
-        if self._spec.least == self._spec.nodes or not self._nodes:
+        if not self._goes_on():
             why = "is gone" if is_dead else f"did not answer for {self._spec.silence:g} s"
             names = [node["host"] for node in self._nodes if node["id"] == self._leader_id] or self._spec.hosts[:1]
             name = "".join(f" ({name})" for name in names)
@@ -303,6 +335,18 @@ class Participant:
         why = "the node that coordinated the job is gone" if is_dead else "the node that coordinates the job is silent"
         dead = [self._leader_id] if is_dead else []
         self._deliver_to_agent({"do": "search", "why": why, "dead": dead, "last_seen": follower.last_seen})
+
+    def _goes_on(self) -> bool:
+        """Whether the job goes on without the node that coordinated it, which counts as a failure if it needs all."""
+        spec, standing = self._spec, self.standing
+        if not spec.peers:
+            return spec.least < spec.nodes and bool(self._nodes)
+        if standing is None or spec.least < spec.nodes:
+            return True
+        if standing.restarts >= spec.max_restarts:
+            return False
+        self.standing = replace(standing, restarts=standing.restarts + 1)
+        return True
 
     def search(self, dead: Sequence[str], last_seen: float | None, search_by: float) -> None:
         """Find the agent that coordinates the job now, or coordinate it here; all ranks here have been stopped.
@@ -316,6 +360,9 @@ class Participant:
         """
         self._dead.update(dead)
         self.part()
+        if self._spec.peers and not self._nodes:  # no attempt has begun here
+            self._meet_peers(lambda: search_by, lambda: self._spec.join_timeout)
+            return
         since = time.monotonic() if last_seen is None else last_seen
         self._others_stop_by = since + self._spec.silence + STOP_SECONDS
         is_recent = dead and last_seen is not None

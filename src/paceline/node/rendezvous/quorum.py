@@ -12,6 +12,7 @@ Ousterhout, "In Search of an Understandable Consensus Algorithm", 2014, section 
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,18 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from .messages import MembershipRecord, StandingRecord
+
+
+def agent_id(node_rank: int | None) -> str:
+    """A new id for an agent. It names the node rank that was asked for, by which a replaced agent is recognized."""
+    name = uuid.uuid4().hex[:12]
+    return name if node_rank is None else f"{name}-{node_rank}"
+
+
+def rank_in(name: str) -> int | None:
+    """The node rank in an agent's id; None if it asked for none."""
+    _, _, rank = name.partition("-")
+    return int(rank) if rank else None
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,6 @@ class Search:
             if answer == "refused":
                 if time.monotonic() <= self._proof_until:
                     self._searcher.agent_died(name)
-            elif answer is not None and answer["id"] == name:
+            elif isinstance(answer, dict) and answer["id"] == name:
                 living[name] = answer
         return living

@@ -47,6 +47,7 @@ class Kind(ABC):
         container: the name that the container must have.
         index_variable: the variable of a pod that has its number in its role.
         sets_variables: whether its controller gives the pods of a plain job the variables by which ranks meet.
+        replaces: whether its controller makes another pod for one that is lost, of the same number and name.
         makes_groups: whether its controller makes the PodGroup of a gang.
         margin: letters that its objects have in their names besides the job's name and a number.
         reaches_all: whether each pod has a name for the others, not node 0 alone.
@@ -61,6 +62,7 @@ class Kind(ABC):
     container: ClassVar[str] = objects.CONTAINER
     index_variable: ClassVar[str] = objects.POD
     sets_variables: ClassVar[bool] = True
+    replaces: ClassVar[bool] = False
     makes_groups: ClassVar[bool] = False
     margin: ClassVar[int] = 0
     reaches_all: ClassVar[bool] = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.backends.kubernetes import objects
+from paceline.backends.kubernetes import objects, replacing
 from paceline.backends.kubernetes.options import PORT
 
 from .base import Ending, Kind, ending, run_policy
@@ -17,12 +17,12 @@ COMPLETION_INDEX = "JOB_COMPLETION_INDEX"
 
 
 def indexed(order: Order) -> Manifest:
-    """The spec of a Job with a pod for each node, which is not tried again."""
+    """The spec of a Job with a pod for each node."""
     return {
         "completions": order.nodes,
         "parallelism": order.nodes,
         "completionMode": "Indexed",
-        "backoffLimit": 0,
+        **replacing.failure_rules(order),
         "template": objects.template(order),
     }
 
@@ -38,6 +38,7 @@ class BatchJob(Kind):
     brought_by = "Kubernetes"
     index_variable = COMPLETION_INDEX
     sets_variables = False
+    replaces = True
 
     def spec(self, order: Order) -> Manifest:
         """See `Kind`."""

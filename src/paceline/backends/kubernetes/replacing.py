@@ -1,0 +1,59 @@
+"""Pods in place of those that are lost: what a Job says of it, and what its pods need for it. Pure, like `objects`.
+
+The Job controller makes another pod of the same index for one that was deleted, evicted or preempted, whose node is
+lost, or whose container was killed. The agents wait for it, and the ranks go on from the last checkpoint.
+
+What ends the job for good must not start again. So a pod that was taken away ends with one of the codes in `TAKEN`, and
+an agent that ends a job never does. From 1.26 on a policy says so, and disruptions do not count. Before, all pods of a
+job that has failed end within the seconds that the controller waits before it replaces a failed pod. So a limit that is
+lower than the number of pods ends the Job, while a few pods may still be killed; deleted ones do not count in 1.24.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.node.host.pod import REPLACED
+
+if TYPE_CHECKING:
+    from .objects import Order
+
+ADDRESS = "PACELINE_POD_ADDRESS"
+_POLICY = 26  # the first minor version with podFailurePolicy on
+_MANY = 10  # times that each pod of an elastic job may be killed
+
+
+def is_replaced(order: Order) -> bool:
+    """Whether the job goes on with another pod when one is lost: it may restart, or needs not all pods."""
+    least, most = order.spec.node_range
+    return order.kind.replaces and not order.options.plain and (order.spec.max_restarts > 0 or least < most)
+
+
+def peers(order: Order) -> list[str]:
+    """Where the agents of a job's pods listen, by index; empty if there is one alone, or none is replaced."""
+    if order.nodes == 1 or not is_replaced(order):
+        return []
+    return [order.kind.address(order.name, index) for index in range(order.nodes)]
+
+
+def variables(order: Order) -> list[dict[str, Any]]:
+    """The variable with a pod's own address: its name may belong to two pods while one is replaced."""
+    if not peers(order):
+        return []
+    return [{"name": ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+
+
+def failure_rules(order: Order) -> dict[str, Any]:
+    """The fields of a Job that say what becomes of a failed pod."""
+    if not is_replaced(order):
+        return {"backoffLimit": 0}
+    (least, most), restarts = order.spec.node_range, order.spec.max_restarts
+    if order.minor < _POLICY:
+        return {"backoffLimit": min(restarts, least - 1) if least == most else least - 1}
+    times = restarts if least == most else max(restarts, _MANY)
+    codes = {"containerName": order.kind.container, "operator": "NotIn", "values": list(REPLACED)}
+    rules = [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": "FailJob", "onExitCodes": codes},
+    ]
+    return {"backoffLimit": times * most, "podFailurePolicy": {"rules": rules}}

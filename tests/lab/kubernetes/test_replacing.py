@@ -1,0 +1,144 @@
+"""Pods that are lost, and others in their place: every sample is trained on exactly once."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.conftest import eventually
+
+from paceline.backends.base import LogQuery
+
+from .client import Http
+from .user import User
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from .cluster import Cluster
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+TRAIN = """
+    import os, time, torch
+    from torch.utils.data import TensorDataset
+    import paceline
+
+    class Seen:  # how often each sample was trained on
+        def __init__(self, count):
+            self.counts = torch.zeros(count)
+        def state_dict(self):
+            return {"counts": self.counts}
+        def load_state_dict(self, state):
+            self.counts = state["counts"]
+
+    samples = 400
+    run = paceline.init(seed=1, checkpoint_every=5, progress=False)
+    model, optimizer = run.setup(model := torch.nn.Linear(1, 1), torch.optim.SGD(model.parameters(), 0.01))
+    seen = Seen(samples)
+    run.register(seen=seen)
+    train = run.dataloader(TensorDataset(torch.arange(float(samples))), global_batch_size=12, shuffle=True)
+    for epoch in run.epochs(1000000):
+        for (numbers,) in train:
+            mine = torch.zeros(samples)
+            mine[numbers[: train.samples].long()] = 1
+            run.backward(model(numbers[:, None] / samples).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.counts += run.all_reduce(mine)
+            if run.rank == 0:
+                print("step", run.step, "with", run.world_size, "in", os.environ["HOSTNAME"], flush=True)
+            time.sleep(0.03)
+        if run.all_reduce(torch.tensor(float(os.path.exists("/end/now")))):
+            break
+    if run.rank == 0:
+        print("seen", int(seen.counts.min()), int(seen.counts.max()), flush=True)
+"""
+NAME = "it"
+
+
+class Training:
+    """A job that trains until it is asked to end."""
+
+    def __init__(self, user: User, **given: Any) -> None:
+        self.user, self.cluster = user, user.cluster
+        self.end = user.cluster.claim("end") / "now"
+        user.submit(TRAIN, name=NAME, data=["end:/end"], **given)
+
+    def pod(self, index: int) -> dict[str, Any]:
+        """The newest pod of an index that is not leaving."""
+        found = [
+            pod
+            for pod in self.cluster.all("Pod")
+            if pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"] == str(index)
+            and not pod["metadata"].get("deletionTimestamp")
+            and pod["status"].get("phase") not in ("Failed", "Succeeded")
+        ]
+        return found[-1] if found else {}
+
+    def name(self, index: int) -> str:
+        name: str = self.pod(index)["metadata"]["name"]
+        return name
+
+    def steps(self) -> tuple[int, list[int]]:
+        """The last attempt, and the world size of each step that it has done."""
+        lines = list(self.user.backend().logs(NAME, LogQuery()))
+        found = [re.match(r"step \d+ with (\d+)", line.text.decode()) for line in lines]
+        return max((line.attempt for line in lines), default=-1), [int(match[1]) for match in found if match]
+
+    def trains(self, world: int, after: int = -1) -> int:
+        """Wait until it trains with so many ranks, in an attempt after this one; returns which."""
+        attempt = -1
+
+        def is_so() -> bool:
+            nonlocal attempt
+            assert not self.cluster.ended(NAME), self.user.get(NAME)
+            attempt, steps = self.steps()
+            return attempt > after and len(steps) > 3 and steps[-1] == world
+
+        try:
+            eventually(is_so, f"{world} ranks train after attempt {after}")
+        except AssertionError:
+            raise AssertionError(f"{self.user.get(NAME)}\n{self.logs()}") from None
+        return attempt
+
+    def logs(self) -> str:
+        return "\n".join(str(event) for event in self.user.backend().events(NAME))
+
+    def ends_well(self) -> None:
+        self.end.touch()
+        job = self.user.ended(NAME)
+        assert job.state == "SUCCEEDED", f"{job}\n{self.logs()}"
+        found = re.findall(r"^seen (\d+) (\d+)$", "\n".join(self.user.lines(NAME)), re.M)
+        assert found and len(set(found[-1])) == 1 and int(found[-1][0]) > 0, found
+
+
+@pytest.mark.parametrize("minor", [24, 31])
+def test_a_job_of_fixed_size_survives_its_pods(
+    make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minor: int
+) -> None:
+    cluster = make_cluster(minor=minor)
+    job = Training(User(cluster, tmp_path, monkeypatch), nodes=2, max_restarts=2, silence=5)
+    attempt = job.trains(2)
+    http = Http(cluster)
+
+    def delete(index: int) -> None:
+        cluster.delete("Pod", job.name(index))
+
+    def evict(index: int) -> None:
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": job.name(index)}}
+        assert http("POST", f"/api/v1/namespaces/default/pods/{job.name(index)}/eviction", body)[0] == 201
+
+    faults = [(delete, 1, 0), (evict, 0, 0), (lambda index: cluster.oom(job.name(index)), 1, 1)]
+    for fault, index, restarts in faults:
+        before, began = job.name(index), time.monotonic()
+        fault(index)
+        eventually(lambda before=before, index=index: job.pod(index) and job.name(index) != before, "another pod")
+        attempt = job.trains(2, attempt)
+        print(f"{fault} of pod {index}: {time.monotonic() - began:.1f} s")
+        assert job.user.get(NAME).restarts == restarts
+    job.ends_well()
