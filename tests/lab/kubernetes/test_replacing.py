@@ -81,8 +81,8 @@ class Training:
         return found[-1] if found else {}
 
     def name(self, index: int) -> str:
-        name: str = self.pod(index)["metadata"]["name"]
-        return name
+        """Its name, "" if there is none now."""
+        return str((self.pod(index).get("metadata") or {}).get("name", ""))
 
     def steps(self) -> tuple[int, list[int]]:
         """The last attempt, and the world size of each step that it has done."""
@@ -137,7 +137,7 @@ def test_a_job_of_fixed_size_survives_its_pods(
     for fault, index, restarts in faults:
         before, began = job.name(index), time.monotonic()
         fault(index)
-        eventually(lambda before=before, index=index: job.pod(index) and job.name(index) != before, "another pod")
+        eventually(lambda before=before, index=index: job.name(index) not in ("", before), "another pod")
         attempt = job.trains(2, attempt)
         print(f"{fault} of pod {index}: {time.monotonic() - began:.1f} s")
         assert job.user.get(NAME).restarts == restarts
