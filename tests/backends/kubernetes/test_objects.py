@@ -71,7 +71,8 @@ def test_kubernetes_knows_every_field(given: dict[str, Any], version: str) -> No
     ({"plain": True, "nodes": 2, "max_restarts": 2}, (0, 0)),
 ])  # fmt: skip
 def test_what_becomes_of_failed_pods(given: dict[str, Any], limits: tuple[int, int]) -> None:
-    old, new = (objects.job(replace(order(**given), minor=minor)) for minor in (25, 26))
+    orders = (replace(order(**given), minor=minor) for minor in (25, 26))
+    old, new = (it.kind.manifest(it) for it in orders)  # type: ignore[attr-defined]
     kubernetes_validate.validate(new, "1.30", strict=True)
     assert (old["spec"]["backoffLimit"], new["spec"]["backoffLimit"]) == limits
     assert "podFailurePolicy" not in old["spec"]
