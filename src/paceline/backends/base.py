@@ -261,6 +261,10 @@ class Backend(ABC):
         """
         return
 
+    def look_repeatedly(self) -> None:
+        """From now on `describe` is called every few seconds: a backend may have changes sent instead of asking."""
+        return
+
     @abstractmethod
     def spec(self, name: str) -> JobSpec:
         """The specification with which a job was submitted."""

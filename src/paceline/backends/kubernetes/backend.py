@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _TICK = 5.0  # seconds after which a wait looks again, whatever it was told
 _BOARD_SECONDS = 60.0  # for a TensorBoard to start
+_ASKED_SECONDS = 10.0  # for which the answer of a job's pods counts for who looks again and again
 _GONE_SECONDS = 30.0  # to wait until what was deleted is gone
 
 
@@ -59,6 +60,7 @@ class Kubernetes(Backend):
         super().__init__(name, options, where)
         self._given = options
         self._cluster = Cluster(name, options, where)
+        self._answers: dict[str, tuple[float, dict[int, dict[str, Any]]]] = {}  # of the pods of a job, and when
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
@@ -128,6 +130,10 @@ class Kubernetes(Backend):
         """See `Backend`."""
         self._cluster.look_until(deadline)
 
+    def look_repeatedly(self) -> None:
+        """See `Backend`."""
+        self._cluster.mirror()
+
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
         """Describe these jobs, or all; unknown names are left out.
 
@@ -137,6 +143,8 @@ class Kubernetes(Backend):
         from .jobs import explain, find, lost_logs, shown
 
         found = find(self._cluster, names)
+        problem = self._cluster.problem
+        old = () if problem is None else (f"{problem}; what is shown is as it was before",)
         is_one = names is not None and len(names) == 1
         for job in found.values() if is_one else ():
             explain(self._cluster, job)
@@ -144,12 +152,12 @@ class Kubernetes(Backend):
         if is_one and found:
             ((name, job),) = found.items()
             gone = lost_logs(job, jobs[name])
-            return Listing([self._asked(job, jobs[name])], 0, () if gone is None else (gone,))
+            return Listing([self._asked(job, jobs[name])], 0, (*old, *(() if gone is None else (gone,))))
         if names is not None:
-            return Listing([jobs[name] for name in dict.fromkeys(names) if name in jobs])
+            return Listing([jobs[name] for name in dict.fromkeys(names) if name in jobs], 0, old)
         recent = [job for job in jobs.values() if since is None or not job.finished or job.finished >= since]
         recent.sort(key=lambda job: job.created, reverse=True)
-        return Listing(recent, len(jobs) - len(recent))
+        return Listing(recent, len(jobs) - len(recent), old)
 
     def _asked(self, job: Found, shown: Job) -> Job:
         """A job with what its pods say, if it runs."""
@@ -159,8 +167,12 @@ class Kubernetes(Backend):
         running = [pod for pod in job.newest().values() if pod.phase == "Running" and not pod.is_over]
         if shown.is_over or not running or job.is_plain:
             return shown
-        request = {"do": "describe", "names": [job.name], "since": None}
-        return detailed(shown, asked(self._cluster, running, request, job.python))
+        when, answers = self._answers.get(job.name, (0.0, {}))
+        if not self._cluster.is_mirrored or time.monotonic() > when + _ASKED_SECONDS:
+            request = {"do": "describe", "names": [job.name], "since": None}
+            answers = asked(self._cluster, running, request, job.python)
+            self._answers[job.name] = time.monotonic(), answers
+        return detailed(shown, answers)
 
     def spec(self, name: str) -> JobSpec:
         """The specification with which a job was submitted."""

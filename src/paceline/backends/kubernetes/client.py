@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from .credentials import Access
+    from .mirror import Mirror
     from .options import Options
 
     Object = dict[str, Any]
@@ -67,6 +68,7 @@ class Cluster:
         self._found: Access | None = None
         self._deadline: float | None = None
         self._version: tuple[int, int] | None = None
+        self._mirrors: dict[str, Mirror] | None = None
         self._groups: dict[str, list[str]] | None = None
         self._kinds: dict[str, frozenset[str]] = {}
 
@@ -233,8 +235,46 @@ class Cluster:
 
     # -- lists ---------------------------------------------------------------------------------------------------------
 
+    def mirror(self) -> None:
+        """From now on `list` asks once for each list, and has the server tell what changes."""
+        if self._mirrors is None:
+            self._mirrors = {}
+
+    @property
+    def is_mirrored(self) -> bool:
+        """Whether `mirror` was called."""
+        return self._mirrors is not None
+
+    @property
+    def problem(self) -> str | None:
+        """Why lists may be old; None if they are not."""
+        return next((it.problem for it in (self._mirrors or {}).values() if it.problem), None)
+
     def list(self, path: str, **params: Any) -> Iterator[Object]:
-        """All objects of a kind, page by page; the last page has the version of the list.
+        """All objects of a kind, in pages; the last page has the version of the list.
+
+        Yields:
+            Pages, as the server sends them.
+
+        Raises:
+            UserError: see `send`.
+        """
+        if self._mirrors is None:
+            yield from self.pages(path, **params)
+            return
+        from .mirror import Mirror
+
+        key = json.dumps([path, params], sort_keys=True)
+        found = self._mirrors.get(key)
+        if found is None:
+            found = self._mirrors[key] = Mirror(self, path, params)
+        elif found.is_refused:
+            yield from self.pages(path, **params)
+            return
+        yield found.page()
+
+    def pages(self, path: str, **params: Any) -> Iterator[Object]:
+        """All objects of a kind, as the server has them now, page by page; the last page has the version of the list.
 
         Yields:
             Pages, as the server sends them.
@@ -271,14 +311,15 @@ class Cluster:
         return found, version
 
     def watch(
-        self, path: str, version: str, seconds: float | None = None, **params: Any
+        self, path: str, version: str, seconds: float | None = None, *, is_patient: bool = True, **params: Any
     ) -> Iterator[tuple[str, Object]]:
         """Changes of objects of a kind since a version: ADDED, MODIFIED, DELETED or BOOKMARK, and the object.
 
-        It ends when the server ends it, or after this time.
+        It ends when the server ends it, or after this time, or when the server does not answer.
 
         Raises:
             Expired: the version is gone.
+            Unreachable: the server does not answer, unless `is_patient`.
             UserError: the server refuses it.
         """
         import httpx2
@@ -305,7 +346,9 @@ class Cluster:
                             raise Expired
                         return
                     yield event["type"], event["object"]
-        except httpx2.TransportError:
+        except httpx2.TransportError as error:
+            if not is_patient:
+                raise self._unreachable(error) from None
             time.sleep(_PAUSE)  # it starts anew; who lists again finds out whether it does
         except ValueError:
             return  # the last line was cut off

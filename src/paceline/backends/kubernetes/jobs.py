@@ -160,9 +160,11 @@ def explain(cluster: Cluster, job: Found) -> None:
     if len(newest) == job.nodes and all(pod.phase != "Pending" for pod in newest.values()):
         return
     try:
-        events = cluster.get(cluster.path("v1", "events"), fieldSelector="type=Warning").get("items", [])
+        pages = list(cluster.list(cluster.path("v1", "events"), fieldSelector="type=Warning"))
+        events = [event for page in pages for event in page["items"]]
     except ApiError:
         return
+    events.sort(key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
     about: dict[tuple[str, str], list[Object]] = {}
     for event in events:
         target = event.get("involvedObject") or {}
@@ -173,7 +175,7 @@ def explain(cluster: Cluster, job: Found) -> None:
         if job.why and "exceeded quota" in job.why:
             job.why += "; ask for less, or have the quota of the namespace raised"
     if any(about.get(("Pod", pod.name)) for pod in job.pods):
-        selector = f"{SELECTOR},{INSTANCE}={job.name}"
+        selector = f"{SELECTOR},{INSTANCE} in ({job.name})"  # as in `find`
         items = [
             item for page in cluster.list(cluster.path("v1", "pods"), labelSelector=selector) for item in page["items"]
         ]

@@ -38,13 +38,19 @@ class Place(NamedTuple):
     load: Callable[[], Backend]
     jobs: tuple[str, ...] | None = None
 
-    def describe(self, since: float | None) -> Listing:
+    def describe(self, since: float | None, *, repeats: bool = False) -> Listing:
         """See `Backend.describe`.
+
+        Args:
+            since: see there.
+            repeats: this is called every few seconds.
 
         Raises:
             UserError: see there.
         """
         there = self.load()
+        if repeats:
+            there.look_repeatedly()
         if self.jobs is None:
             return there.describe(since=since)
         found = there.describe(self.jobs)
@@ -67,7 +73,7 @@ def places(since: float | None) -> list[Place]:
         from paceline.job.settings import load
 
         names += load().targets
-    found = [Place(name, functools.partial(registry.load, name)) for name in names]
+    found = [Place(name, functools.partial(_loaded, name)) for name in names]
     for kind in sorted(kinds_of_hosts()):
         groups: dict[str, tuple[dict[str, Any], list[str]]] = {}
         for job, options in jobs_on_named_hosts(kind, since or 0.0):
@@ -78,13 +84,18 @@ def places(since: float | None) -> list[Place]:
     return found
 
 
-def describe(asked: list[Place], since: float | None) -> Listing:
+@functools.cache
+def _loaded(name: str) -> Backend:
+    return registry.load(name)
+
+
+def describe(asked: list[Place], since: float | None, *, repeats: bool = False) -> Listing:
     """The jobs of these places, the newest first; the warnings say which places are left out, and why."""
     answers: queue.SimpleQueue[tuple[int, Listing | UserError]] = queue.SimpleQueue()
 
     def ask(number: int) -> None:
         try:
-            answers.put((number, asked[number].describe(since)))
+            answers.put((number, asked[number].describe(since, repeats=repeats)))
         except UserError as error:
             answers.put((number, error))
 

@@ -35,24 +35,30 @@ def warn(line: str) -> None:
         click.echo(f"paceline: {printable(line)}", err=True)
 
 
-def all_jobs(since: float | None = None, *, everywhere: bool = False) -> Listing:
+def all_jobs(since: float | None = None, *, everywhere: bool = False, repeats: bool = False) -> Listing:
     """All jobs, or those that have not ended before a time; says which hosts they lack.
 
     Args:
         since: seconds since the epoch.
         everywhere: those of all targets, unless flags say where.
+        repeats: this is called every few seconds.
     """
-    found = _of_all_targets(since) if everywhere and not is_narrowed() else backend().describe(since=since)
+    if everywhere and not is_narrowed():
+        found = _of_all_targets(since, repeats)
+    else:
+        if repeats:
+            backend().look_repeatedly()
+        found = backend().describe(since=since)
     for line in found.warnings:
         warn(line)
     return found
 
 
-def _of_all_targets(since: float | None) -> Listing:
+def _of_all_targets(since: float | None, repeats: bool) -> Listing:
     from .everywhere import describe, places
 
     asked = places(since)
-    return backend().describe(since=since) if len(asked) == 1 else describe(asked, since)
+    return backend().describe(since=since) if len(asked) == 1 else describe(asked, since, repeats=repeats)
 
 
 def known(names: Sequence[str], *, warns: bool = False, there: Backend | None = None) -> list[Job]:

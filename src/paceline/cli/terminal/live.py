@@ -34,6 +34,14 @@ def watch_option() -> Option:
     )
 
 
+def once_or_live(show: Callable[[], bool], live: bool, title: str) -> None:
+    """Call `show` once, or as `watch` does."""
+    if live:
+        watch(show, title)
+    else:
+        show()
+
+
 def watch(show: Callable[[], bool], title: str) -> None:
     """Call `show`, which prints, every two seconds, until it returns False, the user quits, or the reader ends."""
     if sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb"):

@@ -12,6 +12,7 @@ from paceline.backends.base import TensorBoards
 from paceline.backends.registry import HERE
 from paceline.cli.flags.names import all_jobs, failed, known
 from paceline.cli.flags.where import backend, is_narrowed, remember_jobs, where_options
+from paceline.cli.terminal.live import once_or_live, watch_option
 from paceline.cli.terminal.tables import STATE_COLOURS, Column, output_option, show, show_data
 from paceline.job.errors import UserError, nearest
 from paceline.job.job import STATES, Instance, Job
@@ -41,36 +42,43 @@ def _seconds(flag: str, text: str | None) -> float | None:
 # -- list --------------------------------------------------------------------------------------------------------------
 
 
-@click.command("list", params=[*where_options(), output_option()])
+@click.command("list", params=[*where_options(), watch_option(), output_option()])
 @click.option("-A", "--all", "every", is_flag=True, help="Also those that ended more than 7 days ago.")
 @click.option("--state", multiple=True, metavar="STATE", help="Only jobs in this state; repeatable.")
 @click.option("--since", metavar="2h", help="Only jobs submitted within this time.")
 @click.option("--label", multiple=True, metavar="NAME=VALUE", help="Only jobs with this label; repeatable.")
-def list_(every: bool, state: tuple[str, ...], since: str | None, label: tuple[str, ...], output: str) -> int:
+def list_(
+    every: bool, state: tuple[str, ...], since: str | None, label: tuple[str, ...], output: str, *, watch: bool
+) -> int:
     """List jobs, the newest first."""
-    now = time.time()
     states = {one.upper() for text in state for one in text.split(",")}
     for one in sorted(states - set(STATES)):
         raise UserError(f"--state {one}: no such state; {nearest(one, STATES)}")
     age = _seconds("--since", since)
     wanted = dict(pair.partition("=")[::2] for pair in label)
     recent = not (every or states or age)
-    found = all_jobs(now - _RECENT if recent else None, everywhere=True)
-    shown = [
-        job
-        for job in found.jobs
-        if (not states or job.state in states)
-        and (age is None or job.created >= now - age)
-        and wanted.items() <= job.labels.items()
-    ]
-    has_targets = any(job.backend != HERE for job in found.jobs) and not is_narrowed()
-    columns = [column for column in _LIST if column.title != "TARGET" or has_targets]
-    show(shown, columns, output, Job.to_dict)
-    if recent and output in ("table", "wide") and found.hidden:
-        click.echo(
-            f"paceline: {found.hidden} that ended long ago are not shown; see paceline list{backend().where} -A",
-            err=True,
-        )
+
+    def look() -> bool:
+        now = time.time()
+        found = all_jobs(now - _RECENT if recent else None, everywhere=True, repeats=watch)
+        shown = [
+            job
+            for job in found.jobs
+            if (not states or job.state in states)
+            and (age is None or job.created >= now - age)
+            and wanted.items() <= job.labels.items()
+        ]
+        has_targets = any(job.backend != HERE for job in found.jobs) and not is_narrowed()
+        columns = [column for column in _LIST if column.title != "TARGET" or has_targets]
+        show(shown, columns, output, Job.to_dict)
+        if recent and output in ("table", "wide") and found.hidden and not watch:
+            click.echo(
+                f"paceline: {found.hidden} that ended long ago are not shown; see paceline list{backend().where} -A",
+                err=True,
+            )
+        return True
+
+    once_or_live(look, watch, "paceline list")
     return 0
 
 
@@ -105,20 +113,26 @@ _LIST: list[Column[Job]] = [
 # -- get ---------------------------------------------------------------------------------------------------------------
 
 
-@click.command(params=[*where_options(), output_option()])
+@click.command(params=[*where_options(), watch_option(), output_option()])
 @click.argument("name", metavar="JOB", callback=remember_jobs)
-def get(name: str, output: str) -> int:
-    """Show all details of JOB."""
-    (job,) = known([name], warns=True)
-    if output in ("json", "yaml"):
-        show_data(job.to_dict(), output)
-        return 0
-    now = time.time()
-    for key, value in _facts(job, now):
-        click.echo(f"{key:<12} {printable(value)}")
-    if job.instances:
-        click.echo()
-        show(job.instances, _INSTANCES, output, asdict)
+def get(name: str, output: str, *, watch: bool) -> int:
+    """Show all details of JOB; with -w until it has ended."""
+    if watch:
+        backend().look_repeatedly()
+
+    def look() -> bool:
+        (job,) = known([name], warns=True)
+        if output in ("json", "yaml"):
+            show_data(job.to_dict(), output)
+            return not job.is_over
+        for key, value in _facts(job, time.time()):
+            click.echo(f"{key:<12} {printable(value)}")
+        if job.instances:
+            click.echo()
+            show(job.instances, _INSTANCES, output, asdict)
+        return not job.is_over
+
+    once_or_live(look, watch, f"paceline get {name}")
     return 0
 
 

@@ -11,7 +11,7 @@ from paceline.backends.base import Metered, able
 from paceline.cli.flags.names import all_jobs, known, warn
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.where import backend, remember_jobs, where_options
-from paceline.cli.terminal.live import watch, watch_option
+from paceline.cli.terminal.live import once_or_live, watch_option
 from paceline.cli.terminal.tables import STATE_COLOURS, Column, output_option, show
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _job(jobs: tuple[str, ...], watch: bool, output: str) -> None:
         show([_Row(job, usage.get(job.name)) for job in shown], _job_columns(), output, _job_to_dict)
         return not jobs or not all(job.is_over for job in shown)
 
-    _once_or_live(look, watch, "paceline top job")
+    once_or_live(look, watch, "paceline top job")
 
 
 def _node(watch: bool, output: str) -> None:
@@ -59,14 +59,7 @@ def _node(watch: bool, output: str) -> None:
         show(nodes, columns, output, asdict)
         return True
 
-    _once_or_live(look, watch, "paceline top node")
-
-
-def _once_or_live(look: Any, live: bool, title: str) -> None:
-    if live:
-        watch(look, title)
-    else:
-        look()
+    once_or_live(look, watch, "paceline top node")
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------------
