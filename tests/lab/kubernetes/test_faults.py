@@ -110,7 +110,7 @@ def test_what_is_refused_leaves_nothing(user: User) -> None:
         user.nothing_left(name)
 
 
-def test_what_a_user_without_permissions_sees(user: User) -> None:
+def test_what_a_user_without_permissions_sees(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     user.cluster.user("nobody")
     user.context = "nobody"
     with pytest.raises(UserError, match=r'User "nobody" cannot list resource "jobs" in API group "batch"'):
@@ -127,6 +127,7 @@ def test_what_a_user_without_permissions_sees(user: User) -> None:
     assert (list(report.findings), report.remedy) == ([], "")
     assert dict(report.sections["Nodes"])["node-1"] == "ready; 8 GPUs (NVIDIA-H100-80GB-HBM3), 0 allocated"
     user.cluster.stop_server()
+    monkeypatch.setenv("PACELINE_LOOK_TIMEOUT", "1s")
     with pytest.raises(UserError, match=r"the API server of admin at https://.* does not answer"):
         user.backend().describe()
     user.cluster.start_server()
