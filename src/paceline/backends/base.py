@@ -21,6 +21,7 @@ from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from pydantic import BaseModel
@@ -385,6 +386,40 @@ class TensorBoards(Protocol):
 
     def close_tensorboard(self, name: str) -> bool:
         """End it; returns whether there was one."""
+
+
+class PortForward(Protocol):
+    """A port of this machine that leads to a TensorBoard elsewhere, until its context ends.
+
+    Attributes:
+        url: the address here.
+    """
+
+    @property
+    def url(self) -> str:
+        """See above."""
+
+    def serve(self) -> None:
+        """Lead connections there; returns when there is nothing to lead to any more."""
+
+
+@runtime_checkable
+class Forwards(Protocol):
+    """TensorBoards are led to ports of this machine."""
+
+    def forward_tensorboard(
+        self, name: str, url: str, warn: Callable[[str], None]
+    ) -> AbstractContextManager[PortForward]:
+        """Lead a port of this machine to the TensorBoard of a job.
+
+        Args:
+            name: of the job.
+            url: of its TensorBoard, as `open_tensorboard` said.
+            warn: gets a line about each connection that cannot be led there.
+
+        Raises:
+            UserError: it cannot be reached.
+        """
 
 
 @runtime_checkable

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from paceline.job.spec import JobSpec
 
     from .foreground import KubeRun
+    from .forwarding import Forward
     from .jobs import Found
     from .pods import Pod
 
@@ -333,18 +334,21 @@ class Kubernetes(Backend):
             raise UserError(f"the pod of rank 0 of job {name} does not run, and so no TensorBoard there")
         request = {"do": "open_tensorboard", "name": name, "logdir": logdir}
         url = str(answer_of(self._cluster, pod, request, job.python, _BOARD_SECONDS)["url"])
-        warn(f"it is in pod {pod.name}; {self.reach_tensorboard(name, url)}")
         return url
+
+    def forward_tensorboard(self, name: str, url: str, warn: Callable[[str], None]) -> Forward:
+        """Lead a port of this machine to the TensorBoard in the pod of rank 0; see `Forwards`."""
+        from .forwarding import Forward
+
+        _, pod = self._first(name)
+        if pod is None:
+            raise UserError(f"the pod of rank 0 of job {name} does not run any more, nor its TensorBoard")
+        return Forward(self._cluster, pod.name, _port_of(url), warn)
 
     def reach_tensorboard(self, name: str, url: str) -> str | None:
         """See `TensorBoards`."""
         _, pod = self._first(name)
-        if pod is None:
-            return None
-        port = url.rstrip("/").rpartition(":")[2]
-        context = f" --context {self._given.context}" if self._given.context else ""
-        namespace = self._cluster.namespace
-        return f"reach it with: kubectl{context} -n {namespace} port-forward {pod.name} {port}:{port}"
+        return None if pod is None else f"reach it with: paceline tensorboard{self.where} {name}"
 
     def close_tensorboard(self, name: str) -> bool:
         """End it; returns whether there was one."""
@@ -410,6 +414,10 @@ class Kubernetes(Backend):
                     raise
                 forget(self.name, name)
         return left
+
+
+def _port_of(url: str) -> int:
+    return int(url.rstrip("/").rpartition(":")[2])
 
 
 def _terminal() -> list[str]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+
 import click
 
-from paceline.backends.base import TensorBoards, able
+from paceline.backends.base import Forwards, TensorBoards, able
 from paceline.cli.flags.names import known, warn
 from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.where import backend, remember_jobs, where_options
 
 
 def _tensorboard(job: str, logdir: str | None, stop: bool) -> None:
-    """Print the address of JOB's TensorBoard.
+    """Print the address of JOB's TensorBoard; on Kubernetes it leads there until Ctrl-C.
 
     One is started if there is none, also for a job that has ended; it runs until --stop, or until the job is deleted.
     """
@@ -22,11 +25,25 @@ def _tensorboard(job: str, logdir: str | None, stop: bool) -> None:
     known([job])
     here = able(backend(), TensorBoards)
     if not stop:
-        click.echo(here.open_tensorboard(job, logdir, warn))
+        url = here.open_tensorboard(job, logdir, warn)
+        if isinstance(here, Forwards):
+            _forward(here, job, url)
+        else:
+            click.echo(url)
     elif here.close_tensorboard(job):
         click.echo(f"the TensorBoard of {job} has ended")
     else:
         click.echo(f"{job} has no TensorBoard")
+
+
+def _forward(here: Forwards, job: str, url: str) -> None:
+    """Lead a port of this machine there, until Ctrl-C."""
+    with here.forward_tensorboard(job, url, warn) as forward:
+        click.echo(forward.url)
+        sys.stdout.flush()
+        warn("open this address in a browser; Ctrl-C ends the connection")
+        with contextlib.suppress(KeyboardInterrupt):
+            forward.serve()
 
 
 tensorboard = SectionedCommand(

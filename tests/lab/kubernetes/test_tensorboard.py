@@ -1,0 +1,85 @@
+"""`paceline tensorboard` leads a port of this machine into the pod."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import urllib.error
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.conftest import eventually
+
+from paceline.backends.kubernetes.forwarding import Forward
+from paceline.job.errors import UserError
+
+from . import images
+
+if TYPE_CHECKING:
+    from tests.conftest import Paceline
+
+    from .cluster import Cluster
+    from .user import User
+
+BOARD = """
+import http.server, sys
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = b"TensorBoard" + bytes(3 << 20 if self.path == "/index.js" else 0)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+server = http.server.ThreadingHTTPServer((flags["--host"], int(flags["--port"])), Handler)
+print(f"TensorBoard 0 at http://{flags['--host']}:{flags['--port']}/ (Press CTRL+C to quit)", file=sys.stderr)
+server.serve_forever()
+"""
+WAIT = """
+    import pathlib, time
+    print("here", flush=True)
+    while not pathlib.Path("/flags/end").exists():
+        time.sleep(0.1)
+"""
+
+
+def read(url: str) -> bytes:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return bytes(answer.read())
+    except (OSError, urllib.error.URLError):
+        return b""
+
+
+def test_its_address_here_leads_into_the_pod_until_ctrl_c(paceline: Paceline, cluster: Cluster) -> None:
+    paceline.env["KUBECONFIG"] = str(cluster.kubeconfig)
+    flags = cluster.claim("flags")
+    # One that starts faster than the real one.
+    place = str(Path(importlib.util.find_spec("tensorboard").submodule_search_locations[0], "main.py"))  # type: ignore[union-attr,index]
+    cluster.images["board"] = replace(images.usual(), files={place: BOARD})
+    submit = ("submit", "--on", "kubernetes", "--image", "board", "--data", "flags:/flags", "--tensorboard")
+    assert paceline(*submit, "--name", "it", paceline.script(WAIT)).returncode == 0
+    eventually(lambda: "http" in paceline("get", "it").stdout, "its TensorBoard runs")
+    running = paceline.start("tensorboard", "it")
+    assert running.stdout is not None
+    url = running.stdout.readline().strip()
+    eventually(lambda: b"TensorBoard" in read(url), "it answers")
+    assert len(read(f"{url}index.js")) > 3 << 20, "what is large comes whole"
+    cluster.restart_server()
+    eventually(lambda: b"TensorBoard" in read(url), "it answers when the server is back")
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=30)
+    assert running.returncode == 0, (out, err)
+    assert "Traceback" not in err
+    (flags / "end").touch()
+
+
+def test_who_may_not_reach_ports_of_pods(user: User) -> None:
+    user.cluster.user("limited", rules=[])
+    with pytest.raises(
+        UserError, match=r"^you may not reach ports of pods: .* \[pods/portforward\], verbs: \[create, get\]$"
+    ):
+        Forward(user.backend(context="limited")._cluster, "pod", 1, print)
