@@ -68,10 +68,10 @@ def test_kubernetes_knows_every_field(given: dict[str, Any], version: str) -> No
 
 @pytest.mark.parametrize(("given", "limits"), [
     ({"nodes": 2}, (0, 0)), ({"nodes": 3, "max_restarts": 5}, (2, 15)), ({"nodes": 1, "max_restarts": 2}, (0, 2)),
-    ({"plain": True, "nodes": 2, "max_restarts": 2}, (0, 0)),
+    ({"plain": True, "nodes": 2, "max_restarts": 2}, (0, 0)), ({"nodes": "2:4"}, (1, 40)),
 ])  # fmt: skip
 def test_what_becomes_of_failed_pods(given: dict[str, Any], limits: tuple[int, int]) -> None:
-    orders = (replace(order(**given), minor=minor) for minor in (25, 26))
+    orders = (replace(order(**given), minor=minor) for minor in (25, 30))
     old, new = (it.kind.manifest(it) for it in orders)  # type: ignore[attr-defined]
     kubernetes_validate.validate(new, "1.30", strict=True)
     assert (old["spec"]["backoffLimit"], new["spec"]["backoffLimit"]) == limits

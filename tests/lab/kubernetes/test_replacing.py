@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import eventually
 
 from paceline.backends.base import LogQuery
+from paceline.job.errors import UserError
 
 from .client import Http
 from .user import User
@@ -118,11 +119,34 @@ class Training:
 
 
 @pytest.mark.parametrize("minor", [24, 31])
+def test_a_job_of_min_to_max_pods(
+    make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minor: int
+) -> None:
+    cluster = make_cluster(minor=minor, capacity={"nvidia.com/gpu": "1"})
+    user = User(cluster, tmp_path, monkeypatch)
+    job = Training(user, nodes="1:3", devices=1, silence=5)
+    attempt = job.trains(2)
+    found = user.get(NAME)
+    assert (found.nodes, found.ranks, found.state) == (2, 2, "RUNNING")
+    assert "no node has enough nvidia.com/gpu free" in str(found.waiting)
+    if minor == 24:
+        (left,) = user.backend().scalein(NAME, 2)[:1]
+        attempt = job.trains(1, attempt)
+        with pytest.raises(UserError, match="needs 1 pods, and 0 would be left"):
+            user.backend().scalein(NAME, 1)
+        assert left in user.backend().scaleout(NAME, None)
+        attempt = job.trains(2, attempt)
+        cluster.delete("Pod", job.name(0))
+        job.trains(2, attempt)
+    job.ends_well()
+
+
+@pytest.mark.parametrize("minor", [24, 31])
 def test_a_job_of_fixed_size_survives_its_pods(
     make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minor: int
 ) -> None:
     cluster = make_cluster(minor=minor)
-    job = Training(User(cluster, tmp_path, monkeypatch), nodes=2, max_restarts=2, silence=5)
+    job = Training(User(cluster, tmp_path, monkeypatch), nodes=2, max_restarts=2, silence=5, placement="spread")
     attempt = job.trains(2)
     http = Http(cluster)
 
@@ -133,12 +157,20 @@ def test_a_job_of_fixed_size_survives_its_pods(
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": job.name(index)}}
         assert http("POST", f"/api/v1/namespaces/default/pods/{job.name(index)}/eviction", body)[0] == 201
 
-    faults = [(delete, 1, 0), (evict, 0, 0), (lambda index: cluster.oom(job.name(index)), 1, 1)]
+    def lose_node(index: int) -> None:
+        node = job.pod(index)["spec"]["nodeName"]
+        cluster.power_off(node)
+        cluster.expire(node)
+
+    def oom(index: int) -> None:
+        cluster.oom(job.name(index))
+
+    faults = [(delete, 1, 0), (evict, 0, 0), (lose_node if minor == 24 else oom, 0, 1)]
     for fault, index, restarts in faults:
         before, began = job.name(index), time.monotonic()
         fault(index)
         eventually(lambda before=before, index=index: job.name(index) not in ("", before), "another pod")
         attempt = job.trains(2, attempt)
-        print(f"{fault} of pod {index}: {time.monotonic() - began:.1f} s")
+        print(f"{fault.__name__} of pod {index}: {time.monotonic() - began:.1f} s")
         assert job.user.get(NAME).restarts == restarts
     job.ends_well()

@@ -222,6 +222,26 @@ class Kubernetes(Backend):
 
         return volumes(self._cluster)
 
+    def scaleout(self, name: str, more: Sequence[str] | int | None) -> list[str]:
+        """Give a job of MIN:MAX pods more of them: a number, or None for MAX; returns what the cluster makes now.
+
+        Raises:
+            UserError: it has a fixed number, or pods are named.
+        """
+        from .scaling import scale_out
+
+        return scale_out(self._cluster, self._find(name), more)
+
+    def scalein(self, name: str, fewer: Sequence[str] | int) -> list[str]:
+        """Take pods from a job of MIN:MAX pods, which goes on without them; returns those that leave.
+
+        Raises:
+            UserError: too few would be left, it has a fixed number, or pods are named.
+        """
+        from .scaling import scale_in
+
+        return scale_in(self._cluster, self._find(name), fewer)
+
     def _find(self, name: str) -> Found:
         """A job.
 
@@ -296,8 +316,8 @@ class Kubernetes(Backend):
         from .jobs import _ranks
 
         job = self._find(name)
-        index = rank // max(1, _ranks(job.spec, [pod.report for pod in job.pods if pod.report]))
-        pod = job.newest().get(index)
+        number = rank // max(1, _ranks(job.spec, [pod.report for pod in job.pods if pod.report]))
+        pod = job.newest().get(job.numbers[number]) if number < len(job.numbers) else None
         if pod is None or pod.is_over or not pod.has_log:
             raise UserError(f"the pod of rank {rank} of job {name} does not run; paceline attach needs one that does")
         kubectl = shutil.which("kubectl")

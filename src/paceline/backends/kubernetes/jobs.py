@@ -72,6 +72,20 @@ class Found:
         return self.kind.nodes(self.object)
 
     @property
+    def least(self) -> int:
+        """How many pods it needs."""
+        low, _, high = str(self.spec.get("nodes", "")).partition(":")
+        return int(low) if high else self.nodes
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The node ranks that it has now: all, or of MIN:MAX those whose pods run or have ended."""
+        if self.least == self.nodes:
+            return range(self.nodes)
+        there = [index for index, pod in sorted(self.newest().items()) if pod.has_log and not pod.is_leaving]
+        return there or range(self.least)
+
+    @property
     def python(self) -> str:
         """The interpreter of its pods, if they have an agent."""
         return str(self._command[0])
@@ -157,7 +171,7 @@ def explain(cluster: Cluster, job: Found) -> None:
     if job.ending is not None or job.is_suspended:
         return
     newest = job.newest()
-    if len(newest) == job.nodes and all(pod.phase != "Pending" for pod in newest.values()):
+    if len(newest) >= job.nodes and all(pod.phase != "Pending" for pod in newest.values()):
         return
     try:
         pages = list(cluster.list(cluster.path("v1", "events"), fieldSelector="type=Warning"))
@@ -200,7 +214,7 @@ def shown(job: Found, target: str, namespace: str) -> Job:
     return Job(
         name=job.name, state=state, backend=target,
         framework=spec.get("framework") or next((it["framework"] for it in reports if "framework" in it), None),
-        nodes=job.nodes, ranks=job.nodes * nproc,
+        nodes=len(job.numbers), ranks=len(job.numbers) * nproc,
         attempt=max((int(it.get("attempt") or 0) for it in reports), default=0), exit_code=code,
         created=moment(job.object["metadata"]["creationTimestamp"]) or 0.0, started=_started(pods, status, state),
         finished=finished, instances=_instances(job, pods, nproc, state),
@@ -235,6 +249,8 @@ def detailed(job: Job, answers: Mapping[int, Mapping[str, Any]]) -> Job:
     first = next(iter(records.values()))
     going = [record["state"] for record in records.values()]
     state = next((state for state in ("RESTARTING", "STARTING") if state in going), job.state)
+    if "RUNNING" in going and state == "STARTING":  # a pod that comes later
+        state = "RUNNING"
     state = state if job.state == "RUNNING" or state == "RESTARTING" else job.state
     return replace(
         job, state=state, instances=instances, framework=first["framework"],
@@ -259,6 +275,8 @@ def lost_logs(job: Found, shown: Job) -> str | None:
     if not shown.is_over:
         return None
     there = {pod.index for pod in job.pods}
+    if job.least < job.nodes:  # nobody knows which took part
+        return None
     gone = [str(index) for index in range(job.nodes) if index not in there]
     if not gone:
         return None
@@ -283,7 +301,7 @@ def _state(job: Found) -> tuple[str, int | None, float | None]:
         if ended.is_late:
             return "FAILED", STOP_CODE if _is_left(job) else TIMED_OUT, ended.time
         code = None if culprit is None else culprit.report.get("exit_code", culprit.exit_code)
-        if culprit is None and len(pods) < job.nodes:  # see `_error`
+        if culprit is None and len(pods) < job.least:  # see `_error`
             code = STOP_CODE
         return "FAILED", code if code is not None else 1, ended.time
     left = [pod for pod in job.pods if not pod.is_over]
@@ -294,7 +312,7 @@ def _state(job: Found) -> tuple[str, int | None, float | None]:
     running = [pod for pod in pods.values() if pod.phase == "Running" or pod.is_over]
     if not running:
         return "PENDING", None, None
-    return ("RUNNING" if len(running) >= job.nodes else "STARTING"), None, None
+    return ("RUNNING" if len(running) >= job.least else "STARTING"), None, None
 
 
 def _is_left(job: Found) -> bool:
@@ -331,7 +349,7 @@ def _error(job: Found, culprit: Pod | None) -> str:
         where = f"node {culprit.index} ({culprit.name}): "
         return culprit.error if (culprit.report.get("failure") or {}).get("rank") is not None else where + culprit.error
     why = "" if ended is None else ended.message or ended.reason
-    if len(job.newest()) < job.nodes and not (ended and ended.is_late):  # none could say it
+    if len(job.newest()) < job.least and not (ended and ended.is_late):  # none could say it
         return f"{TAKEN_AWAY} ({why})"
     return why or "its pods failed"
 
@@ -347,8 +365,8 @@ def _waiting(job: Found, pods: Mapping[int, Pod]) -> str | None:
     for index in sorted(pods):
         if pods[index].waiting:
             return f"node {index} ({pods[index].name}): {pods[index].waiting}"
-    missing = job.nodes - len(pods)
-    return f"{missing} of {job.nodes} pods are not made yet" if missing > 0 else None
+    missing = job.least - len(pods)
+    return f"{missing} of {job.least} pods are not made yet" if missing > 0 else None
 
 
 def _started(pods: Mapping[int, Pod], status: Mapping[str, Any], state: str) -> float | None:
@@ -371,11 +389,11 @@ def _ranks(spec: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) -> int
 
 def _instances(job: Found, pods: Mapping[int, Pod], nproc: int, state: str) -> tuple[Instance, ...]:
     found = []
-    for index in range(job.nodes):
+    for number, index in enumerate(job.numbers):
         pod = pods.get(index)
         codes = {} if pod is None else {rank: code for rank, code in pod.report.get("ranks") or ()}
         for local in range(nproc):
-            rank = index * nproc + local
+            rank = number * nproc + local
             code = codes.get(rank, None if pod is None else pod.exit_code)
             where = "" if pod is None else f"{pod.node}/{pod.name}" if pod.node else pod.name
             found.append(

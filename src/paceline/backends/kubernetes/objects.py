@@ -319,6 +319,7 @@ def request(order: Order) -> dict[str, Any]:
         "node_rank_variable": order.kind.index_variable if nodes > 1 else None,
         "address_variable": replacing.ADDRESS,
         "peers": replacing.peers(order),
+        "late_nodes": replacing.has_late_pods(order),
     }
 
 

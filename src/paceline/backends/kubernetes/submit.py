@@ -136,8 +136,9 @@ def _refuse(cluster: Cluster, spec: JobSpec, options: Options) -> None:
         UserError: the job asks for it.
     """
     least, most = spec.node_range
-    if least < most:
-        raise UserError(f"--nnodes {spec.nodes}: jobs on Kubernetes keep their number of pods; give one number")
+    if least < most and (options.plain or options.kind != "job" or options.gang is not None):
+        other = "--plain" if options.plain else "--gang" if options.gang is not None else f"--kind {options.kind}"
+        raise UserError(f"--nnodes {spec.nodes}: with {other} a job keeps its number of pods; give one number")
     if isinstance(spec.devices, tuple):
         raise UserError("--devices: the cluster chooses the devices; say how many with --gpus")
     if spec.options:

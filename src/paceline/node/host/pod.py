@@ -27,7 +27,7 @@ from paceline.node.rendezvous.participant import LEFT
 from paceline.node.signals import HANDLED
 from paceline.node.store import make, records
 
-from . import code_stream
+from . import code_stream, late
 from .batch import code_of, home_of, plan_of, read
 from .kept_log import KeptLog
 from .start import order_of
@@ -99,6 +99,8 @@ def main(file: str, message: str) -> int:
     with contextlib.suppress(OSError):
         write_json(ended, report)
     write_message(message, report)
+    if request.get("late_nodes") and record.get("state") == "SUCCEEDED":
+        late.answer(made.run)
     return 1 if record.get("state") == "FAILED" and exit_code in REPLACED else exit_code
 
 

@@ -108,6 +108,7 @@ class BatchRequest(Part, _Later, _Kept):
         address_variable: the variable in which it gives the address at which the others reach this node; None if the
             agent finds it.
         peers: where the agents listen, by node rank, if the scheduler starts another node for one that is lost.
+        late_nodes: whether the scheduler starts nodes of an elastic job also when it has ended.
     """
 
     root: str
@@ -115,6 +116,7 @@ class BatchRequest(Part, _Later, _Kept):
     node_rank_variable: str | None
     address_variable: str | None
     peers: Sequence[str]
+    late_nodes: bool
 
 
 def send(answer: dict[str, Any]) -> None:

@@ -44,13 +44,14 @@ class AgentStatus(TypedDict):
     """What an agent answers to an authenticated peer: its id, and which agent coordinates the job.
 
     `leader` is the address and port of the coordinator, None while that is unknown; `has_begun` says whether the agent
-    has taken part in an attempt.
+    has taken part in an attempt, `has_ended` whether the job has succeeded.
     """
 
     id: str
     leads: bool
     has_started: bool
     has_begun: bool
+    has_ended: bool
     leader: list[str | int] | None
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from paceline.node.rundir.status import NodeEntry
     from paceline.node.spec import NodeSpec
 
-    from .messages import AgentStatus, Offer, Start, ToCoordinator, ToNode
+    from .messages import AgentStatus, Finish, Offer, Start, ToCoordinator, ToNode
 
 LEFT = 143  # the exit code of a node that another one replaces: SIGTERM, as a scheduler sends it
 STOP_SECONDS = 5.0  # after which a node that receives nothing has certainly stopped its ranks
@@ -149,6 +149,10 @@ class Participant:
         peers = Peers(self._loop, spec.peers, spec.main_port, spec.node_rank or 0, self._token)
         while not self._is_over() and self._news == before:
             peers.ask(lambda: self._is_over() or self._news > before)
+            if peers.have_ended and not self.leads:
+                end: Finish = {"do": "finish", "state": "SUCCEEDED", "exit_code": 0, "failure": None, "others": []}
+                self._deliver_to_agent(end)
+                return
             address = peers.leader
             if address is not None and (peers.have_begun or not self.leads):
                 self.part()
@@ -274,7 +278,7 @@ class Participant:
         has_started = isinstance(self._link, Leader) and self._link.coordinator.has_started
         return {
             "id": self.id, "leads": self.leads, "has_started": has_started, "leader": self.coordinator_address,
-            "has_begun": self.standing is not None,
+            "has_begun": self.standing is not None, "has_ended": False,
         }  # fmt: skip
 
     def _admit(self, channel: Channel) -> None:

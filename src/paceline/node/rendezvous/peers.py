@@ -26,6 +26,7 @@ class Peers:
     Attributes:
         leader: the address and port of the agent that coordinates the job, None if none is known.
         have_begun: whether an agent that answered has taken part in an attempt.
+        have_ended: whether the job has succeeded without this node.
     """
 
     def __init__(self, loop: Loop, names: Sequence[str], port: int, own: int, token: bytes) -> None:
@@ -39,7 +40,7 @@ class Peers:
             token: of the job.
         """
         self.leader: tuple[str, int] | None = None
-        self.have_begun = False
+        self.have_begun = self.have_ended = False
         self._loop, self._names, self._own, self._token = loop, names, own, token
         self._others: list[NodeEntry] = [
             {"id": str(rank), "address": name, "listen": port, "slots": 0, "ports": []}
@@ -57,6 +58,7 @@ class Peers:
         there = [answer for _, answer in sorted(self._answers.items()) if isinstance(answer, dict)]
         begun = [answer for answer in there if answer["has_begun"]]
         self.have_begun = bool(begun)
+        self.have_ended = any(answer["has_ended"] for answer in there)
         known = [answer for answer in begun or there if answer["leader"] is not None]
         known.sort(key=lambda answer: not answer["leads"])
         self.leader = None
