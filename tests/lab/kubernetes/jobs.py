@@ -147,10 +147,6 @@ class Jobs:
             if spec.get("activeDeadlineSeconds") is not None:
                 self._later(job, spec["activeDeadlineSeconds"] - seconds_since(status["startTime"]) + 0.1)
             wanted = self._complete(spec, succeeded)
-            if self._is_enough(spec, succeeded):
-                set_condition(status, "SuccessCriteriaMet", "True", "SuccessPolicy", "Matched rules at index 0")
-                self._delete(active)
-                active, wanted = [], True
             if wanted and not active and not (going and self.tracking):
                 status["completionTime"] = defaults.now()
                 self._conclude(job, status, "Complete", "", "")
@@ -231,11 +227,6 @@ class Jobs:
         if spec.get("completions") is None:
             return succeeded > 0
         return bool(succeeded >= spec["completions"])
-
-    def _is_enough(self, spec: Object, succeeded: int) -> bool:
-        """Whether a success policy needs no other pods."""
-        rules = (spec.get("successPolicy") or {}).get("rules") or []
-        return any("succeededCount" in rule and succeeded >= rule["succeededCount"] for rule in rules)
 
     def _adjust(
         self, job: Object, active: list[Object], going: list[Object], succeeded: int, indexes: set[int], failed: int

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 ADDRESS = "PACELINE_POD_ADDRESS"
 _POLICY = 26  # the first minor version with podFailurePolicy on
-_SUCCESS = 31  # the same for successPolicy
 _MANY = 10  # times that each pod of an elastic job may be killed
 
 
@@ -44,18 +43,13 @@ def variables(order: Order) -> list[dict[str, Any]]:
     return [{"name": ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
 
 
-def success_rules(order: Order) -> dict[str, Any]:
-    """The fields of a Job of MIN:MAX pods that say when it has succeeded: with MIN pods, not with all of them."""
-    least, most = order.spec.node_range
-    if least == most or not is_replaced(order) or order.minor < _SUCCESS:
-        return {}
-    return {"successPolicy": {"rules": [{"succeededCount": least}]}}
-
-
 def has_late_pods(order: Order) -> bool:
-    """Whether pods may begin when the job has ended: the Job needs all of them to succeed."""
+    """Whether pods may begin when the job has ended: the Job has succeeded when all of MAX have.
+
+    A successPolicy would end it before, but its controller deletes the pods that have not ended yet, with their logs.
+    """
     least, most = order.spec.node_range
-    return least < most and is_replaced(order) and not success_rules(order)
+    return least < most and is_replaced(order)
 
 
 def failure_rules(order: Order) -> dict[str, Any]:
