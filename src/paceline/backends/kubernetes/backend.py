@@ -61,6 +61,7 @@ class Kubernetes(Backend):
         super().__init__(name, options, where)
         self._given = options
         self._cluster = Cluster(name, options, where)
+        self._board: str | None = None  # a pod with a TensorBoard alone
         self._answers: dict[str, tuple[float, dict[int, dict[str, Any]]]] = {}  # of the pods of a job, and when
 
     # -- start ---------------------------------------------------------------------------------------------------------
@@ -346,20 +347,28 @@ class Kubernetes(Backend):
         return Shell(tuple(words), env, os.getcwd())
 
     def open_tensorboard(self, name: str, logdir: str | None, warn: Callable[[str], None]) -> str:
-        """The address of a job's TensorBoard in the pod of rank 0, which is started if there is none."""
+        """The address of a job's TensorBoard in the pod of rank 0, which is started if there is none.
+
+        For a job whose pods are gone, a pod of its own shows what is on a volume, until `forward_tensorboard` ends.
+        """
+        from . import boards
         from .inside import answer_of
 
         job, pod = self._first(name)
         if pod is None:
-            raise UserError(f"the pod of rank 0 of job {name} does not run, and so no TensorBoard there")
+            self._board = boards.start(self._cluster, job, logdir)
+            return f"http://127.0.0.1:{boards.PORT}/"
         request = {"do": "open_tensorboard", "name": name, "logdir": logdir}
         url = str(answer_of(self._cluster, pod, request, job.python, _BOARD_SECONDS)["url"])
         return url
 
     def forward_tensorboard(self, name: str, url: str, warn: Callable[[str], None]) -> Forward:
-        """Lead a port of this machine to the TensorBoard in the pod of rank 0; see `Forwards`."""
+        """Lead a port of this machine to the TensorBoard in its pod; see `Forwards`."""
+        from . import boards
         from .forwarding import Forward
 
+        if (board := self._board) is not None:
+            return Forward(self._cluster, board, _port_of(url), warn, lambda: boards.end(self._cluster, board))
         _, pod = self._first(name)
         if pod is None:
             raise UserError(f"the pod of rank 0 of job {name} does not run any more, nor its TensorBoard")

@@ -38,7 +38,14 @@ class Forward:
         port: of this machine.
     """
 
-    def __init__(self, cluster: Cluster, pod: str, port: int, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        pod: str,
+        port: int,
+        warn: Callable[[str], None],
+        end: Callable[[], None] = lambda: None,
+    ) -> None:
         """Take a port here: that of the pod, if it is free.
 
         Args:
@@ -46,17 +53,19 @@ class Forward:
             pod: its name.
             port: in the pod.
             warn: gets a line about a connection that could not be made.
+            end: called when it is closed, or cannot be made.
 
         Raises:
             UserError: this user may not do that.
         """
         lacking = missing(cluster, "", "pods/portforward", ("create", "get"))
         if lacking:
+            end()
             raise UserError(
                 f"you may not reach ports of pods: a Role in namespace {cluster.namespace} has to grant apiGroups: "
                 f"[''], resources: [pods/portforward], verbs: [{', '.join(lacking)}]"
             )
-        self._cluster, self._pod, self._inside, self._warn = cluster, pod, port, warn
+        self._cluster, self._pod, self._inside, self._warn, self._end = cluster, pod, port, warn, end
         self._listener = socket.socket()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -75,6 +84,7 @@ class Forward:
     ) -> None:
         """Close it."""
         self._listener.close()
+        self._end()
 
     @property
     def url(self) -> str:

@@ -17,7 +17,7 @@ from .inside import chunks
 from .pods import seen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from .client import Cluster, Object
     from .jobs import Found
@@ -54,7 +54,9 @@ def lines(cluster: Cluster, job: Found, it: Kept) -> Iterator[bytes]:
         return
     path = cluster.path("v1", "pods")
     try:
-        made = cluster.create(path, _reader(job, it))
+        sleep = [job.python, "-c", f"import time; time.sleep({_LIFE})"]
+        asked = {"cpu": "500m", "memory": "256Mi"}
+        made = cluster.create(path, pod_with_volume(job, it.claim, it.mount, sleep, resources=asked, seconds=_LIFE))
     except ApiError as error:
         if error.code != 403:
             raise
@@ -62,7 +64,7 @@ def lines(cluster: Cluster, job: Found, it: Kept) -> Iterator[bytes]:
         raise UserError(f"the logs of job {job.name} are in {where}; reading them takes a pod: {error}") from None
     name = made["metadata"]["name"]
     try:
-        yield from _read(cluster, _running(cluster, name, job), job.python, it.folder)
+        yield from _read(cluster, when_running(cluster, name), job.python, it.folder)
     finally:
         cluster.delete(f"{path}/{name}", gracePeriodSeconds=0)
 
@@ -74,8 +76,8 @@ def _read(cluster: Cluster, pod: Pod, python: str, folder: str) -> Iterator[byte
         yield from whole
 
 
-def _running(cluster: Cluster, name: str, job: Found) -> Pod:
-    """The pod that reads, once it runs.
+def when_running(cluster: Cluster, name: str) -> Pod:
+    """A pod that was made, once it runs.
 
     Raises:
         UserError: it does not run.
@@ -87,27 +89,37 @@ def _running(cluster: Cluster, name: str, job: Found) -> Pod:
             return pod
         if pod.is_over or time.monotonic() > until:
             why = pod.error or pod.waiting or f"it does not run after {_START_SECONDS:g} seconds"
-            raise UserError(f"the pod that reads the kept logs of job {job.name} does not run: {why}")
+            raise UserError(f"pod {name}, which was made to read the volume, does not run: {why}")
         time.sleep(_PAUSE)
 
 
-def _reader(job: Found, it: Kept) -> Object:
-    """A pod with the volume of the logs, on the nodes that the job's pods may run on."""
+def pod_with_volume(
+    job: Found, claim: str, mount: str, command: Sequence[str], *, resources: Object, seconds: int
+) -> Object:
+    """A pod with a volume of a job, on the nodes that the job's pods may run on; the Job owns it.
+
+    Args:
+        job: whose image it has.
+        claim: the PersistentVolumeClaim.
+        mount: where the pod has it.
+        command: that it runs.
+        resources: that it requests, as limits too.
+        seconds: after which the cluster ends it.
+    """
     template, main = _template(job.object["spec"]), job.kind.main_container(job.object)
-    asked = {"cpu": "500m", "memory": "256Mi"}
     container: Object = {
-        "name": _READER, "image": main["image"], "resources": {"limits": asked, "requests": asked},
-        "command": [job.python, "-c", f"import time; time.sleep({_LIFE})"],
-        "volumeMounts": [{"name": "logs", "mountPath": it.mount}],
+        "name": _READER, "image": main["image"], "resources": {"limits": resources, "requests": resources},
+        "command": list(command), "volumeMounts": [{"name": "volume", "mountPath": mount}],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
     }  # fmt: skip
     same = ("imagePullSecrets", "nodeSelector", "tolerations", "securityContext", "priorityClassName", "schedulerName")
     for key in ("imagePullPolicy", "securityContext"):
         if key in main:
             container[key] = main[key]
     spec: Object = {
-        "restartPolicy": "Never", "activeDeadlineSeconds": _LIFE, "terminationGracePeriodSeconds": 0,
+        "restartPolicy": "Never", "activeDeadlineSeconds": seconds, "terminationGracePeriodSeconds": 0,
         "automountServiceAccountToken": False, "enableServiceLinks": False, "containers": [container],
-        "volumes": [{"name": "logs", "persistentVolumeClaim": {"claimName": it.claim}}],
+        "volumes": [{"name": "volume", "persistentVolumeClaim": {"claimName": claim}}],
         **{key: template[key] for key in same if key in template},
     }  # fmt: skip
     meta = job.object["metadata"]
@@ -115,7 +127,7 @@ def _reader(job: Found, it: Kept) -> Object:
         "apiVersion": job.kind.api_version, "kind": job.kind.title, "name": meta["name"], "uid": meta["uid"],
         "controller": False, "blockOwnerDeletion": False,
     }  # fmt: skip
-    name = f"{job.name[:40].rstrip('-')}-logs-{secrets.token_hex(3)}"
+    name = f"{job.name[:40].rstrip('-')}-volume-{secrets.token_hex(3)}"
     return {
         "apiVersion": "v1", "kind": "Pod", "spec": spec,
         "metadata": {"name": name, "namespace": meta["namespace"], "ownerReferences": [owner]},
