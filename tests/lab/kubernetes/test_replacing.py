@@ -114,7 +114,7 @@ class Training:
         self.end.touch()
         job = self.user.ended(NAME)
         assert job.state == "SUCCEEDED", f"{job}\n{self.logs()}"
-        found = re.findall(r"^seen (\d+) (\d+)$", "\n".join(self.user.lines(NAME)), re.M)
+        found = re.findall(r"^seen (\d+) (\d+)$", "\n".join(self.user.lines(NAME, follow=True)), re.M)
         assert found and len(set(found[-1])) == 1 and int(found[-1][0]) > 0, found
 
 
@@ -173,4 +173,6 @@ def test_a_job_of_fixed_size_survives_its_pods(
         attempt = job.trains(2, attempt)
         print(f"{fault.__name__} of pod {index}: {time.monotonic() - began:.1f} s")
         assert job.user.get(NAME).restarts == restarts
+        if fault is delete:
+            assert "it-1 leaves" in job.logs()
     job.ends_well()

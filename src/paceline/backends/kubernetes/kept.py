@@ -80,4 +80,4 @@ def is_needed(job: Found, *, is_over: bool) -> bool:
         return False
     there = {pod.index for pod in job.pods if pod.has_log or not is_over}
     failed = sum(pod.phase == "Failed" for pod in job.pods)
-    return len(there) < job.nodes or int((job.object.get("status") or {}).get("failed") or 0) > failed
+    return len(there) < job.least or int((job.object.get("status") or {}).get("failed") or 0) > failed

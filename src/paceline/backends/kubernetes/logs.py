@@ -114,7 +114,8 @@ def _of_pod(cluster: Cluster, pod: Pod, is_plain: bool, since: float | None) -> 
         lines = cluster.log(pod.name, pod.container, follow=False, since=None if since is None else _rfc(since))
         yield from entries(lines, pod, is_plain=is_plain)
     except ApiError as error:
-        if error.code not in (400, 404):  # it has not begun, or is gone
+        is_lost = error.code >= 500 and pod.is_leaving  # its node does not answer, and another pod replaces it
+        if error.code not in (400, 404) and not is_lost:  # it has not begun, or is gone
             raise
 
 
@@ -159,6 +160,7 @@ class Follower:
         self._since = since
         self._found: queue.SimpleQueue[Entry | UserError | None] = queue.SimpleQueue()
         self._is_over = threading.Event()
+        self._is_done = False  # whether the job has ended
         self._threads: dict[str, threading.Thread] = {}
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -208,6 +210,7 @@ class Follower:
                     break
                 has_all = len(self._threads) >= job.nodes
                 self._wait_for_change(job, _CALM if has_all else _SOON)
+            self._is_done = True
             for thread in list(self._threads.values()):
                 thread.join()
             self._found.put(None)
@@ -257,9 +260,17 @@ class Follower:
                     return
                 if isinstance(error, ApiError) and error.code == 404:
                     return
+                if self._is_done and self._is_leaving(pod):  # its node is lost: it never ends
+                    return
             if ended:
                 return
             self._is_over.wait(_AGAIN)
+
+    def _is_leaving(self, pod: Pod) -> bool:
+        try:
+            return seen(self._cluster.get(self._cluster.path("v1", "pods", pod.name))).is_leaving
+        except (ApiError, Unreachable):
+            return False
 
     def _has_ended(self, pod: Pod) -> bool:
         try:
