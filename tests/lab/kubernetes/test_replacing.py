@@ -114,8 +114,28 @@ class Training:
         self.end.touch()
         job = self.user.ended(NAME)
         assert job.state == "SUCCEEDED", f"{job}\n{self.logs()}"
-        found = re.findall(r"^seen (\d+) (\d+)$", "\n".join(self.user.lines(NAME, follow=True)), re.M)
+        found = re.findall(r"^seen (\d+) (\d+)$", "\n".join(self.user.lines(NAME)), re.M)
         assert found and len(set(found[-1])) == 1 and int(found[-1][0]) > 0, found
+
+
+def test_logs_end_with_a_job_that_has_lost_a_node(user: User) -> None:
+    end = user.cluster.claim("end") / "now"
+    script = """
+        import os, time
+        print("here", flush=True)
+        while not os.path.exists("/end/now"):
+            time.sleep(0.05)
+        print("done", flush=True)
+    """
+    user.submit(script, name=NAME, nodes=2, max_restarts=1, silence=3, placement="spread", data=["end:/end"])
+    eventually(lambda: user.lines(NAME, None).count("here") == 2, "both write")
+    node = user.get(NAME).instances[0].node.partition("/")[0]
+    user.cluster.power_off(node)
+    user.cluster.expire(node)
+    eventually(lambda: user.lines(NAME, None, attempt=1).count("here") == 2, "they write again")
+    end.touch()
+    assert user.ended(NAME).state == "SUCCEEDED"
+    assert user.lines(NAME, (1,), follow=True)[-1] == "done"
 
 
 @pytest.mark.parametrize("minor", [24, 31])
