@@ -150,3 +150,13 @@ def test_a_plain_mpijob_has_workers_besides_its_launcher() -> None:
     assert main["resources"] == {"limits": {}, "requests": {}} and other["resources"]["limits"] == {
         "nvidia.com/gpu": "4"
     }
+
+
+def test_an_elastic_pytorchjob() -> None:
+    given: dict[str, Any] = {"plain": True, "nodes": "2:4", "script": None, "command": "torchrun", "args": ["train.py"]}
+    spec = checked(order(PyTorchJob(), **given, max_restarts=5))["spec"]
+    policy = {"minReplicas": 2, "maxReplicas": 4, "rdzvBackend": "c10d", "maxRestarts": 5}
+    assert spec["elasticPolicy"] == policy and spec["runPolicy"]["backoffLimit"] == 5
+    assert {name: role["replicas"] for name, role in spec["pytorchReplicaSpecs"].items()} == {"Worker": 4}
+    assert PyTorchJob().nodes({"spec": spec}) == 4
+    assert PyTorchJob().main_container({"spec": spec})["command"] == ["torchrun", "train.py"]

@@ -317,6 +317,11 @@ class Cluster(faults.Faults):
         resource = self.resource(kind)
         self.do(lambda: self.api.delete(resource, namespace if resource.namespaced else "", name, options))
 
+    def patch(self, kind: str, name: str, changes: Object, namespace: str = "default") -> None:
+        """Change an object by a merge patch, as somebody else does."""
+        resource = self.resource(kind)
+        self.do(lambda: self.api.patch(resource, namespace, name, "merge-patch+json", changes))
+
     def namespace(self, name: str) -> None:
         self.do(lambda: self.api.create(
             resources.NAMESPACES, "", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}

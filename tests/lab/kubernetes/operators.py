@@ -209,6 +209,7 @@ class Training(Operator):
                     "PADDLE_MASTER": f"{name}-worker-0:{port}"}  # fmt: skip
         if kind == "MPIJob" and role == "Launcher":
             return {"OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile", "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+                    "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10", "OMPI_MCA_orte_set_default_slots": "1",
                     "K_MPI_JOB_ROLE": "launcher"}  # fmt: skip
         return {"K_MPI_JOB_ROLE": "worker"} if kind == "MPIJob" else {}
 
@@ -326,7 +327,7 @@ class JobSets(Operator):
 
 
 class Trainer(Operator):
-    """Kubeflow Trainer: a JobSet of a TrainJob's runtime, which is always torch-distributed, and its patches."""
+    """Kubeflow Trainer: a JobSet of a TrainJob's runtime, which has one container and tries no pod again, and its patches."""
 
     kinds = ("TrainJob",)
 
@@ -344,7 +345,7 @@ class Trainer(Operator):
         ]  # fmt: skip
         container = {"name": "node", "image": trainer["image"], "command": trainer["command"], "env": env,
                      "resources": trainer.get("resourcesPerNode") or {}}  # fmt: skip
-        pod: Object = {"metadata": {}, "spec": {"containers": [container]}}
+        pod: Object = {"metadata": {}, "spec": {"restartPolicy": "Never", "containers": [container]}}
         for patch in spec.get("runtimePatches") or []:
             for job in patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]:
                 pod = merge_patch(pod, job["template"]["spec"]["template"], container)

@@ -31,7 +31,9 @@ class Killed(BaseException):
     """The client is killed: it does nothing more."""
 
 
-def test_a_client_that_is_killed_leaves_nothing(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["job", "pytorchjob"])
+def test_a_client_that_is_killed_leaves_nothing(user: User, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    user.cluster.install("training-operator")
     monkeypatch.setattr(submit, "_DEADLINE", 2)
     monkeypatch.setattr(submit, "_LEFTOVER", 1)
     send = Client.send
@@ -47,9 +49,9 @@ def test_a_client_that_is_killed_leaves_nothing(user: User, monkeypatch: pytest.
 
         with monkeypatch.context() as patch, contextlib.suppress(Killed):
             patch.setattr(Client, "send", count)
-            user.submit("pass", name=f"killed{number}", nodes=2)
+            user.submit("pass", name=f"killed{number}", nodes=2, kind=kind)
             break
-        assert user.cluster.all("Pod") == []
+        assert kind != "job" or user.cluster.all("Pod") == []
     assert number > 5, "a Job, a Service, ConfigMaps, a Secret, and what confirms them"
     user.ended(f"killed{number}")
     for before in range(number):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from paceline.job.errors import UserError
 
-from .user import User
+from .user import Silence, User
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from tests.conftest import Paceline
 
     from .cluster import Cluster
+
+
+WAIT = "import threading; print('here', flush=True); threading.Event().wait()"
 
 
 @pytest.fixture
@@ -79,6 +83,59 @@ def test_from_submit_to_delete(make_user: Callable[..., User], kind: str) -> Non
         user.submit(MEET, name="it")
     assert user.backend().delete(["it"]) == []
     user.nothing_left("it")
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_a_queue_a_stop_and_a_failure(make_user: Callable[..., User], kind: str) -> None:
+    user = make_user(*{OPERATORS[kind], "jobset"} if kind == "trainjob" else {OPERATORS[kind]}, nodes=1)
+    user.submit(WAIT, name="queued", kind=kind, queue="fast", grace=5)
+    job = user.get("queued")
+    assert (job.state, job.waiting) == ("PENDING", "queue fast has not admitted it yet"), job
+    found = user.backend()._find("queued")
+    assert found.object["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "fast"
+    user.cluster.patch(found.kind.title, "queued", {"spec": found.kind.suspension(False)})  # as Kueue does
+    user.until("queued", lambda job: user.lines("queued") == ["here"])
+    assert user.get("queued").state == "RUNNING"
+    assert user.backend().stop(["queued"]) == {}
+    assert user.ended("queued").state == "STOPPED"
+    user.submit("raise ValueError('no good')", name="fails", kind=kind)
+    job = user.ended("fails")
+    assert (job.state, job.exit_code) == ("FAILED", 1) and "no good" in str(job.error), job
+    there = user.backend()  # the kind is that of the job that is submitted again
+    spec = there.spec("fails").model_copy(update={"name": "fails-", "resume_from": "fails"})
+    again = there.start(there.prepare(spec), Silence())
+    assert user.backend()._find(again.name).kind.name == kind
+    user.ended(again.name)
+    assert sorted(it.name for it in user.backend().describe().jobs) == ["fails", "fails-2", "queued"]
+    assert user.backend().delete(["fails", "fails-2", "queued"]) == []
+    for name in ("fails", "queued"):
+        user.nothing_left(name)
+
+
+def test_mpi_programs_in_an_mpijob(make_user: Callable[..., User]) -> None:
+    """Its launcher's variables are for mpirun with ssh; agents start mpirun's daemons."""
+    if shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed")
+    user = make_user("mpi-operator")
+    script = "from mpi4py import MPI\nprint('rank', MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank), flush=True)"
+    user.submit(script, name="it", nodes=2, ranks=1, kind="mpijob", framework="mpi", placement="spread")
+    job = user.ended("it")
+    assert job.state == "SUCCEEDED", (job, user.lines("it"))
+    assert user.lines("it") == ["rank 1"] * 2
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", "jobset"])
+def test_the_dry_run_of_a_kind_is_what_kubectl_takes(
+    paceline: Paceline, make_cluster: Callable[..., Cluster], kubectl: None, kind: str
+) -> None:
+    cluster = make_cluster(operators=[OPERATORS[kind]])
+    paceline.env["KUBECONFIG"] = str(cluster.kubeconfig)
+    where = ("--on", "kubernetes", "--image", "usual", "--kind", kind, "--name", "it")
+    shown = paceline("submit", *where, "--dry-run", paceline.script("print('hello')"))
+    assert shown.returncode == 0, shown.stderr
+    cluster.kubectl("apply", "-f", "-", input=shown.stdout)
+    assert paceline("wait", "--on", "kubernetes", "it").returncode == 0
+    assert paceline("logs", "--on", "kubernetes", "it").stdout == "hello\n"
 
 
 def test_what_a_cluster_does_not_serve_is_refused(make_user: Callable[..., User]) -> None:

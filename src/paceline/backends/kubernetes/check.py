@@ -10,6 +10,8 @@ from paceline.backends.check.report import Report
 from paceline.job.errors import UserError
 
 from .client import ApiError
+from .gang import GROUPS
+from .kinds.served import served
 from .manifests import text
 from .rights import may
 
@@ -42,8 +44,9 @@ class Right(NamedTuple):
     is_global: bool = False
 
 
+_OF_JOBS = ("get", "list", "watch", "create", "patch", "delete")
 RIGHTS = (
-    Right("batch", "jobs", ("get", "list", "watch", "create", "patch", "delete"), "no job can be started or seen"),
+    Right("batch", "jobs", _OF_JOBS, "no job can be started or seen"),
     Right("", "pods", ("get", "list"), "what a job's pods do is not known"),
     Right("", "pods", ("delete",), "paceline stop --now cannot end pods at once", is_needed=False),
     Right("", "pods", ("watch",), "list -w and get -w list the pods every two seconds", is_needed=False),
@@ -89,7 +92,7 @@ def check(cluster: Cluster) -> Report:
     if (major, minor) < _LEAST:
         found.append(Finding("error", "the cluster", f"is Kubernetes {version}", "use one of 1.24 or newer"))
     denied = _denied(cluster)
-    sections["Permissions"] = _permissions(denied)
+    sections["Permissions"] = _permissions(rights(cluster), denied)
     for right, verbs in denied:
         scope = "the cluster" if right.is_global else f"namespace {access.namespace}"
         what = f"does not let you {', '.join(verbs)} {_full(right)}: {right.why}"
@@ -109,7 +112,7 @@ def check(cluster: Cluster) -> Report:
 
 def _denied(cluster: Cluster) -> list[tuple[Right, list[str]]]:
     """The permissions that this user lacks, each with the verbs."""
-    questions = [(right, verb) for right in RIGHTS for verb in right.verbs]
+    questions = [(right, verb) for right in rights(cluster) for verb in right.verbs]
     cluster.access  # noqa: B018  # before the threads ask, so that it is made once
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         answers = list(pool.map(lambda it: _may(cluster, *it), questions))
@@ -120,6 +123,17 @@ def _denied(cluster: Cluster) -> list[tuple[Right, list[str]]]:
     return list(found.items())
 
 
+def rights(cluster: Cluster) -> list[Right]:
+    """The permissions that paceline uses in a cluster, those for the kinds that operators have brought too."""
+    kinds = [kind for kind in served(cluster) if kind.name != "job"]
+    found = [Right(it.group, it.plural, _OF_JOBS, f"--kind {it.name} does not work", is_needed=False) for it in kinds]
+    for gang, api_version in GROUPS.items():
+        if cluster.serves(api_version, "PodGroup"):
+            group, verbs = api_version.partition("/")[0], ("create", "get", "delete")
+            found.append(Right(group, "podgroups", verbs, f"--gang {gang} does not work", is_needed=False))
+    return [*RIGHTS, *found]
+
+
 def _may(cluster: Cluster, right: Right, verb: str) -> bool:
     return may(cluster, right.group, right.resource, verb, is_global=right.is_global)
 
@@ -128,13 +142,13 @@ def _full(right: Right) -> str:
     return f"{right.resource}.{right.group}" if right.group else right.resource
 
 
-def _permissions(denied: Sequence[tuple[Right, list[str]]]) -> list[tuple[str, str]]:
+def _permissions(asked: Sequence[Right], denied: Sequence[tuple[Right, list[str]]]) -> list[tuple[str, str]]:
     lacking: dict[str, list[str]] = {}
     for right, verbs in denied:
         lacking.setdefault(_full(right), []).extend(verbs)
     rows = []
-    for name in dict.fromkeys(map(_full, RIGHTS)):
-        verbs = [verb for right in RIGHTS if _full(right) == name for verb in right.verbs]
+    for name in dict.fromkeys(map(_full, asked)):
+        verbs = [verb for right in asked if _full(right) == name for verb in right.verbs]
         missing = lacking.get(name, ())
         allowed = ", ".join(verb for verb in verbs if verb not in missing)
         rows.append((name, f"{allowed or 'nothing'}; not {', '.join(missing)}" if missing else allowed))
@@ -149,7 +163,7 @@ def role(cluster: Cluster, denied: Sequence[tuple[Right, list[str]]]) -> str:
             continue
         kind = "ClusterRole" if is_global else "Role"
         rules: dict[tuple[str, str], list[str]] = {}
-        for right in RIGHTS:
+        for right in rights(cluster):
             if right.is_global == is_global:
                 rules.setdefault((right.group, right.resource), []).extend(right.verbs)
         meta: dict[str, Any] = (

@@ -24,7 +24,7 @@ from .bootstrap import START
 from .gang import mark, pod_groups
 from .git_script import GIT
 from .manifests import merged, quantity
-from .names import FIRST_NODE, GROUP, INSTANCE, JOB_ID, LABELS, LOGS, QUEUE, SPEC, label_value, labels_of
+from .names import FIRST_NODE, GROUP, INSTANCE, JOB_ID, LABELS, LOGS, OPTIONS, QUEUE, SPEC, label_value, labels_of
 from .options import PORT
 
 if TYPE_CHECKING:
@@ -186,6 +186,7 @@ def metadata(order: Order) -> Manifest:
         SPEC: json.dumps(order.spec.model_dump(mode="json", exclude_unset=True) | {"name": order.name}),
         JOB_ID: order.job_id,
         LABELS: json.dumps(dict(order.spec.labels)),
+        OPTIONS: order.options.model_dump_json(exclude_unset=True, exclude={"context", "namespace", "kubeconfig"}),
         f"{GROUP}/version": __version__,
     }
     if order.record is not None:

@@ -37,8 +37,8 @@ from .gang import GROUPS
 from .jobs import find
 from .kinds.base import kind_of
 from .kinds.job import BatchJob
-from .kinds.served import chosen
-from .names import CODE, INSTANCE, JOB_ID, QUEUE, SELECTOR, check_name, valid_name
+from .kinds.served import KINDS, chosen
+from .names import CODE, INSTANCE, JOB_ID, OPTIONS, QUEUE, SELECTOR, check_name, valid_name
 from .packed import packed
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
     Raises:
         UserError: it cannot run there, or its name is taken.
     """
+    if spec.resume_from is not None:
+        options = _options_of(_job(cluster, spec.resume_from), options)
     _refuse(cluster, spec, options)
     spec = _with_code(spec, options)
     spec = checked(spec, detached=detached).model_copy(update={"backend": target})
@@ -107,8 +109,6 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
     order.check()
     if nodes > 1 and not options.plain:
         order = replace(order, secrets={**order.secrets, TOKEN: secrets.token_hex(16)})
-    if spec.resume_from is not None:
-        _job(cluster, spec.resume_from)
     if name.endswith("-"):
         order = replace(order, name=_free(cluster, spec))
     _refuse_taken(cluster, order.name)
@@ -136,7 +136,8 @@ def _refuse(cluster: Cluster, spec: JobSpec, options: Options) -> None:
         UserError: the job asks for it.
     """
     least, most = spec.node_range
-    if least < most and (options.plain or options.kind != "job" or options.gang is not None):
+    has_policy = options.plain and options.kind == "pytorchjob"  # its operator knows what an elastic job is
+    if least < most and not has_policy and (options.plain or options.kind != "job" or options.gang is not None):
         other = "--plain" if options.plain else "--gang" if options.gang is not None else f"--kind {options.kind}"
         raise UserError(f"--nnodes {spec.nodes}: with {other} a job keeps its number of pods; give one number")
     if isinstance(spec.devices, tuple):
@@ -286,6 +287,16 @@ def _job(cluster: Cluster, name: str) -> Found:
     if found is None:
         raise UserError(f"no job {name!r} to resume from; see paceline list{cluster.where} -A")
     return found
+
+
+def _options_of(job: Found, given: Options) -> Options:
+    """The options of a job that is submitted again: those that are given, and what it had besides."""
+    try:
+        old = type(given).model_validate_json(job.annotations.get(OPTIONS, "{}"))
+    except ValueError:  # of another version
+        return given
+    kept = {name: getattr(old, name) for name in old.model_fields_set - given.model_fields_set}
+    return given.model_copy(update=kept)
 
 
 def _provisional(order: objects.Order) -> Object:
@@ -446,8 +457,24 @@ def _make_owned(cluster: Cluster, manifest: Object) -> None:
             if not owners or (old.get("labels") or {}).get(INSTANCE) != owner["name"]:
                 kind = manifest["kind"]
                 raise UserError(f"{kind} {name} is there already, and belongs to no job; choose another --name")
+            if any(_is_there(cluster, it) for it in old["ownerReferences"]):
+                raise NameTaken(_TAKEN.format(owner["name"]))
             cluster.delete(f"{path}/{name}", preconditions={"uid": old["uid"]})
         except ApiError as error:
             if error.code not in (404, 409):
                 raise
         time.sleep(_PAUSE)
+
+
+def _is_there(cluster: Cluster, reference: Object) -> bool:
+    """Whether the owner that a reference names is there, and stays."""
+    plural = next((kind.plural for kind in KINDS if kind.title == reference["kind"]), None)
+    if plural is None:
+        return False
+    try:
+        meta = cluster.get(cluster.path(reference["apiVersion"], plural, reference["name"]))["metadata"]
+    except ApiError as error:
+        if error.code != 404:
+            raise
+        return False
+    return bool(meta["uid"] == reference["uid"] and not meta.get("deletionTimestamp"))

@@ -123,6 +123,7 @@ class MpiRanks(Ranks):
             "PACELINE_MPI_ENTRY": ENTRY,
             "PACELINE_MPI_SOCKET": self._socket,
             "OMPI_MCA_plm_rsh_agent": _AS_SSH,
+            "OMPI_MCA_plm_rsh_args": "",  # operators set those of ssh
             **self._interface("oob_tcp"),
         }
         self._send({"do": "spawn", "name": name, "command": command, "env": env})
@@ -252,6 +253,7 @@ def _mpirun(start: Attempt) -> list[str]:
         "plm_rsh_no_tree_spawn": "1",
         "orte_leave_session_attached": "1",  # daemons stay children of the fork server
         "ras": "^alps,gridengine,lsf,slurm,tm",  # the nodes are those of the attempt
+        "orte_default_hostfile": "none",  # in a pod of an MPIJob, its operator names one
     }
     return [
         "mpirun",

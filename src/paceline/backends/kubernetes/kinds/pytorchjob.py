@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .replicas import Replicated
+from paceline.backends.kubernetes import objects
+from paceline.backends.kubernetes.objects import Role
+
+from .replicas import REPLICA_INDEX, Replicated, replica
 
 if TYPE_CHECKING:
     from paceline.backends.kubernetes.objects import Manifest, Order
@@ -21,4 +24,19 @@ class PyTorchJob(Replicated):
 
     def spec(self, order: Order) -> Manifest:
         """See `Kind`."""
-        return {"nprocPerNode": str(order.spec.ranks), **super().spec(order)}
+        found = {"nprocPerNode": str(order.spec.ranks), **super().spec(order)}
+        least, most = order.spec.node_range
+        if least < most:  # torchrun reads it from the pods' variables
+            restarts = order.spec.max_restarts
+            limits = {"minReplicas": least, "maxReplicas": most, "rdzvBackend": "c10d", "maxRestarts": restarts}
+            found["elasticPolicy"] = limits
+            found["runPolicy"]["backoffLimit"] = restarts
+        return found
+
+    def replicas(self, order: Order) -> Manifest:
+        """See `Replicated`; an elastic job has workers alone."""
+        least, most = order.spec.node_range
+        if least == most:
+            return super().replicas(order)
+        worker = replica(most, objects.template(order, Role(0, REPLICA_INDEX)))
+        return {"Worker": {**worker, "restartPolicy": "OnFailure"}}

@@ -103,7 +103,8 @@ class Replicated(Kind):
     def main_container(self, found: Object) -> Manifest:
         """See `Kind`."""
         replicas = found["spec"][self.field]
-        container: Manifest = replicas[self.main_role or "Worker"]["template"]["spec"]["containers"][0]
+        main = replicas.get(self.main_role) or replicas["Worker"]
+        container: Manifest = main["template"]["spec"]["containers"][0]
         return container
 
 
