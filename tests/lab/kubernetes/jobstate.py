@@ -51,9 +51,12 @@ def has(status: Object, kind: str) -> bool:
     return any(one["type"] == kind and one["status"] == "True" for one in status.get("conditions") or [])
 
 
-def set_condition(status: Object, kind: str, value: str, reason: str, message: str) -> None:
+def set_condition(status: Object, kind: str, value: str, reason: str, message: str, *, with_probe: bool = True) -> None:
+    """Set a condition; those of Jobs and pods also say when they were probed last."""
     moment = defaults.now()
-    condition = {"type": kind, "status": value, "lastProbeTime": moment, "lastTransitionTime": moment}
+    condition = {"type": kind, "status": value, "lastTransitionTime": moment}
+    if with_probe:
+        condition["lastProbeTime"] = moment
     condition.update({key: text for key, text in (("reason", reason), ("message", message)) if text})
     status["conditions"] = [one for one in status.get("conditions") or [] if one["type"] != kind] + [condition]
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import functools
 import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from . import defaults, events, resources
+from . import defaults, events, jobstate, resources
 from .errors import Object, StatusError
-from .jobstate import controller_of, ended, finished, has, is_ready, owner_reference, seconds_since, set_condition
+from .jobstate import controller_of, ended, finished, has, is_ready, owner_reference, seconds_since
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from .resources import Resource
     from .storage import Change
 
+set_condition = functools.partial(jobstate.set_condition, with_probe=False)
 _GROUP = "training.kubeflow.org"
 _FIELDS = {"PyTorchJob": "pytorchReplicaSpecs", "TFJob": "tfReplicaSpecs", "PaddleJob": "paddleReplicaSpecs",
            "MPIJob": "mpiReplicaSpecs"}  # fmt: skip

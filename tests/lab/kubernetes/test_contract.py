@@ -31,6 +31,7 @@ class TestKubernetes(Contract):
         settings = '[targets.lab]\nbackend = "kubernetes"\nimage = "usual"\n'
         (paceline.folder / "paceline.toml").write_text(settings)
         return Place(
-            paceline, ("--on", "lab"), "lab", frozenset({"run", "checks", "metered", "tensorboards", "volumes"}), (new_cluster.folder,),
+            paceline, ("--on", "lab"), "lab",
+            frozenset({"run", "elastic", "checks", "metered", "tensorboards", "volumes"}), (new_cluster.folder,),
             frozenset({"--image", "--queue"}), keeps_shells=False, dry=ranks_of,
         )  # fmt: skip

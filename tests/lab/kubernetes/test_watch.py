@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tests.conftest import eventually
 
 if TYPE_CHECKING:
+    import pytest
     from tests.conftest import Paceline
 
     from .cluster import Cluster
@@ -20,7 +21,8 @@ SCRIPT = """
 """
 
 
-def test_who_looks_again_and_again_asks_once(user: User) -> None:
+def test_who_looks_again_and_again_asks_once(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_LOOK_TIMEOUT", "5s")  # so long it waits for a server that is down
     flags = user.cluster.claim("flags")
     there = user.backend()
     there.look_repeatedly()

@@ -58,10 +58,10 @@ def _parallelism(job: Found, asked: Sequence[str] | int | None) -> int:
     Raises:
         UserError: the number cannot change, or the cluster cannot do what is asked.
     """
-    if job.least == job.nodes:
-        raise UserError(f"job {job.name} has a fixed number of pods, {job.nodes}; submit it with --nnodes MIN:MAX")
     if job.ending is not None:
         raise UserError(f"job {job.name} has ended")
+    if job.least == job.nodes:
+        raise UserError(f"job {job.name} has a fixed number of pods, {job.nodes}; submit it with --nnodes MIN:MAX")
     if not isinstance(asked, int) and asked is not None:
         raise UserError("on Kubernetes the cluster chooses which pods come and leave; give their number with --nnodes")
     return int(job.object["spec"]["parallelism"])
