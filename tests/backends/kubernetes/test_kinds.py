@@ -19,6 +19,7 @@ from paceline.backends.kubernetes.kinds.served import KINDS
 from paceline.backends.kubernetes.kinds.tfjob import TFJob
 from paceline.backends.kubernetes.kinds.trainjob import TrainJob
 from paceline.backends.kubernetes.options import Options
+from paceline.backends.kubernetes.order import Order
 from paceline.backends.packing import archive
 from paceline.job.errors import UserError
 from paceline.job.spec import JobSpec
@@ -26,14 +27,14 @@ from paceline.job.spec import JobSpec
 KINDS_AND_VERSIONS = [kind(version) for kind in KINDS for version in kind.versions]
 
 
-def order(kind: Kind, **given: Any) -> objects.Order:
+def order(kind: Kind, **given: Any) -> Order:
     options = Options.model_validate({key: given.pop(key) for key in [*given] if key in Options.model_fields})
     spec = JobSpec.model_validate({"script": "train.py", "image": "training:1", **given})
     data = b"" if options.plain else archive().data
-    return objects.Order("it", spec, options, "ml", "1234", data, secrets={"HF": "s"}, kind=kind)
+    return Order("it", spec, options, "ml", "1234", data, secrets={"HF": "s"}, kind=kind)
 
 
-def checked(it: objects.Order) -> dict[str, Any]:
+def checked(it: Order) -> dict[str, Any]:
     """The object of a job, and all that it owns, checked by the schemas of Kubernetes and of the operators."""
     schemas = {key: found for name in resources.CUSTOM for key, found in custom.schemas(name, 31).items()}
     checker = schema.Checker(31, schemas)

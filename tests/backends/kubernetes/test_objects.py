@@ -19,6 +19,7 @@ from paceline.backends.kubernetes import manifests, names, objects
 from paceline.backends.kubernetes.kinds.base import Kind
 from paceline.backends.kubernetes.kinds.job import BatchJob
 from paceline.backends.kubernetes.options import Options
+from paceline.backends.kubernetes.order import Order
 from paceline.backends.packing import archive
 from paceline.job.errors import UserError
 from paceline.job.spec import JobSpec
@@ -28,11 +29,11 @@ VERSIONS = ("1.25", "1.30", "1.37")
 
 def order(
     code: bytes | None = None, secrets: dict[str, str] | None = None, kind: type[Kind] = BatchJob, **given: Any
-) -> objects.Order:
+) -> Order:
     options = Options.model_validate({key: given.pop(key) for key in [*given] if key in Options.model_fields})
     spec = JobSpec.model_validate({"script": "train.py", "image": "training:1", **given})
     record = None if code is None else {"mode": "snapshot", "source": "/there"}
-    return objects.Order(
+    return Order(
         "it", spec, options, "ml", "1234", b"" if options.plain else archive().data, code,
         record=record, secrets=secrets or {}, kind=kind(),
     )  # fmt: skip

@@ -19,7 +19,8 @@ from paceline.backends.base import Backend, Listing, Shell
 from paceline.job.errors import UserError
 
 from . import options as target
-from .client import ApiError, Cluster, Expired
+from .client import Cluster
+from .errors import ApiError, Expired
 from .kinds.job import BatchJob
 from .names import SELECTOR, STOPPED
 from .objects import PACKAGE, ROOT

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.job.errors import UserError
 
-from .client import ApiError
+from .errors import ApiError
 from .kept_reader import pod_with_volume, when_running
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from paceline.backends.check.finding import Finding
 from paceline.backends.check.report import Report
 from paceline.job.errors import UserError
 
-from .client import ApiError
+from .errors import ApiError
 from .gang import GROUPS
 from .kinds.served import served
 from .manifests import text

@@ -7,9 +7,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends import limits
-from paceline.job.errors import UserError
 
 from .credentials import connect
+from .errors import ApiError, Expired, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,27 +28,6 @@ _WATCH_SECONDS = 300  # after which a watch is begun anew
 STRICT = {"fieldValidation": "Strict"}
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
-
-
-class ApiError(UserError):
-    """The API server refuses a request.
-
-    Attributes:
-        code: the HTTP status.
-        reason: such as AlreadyExists.
-    """
-
-    def __init__(self, text: str, code: int, reason: str) -> None:
-        super().__init__(text)
-        self.code, self.reason = code, reason
-
-
-class Unreachable(UserError):
-    """The API server does not answer."""
-
-
-class Expired(Exception):
-    """The version that a watch begins at is gone: list again."""
 
 
 class Cluster:

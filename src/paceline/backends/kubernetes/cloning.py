@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.job.code import git, git_source
 from paceline.job.errors import UserError
 
-from .client import ApiError
+from .errors import ApiError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from . import logs
-from .client import ApiError
+from .errors import ApiError
 from .jobs import shown
 from .pods import moment
 

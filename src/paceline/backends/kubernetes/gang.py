@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .objects import Manifest, Order
+    from .order import Manifest, Order
 
 # The API that has the scheduler's PodGroups, and the name by which pods ask for the scheduler.
 GROUPS = {"volcano": "scheduling.volcano.sh/v1beta1", "coscheduling": "scheduling.x-k8s.io/v1alpha1"}

@@ -11,7 +11,7 @@ from paceline.job.errors import UserError
 from paceline.job.job import Instance, Job
 
 from . import kept
-from .client import ApiError
+from .errors import ApiError
 from .kinds.job import BatchJob
 from .kinds.served import served
 from .names import CODE, INSTANCE, LABELS, SELECTOR, SPEC, STOPPED, role_of
@@ -232,7 +232,7 @@ def shown(job: Found, target: str, namespace: str) -> Job:
         ),
         progress=next((it["progress"] for it in reports if it.get("progress")), None),
         checkpoint=next((it["checkpoint"] for it in reports if it.get("checkpoint")), None),
-        external_id=f"{namespace}/{job.name}", logs=kept.shown(job),
+        external_id=f"{namespace}/{job.name}", logs=kept.shown(kept.of(job.annotations)),
     )  # fmt: skip
 
 
@@ -281,7 +281,7 @@ def lost_logs(job: Found, shown: Job) -> str | None:
     if not gone:
         return None
     who = f"node{'s' if len(gone) > 1 else ''} {', '.join(gone[:8])}{' …' if len(gone) > 8 else ''}"
-    if (where := kept.of(job)) is not None:
+    if (where := kept.of(job.annotations)) is not None:
         return (
             f"the pods of job {job.name} on {who} are gone; paceline logs reads what they wrote on volume {where.claim}"
         )

@@ -14,9 +14,9 @@ from paceline.job.errors import UserError
 from .names import LOGS
 
 if TYPE_CHECKING:
-    from paceline.job.spec import JobSpec
+    from collections.abc import Mapping
 
-    from .jobs import Found
+    from paceline.job.spec import JobSpec
 
 FOLDER = "paceline-logs"  # on the volume that has the checkpoints
 
@@ -58,26 +58,16 @@ def _is_below(path: str, folder: str) -> bool:
     return posixpath.commonpath([posixpath.normpath(path), posixpath.normpath(folder)]) == posixpath.normpath(folder)
 
 
-def of(job: Found) -> Kept | None:
+def of(annotations: Mapping[str, str]) -> Kept | None:
     """Where the logs of a job are kept, as its annotation says."""
     try:
-        return Kept(**json.loads(job.annotations[LOGS]))
+        return Kept(**json.loads(annotations[LOGS]))
     except (KeyError, ValueError, TypeError):
         return None
 
 
-def shown(job: Found) -> str:
+def shown(where: Kept | None) -> str:
     """Where the logs of a job are, in words."""
-    it = of(job)
-    if it is None:
+    if where is None:
         return "not kept: they go with the pods; --log-dir on a volume (--data) keeps them"
-    return f"kept on volume {it.claim}, in {it.folder}"
-
-
-def is_needed(job: Found, *, is_over: bool) -> bool:
-    """Whether pods are gone whose logs are only in the copies: of a node that has none, or that has a later one."""
-    if of(job) is None:
-        return False
-    there = {pod.index for pod in job.pods if pod.has_log or not is_over}
-    failed = sum(pod.phase == "Failed" for pod in job.pods)
-    return len(there) < job.least or int((job.object.get("status") or {}).get("failed") or 0) > failed
+    return f"kept on volume {where.claim}, in {where.folder}"

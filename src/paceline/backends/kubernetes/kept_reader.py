@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from paceline.job.errors import UserError
 
-from .client import ApiError
+from .errors import ApiError
 from .inside import chunks
 from .pods import seen
 
@@ -38,6 +38,13 @@ paths = sorted(glob.glob(os.path.join(glob.escape(sys.argv[1]), "*.log")))
 for line in heapq.merge(*map(lines, paths), key=lambda line: line[:27]):
     sys.stdout.buffer.write(line)
 """
+
+
+def is_needed(job: Found, *, is_over: bool) -> bool:
+    """Whether pods are gone whose logs are only in the copies: of a node that has none, or that has a later one."""
+    there = {pod.index for pod in job.pods if pod.has_log or not is_over}
+    failed = sum(pod.phase == "Failed" for pod in job.pods)
+    return len(there) < job.least or int((job.object.get("status") or {}).get("failed") or 0) > failed
 
 
 def lines(cluster: Cluster, job: Found, it: Kept) -> Iterator[bytes]:

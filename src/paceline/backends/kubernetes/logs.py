@@ -17,7 +17,7 @@ from paceline.job.errors import UserError
 from paceline.node.host.pod import MARK
 
 from . import kept, kept_reader
-from .client import ApiError, Unreachable
+from .errors import ApiError, Unreachable
 from .pods import moment, seen
 
 if TYPE_CHECKING:
@@ -103,8 +103,8 @@ def read(cluster: Cluster, pods: Iterable[Pod], *, is_plain: bool, since: float 
 
 def read_all(cluster: Cluster, job: Found, *, is_over: bool, since: float | None = None) -> Iterator[Entry]:
     """All that is in the logs of a job now, in the order of time: from the copies on its volume, if pods are gone."""
-    where = kept.of(job)
-    if where is None or not kept.is_needed(job, is_over=is_over):
+    where = kept.of(job.annotations)
+    if where is None or not kept_reader.is_needed(job, is_over=is_over):
         return read(cluster, job.pods, is_plain=job.is_plain, since=since)
     return entries(kept_reader.lines(cluster, job, where), None, is_plain=False)
 
@@ -219,7 +219,7 @@ class Follower:
 
     def _wait_for_change(self, job: Found, seconds: float) -> None:
         """Wait until something of the job may have changed: its status counts its pods. Or until the time is over."""
-        from .client import Expired
+        from .errors import Expired
 
         try:
             path, version = job.kind.path(self._cluster), job.object["metadata"]["resourceVersion"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.job.job import Node, Usage, Volume
 
-from .client import ApiError
+from .errors import ApiError
 from .names import INSTANCE, SELECTOR
 from .pods import moment
 

@@ -12,20 +12,19 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from paceline._version import __version__
-from paceline.job.errors import UserError
 from paceline.node.host.batch import FIRST
 
-from . import cloning, kept, replacing
+from . import cloning, replacing
 from .bootstrap import START
 from .gang import mark, pod_groups
 from .git_script import GIT
 from .manifests import merged, quantity
 from .names import FIRST_NODE, GROUP, INSTANCE, JOB_ID, LABELS, LOGS, OPTIONS, QUEUE, SPEC, label_value, labels_of
 from .options import PORT
+from .order import ALL, Order, Role
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,9 +32,7 @@ if TYPE_CHECKING:
     from paceline.job.spec import JobSpec
 
     from .options import Options
-    from .packed import Packed
-
-    Manifest = dict[str, Any]
+    from .order import Manifest
 
 FOLDER = "/paceline"
 HERE, WORK = f"{FOLDER}/job", f"{FOLDER}/work"  # what the pod gets, and where it writes
@@ -50,127 +47,6 @@ MANY = 12  # ConfigMaps; code that needs more is sent in larger ones
 MOST_CODE = 16 << 20  # bytes of code, packed; more is streamed into the pods
 _END_SECONDS = 15  # beyond the grace of the ranks, for the agent to report
 POD = "PACELINE_POD"  # the variable with a pod's number in its role, unless a controller sets one
-
-
-class Shape(Protocol):
-    """What a kind of object makes of the pods; see `kinds.base.Kind`."""
-
-    @property
-    def container(self) -> str:
-        """The name of the container."""
-
-    @property
-    def index_variable(self) -> str:
-        """The variable of a pod that has its number."""
-
-    @property
-    def sets_variables(self) -> bool:
-        """Whether its controller gives a plain job the variables by which ranks meet."""
-
-    @property
-    def replaces(self) -> bool:
-        """Whether its controller makes another pod for one that is lost."""
-
-    @property
-    def margin(self) -> int:
-        """Letters that its objects have in their names besides the job's name and a number."""
-
-    @property
-    def makes_groups(self) -> bool:
-        """Whether its controller makes the PodGroup of a gang."""
-
-    def address(self, name: str, number: int) -> str:
-        """The host name at which other pods find the pod of a node."""
-
-    def host(self, name: str, number: int) -> str:
-        """What the pod of a node is called."""
-
-    def services(self, order: Order) -> list[Manifest]:
-        """The Services that the pods need and nobody else makes."""
-
-    def check(self, order: Order) -> None:
-        """Refuse what this kind cannot do."""
-
-
-@dataclass(frozen=True)
-class Role:
-    """Pods of a job with the same template.
-
-    Attributes:
-        first: the node rank of the first one.
-        index: the field with a pod's number in the role; None if the role has one pod, or its controller sets the
-            variable.
-    """
-
-    first: int = 0
-    index: str | None = None
-
-
-@dataclass(frozen=True)
-class Order:
-    """A job to be made.
-
-    Attributes:
-        name: of the job.
-        spec: what the user asked for.
-        options: of the target.
-        namespace: where it goes.
-        job_id: identifier that its nodes share.
-        archive: of paceline; b"" for a job without an agent.
-        code: of the job, packed (tar.gz); None if it has none of its own.
-        stream: the code, if it comes when the pods have begun; then `code` is None.
-        clone: the code, if the pods fetch it by git; then `code` is None.
-        record: of the code.
-        secrets: variables that are never shown.
-        kind: the kind of object that it becomes.
-        minor: version of the server: 24 is 1.24.
-    """
-
-    name: str
-    spec: JobSpec
-    options: Options
-    namespace: str
-    job_id: str
-    archive: bytes = b""
-    code: bytes | None = None
-    stream: Packed | None = None
-    clone: cloning.Clone | None = None
-    record: Mapping[str, Any] | None = None
-    secrets: Mapping[str, str] = field(default_factory=dict)
-    kind: Shape = field(kw_only=True)
-    minor: int = 24
-
-    @property
-    def image(self) -> str:
-        """The image of its containers.
-
-        Raises:
-            UserError: none is named.
-        """
-        image = self.spec.image or self.options.image
-        if not image:
-            raise UserError("a job on Kubernetes needs an image; name one with --image, or image = in the target")
-        return image
-
-    @property
-    def nodes(self) -> int:
-        """How many pods it has at most."""
-        return self.spec.node_range[1]
-
-    def check(self) -> None:
-        """Refuse a job that lacks what its manifests need.
-
-        Raises:
-            UserError: it lacks an image, its kind cannot do what it asks for, or its logs cannot be kept where it says.
-        """
-        assert self.image
-        kept_logs(self)
-        self.kind.check(self)
-
-    @property
-    def is_queued(self) -> bool:
-        """Whether it begins suspended, until Kueue admits it."""
-        return bool(self.spec.queue) and self.options.gang != "volcano"
 
 
 # -- the whole job -----------------------------------------------------------------------------------------------------
@@ -191,22 +67,9 @@ def metadata(order: Order) -> Manifest:
     }
     if order.record is not None:
         found["annotations"][f"{GROUP}/code"] = json.dumps(dict(order.record))
-    if (where := kept_logs(order)) is not None:
+    if (where := order.kept_logs()) is not None:
         found["annotations"][LOGS] = json.dumps(where._asdict())
     return found
-
-
-def kept_logs(order: Order) -> kept.Kept | None:
-    """Where copies of the logs are kept; None for nowhere.
-
-    Raises:
-        UserError: --log-dir is on no volume, or there is no agent that could write them.
-    """
-    if order.options.plain:
-        if order.spec.log_dir:
-            raise UserError("--log-dir: without an agent (--plain) nothing writes there; leave one out")
-        return None
-    return kept.kept(order.spec, order.name, order.job_id)
 
 
 def dependents(order: Order) -> list[Manifest]:
@@ -298,7 +161,7 @@ def request(order: Order) -> dict[str, Any]:
     spec = order.spec
     nodes = order.nodes
     part = {**spec.for_node(), "name": order.name, "data": [], "options": {}, "resume_from": None, "log_dir": None}
-    where = kept_logs(order)
+    where = order.kept_logs()
     if nodes > 1:
         part.update(main_address=order.kind.address(order.name, 0), main_port=spec.rendezvous.main_port or PORT)
     return {
@@ -345,7 +208,7 @@ def _code(order: Order) -> dict[str, Any]:
 # -- the pods ----------------------------------------------------------------------------------------------------------
 
 
-def template(order: Order, role: Role = Role()) -> Manifest:
+def template(order: Order, role: Role = ALL) -> Manifest:
     """The pod template of a role, with the user's own one merged into it."""
     options, spec = order.options, order.spec
     pod: Manifest = {
@@ -424,7 +287,7 @@ def command(order: Order) -> list[str]:
     return [spec.command or "", *spec.args]
 
 
-def env(order: Order, role: Role = Role()) -> list[Manifest]:
+def env(order: Order, role: Role = ALL) -> list[Manifest]:
     """The variables of a role's container."""
     found: list[Manifest] = []
     if order.options.plain:

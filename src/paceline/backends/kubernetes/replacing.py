@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.node.host.pod import REPLACED
 
 if TYPE_CHECKING:
-    from .objects import Order
+    from .order import Order
 
 ADDRESS = "PACELINE_POD_ADDRESS"
 _POLICY = 26  # the first minor version with podFailurePolicy on

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.job.errors import UserError
 
-from .client import Expired
+from .errors import Expired
 from .objects import PACKAGE, WORK
 from .packed import BLOCK
 from .rights import missing

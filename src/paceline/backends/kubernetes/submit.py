@@ -32,13 +32,14 @@ from paceline.job.errors import UserError
 from paceline.job.spec import Code, new_name
 
 from . import cloning, lease, manifests, objects, streaming
-from .client import ApiError
+from .errors import ApiError
 from .gang import GROUPS
 from .jobs import find
 from .kinds.base import kind_of
 from .kinds.job import BatchJob
 from .kinds.served import KINDS, chosen
 from .names import CODE, INSTANCE, JOB_ID, OPTIONS, QUEUE, SELECTOR, check_name, valid_name
+from .order import Order
 from .packed import packed
 
 if TYPE_CHECKING:
@@ -69,8 +70,8 @@ class KubePrepared(Prepared):
         whole: returns it with its code; None if it has none of its own.
     """
 
-    order: objects.Order | None = None
-    whole: Callable[[], objects.Order] | None = None
+    order: Order | None = None
+    whole: Callable[[], Order] | None = None
 
     def text(self) -> str:
         """The manifests, in YAML that `kubectl apply` takes."""
@@ -101,7 +102,7 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
     name = spec.name or valid_name(new_name(_stem(spec)), nodes, kind.margin)
     check_name(f"{name}1" if name.endswith("-") else name, nodes, kind.margin)
     cloning.check(cluster, options, spec)
-    order = objects.Order(
+    order = Order(
         name, spec, options, cluster.namespace, uuid.uuid4().hex,
         archive=b"" if options.plain else archive().data,
         secrets={it: os.environ[it] for it in spec.secrets}, kind=kind, minor=cluster.version[1],
@@ -226,7 +227,7 @@ def start(cluster: Cluster, prepared: KubePrepared, progress: ProgressReporter) 
     return start_as(order.name)
 
 
-def _with_files(cluster: Cluster, order: objects.Order, progress: ProgressReporter) -> objects.Order:
+def _with_files(cluster: Cluster, order: Order, progress: ProgressReporter) -> Order:
     """The job with its code: a copy of this folder or of a repository, or that of the job that it resumes."""
     spec = order.spec
     if cloning.is_fetched_there(spec):
@@ -253,7 +254,7 @@ def _with_files(cluster: Cluster, order: objects.Order, progress: ProgressReport
         return replace(order, code=file.read(), record=record)
 
 
-def _with_code_of(cluster: Cluster, order: objects.Order, name: str) -> objects.Order:
+def _with_code_of(cluster: Cluster, order: Order, name: str) -> Order:
     """The job with the code of another one, from its ConfigMaps.
 
     Raises:
@@ -299,7 +300,7 @@ def _options_of(job: Found, given: Options) -> Options:
     return given.model_copy(update=kept)
 
 
-def _provisional(order: objects.Order) -> Object:
+def _provisional(order: Order) -> Object:
     """The job's object, which has no pods; a Job ends soon unless it is confirmed."""
     manifest = kind_of(order).manifest(order)
     if not isinstance(order.kind, BatchJob):
@@ -313,7 +314,7 @@ def _provisional(order: objects.Order) -> Object:
     return {**manifest, "spec": {**manifest["spec"], **changes}}
 
 
-def _holder(order: objects.Order) -> Object:
+def _holder(order: Order) -> Object:
     """A Job without pods, which the cluster removes soon; it owns what is being made."""
     pod = {"restartPolicy": "Never", "containers": [{"name": objects.CONTAINER, "image": order.image}]}
     spec: Object = {
@@ -353,7 +354,7 @@ def _removed_on_failure(cluster: Cluster, kind: Kind, made: Object) -> Any:
         raise
 
 
-def _make_below(cluster: Cluster, order: objects.Order, progress: ProgressReporter) -> Object:
+def _make_below(cluster: Cluster, order: Order, progress: ProgressReporter) -> Object:
     """Make all objects of a job of another kind than Job.
 
     Raises:
@@ -395,7 +396,7 @@ def let_go(cluster: Cluster, kind: Kind, name: str, changes: Object | None = Non
     return made
 
 
-def _make(cluster: Cluster, order: objects.Order, progress: ProgressReporter) -> Object:
+def _make(cluster: Cluster, order: Order, progress: ProgressReporter) -> Object:
     """Make all objects of a job.
 
     Raises:
@@ -410,7 +411,7 @@ def _make(cluster: Cluster, order: objects.Order, progress: ProgressReporter) ->
         return _confirm(cluster, order, progress)
 
 
-def _confirm(cluster: Cluster, order: objects.Order, progress: ProgressReporter) -> Object:
+def _confirm(cluster: Cluster, order: Order, progress: ProgressReporter) -> Object:
     """Let a job go on, now that everything that it owns is there. Its code is sent, if it is too large for ConfigMaps.
 
     Raises:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.backends.kubernetes.client import Cluster, Object
-    from paceline.backends.kubernetes.objects import Manifest, Order
+    from paceline.backends.kubernetes.order import Manifest, Order
 
 
 class Ending(NamedTuple):

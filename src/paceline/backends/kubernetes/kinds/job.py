@@ -11,7 +11,7 @@ from .base import Ending, Kind, ending, run_policy
 
 if TYPE_CHECKING:
     from paceline.backends.kubernetes.client import Object
-    from paceline.backends.kubernetes.objects import Manifest, Order
+    from paceline.backends.kubernetes.order import Manifest, Order
 
 COMPLETION_INDEX = "JOB_COMPLETION_INDEX"
 

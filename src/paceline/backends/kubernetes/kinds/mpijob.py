@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from paceline.backends.kubernetes import objects
 from paceline.backends.kubernetes.names import FIRST_NODE, INSTANCE
-from paceline.backends.kubernetes.objects import Role, ranks
+from paceline.backends.kubernetes.objects import ranks
 from paceline.backends.kubernetes.options import PORT
+from paceline.backends.kubernetes.order import Role
 
 from .base import Ending
 from .replicas import REPLICA_INDEX, Replicated, replica
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.backends.kubernetes.client import Object
-    from paceline.backends.kubernetes.objects import Manifest, Order
+    from paceline.backends.kubernetes.order import Manifest, Order
 
 _FIRST = "v1alpha1"
 

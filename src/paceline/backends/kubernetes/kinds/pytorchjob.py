@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.backends.kubernetes import objects
-from paceline.backends.kubernetes.objects import Role
+from paceline.backends.kubernetes.order import Role
 
 from .replicas import REPLICA_INDEX, Replicated, replica
 
 if TYPE_CHECKING:
-    from paceline.backends.kubernetes.objects import Manifest, Order
+    from paceline.backends.kubernetes.order import Manifest, Order
 
 
 class PyTorchJob(Replicated):

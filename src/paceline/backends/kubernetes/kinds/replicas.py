@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.backends.kubernetes import objects
-from paceline.backends.kubernetes.objects import Role
+from paceline.backends.kubernetes.order import Role
 
 from .base import Ending, Kind, ending, run_policy
 
 if TYPE_CHECKING:
     from paceline.backends.kubernetes.client import Object
-    from paceline.backends.kubernetes.objects import Manifest, Order
+    from paceline.backends.kubernetes.order import Manifest, Order
 
 REPLICA_INDEX = "metadata.labels['training.kubeflow.org/replica-index']"
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.backends.kubernetes.client import Object
-    from paceline.backends.kubernetes.objects import Manifest, Order
+    from paceline.backends.kubernetes.order import Manifest, Order
 
 # What a patch of a pod may have, and what paceline sets for other kinds and the runtime has otherwise.
 _PATCHED = (
