@@ -66,7 +66,7 @@ def load(
 
     targets = settings().targets
     target = targets.get(name)
-    if target is None and _needs_no_target(name):
+    if target is None and needs_no_target(name):
         return _configured(name, name, options, given_by, f" --on {shlex.quote(name)}{where}")
     if target is None:
         hint = nearest(name, [HERE, *targets]) if targets else "define it as [targets.NAME] in paceline.toml"
@@ -105,7 +105,7 @@ def _configured(kind: str, name: str, options: Mapping[str, Any], given_by: Mapp
     return backend(name, model, where)
 
 
-def _needs_no_target(name: str) -> bool:
+def needs_no_target(name: str) -> bool:
     """Whether this is a kind of backend whose options all have defaults, so that its name says enough."""
     if name not in BACKENDS:
         return False

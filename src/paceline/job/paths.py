@@ -52,6 +52,15 @@ def targets_with(name: str) -> list[str]:
     return sorted(path.parent.name for path in target_folder("x").parent.glob(f"*/{glob.escape(name)}"))
 
 
+def targets_in_use() -> list[str]:
+    """The targets that jobs were submitted to from here, and are not deleted.
+
+    Raises:
+        UserError: see `jobs_folder`.
+    """
+    return sorted({path.parent.name for path in target_folder("x").parent.glob("*/[!.]*")})
+
+
 def submitted_options(target: str, name: str) -> dict[str, Any]:
     """The options of the hosts that flags named when a job was submitted to them from here; at least `hosts`.
 

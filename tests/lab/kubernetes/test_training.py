@@ -64,6 +64,9 @@ def test_the_culprit_and_its_traceback_in_the_foreground(paceline: Paceline, clu
     assert "rank 1 failed first: ValueError: no good" in done.stderr
     got = paceline("get", "it")
     assert re.search(r"error +.*ValueError: no good", got.stdout), got.stdout
+    assert re.search(r"^it +kubernetes +FAILED ", paceline("list").stdout, re.M), (
+        "also where no target is in the settings"
+    )
     running = paceline.start("run", *where, "--name", "long", paceline.script("import time; print(1); time.sleep(600)"))
     assert running.stdout is not None
     assert running.stdout.readline() == "1\n"

@@ -14,7 +14,7 @@ from paceline.backends import limits, registry
 from paceline.backends.base import Listing
 from paceline.job import settings_files
 from paceline.job.errors import UserError
-from paceline.job.paths import jobs_on_named_hosts
+from paceline.job.paths import jobs_on_named_hosts, targets_in_use
 
 from .where import backend_for, flags_for, kinds_of_hosts
 
@@ -60,7 +60,7 @@ class Place(NamedTuple):
 
 
 def places(since: float | None) -> list[Place]:
-    """This machine, the targets of the settings, and the hosts that flags named for jobs that were submitted from here.
+    """This machine, the targets of the settings, and what flags named for jobs that were submitted from here.
 
     Args:
         since: leave out hosts whose jobs are known to have ended before this time, in seconds since the epoch.
@@ -73,6 +73,7 @@ def places(since: float | None) -> list[Place]:
         from paceline.job.settings import load
 
         names += load().targets
+    names += [name for name in targets_in_use() if name not in names and registry.needs_no_target(name)]
     found = [Place(name, functools.partial(_loaded, name)) for name in names]
     for kind in sorted(kinds_of_hosts()):
         groups: dict[str, tuple[dict[str, Any], list[str]]] = {}
