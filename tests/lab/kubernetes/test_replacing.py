@@ -65,10 +65,12 @@ NAME = "it"
 class Training:
     """A job that trains until it is asked to end."""
 
-    def __init__(self, user: User, **given: Any) -> None:
+    def __init__(self, user: User, *, saves_to_volume: bool, **given: Any) -> None:
+        """Begin; without a volume for checkpoints, pods copy them from each other."""
         self.user, self.cluster = user, user.cluster
         self.end = user.cluster.claim("end") / "now"
-        user.submit(TRAIN, name=NAME, data=["end:/end"], **given)
+        where = "/end/checkpoints" if saves_to_volume else None
+        user.submit(TRAIN, name=NAME, data=["end:/end"], checkpoint_dir=where, **given)
 
     def pod(self, index: int) -> dict[str, Any]:
         """The newest pod of an index that is not leaving."""
@@ -144,7 +146,7 @@ def test_a_job_of_min_to_max_pods(
 ) -> None:
     cluster = make_cluster(minor=minor, capacity={"nvidia.com/gpu": "1"})
     user = User(cluster, tmp_path, monkeypatch)
-    job = Training(user, nodes="1:3", devices=1, silence=5)
+    job = Training(user, saves_to_volume=minor == 24, nodes="1:3", devices=1, silence=5)
     attempt = job.trains(2)
     found = user.get(NAME)
     assert (found.nodes, found.ranks, found.state) == (2, 2, "RUNNING")
@@ -166,7 +168,10 @@ def test_a_job_of_fixed_size_survives_its_pods(
     make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minor: int
 ) -> None:
     cluster = make_cluster(minor=minor)
-    job = Training(User(cluster, tmp_path, monkeypatch), nodes=2, max_restarts=2, silence=5, placement="spread")
+    user = User(cluster, tmp_path, monkeypatch)
+    job = Training(
+        user, saves_to_volume=minor == 24, nodes=2, max_restarts=2, silence=5, placement="spread"
+    )  # fmt: skip
     attempt = job.trains(2)
     http = Http(cluster)
 

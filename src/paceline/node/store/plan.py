@@ -225,14 +225,14 @@ def make_plan(home: Home, here: fitting.Here, order: Order) -> Plan:
 def _check_checkpoint_dir(home: Home, order: Order, job: Job) -> None:
     """Check that no other job saves into this one's folder for checkpoints.
 
-    A folder in the job's own copy of its code is new. For a node that joins a job, or one of several that are started
-    by hand, the job itself may already save there.
+    A folder in the job's own copy of its code is new. The job itself may already save there for a node that joins it,
+    that may come in place of a lost one, or that is one of several that are started by hand.
 
     Raises:
         Refused: another job does.
     """
     is_new = job["code"] is not None and not os.path.isabs(job["checkpoint_dir"] or "")
-    if not is_new and not order.joins and (home.is_remote or fitting.node_range(job)[1] == 1):
+    if not is_new and not order.joins and not order.peers and (home.is_remote or fitting.node_range(job)[1] == 1):
         fitting.check_checkpoint_dir(job)
 
 
