@@ -24,13 +24,20 @@ if TYPE_CHECKING:
 
 
 class Silence:
-    """Progress that nobody sees."""
+    """Progress that nobody sees.
+
+    Attributes:
+        said: the lines that would be shown.
+    """
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
         pass
 
     def say(self, line: str) -> None:
-        pass
+        self.said.append(line)
 
 
 class User:

@@ -16,7 +16,7 @@ from .names import LOGS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from paceline.job.spec import JobSpec
+    from paceline.job.spec import JobSpec, Mount
 
 FOLDER = "paceline-logs"  # on the volume that has the checkpoints
 
@@ -44,14 +44,19 @@ def kept(spec: JobSpec, name: str, job_id: str) -> Kept | None:
     for path, flag in ((spec.log_dir, "--log-dir"), (spec.checkpoint_dir, None)):
         if not path:
             continue
-        found = [it for it in spec.data if posixpath.isabs(path) and _is_below(path, it.path)]
-        if found:
-            mount = max(found, key=lambda it: len(it.path))
+        mount = volume_of(path, spec)
+        if mount is not None:
             above = path if flag else posixpath.join(mount.path, FOLDER)
             return Kept(mount.volume, mount.path, posixpath.join(above, f"{name}-{job_id[:8]}"))
         if flag:
             raise UserError(f"{flag} {path}: pods keep logs on a volume only; mount one there with --data CLAIM:/path")
     return None
+
+
+def volume_of(path: str, spec: JobSpec) -> Mount | None:
+    """The volume of a job that has a path of its pods; None if it is on none."""
+    found = [it for it in spec.data if posixpath.isabs(path) and _is_below(path, it.path)]
+    return max(found, key=lambda it: len(it.path), default=None)
 
 
 def _is_below(path: str, folder: str) -> bool:

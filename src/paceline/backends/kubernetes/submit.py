@@ -31,7 +31,7 @@ from paceline.contract import TOKEN
 from paceline.job.errors import UserError
 from paceline.job.spec import Code, new_name
 
-from . import cloning, lease, manifests, objects, streaming
+from . import cloning, kept, lease, manifests, objects, streaming
 from .errors import ApiError
 from .gang import GROUPS
 from .jobs import find
@@ -216,6 +216,12 @@ def start(cluster: Cluster, prepared: KubePrepared, progress: ProgressReporter) 
         order = _with_files(cluster, order, progress)
     if order.stream is not None:
         streaming.check_allowed(cluster, order.stream)
+    goes_on = spec.resume_from is not None and not spec.fresh and not order.options.plain
+    if goes_on and kept.volume_of(spec.checkpoint_dir or "", spec) is None:
+        progress.say(
+            f"checkpoints of job {spec.resume_from} went with its pods, and the new job begins anew; "
+            "--checkpoint-dir on a volume (--data) keeps them"
+        )
 
     def start_as(name: str) -> tuple[Object, Kind]:
         progress(f"starting {name}", 0, None)
