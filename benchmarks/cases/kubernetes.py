@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tests.lab.kubernetes.cluster import Cluster
 
 NOTHING, TOUCHES = str(SCRIPTS / "nothing.py"), str(SCRIPTS / "touch.py")
+STEPS = str(SCRIPTS / "steps_on_volume.py")
 JOBS, PODS = 1000, 10  # of each job
 TIMEOUT = 180.0  # seconds
 _MANY = "many"  # the namespace with so many jobs
@@ -110,6 +111,36 @@ def _until_touched(cluster: Cluster, lab: Lab, command: list[str], name: str, pa
     return Sample(seconds)
 
 
+def _until_a_pod_is_replaced(lab: Lab) -> Sample:
+    """Seconds from the deletion of a pod until the job, with another one in its place, has done a step."""
+    cluster, name = lab.cluster(), f"replaced-{next(_NUMBERS)}"
+    path = cluster.claim(name) / "steps"
+    line = ["submit", "--image", "usual", "--name", name, "--nnodes", "2", "--max-restarts", "1"]
+    _output(lab, _paceline(*line, "--data", f"{name}:/claim", STEPS, "/claim/steps"))
+    try:
+        _until_attempt(0, path)
+        pods = [pod["metadata"] for pod in cluster.all("Pod")]
+        (pod,) = [it["name"] for it in pods if it["name"].startswith(f"{name}-1-")]
+        began = time.monotonic()
+        cluster.delete("Pod", pod)
+        return Sample(_until_attempt(1, path) - began)
+    finally:
+        _output(lab, _paceline("delete", "--force", name))
+
+
+def _until_attempt(attempt: int, path: Path) -> float:
+    """Wait until this attempt has done a step; returns when it did its first."""
+    began = time.monotonic()
+    while time.monotonic() - began < TIMEOUT:
+        lines = path.read_text().splitlines() if path.exists() else []
+        for line in lines:
+            number, _, moment = line.partition(" ")
+            if int(number) == attempt:
+                return float(moment)
+        time.sleep(0.01)
+    raise Failed(f"attempt {attempt} did no step in {TIMEOUT:g} s")
+
+
 def _counted(lab: Lab, command: list[str]) -> Sample:
     requests = lab.cluster().server.requests
     before = len(requests)
@@ -157,6 +188,12 @@ CASES = [
         "submit a job until its script runs",
         Side("paceline submit", _until_it_runs),
         Side("kubectl create, an empty Job", _until_an_empty_job_runs),
+    ),
+    Case(
+        "kubernetes-replaced",
+        "a pod of two is deleted → the job steps again",
+        Side("paceline, --max-restarts 1", _until_a_pod_is_replaced),
+        None,
     ),
     Case(
         "kubernetes-list",
