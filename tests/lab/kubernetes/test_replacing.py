@@ -182,6 +182,9 @@ def test_a_job_of_fixed_size_survives_its_pods(
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": job.name(index)}}
         assert http("POST", f"/api/v1/namespaces/default/pods/{job.name(index)}/eviction", body)[0] == 201
 
+    def preempt(index: int) -> None:
+        cluster.preempt(job.name(index))
+
     def lose_node(index: int) -> None:
         node = job.pod(index)["spec"]["nodeName"]
         cluster.power_off(node)
@@ -190,7 +193,8 @@ def test_a_job_of_fixed_size_survives_its_pods(
     def oom(index: int) -> None:
         cluster.oom(job.name(index))
 
-    faults = [(delete, 1, 0), (evict, 0, 0), (lose_node if minor == 24 else oom, 0, 1)]
+    taken, lost = (evict, lose_node) if minor == 24 else (preempt, oom)
+    faults = [(delete, 1, 0), (taken, 0, 0), (lost, 0, 1)]
     for fault, index, restarts in faults:
         before, began = job.name(index), time.monotonic()
         fault(index)
