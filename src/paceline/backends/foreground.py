@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from paceline.node.logs.live import STREAM_BITS, Event, Output, Update
+from paceline.node.signals import call_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-__all__ = ["STREAM_BITS", "Event", "Foreground", "Output", "Shown", "Update", "how_it_ended"]
+__all__ = ["STREAM_BITS", "Event", "Foreground", "Output", "Shown", "Update", "how_it_ended", "interrupt_on_signals"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,13 @@ class Foreground(Protocol):
 
     def unreported_end(self) -> tuple[int, list[str]]:
         """An exit code and an explanation, for a job that ended without a report."""
+
+
+def interrupt_on_signals(job: Foreground) -> None:
+    """Let Ctrl-C and SIGTERM stop a job, as long as this process lives. Those that it ignores stay ignored."""
+    signals = (signal.SIGINT, signal.SIGTERM)
+    # A shell without job control ignores SIGINT in the background.
+    call_on([number for number in signals if signal.getsignal(number) is not signal.SIG_IGN], job.interrupt)
 
 
 def how_it_ended(code: int, pid: int, log: object, on: str = "") -> tuple[int, list[str]]:

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from tests.conftest import Paceline
 
 KEYS = """
-    import os, pathlib, sys
+    import os, pathlib, sys, time
     attempt, rank = os.environ["PACELINE_ATTEMPT"], os.environ["RANK"]
     key = os.environ["PACELINE_RANK_KEY"]
     pathlib.Path(f"key-{attempt}-{rank}").write_text(key)
+    while len(list(pathlib.Path().glob(f"key-{attempt}-*"))) < 2: time.sleep(0.01)  # a rank that fails stops the other
     assert "PACELINE_TOKEN" not in os.environ
     sys.exit(attempt == "0")
 """

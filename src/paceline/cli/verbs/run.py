@@ -62,11 +62,10 @@ def _say_way_on(name: str, there: Backend) -> None:
 
 def _follow(job: Foreground, shown: Shown) -> int:
     """Show a job until it ends; returns its exit code."""
+    from paceline.backends.foreground import interrupt_on_signals
     from paceline.cli.terminal.screen import Screen
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # a shell without job control ignores it in the background
-            signal.signal(number, lambda got, _: job.interrupt(got))
+    interrupt_on_signals(job)
     updates = job.updates()
     try:
         screen = Screen(shown, job)

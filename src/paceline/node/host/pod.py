@@ -24,7 +24,7 @@ from paceline.node.errors import Refused
 from paceline.node.files import load_json, write_json
 from paceline.node.logs.live import Output, updates
 from paceline.node.rendezvous.participant import LEFT
-from paceline.node.signals import HANDLED
+from paceline.node.signals import HANDLED, call_on
 from paceline.node.store import make, records
 
 from . import code_stream, late
@@ -116,12 +116,11 @@ def _end(number: int, _: object) -> NoReturn:
 
 
 def _forward_signals(agent: subprocess.Popen[bytes]) -> None:
-    def forward(number: int, _: object) -> None:
+    def forward(number: int) -> None:
         with contextlib.suppress(OSError):
             agent.send_signal(number)
 
-    for number in HANDLED:
-        signal.signal(number, forward)
+    call_on(HANDLED, forward)
 
 
 # -- the output --------------------------------------------------------------------------------------------------------
