@@ -75,8 +75,8 @@ def test_who_may_not_send_code_into_pods_is_refused(user: User, monkeypatch: pyt
 
 CLIENT = """
 import sys
-from paceline.backends.kubernetes import lease, objects, submit
-lease.SECONDS, lease._EVERY, submit._LEFTOVER, objects.MOST_CODE = 4, 0.5, 1, int(sys.argv.pop(1))
+from paceline.backends.kubernetes import holding, lease, objects
+lease.SECONDS, lease._EVERY, holding.LEFTOVER, objects.MOST_CODE = 4, 0.5, 1, int(sys.argv.pop(1))
 from paceline.cli.main import main
 main()
 """

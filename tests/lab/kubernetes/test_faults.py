@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.conftest import eventually
 
-from paceline.backends.kubernetes import submit
+from paceline.backends.kubernetes import holding
 from paceline.backends.kubernetes.client import Cluster as Client
 from paceline.job.errors import UserError
 from paceline.job.spec import JobSpec
@@ -31,11 +31,13 @@ class Killed(BaseException):
     """The client is killed: it does nothing more."""
 
 
-@pytest.mark.parametrize("kind", ["job", "pytorchjob"])
-def test_a_client_that_is_killed_leaves_nothing(user: User, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "queue"), [("job", None), ("job", "fast"), ("pytorchjob", None)])
+def test_a_client_that_is_killed_leaves_nothing(
+    user: User, monkeypatch: pytest.MonkeyPatch, kind: str, queue: str | None
+) -> None:
     user.cluster.install("training-operator")
-    monkeypatch.setattr(submit, "_DEADLINE", 2)
-    monkeypatch.setattr(submit, "_LEFTOVER", 1)
+    monkeypatch.setattr(holding, "DEADLINE", 2)
+    monkeypatch.setattr(holding, "LEFTOVER", 1)
     send = Client.send
     for number in itertools.count():
         sent = 0
@@ -49,15 +51,20 @@ def test_a_client_that_is_killed_leaves_nothing(user: User, monkeypatch: pytest.
 
         with monkeypatch.context() as patch, contextlib.suppress(Killed):
             patch.setattr(Client, "send", count)
-            user.submit("pass", name=f"killed{number:02}", nodes=2, kind=kind)
+            user.submit("pass", name=f"killed{number:02}", nodes=2, kind=kind, queue=queue)
             break
         assert kind != "job" or user.cluster.all("Pod") == []
     assert number > 5, "a Job, a Service, ConfigMaps, a Secret, and what confirms them"
-    user.ended(f"killed{number:02}")
-    if kind != "job":  # the last request removes the Job that has owned it, which also ends by itself
+    there = [f"killed{number:02}"]
+    if kind != "job" or queue:  # the last request removes the Job that has owned it, which also ends by itself
         number -= 1
-        user.ended(f"killed{number:02}")
-        eventually(lambda: user.cluster.all("Job") == [], "it has ended")
+        there.append(f"killed{number:02}")
+    for name in there:
+        if queue:
+            assert user.cluster.get("Job", name)["status"].get("startTime") is None  # type: ignore[index]
+            user.cluster.patch("Job", name, {"spec": {"suspend": False}})  # as Kueue does
+        user.ended(name)
+    eventually(lambda: len(user.cluster.all("Job")) == len(there) * (kind == "job"), "what has owned it has ended")
     for before in range(number):
         user.nothing_left(f"killed{before:02}")
 

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import time
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -100,17 +101,18 @@ class Kubernetes(Backend):
         Raises:
             UserError: see `start`.
         """
-        from . import submit
+        from . import holding, submit
         from .foreground import KubeRun
         from .kinds.base import kind_of
         from .lease import Lease
 
         job = self.start(prepared, progress)
         assert isinstance(prepared, submit.KubePrepared) and prepared.order is not None
-        kind = kind_of(prepared.order)
-        limit = prepared.spec.time_limit if self._given.plain and isinstance(kind, BatchJob) else None
+        kind, is_held = kind_of(prepared.order), holding.is_held(prepared.order)
+        held = holding.name_of(replace(prepared.order, name=job.name)) if is_held else job.name
+        limit = None if is_held or not self._given.plain else prepared.spec.time_limit
         lease = Lease(
-            self._cluster, self._cluster.get(self._cluster.path("batch/v1", "jobs", job.name)),
+            self._cluster, self._cluster.get(self._cluster.path("batch/v1", "jobs", held)),
             None if limit is None else max(1, int(limit)),
         )  # fmt: skip
 
@@ -118,9 +120,9 @@ class Kubernetes(Backend):
             return next(iter(self.describe([job.name]).jobs), None)
 
         def let_go() -> None:
-            if not isinstance(kind, BatchJob):
+            if is_held:
                 with contextlib.suppress(UserError):  # it was deleted
-                    submit.let_go(self._cluster, kind, job.name)
+                    holding.let_go(self._cluster, kind, job.name, held)
 
         return KubeRun(
             self._cluster, job, look, lambda now: self._stop(self._find(job.name), now), lease,

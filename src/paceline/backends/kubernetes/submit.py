@@ -4,8 +4,9 @@ A client may be killed at any moment. So a Job is made without pods (a paralleli
 time to live that are short; all three are changed when everything else is there. If the client is gone before, the
 cluster ends the job at the deadline and removes it, with everything that it owns.
 
-Other kinds have no deadline before their first pod. So such a Job without pods is made for them too, and owns the
-object until everything is there. One patch takes the object from it and lets it have pods.
+Other kinds, and Jobs with a queue, have no deadline before their first pod. So such a Job without pods is made for them
+too, and owns the object until everything is there. One patch takes the object from it and lets it have pods; see
+`holding`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from paceline.contract import TOKEN
 from paceline.job.errors import UserError
 from paceline.job.spec import Code, new_name
 
-from . import cloning, kept, lease, manifests, objects, streaming
+from . import cloning, holding, kept, lease, manifests, objects, streaming
 from .errors import ApiError
 from .gang import GROUPS
 from .jobs import find
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
     from .kinds.base import Kind
     from .options import Options
 
-_DEADLINE = 180  # seconds within which everything of a job is made
-_LEFTOVER = 60  # seconds for which the rest of an interrupted submit is kept
 _OLD_SECONDS = 30.0  # for what a deleted job of this name has left to be collected
 _PAUSE = 0.3
 _TAKEN = "a job named {} is in this namespace; choose another --name, or delete that job"
@@ -225,7 +224,7 @@ def start(cluster: Cluster, prepared: KubePrepared, progress: ProgressReporter) 
 
     def start_as(name: str) -> tuple[Object, Kind]:
         progress(f"starting {name}", 0, None)
-        make = _make if isinstance(order.kind, BatchJob) else _make_below
+        make = _make_below if holding.is_held(order) else _make
         return make(cluster, replace(order, name=name), progress), kind_of(order)
 
     if spec.name.endswith("-"):
@@ -309,26 +308,15 @@ def _options_of(job: Found, given: Options) -> Options:
 def _provisional(order: Order) -> Object:
     """The job's object, which has no pods; a Job ends soon unless it is confirmed."""
     manifest = kind_of(order).manifest(order)
-    if not isinstance(order.kind, BatchJob):
+    if holding.is_held(order):
         manifest["metadata"]["labels"].pop(QUEUE, None)  # what manages the queue would start it
         if not kind_of(order).can_suspend:  # its pods wait for what is not there yet
             return manifest
         return {**manifest, "spec": manifests.merged(manifest["spec"], kind_of(order).suspension(True))}
-    changes: Object = {"activeDeadlineSeconds": _DEADLINE, "ttlSecondsAfterFinished": _LEFTOVER}
-    if not manifest["spec"]["suspend"]:  # what admits a suspended job counts its pods
-        changes["parallelism"] = 0
-    return {**manifest, "spec": {**manifest["spec"], **changes}}
-
-
-def _holder(order: Order) -> Object:
-    """A Job without pods, which the cluster removes soon; it owns what is being made."""
-    pod = {"restartPolicy": "Never", "containers": [{"name": objects.CONTAINER, "image": order.image}]}
-    spec: Object = {
-        "parallelism": 0, "completions": 1, "activeDeadlineSeconds": _DEADLINE, "ttlSecondsAfterFinished": _LEFTOVER,
-        "template": {"spec": pod},
+    changes = {
+        "parallelism": 0, "activeDeadlineSeconds": holding.DEADLINE, "ttlSecondsAfterFinished": holding.LEFTOVER,
     }  # fmt: skip
-    meta = {"name": order.name, "namespace": order.namespace, "annotations": {JOB_ID: order.job_id}}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec}
+    return {**manifest, "spec": {**manifest["spec"], **changes}}
 
 
 def _created(cluster: Cluster, kind: Kind, manifest: Object) -> Object:
@@ -361,7 +349,7 @@ def _removed_on_failure(cluster: Cluster, kind: Kind, made: Object) -> Any:
 
 
 def _make_below(cluster: Cluster, order: Order, progress: ProgressReporter) -> Object:
-    """Make all objects of a job of another kind than Job.
+    """Make all objects of a job whose object another Job owns meanwhile.
 
     Raises:
         NameTaken: a job has this name.
@@ -370,7 +358,7 @@ def _make_below(cluster: Cluster, order: Order, progress: ProgressReporter) -> O
     check_name(order.name, order.nodes, order.kind.margin)
     _refuse_taken(cluster, order.name)
     kind, holder_kind = kind_of(order), BatchJob()
-    holder = _created(cluster, holder_kind, _holder(order))
+    holder = _created(cluster, holder_kind, holding.manifest(order))
     with _removed_on_failure(cluster, holder_kind, holder):
         made = _created(cluster, kind, objects.owned(_provisional(order), holder))
         with _removed_on_failure(cluster, kind, made):
@@ -384,22 +372,8 @@ def _make_below(cluster: Cluster, order: Order, progress: ProgressReporter) -> O
                 with lease.Lease(cluster, holder):
                     streaming.send(cluster, order.name, order.stream, progress)
             if order.spec.detached:
-                return let_go(cluster, kind, order.name, go)
+                return holding.let_go(cluster, kind, order.name, holding.name_of(order), go)
             return cluster.patch(kind.path(cluster, order.name), go)  # `Kubernetes.run` lets it go when it has ended
-
-
-def let_go(cluster: Cluster, kind: Kind, name: str, changes: Object | None = None) -> Object:
-    """Take a job's object from the Job that owned it, and change it at the same time; returns the object.
-
-    Raises:
-        UserError: it is gone.
-    """
-    changes = changes or {}
-    free = {**changes, "metadata": {**changes.get("metadata", {}), "ownerReferences": None}}
-    made = cluster.patch(kind.path(cluster, name), free)
-    with contextlib.suppress(UserError):  # otherwise the cluster removes it soon
-        cluster.delete(BatchJob().path(cluster, name))
-    return made
 
 
 def _make(cluster: Cluster, order: Order, progress: ProgressReporter) -> Object:
