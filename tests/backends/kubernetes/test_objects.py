@@ -197,5 +197,23 @@ def test_a_pod_template_is_merged() -> None:
     base = {"a": {"b": 1, "c": 2}, "list": [{"name": "x", "v": 1}, {"name": "y"}], "plain": [1]}
     patch = {"a": {"b": None, "d": 3}, "list": [{"name": "x", "w": 2}, {"name": "z"}], "plain": [2]}
     assert manifests.merged(base, patch) == {
-        "a": {"c": 2, "d": 3}, "list": [{"name": "x", "v": 1, "w": 2}, {"name": "y"}, {"name": "z"}], "plain": [1, 2],
+        "a": {"c": 2, "d": 3}, "list": [{"name": "x", "v": 1, "w": 2}, {"name": "y"}, {"name": "z"}], "plain": [2],
     }  # fmt: skip
+
+
+def test_a_pod_template_takes_no_mount_away() -> None:
+    more = {
+        "command": ["sh"], "ports": [{"containerPort": 29500, "name": "agents"}],
+        "volumeMounts": [
+            {"name": "data-0", "mountPath": "/same", "subPath": "a"}, {"name": "shm", "mountPath": "/tmp"},
+        ],
+    }  # fmt: skip
+    template = {"spec": {"containers": [{"name": "main", **more}]}}
+    main = container(job_of(nodes=2, data=["claim:/data", "claim:/same"], pod_template=template))
+    assert {it["mountPath"]: it["name"] for it in main["volumeMounts"]} == {
+        "/dev/shm": "shm", "/tmp": "shm", "/data": "data-0", "/same": "data-0",
+        objects.HERE: "job", objects.WORK: "work",
+    }  # fmt: skip
+    assert main["volumeMounts"][-2]["subPath"] == "a"
+    assert main["ports"] == [{"containerPort": 29500, "name": "agents"}]
+    assert main["command"] == ["sh"]

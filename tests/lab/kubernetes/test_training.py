@@ -77,19 +77,22 @@ def test_the_culprit_and_its_traceback_in_the_foreground(paceline: Paceline, clu
 
 
 def test_a_plain_job_needs_no_agent_and_no_python(user: User) -> None:
-    script = "echo $RANK of $WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT with $NCCL_DEBUG; exit $RANK"
+    script = (
+        "echo $RANK of $WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT with $NCCL_DEBUG; echo '$(RANK) $$' $TEXT; exit $RANK"
+    )
     there = user.backend(plain=True, image="no-python")
     from paceline.job.spec import JobSpec
 
     from .user import Silence
 
     spec = JobSpec.model_validate({
-        "name": "it", "command": "sh", "args": ["-c", script], "nodes": 2, "env": {"NCCL_DEBUG": "INFO"},
+        "name": "it", "command": "sh", "args": ["-c", script], "nodes": 2,
+        "env": {"NCCL_DEBUG": "INFO", "TEXT": "$(RANK)$$$"},
     })  # fmt: skip
     there.start(there.prepare(spec), Silence())
     job = user.ended("it")
     assert (job.state, job.exit_code) == ("FAILED", 1)
-    assert user.lines("it", (1,)) == ["1 of 2 at it-0.it:29500 with INFO"]
+    assert user.lines("it", (1,)) == ["1 of 2 at it-0.it:29500 with INFO", "$(RANK) $$ $(RANK)$$$"]
 
 
 def test_the_dry_run_is_what_kubectl_takes(paceline: Paceline, cluster: Cluster, kubectl: None) -> None:

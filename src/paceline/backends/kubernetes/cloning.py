@@ -16,6 +16,7 @@ from paceline.job.code import git, git_source
 from paceline.job.errors import UserError
 
 from .errors import ApiError
+from .manifests import literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -146,8 +147,8 @@ def container(it: Clone, here: str, work: str, resources: Manifest, pull_policy:
     found: Manifest = {
         "name": "git",
         "image": it.image,
-        "command": ["sh", f"{here}/git.sh", *(word.replace("$(", "$$(") for word in arguments)],
-        "env": [{"name": name, "value": value} for name, value in it.env.items()],
+        "command": ["sh", f"{here}/git.sh", *map(literal, arguments)],
+        "env": [{"name": name, "value": literal(value)} for name, value in it.env.items()],
         "resources": resources,
         "volumeMounts": mounts,
         "terminationMessagePolicy": "FallbackToLogsOnError",

@@ -14,6 +14,7 @@ from paceline.job.errors import UserError
 
 from .errors import ApiError
 from .inside import chunks
+from .manifests import literal
 from .pods import seen
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def pod_with_volume(
     template, main = _template(job.object["spec"]), job.kind.main_container(job.object)
     container: Object = {
         "name": _READER, "image": main["image"], "resources": {"limits": resources, "requests": resources},
-        "command": list(command), "volumeMounts": [{"name": "volume", "mountPath": mount}],
+        "command": [literal(word) for word in command], "volumeMounts": [{"name": "volume", "mountPath": mount}],
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }  # fmt: skip
     same = ("imagePullSecrets", "nodeSelector", "tolerations", "securityContext", "priorityClassName", "schedulerName")

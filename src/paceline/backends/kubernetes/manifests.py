@@ -12,10 +12,18 @@ if TYPE_CHECKING:
 HIDDEN = "<secret>"  # in a dry run
 
 
-def merged(base: Any, patch: Any) -> Any:
-    """A manifest with a patch: tables are merged, lists of named items by name, other lists are appended to.
+_KEYS = {"volumeMounts": "mountPath", "volumeDevices": "devicePath", "ports": "containerPort", "hostAliases": "ip"}
 
-    A null removes what is there.
+
+def merged(base: Any, patch: Any, field: str = "") -> Any:
+    """A manifest with a patch: tables are merged, and lists of tables by the key by which Kubernetes merges them.
+
+    A null removes what is there. A list of words, such as a command, replaces the one that is there.
+
+    Args:
+        base: the manifest.
+        patch: what changes in it.
+        field: whose value both are.
     """
     if isinstance(base, dict) and isinstance(patch, dict):
         found = dict(base)
@@ -23,23 +31,28 @@ def merged(base: Any, patch: Any) -> Any:
             if value is None:
                 found.pop(key, None)
             else:
-                found[key] = merged(base[key], value) if key in base else value
+                found[key] = merged(base[key], value, key) if key in base else value
         return found
-    if isinstance(base, list) and isinstance(patch, list):
-        return _merged_lists(base, patch)
+    if isinstance(base, list) and isinstance(patch, list) and all(isinstance(it, dict) for it in (*base, *patch)):
+        return _merged_lists(base, patch, _KEYS.get(field, "name"))
     return patch
 
 
-def _merged_lists(base: Sequence[Any], patch: Sequence[Any]) -> list[Any]:
+def _merged_lists(base: Sequence[Manifest], patch: Sequence[Manifest], key: str) -> list[Manifest]:
     found = list(base)
     for item in patch:
-        name = item.get("name") if isinstance(item, dict) else None
-        at = next((n for n, it in enumerate(found) if name and isinstance(it, dict) and it.get("name") == name), None)
+        name = item.get(key)
+        at = next((n for n, it in enumerate(found) if name and it.get(key) == name), None)
         if at is None:
             found.append(item)
         else:
             found[at] = merged(found[at], item)
     return found
+
+
+def literal(text: str) -> str:
+    """A word of a command, or the value of a variable, that Kubernetes leaves as it is: it would replace $(NAME)."""
+    return text.replace("$", "$$")
 
 
 def quantity(size: int) -> str:

@@ -21,7 +21,7 @@ from . import cloning, replacing
 from .bootstrap import START
 from .gang import mark, pod_groups
 from .git_script import GIT
-from .manifests import merged, quantity
+from .manifests import literal, merged, quantity
 from .names import FIRST_NODE, GROUP, INSTANCE, JOB_ID, LABELS, LOGS, OPTIONS, QUEUE, SPEC, label_value, labels_of
 from .options import PORT
 from .order import ALL, Order, Role
@@ -281,10 +281,12 @@ def command(order: Order) -> list[str]:
         return [order.options.python, PROGRAM, HERE, WORK, MESSAGE]
     python = [order.options.python]
     if spec.module is not None:
-        return [*python, "-m", spec.module, *spec.args]
-    if spec.script is not None:
-        return [*(python if spec.script.endswith(".py") else []), spec.script, *spec.args]
-    return [spec.command or "", *spec.args]
+        words = [*python, "-m", spec.module, *spec.args]
+    elif spec.script is not None:
+        words = [*(python if spec.script.endswith(".py") else []), spec.script, *spec.args]
+    else:
+        words = [spec.command or "", *spec.args]
+    return [literal(word) for word in words]
 
 
 def env(order: Order, role: Role = ALL) -> list[Manifest]:
@@ -293,7 +295,7 @@ def env(order: Order, role: Role = ALL) -> list[Manifest]:
     if order.options.plain:
         if not order.kind.sets_variables:
             found += _meeting(order)
-        found += [{"name": name, "value": value} for name, value in order.spec.env.items()]
+        found += [{"name": name, "value": literal(value)} for name, value in order.spec.env.items()]
     elif order.kind.index_variable == POD and order.nodes > 1:
         number = {"value": "0"} if role.index is None else {"valueFrom": {"fieldRef": {"fieldPath": role.index}}}
         found += [{"name": POD, **number}, {"name": FIRST, "value": str(role.first)}]
