@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -32,6 +35,18 @@ GENEROUS = 120.0  # seconds until a test gives up waiting; machines are noisy
 os.environ.update(PACELINE_LOOK_TIMEOUT="60s", PACELINE_ACT_TIMEOUT="60s")
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
 OTHERS = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "COLUMNS")  # of whoever runs the tests; users do not set them
+
+
+_ports = itertools.count(random.randrange(3000))
+
+
+def free_port() -> int:
+    """A port for a process that is started later: one that the kernel gives to nobody, nor a test of another worker."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    while True:
+        port = 20000 + 3000 * (worker % 4) + next(_ports) % 3000  # the kernel's own begin at 32768
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
 
 
 def eventually(condition: Callable[[], object], what: str) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import eventually
+from tests.conftest import eventually, free_port
 
 from .test_elastic import TRAIN
 
@@ -281,8 +280,7 @@ def _is_agent(pid: int) -> bool:
 def flood(client: Client) -> Iterator[tuple[str, int]]:
     """Strangers at a port of the first host, from before a job starts there; the port."""
     first, _, third = client.lab.hosts
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     client.script(FLOOD, "flood.py")
     strangers = [
         subprocess.Popen([*third.enter(), sys.executable, client.folder / "flood.py", first.address, str(port)])

@@ -103,5 +103,5 @@ def test_the_rest_of_a_job_that_has_lost_a_part_is_ended(client: Client, verb: t
     ended = client(*verb, "--on", "lab", "rest")
     assert ended.returncode == 0, ended.stderr
     assert "gone from its host" not in lines(ended.stderr)[-1]
-    assert not any(processes_of(host, "rest") for host in hosts)
+    eventually(lambda: not any(processes_of(host, "rest") for host in hosts), "nothing of it runs")
     assert client("stop", "--on", "lab", "--now", "busy").returncode == 0

@@ -6,13 +6,12 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.conftest import GENEROUS
+from tests.conftest import GENEROUS, free_port
 
 torch = pytest.importorskip("torch")
 
@@ -161,8 +160,7 @@ NEIGHBOURS = """
 @pytest.mark.parametrize("how", ["by hand", "torch", "tcp", "file"])
 def test_ranks_without_a_launcher_ask_who_shares_their_machine(paceline: Paceline, how: str) -> None:
     paceline.script(NEIGHBOURS)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     ranks = []
     for rank, host in enumerate(["one", "two", "one"]):
         line = ["unshare", "--uts", "sh", "-c", f'hostname {host} && exec "$@"', "sh", sys.executable, "script.py"]
@@ -408,8 +406,7 @@ def test_training_without_setup_is_refused() -> None:
 
 def test_both_sides_of_a_difference_are_told(paceline: Paceline) -> None:
     paceline.script("import paceline; paceline.init()")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     ranks = [
         subprocess.Popen(
             [sys.executable, "script.py"], cwd=paceline.folder, text=True, stderr=subprocess.PIPE,

@@ -71,8 +71,8 @@ def launch(
     if nproc < 1:
         raise ValueError(f"nproc={nproc} starts no rank; take 1 or more")
     context: Any = mp.get_context(method)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    held = _held_port()
+    port = held.getsockname()[1]
     processes: list[BaseProcess] = []
     results: dict[Connection, int] = {}
     key = secrets.token_hex(32)
@@ -98,7 +98,17 @@ def launch(
             if process.is_alive():
                 process.kill()
                 process.join()
+        held.close()
         reports.cleanup()
+
+
+def _held_port() -> socket.socket:
+    """A free port, bound by a socket that does not listen: no other process gets it, but rank 0 can share it."""
+    held = socket.socket()
+    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+        held.setsockopt(socket.SOL_SOCKET, option, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
 
 
 def _collect(processes: list[BaseProcess], results: dict[Connection, int], reports: Path) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.conftest import processes_with
 
 from paceline.backends.limits import Limits
 from paceline.backends.ssh import asking
@@ -188,7 +190,8 @@ def test_a_startup_file_that_waits_for_more(ask: Ask, tmp_path: Path, monkeypatc
 def test_a_wrapper_of_ssh_that_leaves_a_child_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ssh = tmp_path / "bin" / "ssh"
     ssh.parent.mkdir()
-    ssh.write_text(f"#!/bin/sh\nsleep 3600 &\necho $! > {tmp_path}/pid\nwait\n")  # the child holds the output open
+    ssh.write_text("#!/bin/sh\nsleep 3600 &\nwait\n")  # the child holds the output open
+    monkeypatch.setenv("LEFT_BY", str(tmp_path))
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_RUNTIME_DIR", "")
@@ -198,4 +201,6 @@ def test_a_wrapper_of_ssh_that_leaves_a_child_behind(tmp_path: Path, monkeypatch
         found = asking.ask_all({host: (request, host.patience(request))}, frozenset())
         assert isinstance(found[host].answer, Silent)
     finally:
-        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+        for pid in processes_with(f"LEFT_BY={tmp_path}"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

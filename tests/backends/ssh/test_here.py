@@ -76,6 +76,7 @@ def test_verbs(without_ssh: Paceline) -> None:
     )
     assert without_ssh("submit", "--name", "it", "script.py").returncode == 0
     eventually(lambda: "here 0" in without_ssh("logs", "it").stdout, "the rank prints")
+    eventually(lambda: "RUNNING" in without_ssh("get", "it").stdout, "its agent knows it")
     shown = json.loads(without_ssh("get", "it", "-o", "json").stdout)
     assert (shown["state"], [rank["node"] for rank in shown["instances"]]) == ("RUNNING", [socket.gethostname()])
     attached = without_ssh("attach", "it", "--", "sh", "-c", "echo rank $RANK; exit 7")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.conftest import free_port
 from tests.variables import CHOSEN, TELL, compare, told
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ def test_of_a_snapshot_whose_script_decides_the_framework(paceline: Paceline) ->
 
 def test_of_one_machine_among_several(paceline: Paceline) -> None:
     paceline.script(TELL)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     nodes = ("--nnodes", "2", "-n", "1", "--master-addr", "127.0.0.1", "--master-port", str(port))
     commands = [("run", *nodes, "--node-rank", str(rank), "--name", f"n{rank}", "script.py") for rank in (0, 1)]
     shown = [planned(paceline, command[0], "--dry-run", *command[1:])["ranks"][0] for command in commands]

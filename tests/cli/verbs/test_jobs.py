@@ -271,6 +271,8 @@ def test_wait_gives_up(paceline: Paceline) -> None:
     assert done.returncode == 124
     assert "it did not end within 0.2s" in done.stderr
     waiting = paceline.start("wait", "it")
+    assert waiting.stderr is not None
+    assert waiting.stderr.readline().startswith("paceline: waiting for it")
     running(paceline, "it")
     waiting.send_signal(signal.SIGINT)
     waiting.communicate()
@@ -672,6 +674,7 @@ def test_resubmit_goes_on_from_the_checkpoints(paceline: Paceline) -> None:
     log = paceline.home / "jobs" / "it" / "logs" / "0" / "rank-0.log"
     eventually(lambda: log.exists() and b"step 3\n" in log.read_bytes(), "three steps are done")
     one_line(paceline("resubmit", "it"), "job it is RUNNING")
+    eventually(lambda: (get(paceline, "it")["checkpoint"] or {}).get("step", 0) >= 2, "step 2 is saved")
     assert paceline("stop", "--now", "it").returncode == 0
     (paceline.folder / "go").touch()
     done = paceline("resubmit", "it")

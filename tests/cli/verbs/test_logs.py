@@ -177,7 +177,7 @@ def test_ctrl_c_ends_the_follower_and_not_the_job(paceline: Paceline) -> None:
     process.send_signal(signal.SIGINT)
     finish(process)
     assert process.returncode == 130
-    assert status(paceline)["state"] == "RUNNING"
+    eventually(lambda: status(paceline)["state"] == "RUNNING", "the job runs")
     (paceline.folder / "go").touch()
     ended(paceline)
     assert status(paceline)["state"] == "SUCCEEDED"
@@ -279,6 +279,7 @@ def test_follow_says_what_a_job_waits_for(paceline: Paceline) -> None:
     (paceline.folder / "paceline.toml").write_text("[local]\ndevices = 1\n")
     paceline.script("import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)")
     assert paceline("submit", "--gpus", "1", "--name", "first", "script.py").returncode == 0
+    eventually(lambda: "RUNNING" in paceline("get", "first").stdout, "it has the device")
     assert paceline("submit", "--gpus", "1", "--name", "second", "script.py").returncode == 0
     eventually(lambda: "waits for" in paceline("get", "second").stdout, "it is in the queue")
     follower = paceline.start("logs", "-f", "second", stderr=subprocess.PIPE)

@@ -114,18 +114,21 @@ def test_a_new_job_of_the_name_is_not_removed_in_place_of_the_old_one(paceline: 
 
 
 def test_a_job_whose_checkpoints_are_being_taken_is_not_removed(paceline: Paceline) -> None:
-    paceline.script("")
+    paceline.script("import os, time\nwhile not os.path.exists('end'): time.sleep(0.01)\n")
+    (paceline.folder / "end").touch()
     assert paceline("submit", "--name", "old", "script.py").returncode == 0
     assert paceline("wait", "old").returncode == 0
     (jobs(paceline) / "old" / "checkpoints" / "step-1").mkdir(parents=True)
     (jobs(paceline) / "old" / "checkpoints" / "step-1" / "data").write_text("x")
+    (paceline.folder / "end").unlink()  # the new job has not ended when prune looks
     resubmit = Held(paceline, "paceline.node.store.lifecycle:take_checkpoints", "before", "resubmit", "old")
     prune = paceline.start("prune", "-s", "0s")
     done = resubmit.end()
     assert done.returncode == 0, done.stderr
     new = done.stdout.strip()
-    assert paceline("wait", new).returncode == 0
-    assert (jobs(paceline) / new / "checkpoints" / "step-1" / "data").read_text() == "x"
     _, err = prune.communicate(timeout=120)
     assert prune.returncode == 0, err
     assert not (jobs(paceline) / "old").exists()
+    (paceline.folder / "end").touch()
+    assert paceline("wait", new).returncode == 0
+    assert (jobs(paceline) / new / "checkpoints" / "step-1" / "data").read_text() == "x"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 import pytest
+from tests.conftest import free_port
 
 from paceline.cli.flags.spec import HANDLED_SIGNALS
 from paceline.cli.verbs.run import run
@@ -93,10 +94,7 @@ def test_devices_become_visible(paceline: Paceline) -> None:
 
 
 def test_master_port_is_the_users(paceline: Paceline) -> None:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     assert variables(paceline, ["--master-port", port], "MASTER_PORT") == {"MASTER_PORT": port}
 
 
@@ -235,17 +233,13 @@ def test_progress_bar_lives_on_a_terminal(paceline: Paceline) -> None:
         if rank == "0":
             print(os.environ["COLUMNS"])
             sys.stderr.write("\\r 10%|#    |"); sys.stderr.flush()
-            open("bar", "w").close()
             while not os.path.exists("told"):
                 time.sleep(0.01)
-            time.sleep(0.3)
             sys.stderr.write("\\r100%|#####|\\n")
         else:
             while not os.path.exists("bar"):
                 time.sleep(0.01)
-            time.sleep(0.3)
             print("a line")
-            open("told", "w").close()
     """)
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 30, 77, 0, 0))
@@ -260,6 +254,9 @@ def test_progress_bar_lives_on_a_terminal(paceline: Paceline) -> None:
         if not data:
             break
         seen += data
+        for said, name in ((b"10%", "bar"), (b"a line", "told")):
+            if said in seen:
+                (paceline.folder / name).touch()
     os.close(ours)
     process.wait()
     assert b"77\r\n" in seen

@@ -21,7 +21,8 @@ STUBBORN = """
 
 def test_a_job_that_does_not_end_by_itself_is_ended_at_once(user: User) -> None:
     user.submit(STUBBORN, name="it", nodes=2, devices=2, grace=300)
-    job = user.until("it", lambda job: user.lines("it").count("here") == 2)
+    user.until("it", lambda job: user.lines("it").count("here") == 2)
+    job = user.get("it")
     assert job.devices == ("0:0", "0:1", "1:0", "1:1")
     assert sum(len(node.allocated) for node in user.backend().nodes(print)) == 4
     assert user.backend().stop(["it"], now=True) == {}

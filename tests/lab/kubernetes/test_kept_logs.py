@@ -16,8 +16,10 @@ SCRIPT = """
     import os, time
     print("here", os.environ["RANK"], flush=True)
     if os.environ["RANK"] == "1":
-        time.sleep(1)
+        while not os.path.exists("/saved/here-0"):
+            time.sleep(0.01)
         raise SystemExit(3)
+    open("/saved/here-0", "w").close()
     time.sleep(600)
 """
 

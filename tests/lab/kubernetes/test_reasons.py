@@ -82,7 +82,7 @@ def test_pods_that_are_taken_away_from_a_running_job(
 ) -> None:
     user = User(make_cluster(minor=minor), tmp_path, monkeypatch)  # from 1.26 on, jobs count pods with finalizers
     for name in ("deleted", "preempted", "killed"):
-        user.submit(FOREVER, name=name, nodes=2, silence=3)
+        user.submit(FOREVER, name=name, nodes=2)
     for name in ("deleted", "preempted", "killed"):
         user.until(name, lambda job, name=name: user.lines(name).count("here") == 2)
     pods = {pod["metadata"]["labels"]["job-name"]: pod["metadata"]["name"] for pod in user.cluster.all("Pod")}

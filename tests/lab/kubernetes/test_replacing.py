@@ -146,7 +146,7 @@ def test_a_job_of_min_to_max_pods(
 ) -> None:
     cluster = make_cluster(minor=minor, capacity={"nvidia.com/gpu": "1"})
     user = User(cluster, tmp_path, monkeypatch)
-    job = Training(user, saves_to_volume=minor == 24, nodes="1:3", devices=1, silence=5)
+    job = Training(user, saves_to_volume=minor == 24, nodes="1:3", devices=1, silence=20)
     attempt = job.trains(2)
     found = user.get(NAME)
     assert (found.nodes, found.ranks, found.state) == (2, 2, "RUNNING")
@@ -170,7 +170,7 @@ def test_a_job_of_fixed_size_survives_its_pods(
     cluster = make_cluster(minor=minor)
     user = User(cluster, tmp_path, monkeypatch)
     job = Training(
-        user, saves_to_volume=minor == 24, nodes=2, max_restarts=2, silence=5, placement="spread"
+        user, saves_to_volume=minor == 24, nodes=2, max_restarts=2, silence=20, placement="spread"
     )  # fmt: skip
     attempt = job.trains(2)
     http = Http(cluster)

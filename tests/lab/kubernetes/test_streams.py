@@ -6,10 +6,10 @@ import asyncio
 import json
 import struct
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+from tests.conftest import eventually
 
 from .client import Http
 from .manifests import job
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from .cluster import Cluster
 
 # Prints a line for each that it gets through the pipe of a volume.
-SCRIPT = "echo ready; mkfifo /data/in 2>/dev/null; while :; do while read line; do echo $line; done < /data/in; done"
+SCRIPT = "mkfifo /data/in; exec 3<>/data/in; echo ready; while read line <&3; do echo $line; done"
 DATA = {"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "d"}}], "mounts": {"d": "/data"}}
 
 
 def say(cluster: Cluster, text: str) -> None:
     """Let the container print something."""
     path = cluster.folder / "claims" / "default-d" / "in"
-    cluster.wait(lambda: path.exists() or cluster.loop.call_later(0.02, cluster.storage.changed.set), "it reads")
+    eventually(path.is_fifo, "it reads")
     path.write_text(text)
 
 
@@ -191,13 +191,15 @@ def test_kubectl_follows_and_enters(make_cluster: Callable[..., Cluster], kubect
     cluster.claim("d")
     cluster.create(job(SCRIPT, **DATA))
     name = pod(cluster, runs, "it runs")["metadata"]["name"]
-    threading.Thread(
-        target=lambda: (
-            time.sleep(0.5),
-            say(cluster, "more\n"),
-            cluster.delete("Job", "t", propagationPolicy="Background"),
-        )
-    ).start()
+    node = cluster.nodes[cluster.get("Pod", name)["spec"]["nodeName"]]
+
+    def end() -> None:
+        eventually(lambda: node.streams, "it is followed")
+        say(cluster, "more\n")
+        eventually(lambda: "more" in log(cluster, name), "it has said so")
+        cluster.delete("Job", "t", propagationPolicy="Background")
+
+    threading.Thread(target=end).start()
     assert cluster.kubectl("logs", "-f", name).stdout == "ready\nmore\n"
     cluster.create(job("sleep 1000", "other"))
     name = pod(cluster, lambda one: runs(one) and one["metadata"]["name"].startswith("other"), "it runs")["metadata"][

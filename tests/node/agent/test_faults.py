@@ -87,11 +87,17 @@ def test_a_rank_on_the_screen_shows_its_traceback_once(paceline: Paceline) -> No
 
 def test_ranks_that_fail_for_want_of_the_first_are_one_line(paceline: Paceline) -> None:
     paceline.script("""
-        import os, time
-        rank = int(os.environ["RANK"])
+        import atexit, os, time
+        rank, errors = int(os.environ["RANK"]), os.environ["PACELINE_RUN_DIR"] + "/errors/0"
+
+        def wait_for(*ranks):
+            while not all(os.path.exists(f"{errors}/rank-{other}.json") for other in ranks):
+                time.sleep(0.01)
+
         if rank == 2:
-            time.sleep(0.3)
+            wait_for(0, 1)
             raise ValueError("the cause")
+        atexit.register(wait_for, 2)  # it has failed, and is not gone before the cause is known
         raise ConnectionResetError("Connection closed by peer")
     """)
     done = paceline.run("-n", "3", "script.py")
@@ -135,7 +141,7 @@ def test_restart_counts_attempts_and_takes_a_fresh_port(paceline: Paceline, star
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
     assert [row[:2] for row in rows] == [["0", "0"], ["1", "1"], ["2", "2"]]
-    assert len({row[2] for row in rows}) == 3
+    assert rows[0][2] != rows[1][2] != rows[2][2]
     assert len({row[3] for row in rows}) == 1  # the same warm server
     assert done.stderr.count("starting again") == 2
     assert sorted(p.name for p in (paceline.job() / "logs").iterdir()) == ["0", "1", "2"]
@@ -160,6 +166,8 @@ def test_ctrl_c_once_stops_cleanly(paceline: Paceline) -> None:
         time.sleep(1000)
     """)
     process = paceline.start("run", "script.py")
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("paceline: job ")
     ready(paceline, 1)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=GENEROUS)

@@ -13,7 +13,7 @@ import tarfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.conftest import eventually
+from tests.conftest import eventually, free_port
 
 from paceline.backends.packing import archive
 from paceline.job.spec import JobSpec
@@ -107,8 +107,7 @@ def test_signals_of_the_scheduler_are_the_jobs(scheduler: Scheduler) -> None:
 
 
 def test_nodes_get_their_ranks_from_a_variable(scheduler: Scheduler) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     meeting = {"main_address": "127.0.0.1", "main_port": port}
     request = {**scheduler.request(SAY, nodes="2", rendezvous=meeting), "token": "t", "node_rank_variable": "INDEX"}
     homes = [{**request, "root": str(scheduler.folder / name)} for name in ("a", "b")]

@@ -27,8 +27,11 @@ KEYS = """
     import os, pathlib, sys, time
     attempt, rank = os.environ["PACELINE_ATTEMPT"], os.environ["RANK"]
     key = os.environ["PACELINE_RANK_KEY"]
-    pathlib.Path(f"key-{attempt}-{rank}").write_text(key)
-    while len(list(pathlib.Path().glob(f"key-{attempt}-*"))) < 2: time.sleep(0.01)  # a rank that fails stops the other
+    new = pathlib.Path(f"new-{attempt}-{rank}")
+    new.write_text(key)
+    new.rename(f"key-{attempt}-{rank}")
+    while len(list(pathlib.Path().glob(f"key-{attempt}-*"))) < 2:  # a rank that fails stops the other
+        time.sleep(0.01)
     assert "PACELINE_TOKEN" not in os.environ
     sys.exit(attempt == "0")
 """

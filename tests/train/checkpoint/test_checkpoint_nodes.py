@@ -253,8 +253,7 @@ def _fetch_slowly(rank: int, exchange: Exchange, folders: list[Path], slow: int,
     def hold(path: Path) -> None:
         if path.name == "optimizer.pt":
             begun.touch()
-            if rank != victim:
-                eventually(gone.exists, "the other one is gone")
+            eventually(gone.exists, "the other one is gone, or this one")
 
     if rank == slow:
         _hook("open", folders[rank], hold)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -159,6 +158,7 @@ def test_a_rank_that_dies_is_named_on_a_rank_that_comes_late(tmp_path: Path) -> 
 
 def _one_does_not_come(rank: int, exchange: SocketExchange, folder: Path) -> str:
     store = store_of(rank, exchange, folder)
+    exchange._timeout = 1.0
     error = ""
     if rank == 0:
         with pytest.raises(ExchangeError) as caught:
@@ -172,7 +172,7 @@ def _one_does_not_come(rank: int, exchange: SocketExchange, folder: Path) -> str
 
 
 def test_a_rank_that_does_not_come_is_named_after_a_while(tmp_path: Path) -> None:
-    ranks = Ranks(tmp_path / "meeting", 2, _one_does_not_come, tmp_path / "c", timeout=timedelta(seconds=1))
+    ranks = Ranks(tmp_path / "meeting", 2, _one_does_not_come, tmp_path / "c")
     assert ranks.values() == ["rank 1 did not answer within 1 s while the ranks agreed on a checkpoint", ""]
 
 

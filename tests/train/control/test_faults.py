@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.conftest import GENEROUS, eventually
+from tests.conftest import GENEROUS, eventually, free_port
 
 torch = pytest.importorskip("torch")
 
@@ -45,8 +44,7 @@ TRAIN = """
 
 def ranks_by_hand(paceline: Paceline, script: str, count: int = 2) -> list[subprocess.Popen[str]]:
     """Start ranks of a script as a scheduler would that does not look after them."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     processes = []
     for rank in range(count):
         env = {
@@ -449,8 +447,10 @@ def test_a_slow_rank_is_named_and_waited_for(paceline: Paceline) -> None:
             open(f"heard-{run.rank}", "a").write(record.getMessage() + "\\n")
 
     logging.getLogger("paceline").addHandler(Heard())
+    late_ranks.LATE_SECONDS = 600.0
     for (x,) in train:
         step(x)
+        late_ranks.LATE_SECONDS = 1.0 if run.step == 3 else 600.0
         if run.rank == 1 and run.step == 3:
             while not os.path.exists("heard-0"):
                 time.sleep(0.01)

@@ -17,9 +17,10 @@ pytestmark = pytest.mark.torch
 SCRIPT = """
     import os, threading, paceline
     run = paceline.init(checkpoint_dir="checkpoints", stop_signals=False)
-    run.barrier()
-    print("ready", flush=True)
     try:
+        run.barrier()
+        if run.is_main:
+            print("ready", flush=True)
         threading.Event().wait()
     except KeyboardInterrupt:
         open(f"interrupted-{run.rank}", "w").close()

@@ -44,8 +44,8 @@ TRAIN = """
             print(f"epoch {{epoch}} step {{run.step}} attempt {{run.attempt}}", flush=True)
             while run.attempt == 0 and run.step == {wait_at} and not os.path.exists("go"):
                 time.sleep(0.01)
-            if 0 < {wait_at} < run.step:
-                time.sleep(0.05)  # a step of some length: a signal that was sent before is heard within the next ones
+            if 0 < {wait_at} < run.step:  # a signal that was sent before is heard within the next steps
+                time.sleep(0.5 if run.step <= {wait_at} + 4 else 0.05)
     if run.is_main:
         torch.save([p.detach() for p in model.parameters()], "weights.pt")
     run.close()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
 DATA = """
-    import faulthandler, os, pathlib, random, signal, sys, threading, time, torch, paceline
+    import contextlib, faulthandler, os, pathlib, random, signal, sys, threading, time, torch, paceline
     from torch.utils.data import Dataset, IterableDataset
 
     class Items(Dataset):
@@ -54,11 +54,14 @@ DATA = """
 
 MANY = """
     def kill(which, delay, killed):
-        while len(pids := workers()) <= which:
-            time.sleep(0.0005)
-        time.sleep(delay)
-        os.kill(pids[which], signal.SIGKILL)
-        killed.set()
+        while not killed.is_set():
+            if len(pids := workers()) <= which:
+                time.sleep(0.0005)
+                continue
+            time.sleep(delay)
+            with contextlib.suppress(ProcessLookupError):  # its epoch was over
+                os.kill(pids[which], signal.SIGKILL)
+                killed.set()
 
     chance = random.Random(int(sys.argv[1]))
     run = paceline.init(seed=0)

@@ -60,6 +60,7 @@ SCRIPT = """
     if __name__ == "__main__":
         alive = main()
         print("end", flush=True)
+        open("over", "w").close()
 """
 
 EVALUATES = """
@@ -181,7 +182,8 @@ def test_children_of_the_script_are_left_alone(paceline: Paceline) -> None:
     child = """
         def child(name):
             if name == "quick":
-                time.sleep(0.5)
+                while not os.path.exists("over"):
+                    time.sleep(0.01)
                 print("quick is done", flush=True)
             else:
                 threading.Event().wait()

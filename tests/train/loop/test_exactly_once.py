@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import GENEROUS, eventually
+from tests.conftest import GENEROUS, eventually, free_port
 
 torch = pytest.importorskip("torch")
 
@@ -45,8 +44,7 @@ class Training:
 
     def start_nodes(self, nodes: list[int]) -> list[subprocess.Popen[str]]:
         """A rank on each of these nodes, whose checkpoints are their own."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "OMP_NUM_THREADS": "1"}
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
         place.update(WORLD_SIZE=str(len(nodes)), GROUP_WORLD_SIZE=str(len(nodes)), LOCAL_WORLD_SIZE="1", LOCAL_RANK="0")
         args = ["train.py", str(self.paceline.folder), str(self.epochs), str(self.workers)]
         return [

@@ -172,14 +172,18 @@ def test_values_that_cannot_be_logged() -> None:
 class Slow:
     """Makes a chosen part of chosen steps slow, on one rank."""
 
-    SECONDS = 0.2
+    SECONDS = 0.5
 
     def __init__(self, part: str, rank: int) -> None:
         self.part, self.rank = part, rank
 
     def __call__(self, part: str, rank: int, step: int) -> None:
-        if (part, rank) == (self.part, self.rank) and step in (4, 12):
+        if self.is_now(part, rank, step):
             time.sleep(self.SECONDS)
+
+    def is_now(self, part: str, rank: int, step: int) -> bool:
+        """Whether this part of this step is to be slow."""
+        return (part, rank) == (self.part, self.rank) and step in (4, 12)
 
 
 class Data(torch.utils.data.Dataset[Any]):
@@ -202,19 +206,29 @@ def train_slowly(folder: str, slow: Slow) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
         model, optimizer = run.setup(model, optimizer)
 
+        def reached(rank: int, step: int) -> Path:
+            return Path(folder) / f"exchange-{rank}-{step}"
+
+        def slowly(part: str, step: int) -> None:
+            if run.world_size > 1 and slow.is_now(part, run.rank, step):  # by then the other rank waits for this one
+                due = step + (part in ("optimizer", "other"))
+                eventually(reached(1 - run.rank, due).exists, "the other rank is at the exchange")
+            slow(part, run.rank, step)
+
         class Slower(torch.optim.SGD):
             def step(self, closure: Any = None) -> Any:
-                slow("optimizer", run.rank, run.step - 1)  # the other one has stepped
+                slowly("optimizer", run.step - 1)  # the other one has stepped
                 return super().step(closure)
 
         slower = run.setup(Slower(model.parameters(), lr=1e-4))
-        data = Data(lambda step: slow("data", run.rank, step))
+        data = Data(lambda step: slowly("data", step))
         for _ in run.epochs(1):
             for batch in run.dataloader(data, global_batch_size=2):
                 loss = model(batch).mean()
-                slow("forward_backward", run.rank, run.step)
+                slowly("forward_backward", run.step)
+                reached(run.rank, run.step).touch()
                 run.backward(loss)
-                slow("other", run.rank, run.step)
+                slowly("other", run.step)
                 optimizer.step()
                 slower.step()
                 run.log(loss=loss)
@@ -232,7 +246,7 @@ def steps_of(folder: Path, rank: int) -> dict[str, list[float]]:
 
 def slow_steps(seconds: list[float]) -> set[int]:
     """The steps, counted from 0, that took as long as a slow part does."""
-    return {step for step, x in enumerate(seconds) if x > 0.8 * Slow.SECONDS}
+    return {step for step, x in enumerate(seconds) if x > 0.5 * Slow.SECONDS}
 
 
 @pytest.mark.parametrize("part", ["data", "forward_backward", "optimizer", "other"])

@@ -40,10 +40,13 @@ def _run(**given: Any) -> int:
         return dry_run(spec, there, detached=given["detach"])
     if given["detach"]:
         return detached(spec, there)
+    from paceline.backends.foreground import interrupt_on_signals
+
     with ended_by_signals(), ProgressLine() as progress:
         prepared = there.prepare(spec, detached=False)
         watched = shown(given, prepared)
         job = there.run(prepared, progress, watched)
+        interrupt_on_signals(job)
     code = _follow(job, watched)
     if code:
         _say_way_on(job.name, there)
@@ -62,10 +65,8 @@ def _say_way_on(name: str, there: Backend) -> None:
 
 def _follow(job: Foreground, shown: Shown) -> int:
     """Show a job until it ends; returns its exit code."""
-    from paceline.backends.foreground import interrupt_on_signals
     from paceline.cli.terminal.screen import Screen
 
-    interrupt_on_signals(job)
     updates = job.updates()
     try:
         screen = Screen(shown, job)

@@ -62,7 +62,8 @@ def ended_by_signals() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) is end:
+                signal.signal(number, handler)
 
 
 def dry_run(spec: JobSpec, there: Backend, *, detached: bool = True) -> int:

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 _COMING = 3  # times the silence after which a node is lost, for nodes to connect whose agents have just been started
 FAILURE_GRACE = 5.0  # seconds between SIGTERM and SIGKILL for the peers of a failed rank
 SYMPTOM_WAIT = 1.0  # seconds to wait for the cause if all failures look like the consequence of another one
+_AFTER_LAST_CALL = 1.0  # seconds from the end of a last call until the start is there
 ANSWER_SECONDS = 10.0  # how long the coordinator may take to answer a node that asked to stop
 TIMED_OUT = 124  # the exit code of a job that reached its time limit, as timeout(1) has it
 
@@ -258,6 +259,8 @@ class Agent:
     def _on_timeout(self) -> None:
         if self.stop_signal or self.leave_by is not None:  # the coordinator has not answered
             self._stop_alone()
+        elif self.join_by is not None and (until := self.participant.last_call_until) is not None:
+            self.join_by = max(until, time.monotonic()) + _AFTER_LAST_CALL  # there are enough
         elif self.join_by is not None:  # other nodes are missing
             why = self._missing_nodes()
             self._send({"do": "give up", "why": why})
@@ -282,14 +285,19 @@ class Agent:
 
     def _offer(self) -> Offer:
         """Fresh ports of this node for the next attempt; the user's --master-port serves the first one."""
-        self.ports.release()
         is_first = self.status.current["start"] is None
         main_port = self.spec.main_port if is_first and self.spec.nodes == 1 else None
         endpoints = self.spec.nproc if "endpoints" in CONTRACTS[self.spec.framework].carries else 0
-        return {
-            "main_port": self.ports.take(main_port or 0),
-            "ports": [self.ports.take() for _ in range(endpoints)],
-        }
+        before, self.ports = self.ports, Reservation()
+        if main_port is not None:
+            before.release()
+        try:
+            return {
+                "main_port": self.ports.take(main_port or 0),
+                "ports": [self.ports.take() for _ in range(endpoints)],
+            }
+        finally:
+            before.release()  # only now, or the kernel might give the same ports again
 
     def _start_attempt(self, start: Start) -> None:
         self.reported = self.halted = False

@@ -56,21 +56,22 @@ class Loop:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not condition():
             now = time.monotonic()
-            if deadline is not None and deadline <= now:
-                return False
-            if self._call_due(now):
+            is_over = deadline is not None and deadline <= now
+            if not is_over and self._call_due(now):
                 continue
             times = [when for when, _ in self._timers] + ([] if deadline is None else [deadline])
-            for key, events in self._wait(max(0.0, min(times) - now) if times else None):
+            for key, events in self._wait(0.0 if is_over else max(0.0, min(times) - now) if times else None):
                 if events & selectors.EVENT_WRITE:
                     with contextlib.suppress(ChannelClosed):  # the next `receive` raises it too
                         key.fileobj.flush()
                 if events & selectors.EVENT_READ and key.fd in self._selector.get_map():
                     key.data()
+            if is_over:  # also what came while this process was suspended has been read
+                return condition()
         return True
 
     def _call_due(self, now: float) -> bool:
-        due = [timer for timer in self._timers if timer[0] <= now]
+        due = sorted((timer for timer in self._timers if timer[0] <= now), key=lambda timer: timer[0])
         self._timers = [timer for timer in self._timers if timer[0] > now]
         for _, callback in due:
             callback()

@@ -100,6 +100,9 @@ class MpiRanks(Ranks):
         """End every rank and all it started, and mpirun."""
         if all(rank.status == 0 for rank in self.current.values()):
             self._loop.run_until(lambda: not self._programs or hurry(), DAEMON_SECONDS)
+        elif self.failures() and all(failure["symptom"] for failure in self.failures()):
+            # How mpirun ends may say why.
+            self._loop.run_until(lambda: not self._programs or hurry(), CAUSE_WAIT)
         super().stop(grace, hurry, by)
         if all(failure["symptom"] for failure in self.failures()):
             self.server_failure = self.server_failure or self._daemon_failure

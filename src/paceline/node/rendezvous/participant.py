@@ -88,6 +88,7 @@ class Participant:
         self._leader_id = ""
         self._dead: set[str] = set()
         self._others_stop_by: float | None = None  # during a search: when lost nodes have stopped their ranks
+        self.last_call_until: float | None = None  # there are enough nodes, and others may come until then
         self._news = 0  # messages of the coordinator to this agent
 
     @property
@@ -290,7 +291,9 @@ class Participant:
         if link is not self._link:
             return
         if message["do"] == "last call":
-            self._loop.after(self._last_call(), lambda: self._end_last_call(link))
+            seconds = self._last_call()
+            self.last_call_until = time.monotonic() + seconds
+            self._loop.after(seconds, lambda: self._end_last_call(link))
             return
         if message["do"] == "start" or message["do"] == "prepare":
             self._nodes = message["nodes"]
@@ -310,6 +313,7 @@ class Participant:
 
     def _end_last_call(self, link: Leader | Follower) -> None:
         if link is self._link:
+            self.last_call_until = None
             self.send({"do": "called"})
 
     def send(self, message: ToCoordinator) -> None:

@@ -224,8 +224,13 @@ def _agree(store: Store, placement: Placement, timeout: timedelta) -> None:
     for other in others:
         _await(store, other, placement, deadline)
         theirs = json.loads(store.get(f"rank-{other}"))
+        if placement.rank != 0:
+            store.set(f"compared-{placement.rank}", "")
         for what, value in mine.items():
             if theirs[what] != value:
+                if placement.rank == 0:  # which serves the store: the other one is to find the difference, too
+                    with contextlib.suppress(RuntimeError, OSError):
+                        store.wait([f"compared-{other}"], timedelta(seconds=_WARN_SECONDS))
                 raise Disagreement(
                     f"rank {placement.rank} has {what} {value}, rank {other} has {theirs[what]}; start all ranks alike"
                 )
