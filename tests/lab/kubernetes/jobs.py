@@ -132,7 +132,7 @@ class Jobs:
             self._conclude(job, status, "Failed", *verdict)
             active = []
         elif spec.get("suspend"):
-            self._delete(active)
+            self._remove(active)
             active = []
             if not has(status, "Suspended"):
                 set_condition(status, "Suspended", "True", "JobSuspended", "Job suspended")
@@ -182,7 +182,7 @@ class Jobs:
         seen, good_count, bad_count, done = self._counted.get(job["metadata"]["uid"], (set(), 0, 0, set()))
         for pod in pods:
             uid = pod["metadata"]["uid"]
-            if uid in seen or not ended(pod):
+            if uid in seen or not ended(pod) or _TRACKING not in (pod["metadata"].get("finalizers") or []):
                 continue
             seen.add(uid)
             if pod["status"]["phase"] == "Succeeded":
@@ -245,17 +245,17 @@ class Jobs:
                     surplus.append(pod)
                 there.add(index)
             blocked = {index_of(pod) for pod in going}
-            self._delete(surplus)
+            self._remove(surplus)
             active = [pod for pod in active if pod not in surplus]
             if len(active) > wanted:
                 extra = sorted(active, key=index_of)[wanted:]
-                self._delete(extra)
+                self._remove(extra)
                 return [pod for pod in active if pod not in extra]
             free = [i for i in range(spec["completions"]) if i not in there | indexes | blocked]
             missing: list[int | None] = list(free[: max(0, wanted - len(active))])
         else:
             if len(active) > wanted:
-                self._delete(active[wanted:])
+                self._remove(active[wanted:])
                 return active[:wanted]
             missing = [None] * max(0, wanted - len(active) - len(going))
         if missing and failed and self._backs_off(job, failed):
@@ -317,6 +317,12 @@ class Jobs:
                 if job is not None:
                     words = f"Deleted pod: {data['name']}"
                     events.record(self.api, job, "Normal", "SuccessfulDelete", words, "job-controller")
+
+    def _remove(self, pods: list[Object]) -> None:
+        """Delete pods that the job wants no more: they are never counted."""
+        for pod in pods:
+            self._release(pod)
+        self._delete(pods)
 
     def _release(self, pod: Object) -> None:
         def release(pod: Object) -> None:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from paceline.job.spec import JobSpec
 
-from .user import Silence
+from .user import Silence, User
 
 if TYPE_CHECKING:
-    from .user import User
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from .cluster import Cluster
 
 STUBBORN = """
     import signal, threading
@@ -44,6 +49,25 @@ def test_a_node_that_is_lost_ends_a_job_of_fixed_size(user: User) -> None:
     job = user.ended("it")
     assert job.state == "FAILED" and "it-1" in str(job.error), job
     assert "not ready" in {node.name: node.state for node in user.backend().nodes(print)}[lost]
+
+
+@pytest.mark.parametrize("minor", [24, 31])
+def test_a_job_that_is_stopped_and_resumed(
+    make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minor: int
+) -> None:
+    user = User(make_cluster(minor=minor), tmp_path, monkeypatch)
+    user.submit("import threading; print('here', flush=True); threading.Event().wait()", name="it", ttl=600)
+    user.until("it", lambda job: user.lines("it") == ["here"])
+    user.backend().stop(["it"])
+    job = user.ended("it")
+    assert (job.state, job.exit_code, job.ttl) == ("STOPPED", 143, None), "a suspended job is kept"
+    conditions = user.cluster.get("Job", "it")["status"]["conditions"]  # type: ignore[index]
+    assert [it["type"] for it in conditions] == ["Suspended"], "its pods do not count"
+    user.cluster.patch("Job", "it", {"spec": {"suspend": False}})
+    job = user.until("it", lambda job: job.state == "RUNNING")
+    user.cluster.kill(job.instances[0].node.partition("/")[2])
+    job = user.ended("it")
+    assert (job.state, job.exit_code, job.ttl) == ("FAILED", 137, 600.0)
 
 
 def test_a_time_limit(user: User) -> None:

@@ -209,7 +209,7 @@ def shown(job: Found, target: str, namespace: str) -> Job:
     nproc = _ranks(spec, reports)
     over = state in ("SUCCEEDED", "FAILED", "STOPPED")
     waiting = None if over else _waiting(job, pods)
-    ttl = job.kind.ttl(job.object)
+    ttl = None if over and job.ending is None else job.kind.ttl(job.object)  # a suspended job is kept
     culprit = _culprit(pods.values())
     return Job(
         name=job.name, state=state, backend=target,
@@ -290,7 +290,7 @@ def lost_logs(job: Found, shown: Job) -> str | None:
 
 def _state(job: Found) -> tuple[str, int | None, float | None]:
     """The state, the exit code and the time of the end."""
-    stopped = moment(job.annotations.get(STOPPED))
+    stopped = moment(job.annotations.get(STOPPED)) if job.is_suspended else None  # otherwise it was resumed
     pods = job.newest()
     if (ended := job.ending) is not None and ended.is_success:
         return "SUCCEEDED", 0, ended.time
