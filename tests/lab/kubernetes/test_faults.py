@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.conftest import eventually
 
+from paceline.backends.base import LogQuery
 from paceline.backends.kubernetes import holding
 from paceline.backends.kubernetes.client import Cluster as Client
 from paceline.job.errors import UserError
 from paceline.job.spec import JobSpec
+
+from . import errors
 
 if TYPE_CHECKING:
     from .user import User
@@ -102,6 +105,29 @@ def test_a_follower_misses_no_line(user: User) -> None:
         user.cluster.rotate_log(name)
     thread.join(120)
     assert lines == [f"line {number}" for number in range(40)]
+
+
+def test_the_logs_of_a_node_that_answers_are_shown_when_another_is_silent(user: User) -> None:
+    script = "import threading; print('here', flush=True); threading.Event().wait()"
+    user.submit(script, name="it", nodes=2, silence=300, placement="spread")
+    eventually(lambda: user.lines("it", None) == ["here"] * 2, "both write")
+    node = user.get("it").instances[1].node.partition("/")[0]
+    user.cluster.cut(node)
+    assert user.lines("it", (0,)) == ["here"]
+    found = user.backend().logs("it", LogQuery(None))
+    assert next(found).text == b"here\n"
+    with pytest.raises(UserError, match=f"^the logs of node {node} cannot be read: .*; what it has is not shown"):
+        next(found)
+    assert any(it["event"] == "silent" and it["host"] == node for it in user.backend().events("it"))
+
+    def refuse(request: Any) -> None:
+        if request.path.endswith("/log"):
+            user.cluster.server.hook = None
+            raise errors.too_many()
+
+    user.cluster.server.hook = refuse
+    assert user.lines("it", (0,)) == ["here"]
+    assert user.cluster.server.hook is None
 
 
 def test_what_is_refused_leaves_nothing(user: User) -> None:

@@ -199,8 +199,10 @@ class Kubernetes(Backend):
         job = self._find(name)
         is_over = shown(job, "", "").is_over
         if query.follow and not is_over:
-            return logs.follow(self._cluster, name, job.pods, query, is_plain=job.is_plain)
-        return logs.chosen(logs.read_all(self._cluster, job, is_over=is_over, since=query.since), query)
+            return logs.follow(self._cluster, job, query)
+        silent: logs.Silent = {}
+        found = logs.read_all(self._cluster, job, silent, is_over=is_over, ranks=query.ranks, since=query.since)
+        return logs.with_silent(logs.chosen(found, query), silent)
 
     def check(self, progress: ProgressReporter) -> Report:
         """What the cluster has and allows, and what would go wrong with a job."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from typing import TYPE_CHECKING, Any
@@ -352,8 +353,16 @@ class Cluster:
         self.calls += 1
         # A connection that was cut without a word never says so; who follows asks again after this time.
         timeout = httpx2.Timeout(limits.load().act, read=_QUIET_SECONDS if follow else limits.load().act)
+        until = time.monotonic() + limits.load().look
         try:
-            with self.access.http.stream("GET", path, params=params, timeout=timeout) as answer:
+            with contextlib.ExitStack() as stack:
+                while True:
+                    stream = self.access.http.stream("GET", path, params=params, timeout=timeout)
+                    answer = stack.enter_context(stream)
+                    if answer.status_code != 429 or time.monotonic() > until:
+                        break
+                    stack.close()
+                    time.sleep(max(_PAUSE, _seconds(answer.headers.get("Retry-After"))))
                 if not answer.is_success:
                     answer.read()
                     self._read(answer, "GET", path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import TYPE_CHECKING, Any
 
 from . import logs
@@ -25,7 +26,8 @@ def events(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
     """
     found: list[dict[str, Any]] = []
     said: set[tuple[str, Any, Any]] = set()
-    for entry in logs.read_all(cluster, job, is_over=shown(job, "", "").is_over):
+    silent: logs.Silent = {}
+    for entry in logs.read_all(cluster, job, silent, is_over=shown(job, "", "").is_over):
         if entry.event is None:
             continue
         event = {"time": entry.time, **{key: value for key, value in entry.event.items() if key != "ranks"}}
@@ -34,6 +36,8 @@ def events(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
             continue
         said.add(key)
         found.append(event)
+    now = time.time()
+    found += [{"time": now, "event": "silent", "host": it, "message": str(why)} for it, why in silent.items()]
     found += _known(job, {event["event"] for event in found})
     found += _warnings(cluster, job)
     found.sort(key=lambda event: event["time"])

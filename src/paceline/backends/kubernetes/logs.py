@@ -30,9 +30,12 @@ if TYPE_CHECKING:
     from .pods import Pod
 
 _LINE = re.compile(rb"\[rank (?P<rank>\d+)(?P<err> stderr)?(?P<piece> \+)?\] ?(?P<text>.*)", re.DOTALL)
-_AGAIN = 0.2  # seconds until a log is asked for again
+_AGAIN, _MOST_AGAIN = 0.2, 5.0  # seconds until a log is asked for again, and at most if it fails again and again
 _SOON, _CALM = 1.0, 10.0  # seconds until pods are looked for again, while some have not begun, and then
 _LATE = 0.2  # seconds for which lines of other pods are waited for, so that they come in the order of time
+
+
+Silent = dict[str, UserError]  # nodes whose logs cannot be read, each with why
 
 
 class Entry(NamedTuple):
@@ -96,27 +99,78 @@ def _event(text: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and "event" in found else None
 
 
-def read(cluster: Cluster, pods: Iterable[Pod], *, is_plain: bool, since: float | None = None) -> Iterator[Entry]:
-    """All that is in the logs of these pods now, in the order of time."""
-    return heapq.merge(*(_of_pod(cluster, pod, is_plain, since) for pod in pods), key=lambda entry: entry.time)
+def indexes(job: Found, ranks: Iterable[int] | None) -> frozenset[int] | None:
+    """The numbers of the pods that have the lines of some ranks; None for all, or if that is not known."""
+    each = 1 if job.is_plain else job.spec.get("ranks", 1)
+    if ranks is None or job.least < job.nodes or not isinstance(each, int):
+        return None
+    return frozenset(rank // each for rank in ranks)
 
 
-def read_all(cluster: Cluster, job: Found, *, is_over: bool, since: float | None = None) -> Iterator[Entry]:
-    """All that is in the logs of a job now, in the order of time: from the copies on its volume, if pods are gone."""
+def read(
+    cluster: Cluster, pods: Iterable[Pod], silent: Silent, *, is_plain: bool, since: float | None = None
+) -> Iterator[Entry]:
+    """All that is in the logs of these pods now, in the order of time.
+
+    Args:
+        cluster: where they are.
+        pods: whose logs are read.
+        silent: gets the nodes that do not answer, each with why.
+        is_plain: whether the user's command wrote the lines itself.
+        since: only what was written after this time.
+    """
+    found = (_of_pod(cluster, pod, silent, is_plain, since) for pod in pods)
+    return heapq.merge(*found, key=lambda entry: entry.time)
+
+
+def read_all(
+    cluster: Cluster, job: Found, silent: Silent, *, is_over: bool, ranks: Iterable[int] | None = None,
+    since: float | None = None,
+) -> Iterator[Entry]:  # fmt: skip
+    """All that is in the logs of a job now, in the order of time: from the copies on its volume, if pods are gone.
+
+    Args:
+        cluster: where it is.
+        job: whose logs are read.
+        silent: see `read`.
+        is_over: whether it has ended.
+        ranks: whose pods are asked at least; None for all.
+        since: only what was written after this time.
+    """
     where = kept.of(job.annotations)
     if where is None or not kept_reader.is_needed(job, is_over=is_over):
-        return read(cluster, job.pods, is_plain=job.is_plain, since=since)
+        wanted = indexes(job, ranks)
+        pods = [pod for pod in job.pods if wanted is None or pod.index in wanted]
+        return read(cluster, pods, silent, is_plain=job.is_plain, since=since)
     return entries(kept_reader.lines(cluster, job, where), None, is_plain=False)
 
 
-def _of_pod(cluster: Cluster, pod: Pod, is_plain: bool, since: float | None) -> Iterator[Entry]:
+def _of_pod(cluster: Cluster, pod: Pod, silent: Silent, is_plain: bool, since: float | None) -> Iterator[Entry]:
+    if pod.node in silent:  # it takes long to find that out
+        return
     try:
         lines = cluster.log(pod.name, pod.container, follow=False, since=None if since is None else _rfc(since))
         yield from entries(lines, pod, is_plain=is_plain)
+    except Unreachable as error:
+        silent[pod.node] = error
     except ApiError as error:
-        is_lost = error.code >= 500 and pod.is_leaving  # its node does not answer, and another pod replaces it
-        if error.code not in (400, 404) and not is_lost:  # it has not begun, or is gone
+        if error.code >= 500 and not pod.is_leaving:  # otherwise its node is lost, and another pod replaces it
+            silent[pod.node] = error
+        elif error.code not in (400, 404) and error.code < 500:  # it has not begun, or is gone
             raise
+
+
+def with_silent(lines: Iterable[LogLines], silent: Silent) -> Iterator[LogLines]:
+    """The lines, and after them which nodes do not answer.
+
+    Raises:
+        UserError: some do not.
+    """
+    yield from lines
+    for node, error in silent.items():
+        raise UserError(
+            f"the logs of node {node or 'without a name'} cannot be read: {error}; what it has is not shown"
+        )
 
 
 def _rfc(seconds: float) -> str:
@@ -154,10 +208,13 @@ def _wanted(entry: Entry, query: LogQuery) -> bool:
 class Follower:
     """Follows the logs of all pods of a job at once, over reconnects and log rotation, and pods that come later."""
 
-    def __init__(self, cluster: Cluster, name: str, *, is_plain: bool, since: float | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, name: str, *, is_plain: bool, since: float | None = None,
+        ranks: tuple[int, ...] | None = None,
+    ) -> None:  # fmt: skip
         """Begin; each pod has a thread that reads its log, and one watches for pods and the end of the job."""
         self._cluster, self._name, self._is_plain = cluster, name, is_plain
-        self._since = since
+        self._since, self._ranks = since, ranks
         self._found: queue.SimpleQueue[Entry | UserError | None] = queue.SimpleQueue()
         self._is_over = threading.Event()
         self._is_done = False  # whether the job has ended
@@ -203,12 +260,13 @@ class Follower:
             while not self._is_over.is_set():
                 jobs = find(self._cluster, [self._name])
                 job = jobs.get(self._name)
+                wanted = None if job is None else indexes(job, self._ranks)
                 for pod in job.pods if job is not None else ():
-                    if pod.has_log or pod.is_over:
+                    if (pod.has_log or pod.is_over) and (wanted is None or pod.index in wanted):
                         self._follow(pod)
                 if job is None or shown(job, "", "").is_over:
                     break
-                has_all = len(self._threads) >= job.nodes
+                has_all = len(self._threads) >= (job.nodes if wanted is None else len(wanted))
                 self._wait_for_change(job, _CALM if has_all else _SOON)
             self._is_done = True
             for thread in list(self._threads.values()):
@@ -240,9 +298,10 @@ class Follower:
         """Read a pod's log to its end. A stream may end earlier: then go on after the last line."""
         since = None if self._since is None else _rfc(self._since)
         last, same = ("", ""), 0  # the time of the last line, and how many lines had it
+        pause = _AGAIN
         while not self._is_over.is_set():
             ended = self._has_ended(pod)  # asked first: what it writes before its end is in the log then
-            skip = same
+            skip, has_failed = same, False
             try:
                 for line in self._cluster.log(pod.name, pod.container, follow=not ended, since=since):
                     stamp = line.partition(b" ")[0].decode(errors="replace")
@@ -250,7 +309,7 @@ class Follower:
                     if moment < last or (moment == last and skip):  # it was read before: nodes know only seconds
                         skip -= moment == last
                         continue
-                    skip = 0
+                    skip, pause = 0, _AGAIN
                     since, last, same = stamp, moment, same + 1 if moment == last else 1
                     for entry in entries((line,), pod, is_plain=self._is_plain):
                         self._found.put(entry)
@@ -262,9 +321,11 @@ class Follower:
                     return
                 if self._is_done and self._is_leaving(pod):  # its node is lost: it never ends
                     return
-            if ended:
+                has_failed = not isinstance(error, ApiError) or error.code != 400
+                pause = min(2 * pause, _MOST_AGAIN)
+            if ended and not (has_failed and pause < _MOST_AGAIN):
                 return
-            self._is_over.wait(_AGAIN)
+            self._is_over.wait(pause)
 
     def _is_leaving(self, pod: Pod) -> bool:
         try:
@@ -281,15 +342,17 @@ class Follower:
             return False
 
 
-def follow(cluster: Cluster, name: str, pods: Iterable[Pod], query: LogQuery, *, is_plain: bool) -> Iterator[LogLines]:
-    """The lines that a query asks for, until the job ends; `pods` are those that it has now."""
+def follow(cluster: Cluster, job: Found, query: LogQuery) -> Iterator[LogLines]:
+    """The lines that a query asks for, until the job ends."""
     since, attempt = query.since, 0
     if query.tail is not None:  # the last ones of what is there, and then all that comes
-        there = list(read(cluster, pods, is_plain=is_plain, since=since))
+        wanted = indexes(job, query.ranks)
+        pods = [pod for pod in job.pods if wanted is None or pod.index in wanted]
+        there = list(read(cluster, pods, {}, is_plain=job.is_plain, since=since))
         yield from chosen(there, query)
         attempt = max((_attempt(entry) for entry in there), default=0)
         since = there[-1].time + 1e-6 if there else since
-    follower = Follower(cluster, name, is_plain=is_plain, since=since)
+    follower = Follower(cluster, job.name, is_plain=job.is_plain, since=since, ranks=query.ranks)
     query = replace(query, since=since)
     try:
         for entry in follower.entries():
