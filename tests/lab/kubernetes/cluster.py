@@ -27,6 +27,7 @@ from .api import Api
 from .controllers import Collector, Deployments, Housekeeping
 from .jobs import Jobs
 from .kubelet import Kubelet
+from .kueue import Kueue
 from .operators import OPERATORS
 from .scheduler import Scheduler
 from .server import Server
@@ -156,7 +157,7 @@ class Cluster(faults.Faults):
         self.housekeeping = Housekeeping(self.api, claims, self._authority)
         for name in self._operators:
             self._install(name)
-        operators = [one(self.api) for one in OPERATORS]
+        operators = [one(self.api) for one in (*OPERATORS, Kueue)]
         for one in (self.scheduler, self.jobs, self.collector, self.housekeeping, Deployments(self.api), *operators):
             one.start()  # type: ignore[attr-defined]
         for number in range(1, self._count + 1):

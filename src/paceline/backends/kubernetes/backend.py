@@ -20,6 +20,7 @@ from paceline.backends.base import Backend, Listing, Shell
 from paceline.job.errors import UserError
 
 from . import options as target
+from . import queues
 from .client import Cluster
 from .errors import ApiError, Expired
 from .kinds.job import BatchJob
@@ -411,7 +412,10 @@ class Kubernetes(Backend):
 
     def _stop(self, job: Found, now: bool) -> None:
         moment = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        changes = {"metadata": {"annotations": {STOPPED: moment}}, "spec": job.kind.suspension(True)}
+        marks: dict[str, Any] = {"annotations": {STOPPED: moment}}
+        changes = {"metadata": marks, "spec": job.kind.suspension(True)}
+        if labels := queues.deactivate(self._cluster, job.object):
+            marks["labels"] = labels
         self._cluster.patch(job.kind.path(self._cluster, job.name), changes)
         if now:
             for pod in self._find(job.name).pods:

@@ -9,6 +9,7 @@ from paceline.backends.check.finding import Finding
 from paceline.backends.check.report import Report
 from paceline.job.errors import UserError
 
+from . import queues
 from .errors import ApiError
 from .gang import GROUPS
 from .kinds.served import served
@@ -131,6 +132,9 @@ def rights(cluster: Cluster) -> list[Right]:
         if cluster.serves(api_version, "PodGroup"):
             group, verbs = api_version.partition("/")[0], ("create", "get", "delete")
             found.append(Right(group, "podgroups", verbs, f"--gang {gang} does not work", is_needed=False))
+    if (workloads := queues.version(cluster)) is not None:
+        why = "paceline stop refuses jobs with a queue"
+        found.append(Right(workloads.partition("/")[0], "workloads", ("list", "get", "patch"), why, is_needed=False))
     return [*RIGHTS, *found]
 
 
