@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from . import resources
-from .jobstate import controller_of, has, owner_reference
+from .jobstate import controller_of, has
 from .operators import Operator, set_condition
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ def version(cluster: Cluster) -> str | None:
 
 
 def deactivate(cluster: Cluster, job: Object) -> Mapping[str, None]:
-    """Have a job's queue let it run no more; returns the labels to take from it: its queue, if that has not seen it yet.
+    """Have a job's queue let it run no more; returns the labels to take from it: its queue, if that has not seen it.
 
     Raises:
         UserError: this user may not do that.
