@@ -15,12 +15,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.backends.kubernetes import manifests, names, objects
+from paceline.backends.kubernetes import dry_run, manifests, names, objects
 from paceline.backends.kubernetes.kinds.base import Kind
 from paceline.backends.kubernetes.kinds.job import BatchJob
+from paceline.backends.kubernetes.kinds.pytorchjob import PyTorchJob
 from paceline.backends.kubernetes.options import Options
 from paceline.backends.kubernetes.order import Order
 from paceline.backends.packing import archive
+from paceline.contract import TOKEN
 from paceline.job.errors import UserError
 from paceline.job.spec import JobSpec
 
@@ -157,6 +159,27 @@ def test_splitting_loses_nothing(one: bytes, two: bytes, taken: int, applied: in
     for name, whole in (("a", one), ("b", two)):
         assert b"".join(pieces[key] for key in sorted(pieces) if key.startswith(name)) == whole
     assert all(sum(map(len, files.values())) <= max(most, applied) for files in bins)
+
+
+@pytest.mark.parametrize("kind", [BatchJob, PyTorchJob])
+def test_what_a_dry_run_says_above_the_manifests(kind: type[Kind]) -> None:
+    large = "Some objects are too large for kubectl apply alone: kubectl apply --server-side -f FILE"
+    for code, is_large in ((b"x" * 700_000, False), (b"x" * 3_500_000, True)):
+        it = order(code, {"HF": "s"}, kind=kind, nodes=2)
+        made = [it.kind.manifest(it), *objects.dependents(it)]  # type: ignore[attr-defined]
+        said = dry_run.comments(it, it.kind, made, hides=True)  # type: ignore[arg-type]
+        assert (large in said) == is_large
+        assert "Before, write the values of the secrets in place of <secret>." in said
+        kinds = f"{it.kind.plural}.{it.kind.api_version.partition('/')[0]},"
+        kinds += "services," if kind is BatchJob else ""
+        assert said[-1] == f"  kubectl delete -n ml {kinds}configmaps,secrets -l app.kubernetes.io/instance=it"
+
+
+def test_the_token_of_a_dry_run_can_be_used() -> None:
+    it = order(secrets={"HF": "s", TOKEN: "abc"})
+    assert list(yaml.safe_load_all(manifests.text(objects.dependents(it))))[-1]["stringData"] == {
+        "HF": "<secret>", TOKEN: "abc",
+    }  # fmt: skip
 
 
 def test_secrets_are_in_the_secret_alone() -> None:

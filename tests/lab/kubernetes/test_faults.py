@@ -143,6 +143,12 @@ def test_what_is_refused_leaves_nothing(user: User) -> None:
         UserError, match=r"cannot create resource \"configmaps\".*; paceline check --on kubernetes shows"
     ):
         user.submit("pass", name="denied")
+    there = user.backend()
+    prepared = there.prepare(JobSpec.model_validate({"script": "denied.py", "name": "denied"}))
+    with pytest.raises(
+        UserError, match=r"^you may not create configmaps in namespace default, .*; paceline check --on"
+    ):
+        prepared.text()
     user.cluster.allow()
     with pytest.raises(UserError, match=r"namespaces \"nowhere\" not found; create it"):
         user.submit("pass", name="nowhere", namespace="nowhere")

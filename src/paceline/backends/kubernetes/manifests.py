@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 from typing import TYPE_CHECKING, Any
+
+from paceline.contract import TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -10,6 +13,7 @@ if TYPE_CHECKING:
     Manifest = dict[str, Any]
 
 HIDDEN = "<secret>"  # in a dry run
+PLURALS = {"Service": "services", "ConfigMap": "configmaps", "Secret": "secrets", "PodGroup": "podgroups"}
 
 
 _KEYS = {"volumeMounts": "mountPath", "volumeDevices": "devicePath", "ports": "containerPort", "hostAliases": "ip"}
@@ -64,7 +68,7 @@ def quantity(size: int) -> str:
 
 
 def text(manifests: Sequence[Manifest]) -> str:
-    """The manifests as YAML, without the values of secrets."""
+    """The manifests as YAML, without the values of secrets, but with the agents' token, which is new each time."""
     import yaml
 
     shown = [_without_secrets(manifest) for manifest in manifests]
@@ -74,5 +78,7 @@ def text(manifests: Sequence[Manifest]) -> str:
 def _without_secrets(manifest: Manifest) -> Manifest:
     if manifest["kind"] != "Secret":
         return manifest
-    hidden = dict.fromkeys(manifest["data"], HIDDEN)
-    return {**{key: value for key, value in manifest.items() if key != "data"}, "stringData": hidden}
+    values = dict.fromkeys(manifest["data"], HIDDEN)
+    if TOKEN in values:
+        values[TOKEN] = base64.b64decode(manifest["data"][TOKEN]).decode()
+    return {**{key: value for key, value in manifest.items() if key != "data"}, "stringData": values}

@@ -32,13 +32,14 @@ from paceline.contract import TOKEN
 from paceline.job.errors import UserError
 from paceline.job.spec import Code, new_name
 
-from . import cloning, holding, kept, lease, manifests, objects, streaming
+from . import cloning, dry_run, holding, kept, lease, manifests, objects, streaming
 from .errors import ApiError
 from .gang import GROUPS
 from .jobs import find
 from .kinds.base import kind_of
 from .kinds.job import BatchJob
 from .kinds.served import KINDS, chosen
+from .manifests import PLURALS
 from .names import CODE, INSTANCE, JOB_ID, OPTIONS, QUEUE, SELECTOR, check_name, valid_name
 from .order import Order
 from .packed import packed
@@ -66,23 +67,20 @@ class KubePrepared(Prepared):
 
     Attributes:
         order: the job, under a name that was free, without its code.
-        whole: returns it with its code; None if it has none of its own.
+        shown: returns the manifests, with the code.
     """
 
     order: Order | None = None
-    whole: Callable[[], Order] | None = None
+    shown: Callable[[], str] | None = None
 
     def text(self) -> str:
-        """The manifests, in YAML that `kubectl apply` takes."""
-        assert self.order is not None
-        order = self.order if self.whole is None else self.whole()
-        text = manifests.text([kind_of(order).manifest(order), *objects.dependents(order)])
-        if order.stream is not None:
-            head = (
-                f"# paceline submit sends the code ({order.stream.shown_size}) into the pods; kubectl apply does not."
-            )
-            text = f"{head}\n{text}"
-        return text
+        """The manifests, in YAML that `kubectl apply` takes.
+
+        Raises:
+            UserError: this user may not make them, or the code is not to be had.
+        """
+        assert self.shown is not None
+        return self.shown()
 
 
 def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool, target: str) -> KubePrepared:
@@ -115,8 +113,11 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
     with _taken():
         cluster.create(kind_of(order).path(cluster), _provisional(order), dryRun="All")
     ranks = spec.ranks if isinstance(spec.ranks, int) else MOST_RANKS
-    whole = None if spec.code is None else lambda: _with_files(cluster, order, _Silence())
-    return KubePrepared(spec, (), ranks, order=order, whole=whole)
+
+    def shown() -> str:
+        return dry_run.printed(cluster, order if spec.code is None else _with_files(cluster, order, _Silence()))
+
+    return KubePrepared(spec, (), ranks, order=order, shown=shown)
 
 
 class _Silence:
@@ -411,16 +412,13 @@ def _confirm(cluster: Cluster, order: Order, progress: ProgressReporter) -> Obje
     return cluster.patch(path, {"spec": confirmed})
 
 
-_PLURALS = {"Service": "services", "ConfigMap": "configmaps", "Secret": "secrets", "PodGroup": "podgroups"}
-
-
 def _make_owned(cluster: Cluster, manifest: Object) -> None:
     """Make an object of a job; one that a deleted job of this name has left is removed first.
 
     Raises:
         UserError: the server refuses it.
     """
-    path = cluster.path(manifest["apiVersion"], _PLURALS[manifest["kind"]])
+    path = cluster.path(manifest["apiVersion"], PLURALS[manifest["kind"]])
     name, (owner,) = manifest["metadata"]["name"], manifest["metadata"]["ownerReferences"]
     until = time.monotonic() + _OLD_SECONDS
     while True:

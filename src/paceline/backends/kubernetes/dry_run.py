@@ -1,0 +1,95 @@
+"""What `--dry-run` prints: the manifests of a job for `kubectl apply`, and above them what is to be known of them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from paceline.job.errors import UserError
+
+from . import objects
+from .kinds.base import kind_of
+from .kinds.job import BatchJob
+from .manifests import HIDDEN, PLURALS, text
+from .names import INSTANCE
+from .rights import missing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .client import Cluster
+    from .kinds.base import Kind
+    from .manifests import Manifest
+    from .order import Order
+
+_MOST_NOTED = 260_000  # bytes: all annotations of an object have 256 KiB, and kubectl apply notes the object in one
+
+
+def printed(cluster: Cluster, order: Order) -> str:
+    """The manifests of a job with its code, in YAML.
+
+    Raises:
+        UserError: this user may not make them.
+    """
+    kind = kind_of(order)
+    made = [kind.manifest(order), *objects.dependents(order)]
+    _check_allowed(cluster, kind, made)
+    shown = text(made)
+    lines = comments(order, kind, made, hides=HIDDEN in shown)
+    return "\n".join([*(f"# {line}" for line in lines), shown])
+
+
+def comments(order: Order, kind: Kind, made: Sequence[Manifest], *, hides: bool) -> list[str]:
+    """What is to be known of the manifests.
+
+    Args:
+        order: the job.
+        kind: of its object.
+        made: all manifests.
+        hides: whether values of secrets are left out.
+    """
+    found = []
+    if any(_size(manifest) > _MOST_NOTED for manifest in made):
+        found.append("Some objects are too large for kubectl apply alone: kubectl apply --server-side -f FILE")
+    if hides:
+        found.append(f"Before, write the values of the secrets in place of {HIDDEN}.")
+    if order.stream is not None:
+        found.append(
+            f"paceline submit sends the code ({order.stream.shown_size}) into the pods; kubectl apply does not."
+        )
+    resources = [_resource(kind, manifest) for manifest in made]
+    names = ",".join(dict.fromkeys(".".join(filter(None, reversed(it))) for it in resources))
+    found.append("Objects that kubectl makes are not removed with the job; this removes all:")
+    found.append(f"  kubectl delete -n {order.namespace} {names} -l {INSTANCE}={order.name}")
+    return found
+
+
+def _size(manifest: Manifest) -> int:
+    """How large the annotations are when kubectl has noted a manifest: Go writes <, > and & as six letters."""
+    noted = json.dumps(manifest, separators=(",", ":"))
+    given = manifest["metadata"].get("annotations") or {}
+    return len(noted) + 5 * sum(map(noted.count, "<>&")) + sum(map(len, given.values()))
+
+
+def _resource(kind: Kind, manifest: Manifest) -> tuple[str, str]:
+    """The group of a manifest, and what paths call its kind."""
+    group = manifest["apiVersion"].rpartition("/")[0]
+    return group, kind.plural if manifest["kind"] == kind.title else PLURALS[manifest["kind"]]
+
+
+def _check_allowed(cluster: Cluster, kind: Kind, made: Sequence[Manifest]) -> None:
+    """Refuse what this user may not make: the server tries the job's object alone.
+
+    Raises:
+        UserError: a permission is missing.
+    """
+    wanted: dict[tuple[str, str], Sequence[str]] = {_resource(kind, manifest): ("create",) for manifest in made}
+    wanted[_resource(kind, made[0])] = ("create", "patch")
+    if not isinstance(kind, BatchJob):
+        wanted["batch", "jobs"] = ("create", "delete")  # which owns the object while all else is made
+    for (group, plural), verbs in wanted.items():
+        if lacking := missing(cluster, group, plural, verbs):
+            raise UserError(
+                f"you may not {' and '.join(lacking)} {plural} in namespace {cluster.namespace}, which a job needs; "
+                f"paceline check{cluster.where} shows the Role that allows it"
+            )
