@@ -21,6 +21,7 @@ from paceline.backends.kubernetes.kinds.job import BatchJob
 from paceline.backends.kubernetes.kinds.pytorchjob import PyTorchJob
 from paceline.backends.kubernetes.options import Options
 from paceline.backends.kubernetes.order import Order
+from paceline.backends.kubernetes.pods import seen
 from paceline.backends.packing import archive
 from paceline.contract import TOKEN
 from paceline.job.errors import UserError
@@ -106,6 +107,40 @@ def test_what_a_user_sets_is_in_the_pods() -> None:
     assert labels["kueue.x-k8s.io/queue-name"] == "fast" and "paceline.dev/label-x" not in labels
     assert json.loads(job["metadata"]["annotations"]["paceline.dev/labels"]) == {"team": "vision", "x": "a b"}
     assert (job["spec"]["completionMode"], job["spec"]["completions"], job["spec"]["backoffLimit"]) == ("Indexed", 3, 0)
+
+
+def test_labels_with_a_prefix_are_those_of_the_cluster() -> None:
+    named = {"kueue.x-k8s.io/priority-class": "high", "example.com/cost": "", "team": "vision", "a b": "c"}
+    it = order(labels=named, annotations={"sidecar.istio.io/inject": "true"})
+    job = it.kind.manifest(it)  # type: ignore[attr-defined]
+    kubernetes_validate.validate(job, VERSIONS[0], strict=True)
+    for labels in (job["metadata"]["labels"], job["spec"]["template"]["metadata"]["labels"]):
+        assert (labels["kueue.x-k8s.io/priority-class"], labels["example.com/cost"]) == ("high", "")
+        assert labels["paceline.dev/label-team"] == "vision" and "a b" not in " ".join(labels)
+    pods = [one["spec"]["template"]["metadata"]["labels"] for one in (job, job_of())]
+    assert [labels["sidecar.istio.io/inject"] for labels in pods] == ["true", "false"]
+    for label, words in (
+        (("example.com/a", "b c"), "--label example.com/a=b c: a label's value has up to 63 letters"),
+        (("Example/a", "b"), "--label Example/a=b: Kubernetes takes no label of that name"),
+        (("example.com/", "b"), "takes no label of that name"), (("a.b/c/d", "e"), "takes no label of that name"),
+        (("kueue.x-k8s.io/queue-name", "q"), "the queue of a job is named with --queue q"),
+        (("app.kubernetes.io/instance", "x"), "paceline sets this label itself"),
+    ):  # fmt: skip
+        with pytest.raises(UserError) as refused:
+            order(labels=dict([label])).check()
+        assert words in str(refused.value)
+
+
+def test_a_container_that_was_put_before_that_of_the_ranks() -> None:
+    def entry(name: str, code: int) -> dict[str, Any]:
+        ended = {"exitCode": code, "startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:01:00Z"}
+        return {"name": name, "restartCount": 0, "state": {"terminated": ended}}
+
+    spec = {"containers": [{"name": "proxy"}, {"name": "main", "command": ["python3"]}]}
+    status = {"phase": "Failed", "containerStatuses": [entry("proxy", 0), entry("main", 3)]}
+    meta = {"name": "it-0", "creationTimestamp": "2026-01-01T00:00:00Z", "labels": {}}
+    pod = seen({"metadata": meta, "spec": spec, "status": status})
+    assert (pod.container, pod.exit_code, pod.error) == ("main", 3, "exit code 3")
 
 
 def test_pods_have_no_permission_unless_they_are_given_an_account() -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from paceline.job.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 GROUP = "paceline.dev"  # of annotations and labels
 MANAGER = "paceline"
@@ -15,10 +19,13 @@ SPEC, STOPPED, CODE, JOB_ID = (f"{GROUP}/{name}" for name in ("spec", "stopped-a
 LABELS, LOGS = f"{GROUP}/labels", f"{GROUP}/logs"
 OPTIONS = f"{GROUP}/options"
 FIRST_NODE = f"{GROUP}/first-node"  # label of pods: the node rank of the first pod with their template
+INJECT = "sidecar.istio.io/inject"
 QUEUE = "kueue.x-k8s.io/queue-name"
+CONTAINERS = ("main", "pytorch", "tensorflow", "paddle", "mpi", "node")  # as kinds call that of the ranks
 LONGEST = 63  # letters of a host name, and of a label's value
 _NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
+_PREFIX = re.compile(r"(?=.{1,253}/)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*/")
 
 
 def check_name(name: str, nodes: int, margin: int = 0) -> None:
@@ -57,6 +64,35 @@ def valid_name(name: str, nodes: int = 1, margin: int = 0) -> str:
 def label_value(text: str) -> str | None:
     """The text if it can be the value of a label."""
     return text if _LABEL.fullmatch(text) else None
+
+
+def users_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """What the labels of a job become on its objects: NAME as `paceline.dev/label-NAME`, PREFIX/NAME as it is.
+
+    Without a prefix they are for `paceline list`, and left out here if they cannot be a label of Kubernetes.
+
+    Raises:
+        UserError: one with a prefix cannot be a label, or paceline sets it.
+    """
+    found = {}
+    for name, value in labels.items():
+        if "/" not in name:
+            if name and label_value(f"label-{name}") is not None and label_value(value) is not None:
+                found[f"{GROUP}/label-{name}"] = value
+            continue
+        flag, prefix = f"--label {name}={value}", _PREFIX.match(name)
+        if prefix is None or not label_value(name[prefix.end() :]):
+            raise UserError(
+                f"{flag}: Kubernetes takes no label of that name; it is PREFIX/NAME, as in example.com/team"
+            )
+        if label_value(value) is None:
+            raise UserError(f"{flag}: a label's value has up to 63 letters, digits, '-', '_' and '.' on Kubernetes")
+        if name == QUEUE:
+            raise UserError(f"{flag}: the queue of a job is named with --queue {value}")
+        if name.startswith(f"{GROUP}/") or name in labels_of(""):
+            raise UserError(f"{flag}: paceline sets this label itself; choose another name")
+        found[name] = value
+    return found
 
 
 def labels_of(name: str) -> dict[str, str]:

@@ -22,7 +22,20 @@ from .bootstrap import START
 from .gang import mark, pod_groups
 from .git_script import GIT
 from .manifests import literal, merged, quantity
-from .names import FIRST_NODE, GROUP, INSTANCE, JOB_ID, LABELS, LOGS, OPTIONS, QUEUE, SPEC, label_value, labels_of
+from .names import (
+    FIRST_NODE,
+    GROUP,
+    INJECT,
+    INSTANCE,
+    JOB_ID,
+    LABELS,
+    LOGS,
+    OPTIONS,
+    QUEUE,
+    SPEC,
+    labels_of,
+    users_labels,
+)
 from .options import PORT
 from .order import ALL, Order, Role
 
@@ -98,13 +111,8 @@ def meta(order: Order, name: str | None = None) -> Manifest:
 
 
 def _labels(order: Order) -> dict[str, str]:
-    """The labels of the job, and those of its user that a label's value can have."""
-    users = {
-        f"{GROUP}/label-{name}": value
-        for name, value in order.spec.labels.items()
-        if label_value(value) is not None and name and label_value(f"label-{name}") is not None
-    }
-    return {**users, **labels_of(order.name)}
+    """The labels of the job, and those of its user."""
+    return {**users_labels(order.spec.labels), **labels_of(order.name)}
 
 
 def _secret(order: Order) -> Manifest:
@@ -238,7 +246,8 @@ def template(order: Order, role: Role = ALL) -> Manifest:
         pod["priorityClassName"] = options.priority_class
     if options.host_network:
         pod.update(hostNetwork=True, dnsPolicy="ClusterFirstWithHostNet")
-    marks: Manifest = {"labels": _labels(order)}
+    # A sidecar would go on when the ranks have ended.
+    marks: Manifest = {"labels": {INJECT: options.annotations.get(INJECT, "false"), **_labels(order)}}
     if role.first:
         marks["labels"][FIRST_NODE] = str(role.first)
     if options.annotations:

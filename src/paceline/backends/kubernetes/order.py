@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from paceline.job.errors import UserError
 
 from . import kept
+from .names import users_labels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -133,9 +134,11 @@ class Order:
         """Refuse a job that lacks what its manifests need.
 
         Raises:
-            UserError: it lacks an image, its kind cannot do what it asks for, or its logs cannot be kept where it says.
+            UserError: it lacks an image, its kind cannot do what it asks for, Kubernetes does not take a label, or its
+                logs cannot be kept where it says.
         """
         assert self.image
+        users_labels(self.spec.labels)
         self.kept_logs()
         self.kind.check(self)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from .names import FIRST_NODE, INSTANCE
+from .names import CONTAINERS, FIRST_NODE, INSTANCE
 from .reasons import is_gone, why_ended, why_waiting
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ def seen(pod: Mapping[str, Any], warnings: Sequence[dict[str, Any]] = ()) -> Pod
     """
     found = dict(pod)
     meta, spec, status = found["metadata"], found["spec"], found.get("status") or {}
-    main = spec["containers"][0]
+    # What admits pods may put a container before ours.
+    main = next((it for it in spec["containers"] if it["name"] in CONTAINERS), spec["containers"][0])
     entry = next((it for it in status.get("containerStatuses") or () if it["name"] == main["name"]), None)
     state = (entry or {}).get("state") or {}
     ended = state.get("terminated") or {}
