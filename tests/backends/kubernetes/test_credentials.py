@@ -129,10 +129,16 @@ print(json.dumps({{**info, "status": {{"token": os.environ["WHO"] + str(number)}
         given(it)
 
 
-def test_a_plugin_that_fails(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_that_fails(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     for command, args, said in (
         ("no-such-plugin", [], "the kubeconfig needs no-such-plugin for its credentials, which is not on PATH; get it"),
-        ("sh", ["-c", "echo log in first >&2; exit 1"], "sh, which the kubeconfig names, gave no credentials: log in"),
+        (
+            "sh",
+            ["-c", "echo log in first >&2; exit 1"],
+            r"^sh, which the kubeconfig names, gave no credentials \(exit code 1\)$",
+        ),
         ("echo", ["hello"], "echo, which the kubeconfig names, printed no ExecCredential"),
     ):
         plugin = {
@@ -144,6 +150,43 @@ def test_a_plugin_that_fails(server: Server, tmp_path: Path, monkeypatch: pytest
         monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path / "config", server.url, {"exec": plugin}))
         with pytest.raises(UserError, match=said):
             given(cluster())
+    assert capfd.readouterr().err == "log in first\n"
+
+
+def test_what_a_plugin_is_told(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = """
+import json, os, sys
+info = json.loads(os.environ["KUBERNETES_EXEC_INFO"])
+print(json.dumps({"status": {"token": json.dumps([info["spec"], sys.stdin.read()])}}))
+"""
+    extension = {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "lab"}}
+    plugin = {
+        "apiVersion": "client.authentication.k8s.io/v1", "command": sys.executable, "args": ["-c", program],
+        "provideClusterInfo": True, "interactiveMode": "IfAvailable",
+    }  # fmt: skip
+    clusters = [{"name": "one", "cluster": {"server": server.url, "extensions": [extension]}}]
+    path = kubeconfig(tmp_path / "config", server.url, {"exec": plugin}, clusters=clusters)
+    monkeypatch.setenv("KUBECONFIG", path)
+    told = {"interactive": False, "cluster": {"server": server.url, "config": {"audience": "lab"}}}
+    assert json.loads(given(cluster()).removeprefix("Bearer ")) == [told, ""]
+    plugin["interactiveMode"] = "Always"
+    kubeconfig(tmp_path / "config", server.url, {"exec": plugin})
+    with pytest.raises(UserError, match="asks for credentials in a terminal; run this in one"):
+        given(cluster())
+
+
+def test_who_acts_as_another_user_and_another_name_of_the_server(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = {"token": "abc", "as": "carl", "as-groups": ["a", "b"], "as-user-extra": {"x/y": ["1"]}}
+    clusters = [{"name": "one", "cluster": {"server": server.url, "tls-server-name": "other"}}]
+    monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path / "config", server.url, user, clusters=clusters))
+    http = connect(Options.model_validate({}), 1.0).http
+    sent = http.get("/version").request
+    found = [(key, value) for key, value in sent.headers.multi_items() if key.startswith("impersonate")]
+    groups = [("impersonate-group", "a"), ("impersonate-group", "b")]
+    assert found == [("impersonate-user", "carl"), *groups, ("impersonate-extra-x%2fy", "1")]
+    assert sent.extensions["sni_hostname"] == "other"
 
 
 def test_what_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 
 from paceline.job.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Mapping
 
     import httpx2
     from lightkube.config.kubeconfig import SingleConfig
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from .options import Options
 
 _FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
+_EXTENSION = "client.authentication.k8s.io/exec"  # of a cluster, for plugins
 _INSTALL = "the Kubernetes backend needs lightkube; install it with: pip install 'paceline[kubernetes]'"
 
 
@@ -56,7 +60,7 @@ def connect(options: Options, seconds: float) -> Access:
         from lightkube.core.exceptions import ConfigError
     except ImportError:
         raise UserError(_INSTALL) from None
-    config, proxy = _config(options)
+    config, cluster, user = _config(options)
     assert config.user is not None
     try:
         # Credentials of plugins are our own: the library knows only old versions of their interface.
@@ -65,12 +69,18 @@ def connect(options: Options, seconds: float) -> Access:
         if config.user.exec is None:
             auth = client_adapter.user_auth(config.user)
         else:
-            auth = _plugin(httpx2.Auth, _exec_of(config), verify)
+            auth = _plugin(httpx2.Auth, _exec_of(config, cluster, user["exec"]), verify)
     except (ConfigError, OSError, ValueError) as error:
         raise UserError(f"context {config.context_name} of the kubeconfig cannot be used: {error}") from None
+
+    def name_server(request: httpx2.Request) -> None:
+        request.extensions = {**request.extensions, "sni_hostname": cluster["tls-server-name"]}
+
     http = httpx2.Client(
-        base_url=config.cluster.server.rstrip("/"), verify=verify, auth=auth, proxy=proxy, timeout=seconds,
-        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
+        base_url=config.cluster.server.rstrip("/"), verify=verify, auth=auth, proxy=cluster.get("proxy-url"),
+        timeout=seconds, limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
+        headers=_impersonation(user),
+        event_hooks={"request": [name_server] if cluster.get("tls-server-name") else []},
     )  # fmt: skip
     namespace = options.namespace or config.namespace
     return Access(http, config.context_name, namespace, config.cluster.server)
@@ -79,8 +89,8 @@ def connect(options: Options, seconds: float) -> Access:
 # -- the kubeconfig ----------------------------------------------------------------------------------------------------
 
 
-def _config(options: Options) -> tuple[SingleConfig, str | None]:
-    """The cluster and the user of the chosen context, and a proxy.
+def _config(options: Options) -> tuple[SingleConfig, dict[str, Any], dict[str, Any]]:
+    """The chosen context, and its cluster and its user as they are written: the library leaves out some keys.
 
     Raises:
         UserError: there is none.
@@ -96,7 +106,7 @@ def _config(options: Options) -> tuple[SingleConfig, str | None]:
         try:  # as kubectl in a pod
             found = KubeConfig.from_service_account().get()
             assert found is not None
-            return found, None
+            return found, {}, {}
         except (ConfigError, KeyError):
             where = ", ".join(map(str, paths))
             raise UserError(f"no kubeconfig {where}; set KUBECONFIG, or name a file with kubeconfig = …") from None
@@ -117,7 +127,25 @@ def _config(options: Options) -> tuple[SingleConfig, str | None]:
     assert config is not None
     if config.user is None:
         config = config._replace(user=User())
-    return config, (cluster.get("cluster") or {}).get("proxy-url")
+    user: dict[str, Any] = next((it for it in merged["users"] if it.get("name") == contexts[name].get("user")), {})
+    return config, cluster.get("cluster") or {}, user.get("user") or {}
+
+
+def _impersonation(user: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The headers with which somebody acts as another user.
+
+    Source: https://kubernetes.io/docs/reference/access-authn-authz/authentication/#user-impersonation
+    """
+    if not user.get("as"):
+        return []
+    found = [("Impersonate-User", str(user["as"]))]
+    if user.get("as-uid"):
+        found.append(("Impersonate-Uid", str(user["as-uid"])))
+    found += [("Impersonate-Group", str(group)) for group in user.get("as-groups") or ()]
+    extra = user.get("as-user-extra") or {}
+    return found + [
+        (f"Impersonate-Extra-{quote(key, safe='')}", str(it)) for key, values in extra.items() for it in values
+    ]
 
 
 def _merged(files: list[Path]) -> dict[str, Any]:
@@ -156,13 +184,35 @@ def _absolute(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
 # -- credentials of plugins --------------------------------------------------------------------------------------------
 
 
-def _exec_of(config: SingleConfig) -> dict[str, Any]:
+def _exec_of(config: SingleConfig, cluster: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
+    """How a plugin is run.
+
+    Args:
+        config: the chosen context.
+        cluster: as it is written.
+        written: the plugin, as it is written.
+    """
     plugin = config.user.exec if config.user is not None else None
     assert plugin is not None
     return {
         "apiVersion": plugin.apiVersion, "command": plugin.command, "args": list(plugin.args or ()),
         "env": {it.name: it.value for it in plugin.env or ()}, "hint": plugin.installHint,
+        "mode": written.get("interactiveMode") or "IfAvailable",
+        "cluster": _told(cluster) if written.get("provideClusterInfo") else None,
     }  # fmt: skip
+
+
+def _told(cluster: Mapping[str, Any]) -> dict[str, Any]:
+    """What a plugin is told of the cluster."""
+    keys = ("server", "tls-server-name", "insecure-skip-tls-verify", "certificate-authority-data", "proxy-url")
+    found = {key: cluster[key] for key in keys if cluster.get(key)}
+    if cluster.get("certificate-authority") and "certificate-authority-data" not in found:
+        data = Path(cluster["certificate-authority"]).read_bytes()
+        found["certificate-authority-data"] = base64.b64encode(data).decode()
+    for it in cluster.get("extensions") or ():
+        if it.get("name") == _EXTENSION:
+            found["config"] = it.get("extension")
+    return found
 
 
 def _plugin(base: Any, plugin: dict[str, Any], verify: Any) -> Any:
@@ -172,7 +222,7 @@ def _plugin(base: Any, plugin: dict[str, Any], verify: Any) -> Any:
 
     Args:
         base: the class of the library's credentials.
-        plugin: the program: command, args, env, apiVersion, hint.
+        plugin: the program; see `_exec_of`.
         verify: the context for TLS, which gets a client certificate.
     """
 
@@ -216,14 +266,19 @@ def _run_plugin(plugin: dict[str, Any]) -> dict[str, Any]:
     if shutil.which(name) is None:
         hint = f"; {plugin['hint'].strip().splitlines()[0]}" if plugin["hint"] else ""
         raise UserError(f"the kubeconfig needs {name} for its credentials, which is not on PATH{hint}")
-    info = {"apiVersion": plugin["apiVersion"], "kind": "ExecCredential", "spec": {"interactive": False}}
+    is_interactive = plugin["mode"] != "Never" and sys.stdin is not None and sys.stdin.isatty()
+    if plugin["mode"] == "Always" and not is_interactive:
+        raise UserError(f"{name}, which the kubeconfig names, asks for credentials in a terminal; run this in one")
+    asked: dict[str, Any] = {"interactive": is_interactive}
+    if plugin["cluster"] is not None:
+        asked["cluster"] = plugin["cluster"]
+    info = {"apiVersion": plugin["apiVersion"], "kind": "ExecCredential", "spec": asked}
     env = {**os.environ, **plugin["env"], "KUBERNETES_EXEC_INFO": json.dumps(info)}
-    done = subprocess.run(
-        [name, *plugin["args"]], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    stdin = None if is_interactive else subprocess.DEVNULL
+    # What it asks, and why it fails, is on stderr, which is this terminal.
+    done = subprocess.run([name, *plugin["args"]], env=env, stdin=stdin, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        why = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no message")
-        raise UserError(f"{name}, which the kubeconfig names, gave no credentials: {why}")
+        raise UserError(f"{name}, which the kubeconfig names, gave no credentials (exit code {done.returncode})")
     try:
         status = json.loads(done.stdout)["status"]
         assert isinstance(status, dict)
