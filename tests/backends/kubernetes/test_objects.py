@@ -251,6 +251,14 @@ def test_pairs_are_checked(text: str) -> None:
             Options.model_validate({"selector": text})
 
 
+def test_the_value_of_an_annotation_may_have_commas() -> None:
+    given = "k8s.v1.cni.cncf.io/networks=rdma0,rdma1,x=y,"
+    found = Options.model_validate({"annotations": given}).annotations
+    assert found == {"k8s.v1.cni.cncf.io/networks": "rdma0,rdma1", "x": "y"}
+    with pytest.raises(ValueError, match="is not NAME=VALUE"):
+        Options.model_validate({"annotations": "a,b=c"})
+
+
 def test_a_pod_template_is_merged() -> None:
     base = {"a": {"b": 1, "c": 2}, "list": [{"name": "x", "v": 1}, {"name": "y"}], "plain": [1]}
     patch = {"a": {"b": None, "d": 3}, "list": [{"name": "x", "w": 2}, {"name": "z"}], "plain": [2]}

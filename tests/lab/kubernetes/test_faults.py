@@ -11,8 +11,9 @@ import pytest
 from tests.conftest import eventually
 
 from paceline.backends.base import LogQuery
-from paceline.backends.kubernetes import holding
+from paceline.backends.kubernetes import client, holding
 from paceline.backends.kubernetes.client import Cluster as Client
+from paceline.backends.kubernetes.errors import Expired
 from paceline.job.errors import UserError
 from paceline.job.spec import JobSpec
 
@@ -70,6 +71,28 @@ def test_a_client_that_is_killed_leaves_nothing(
     eventually(lambda: len(user.cluster.all("Job")) == len(there) * (kind == "job"), "what has owned it has ended")
     for before in range(number):
         user.nothing_left(f"killed{before:02}")
+
+
+def test_a_list_that_changes_between_its_pages_has_each_object_once(
+    user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        user.cluster.create({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": f"s{number}"}})
+
+    def expire(request: Any) -> None:
+        if "continue=" in request.path_qs:
+            user.cluster.server.hook = None
+            user.cluster.server.expire_watches()
+
+    user.cluster.server.hook = expire
+    monkeypatch.setattr(client, "PAGE", 2)
+    connection = user.backend()._cluster
+    pages = list(connection.pages(connection.path("v1", "secrets")))
+    assert user.cluster.server.hook is None
+    assert [it["metadata"]["name"] for page in pages for it in page["items"]] == [f"s{number}" for number in range(5)]
+    (version,) = {page["metadata"]["resourceVersion"] for page in pages}
+    with pytest.raises(Expired):
+        list(connection.watch(connection.path("v1", "secrets"), version, 1))
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -167,6 +190,16 @@ def test_what_a_user_without_permissions_sees(user: User, monkeypatch: pytest.Mo
     assert [finding.level for finding in report.findings][:1] == ["error"]
     assert "kind: Role\n" in report.remedy and "kind: ClusterRole\n" in report.remedy
     assert "- jobs\n" in report.remedy and "namespace: default" in report.remedy
+    assert "  name: nobody\n" in report.remedy
+    nodes = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}]
+    pods = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
+    user.cluster.user("half", rules=pods, cluster_rules=nodes)
+    user.context = "half"
+    said: list[str] = []
+    assert len(user.backend().nodes(said.append)) == 2
+    assert said == ["you may not list pods outside namespace default; what they have is not counted"]
+    report = user.backend().check(None)  # type: ignore[arg-type]
+    assert any(it.what.startswith("does not let you list pods of all namespaces: ") for it in report.findings)
     user.context = "wrong-token"
     with pytest.raises(UserError, match="does not accept your credentials"):
         user.backend().describe()

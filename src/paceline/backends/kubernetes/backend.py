@@ -215,7 +215,7 @@ class Kubernetes(Backend):
         """The nodes of the cluster."""
         from .machines import nodes
 
-        return nodes(self._cluster)
+        return nodes(self._cluster, warn)
 
     def usage(self, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
         """What the pods of these jobs use, where the cluster measures it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _LEAST = (1, 24)
 _AT_ONCE = 8  # questions
+_UNKNOWN = "YOUR-USER"
 
 
 class Right(NamedTuple):
@@ -62,6 +64,7 @@ RIGHTS = (
     Right("", "persistentvolumeclaims", ("list",), "paceline data list does not work", is_needed=False),
     Right("", "resourcequotas", ("list",), "paceline check cannot show quotas", is_needed=False),
     Right("", "nodes", ("list",), "paceline top node does not work", is_needed=False, is_global=True),
+    Right("", "pods", ("list",), "what pods of other namespaces have is not counted", is_needed=False, is_global=True),
 )
 KINDS = {
     "jobset.x-k8s.io": "JobSet",
@@ -96,7 +99,7 @@ def check(cluster: Cluster) -> Report:
     sections["Permissions"] = _permissions(rights(cluster), denied)
     for right, verbs in denied:
         scope = "the cluster" if right.is_global else f"namespace {access.namespace}"
-        what = f"does not let you {', '.join(verbs)} {_full(right)}: {right.why}"
+        what = f"does not let you {', '.join(verbs)} {_titled(right)}: {right.why}"
         do = "apply the ClusterRole below" if right.is_global else "apply the Role below"
         found.append(Finding("error" if right.is_needed else "warning", scope, what, do))
     sections["Nodes"] = _nodes(cluster, found)
@@ -143,16 +146,21 @@ def _may(cluster: Cluster, right: Right, verb: str) -> bool:
 
 
 def _full(right: Right) -> str:
-    return f"{right.resource}.{right.group}" if right.group else right.resource
+    return ".".join(filter(None, (right.resource, right.group)))
+
+
+def _titled(right: Right) -> str:
+    """What a permission is for, as a line of the report begins."""
+    return f"{_full(right)} of all namespaces" if right.is_global and right.resource != "nodes" else _full(right)
 
 
 def _permissions(asked: Sequence[Right], denied: Sequence[tuple[Right, list[str]]]) -> list[tuple[str, str]]:
     lacking: dict[str, list[str]] = {}
     for right, verbs in denied:
-        lacking.setdefault(_full(right), []).extend(verbs)
+        lacking.setdefault(_titled(right), []).extend(verbs)
     rows = []
-    for name in dict.fromkeys(map(_full, asked)):
-        verbs = [verb for right in asked if _full(right) == name for verb in right.verbs]
+    for name in dict.fromkeys(map(_titled, asked)):
+        verbs = [verb for right in asked if _titled(right) == name for verb in right.verbs]
         missing = lacking.get(name, ())
         allowed = ", ".join(verb for verb in verbs if verb not in missing)
         rows.append((name, f"{allowed or 'nothing'}; not {', '.join(missing)}" if missing else allowed))
@@ -162,6 +170,7 @@ def _permissions(asked: Sequence[Right], denied: Sequence[tuple[Right, list[str]
 def role(cluster: Cluster, denied: Sequence[tuple[Right, list[str]]]) -> str:
     """The Roles that grant all that paceline uses, if some is missing; in YAML for `kubectl apply`."""
     manifests: list[Object] = []
+    who = _user(cluster, denied) if denied else ""
     for is_global in (False, True):
         if not any(right.is_global == is_global for right, _ in denied):
             continue
@@ -175,7 +184,7 @@ def role(cluster: Cluster, denied: Sequence[tuple[Right, list[str]]]) -> str:
         )
         api = "rbac.authorization.k8s.io"
         listed = [{"apiGroups": [g], "resources": [r], "verbs": verbs} for (g, r), verbs in rules.items()]
-        subject = {"kind": "User", "name": "YOUR-USER", "apiGroup": api}
+        subject = {"kind": "User", "name": who, "apiGroup": api}
         manifests += [
             {"apiVersion": f"{api}/v1", "kind": kind, "metadata": meta, "rules": listed},
             {
@@ -186,6 +195,29 @@ def role(cluster: Cluster, denied: Sequence[tuple[Right, list[str]]]) -> str:
     return text(manifests) if manifests else ""
 
 
+def _user(cluster: Cluster, denied: Sequence[tuple[Right, list[str]]]) -> str:
+    """The name by which the cluster knows this user: it says it when asked (from 1.28 on), or in a refusal."""
+    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    try:
+        answer = cluster.create("/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
+        found = str(((answer.get("status") or {}).get("userInfo") or {}).get("username") or _UNKNOWN)
+    except ApiError:
+        found = next((_refused(cluster, right) for right, verbs in denied if "list" in verbs), _UNKNOWN)
+    return _UNKNOWN if found == "system:anonymous" else found
+
+
+def _refused(cluster: Cluster, right: Right) -> str:
+    """Whom the server refuses to list something."""
+    root = f"/apis/{right.group}/v1" if right.group else "/api/v1"
+    where = "" if right.is_global else f"/namespaces/{cluster.namespace}"
+    try:
+        cluster.get(f"{root}{where}/{right.resource}", limit=1)
+    except ApiError as error:
+        match = re.search(r'[Uu]ser "([^"]+)"', str(error))
+        return match[1] if match else _UNKNOWN
+    return _UNKNOWN
+
+
 # -- what there is -----------------------------------------------------------------------------------------------------
 
 
@@ -193,7 +225,7 @@ def _nodes(cluster: Cluster, found: list[Finding]) -> list[tuple[str, str]]:
     from .machines import gpus_of, machines
 
     try:
-        those = machines(cluster)
+        those = machines(cluster, lambda _: None)  # the permission that is missing is named
     except ApiError:
         return []
     rows = []

@@ -135,12 +135,12 @@ class Cluster:
         return self.send("POST", path, {**STRICT, **params}, manifest)
 
     def patch(self, path: str, changes: Any, kind: str = MERGE_PATCH) -> Object:
-        """Change an object.
+        """Change an object; its changes may have no field that the server does not know.
 
         Raises:
             UserError: see `send`.
         """
-        return self.send("PATCH", path, {}, changes, kind)
+        return self.send("PATCH", path, STRICT, changes, kind)
 
     def delete(self, path: str, **options: Any) -> Object:
         """Delete an object, and in the background all that it owns.
@@ -262,16 +262,23 @@ class Cluster:
         Raises:
             UserError: see `send`.
         """
-        token = ""
+        token = version = ""
         tries = 3
+        given: set[str] = set()
         while True:
             try:
                 page = self.get(path, limit=PAGE, **({"continue": token} if token else {}), **params)
             except ApiError as error:
                 if error.code != 410 or not tries:
                     raise
-                token, tries = "", tries - 1  # it took too long: the list has changed; objects may come twice
+                token, tries = "", tries - 1  # it took too long: the list has changed
                 continue
+            # Objects that came before it had changed are old: so is its version, with which a watch is refused.
+            version = version or page["metadata"].get("resourceVersion", "")
+            page["metadata"]["resourceVersion"] = version
+            page["items"] = [item for item in page["items"] if item["metadata"].get("uid") not in given]
+            given.update(item["metadata"].get("uid", "") for item in page["items"])
+            given.discard("")
             yield page
             token = page["metadata"].get("continue") or ""
             if not token:

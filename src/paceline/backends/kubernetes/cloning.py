@@ -141,6 +141,7 @@ def container(it: Clone, here: str, work: str, resources: Manifest, pull_policy:
     mounts: list[Manifest] = [
         {"name": "job", "mountPath": here, "readOnly": True},
         {"name": "work", "mountPath": work},
+        {"name": "git-tmp", "mountPath": "/tmp"},  # its root may be read-only
     ]
     if it.secret is not None:
         mounts.append({"name": "git", "mountPath": SECRET, "readOnly": True})
@@ -159,10 +160,11 @@ def container(it: Clone, here: str, work: str, resources: Manifest, pull_policy:
 
 
 def volumes(it: Clone) -> list[Manifest]:
-    """The volume with the credentials, which any user of the init container can read."""
-    if it.secret is None:
-        return []
-    return [{"name": "git", "secret": {"secretName": it.secret, "defaultMode": 0o444}}]
+    """What the init container has besides: a folder to write to, and the credentials, which any user there can read."""
+    found: list[Manifest] = [{"name": "git-tmp", "emptyDir": {}}]
+    if it.secret is not None:
+        found.append({"name": "git", "secret": {"secretName": it.secret, "defaultMode": 0o444}})
+    return found
 
 
 def secrets(it: Clone, meta: Manifest) -> list[Manifest]:

@@ -58,11 +58,12 @@ def _known(job: Found, said: set[str]) -> list[dict[str, Any]]:
 def _warnings(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
     """The cluster's warnings about the job and its pods, also of lost ones; it keeps them for an hour."""
     try:
-        items = cluster.get(cluster.path("v1", "events")).get("items", [])
+        items = [item for page in cluster.pages(cluster.path("v1", "events")) for item in page["items"]]
     except ApiError:
         return []
     parts = job.kind.parts(job.name)
-    lost = re.compile(rf"{re.escape(job.name)}-\d+-[a-z0-9]+")
+    hosts = "|".join(re.escape(job.kind.host(job.name, number)) for number in range(job.nodes))
+    lost = re.compile(rf"({hosts})(-[a-z0-9]{{5}})?")
     pods = {pod.name for pod in job.pods}
     found = []
     for item in items:

@@ -57,8 +57,12 @@ def amount(text: str | float | None) -> float:
         return float(text) if text else 0.0
 
 
-def machines(cluster: Cluster) -> list[Machine]:
+def machines(cluster: Cluster, warn: Callable[[str], None]) -> list[Machine]:
     """The nodes, with what the pods of all namespaces have; with those of this namespace if others may not be listed.
+
+    Args:
+        cluster: whose nodes.
+        warn: gets a line if something is not known.
 
     Raises:
         ApiError: nodes may not be listed.
@@ -73,7 +77,10 @@ def machines(cluster: Cluster) -> list[Machine]:
     running = "status.phase!=Succeeded,status.phase!=Failed"
     try:
         _add(found, cluster, "/api/v1/pods", running)
-    except ApiError:
+    except ApiError as error:
+        if error.code != 403:
+            raise
+        warn(f"you may not list pods outside namespace {cluster.namespace}; what they have is not counted")
         _add(found, cluster, cluster.path("v1", "pods"), running)
     return [found[name] for name in sorted(found)]
 
@@ -119,14 +126,14 @@ def gpus_of(machine: Machine, resource: str) -> int:
     return int(amount(machine.allocatable.get(resource)))
 
 
-def nodes(cluster: Cluster) -> list[Node]:
+def nodes(cluster: Cluster, warn: Callable[[str], None]) -> list[Node]:
     """The nodes as `paceline top node` shows them; what pods have requested counts as used.
 
     Raises:
         ApiError: nodes may not be listed.
     """
     found = []
-    for machine in machines(cluster):
+    for machine in machines(cluster, warn):
         devices = tuple(str(number) for number in range(gpus_of(machine, cluster.gpu_resource)))
         owners = [owner for owner, count in machine.gpus.items() for _ in range(count)]
         found.append(Node(

@@ -26,6 +26,19 @@ def _pairs(value: Any) -> Any:
     return found
 
 
+def _texts(value: Any) -> Any:
+    """`a=b,c=d` as a table, whose values may have commas: a part without = belongs to the one before."""
+    if not isinstance(value, str):
+        return value
+    found: dict[str, str] = {}
+    for part in value.strip(",").split(","):
+        if found and "=" not in part:
+            found[[*found][-1]] += f",{part}"
+        else:
+            found.update(_pairs(part))
+    return found
+
+
 def _names(value: Any) -> Any:
     return [name for name in value.split(",") if name] if isinstance(value, str) else value
 
@@ -117,7 +130,9 @@ class Options(BaseModel):
     )
     priority_class: str | None = Field(None, description="PriorityClass of the pods")
     service_account: str | None = Field(None, description="ServiceAccount of the pods; the default is none")
-    annotations: Pairs = Field({}, description="more annotations of job and pods")
+    annotations: Annotated[dict[str, str], BeforeValidator(_texts)] = Field(
+        {}, description="more annotations of job and pods"
+    )
     host_network: bool = Field(False, description="the pods use the network of their nodes")
     ports: Annotated[list[int], BeforeValidator(_names)] = Field([], description="ports that containers declare")
     pod_template: Annotated[dict[str, Any], BeforeValidator(_template)] = Field(
