@@ -71,6 +71,7 @@ class Server:
         self.api, self.storage, self.access, self.pods = api, api.storage, access, pods
         self.throttled = 0  # so many requests to come are refused
         self.bookmark_every = 60.0  # seconds
+        self.warning = ""  # in the answer to each POST
         self.requests: list[str] = []  # all that were answered: method and path
         # Called before each request, and after it has been carried out but not answered; may raise StatusError.
         self.hook: Callable[[web.BaseRequest], None] | None = None
@@ -189,7 +190,10 @@ class Server:
             if resource.virtual:
                 return _json(self._review(user, body, resource), 201)
             object = self.api.create(resource, call.namespace, body, strict=call.is_strict, dry_run=call.is_dry)
-            return self._one(call, object, 201)
+            answer = self._one(call, object, 201)
+            if self.warning:
+                answer.headers["Warning"] = f"299 - {json.dumps(self.warning)}"
+            return answer
         if method == "DELETE" and not call.name:
             return self._delete_all(call, body)
         if not call.name:

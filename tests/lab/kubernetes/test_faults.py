@@ -18,6 +18,7 @@ from paceline.job.errors import UserError
 from paceline.job.spec import JobSpec
 
 from . import errors
+from .user import Silence
 
 if TYPE_CHECKING:
     from .user import User
@@ -179,6 +180,16 @@ def test_what_is_refused_leaves_nothing(user: User) -> None:
         user.backend(image=None).prepare(JobSpec.model_validate({"command": "true"}))
     for name in ("field", "value", "denied"):
         user.nothing_left(name)
+
+
+def test_what_the_server_warns_of_is_said(user: User) -> None:
+    user.cluster.server.warning = 'would violate PodSecurity "restricted:latest": runAsNonRoot != true'
+    there, said = user.backend(), Silence()
+    prepared = there.prepare(JobSpec.model_validate({"command": "true", "name": "it"}))
+    line = f"the cluster warns: {user.cluster.server.warning}"
+    assert prepared.text().startswith(f"# {line}\n")
+    there.start(prepared, said)
+    assert said.said == [line]
 
 
 def test_what_a_user_without_permissions_sees(user: User, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from .credentials import connect
 from .errors import ApiError, Expired, Unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from .credentials import Access
     from .mirror import Mirror
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 PAGE = 500  # objects in an answer
 _PAUSE, _MOST_PAUSE = 0.2, 3.0  # seconds between two tries
 _RETRIED = (429, 500, 502, 503, 504)
+_WARNING = re.compile(r'299 [^ "]+ "((?:[^"\\]|\\.)*)"')
 _QUIET_SECONDS = 60  # of a log that is followed, after which its connection is made anew
 _WATCH_SECONDS = 300  # after which a watch is begun anew
 STRICT = {"fieldValidation": "Strict"}
@@ -38,12 +40,14 @@ class Cluster:
         name: of the target.
         where: the flags that select it.
         calls: how many requests were sent.
+        warnings: what the server has warned of in its answers to changes.
     """
 
     def __init__(self, name: str, options: Options, where: str) -> None:
         """Make no connection yet."""
         self.name, self.where = name, where
         self.calls = 0
+        self.warnings: list[str] = []
         self._options = options
         self._found: Access | None = None
         self._deadline: float | None = None
@@ -180,6 +184,9 @@ class Cluster:
                 # Someone else has changed the object meanwhile; what a patch changes does not depend on the rest.
                 is_behind = method == "PATCH" and answer.status_code == 409
                 if not (is_behind or answer.status_code in _RETRIED) or time.monotonic() + pause > until:
+                    if method != "GET":
+                        said = warnings(answer.headers.get_list("Warning"))
+                        self.warnings += [line for line in said if line not in self.warnings]
                     return self._read(answer, method, path)
                 pause = max(pause, _seconds(answer.headers.get("Retry-After")))
             time.sleep(pause)
@@ -381,6 +388,12 @@ class Cluster:
                     yield rest
         except httpx2.TransportError as error:
             raise self._unreachable(error) from None
+
+
+def warnings(headers: Iterable[str]) -> list[str]:
+    """The texts of Warning headers: `299 - "text"`, one or several in each."""
+    found = [text for header in headers for text in _WARNING.findall(header)]
+    return [" ".join(re.sub(r"\\(.)", r"\1", text).split()) for text in found]
 
 
 def _may_pass(error: Exception) -> bool:

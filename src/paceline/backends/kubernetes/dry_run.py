@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _MOST_NOTED = 260_000  # bytes: all annotations of an object have 256 KiB, and kubectl apply notes the object in one
 
 
-def printed(cluster: Cluster, order: Order) -> str:
-    """The manifests of a job with its code, in YAML.
+def printed(cluster: Cluster, order: Order, warnings: Sequence[str]) -> str:
+    """The manifests of a job with its code, in YAML, below the server's warnings about it.
 
     Raises:
         UserError: this user may not make them.
@@ -35,7 +35,7 @@ def printed(cluster: Cluster, order: Order) -> str:
     made = [kind.manifest(order), *objects.dependents(order)]
     _check_allowed(cluster, kind, made)
     shown = text(made)
-    lines = comments(order, kind, made, hides=HIDDEN in shown)
+    lines = [*warnings, *comments(order, kind, made, hides=HIDDEN in shown)]
     return "\n".join([*(f"# {line}" for line in lines), shown])
 
 

@@ -68,10 +68,12 @@ class KubePrepared(Prepared):
     Attributes:
         order: the job, under a name that was free, without its code.
         shown: returns the manifests, with the code.
+        warnings: what the server says of the job, which it takes all the same.
     """
 
     order: Order | None = None
     shown: Callable[[], str] | None = None
+    warnings: tuple[str, ...] = ()
 
     def text(self) -> str:
         """The manifests, in YAML that `kubectl apply` takes.
@@ -110,14 +112,17 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
     if name.endswith("-"):
         order = replace(order, name=_free(cluster, spec))
     _refuse_taken(cluster, order.name)
+    cluster.warnings.clear()
     with _taken():
         cluster.create(kind_of(order).path(cluster), _provisional(order), dryRun="All")
+    warnings = tuple(f"the cluster warns: {line}" for line in cluster.warnings)
     ranks = spec.ranks if isinstance(spec.ranks, int) else MOST_RANKS
 
     def shown() -> str:
-        return dry_run.printed(cluster, order if spec.code is None else _with_files(cluster, order, _Silence()))
+        whole = order if spec.code is None else _with_files(cluster, order, _Silence())
+        return dry_run.printed(cluster, whole, warnings)
 
-    return KubePrepared(spec, (), ranks, order=order, shown=shown)
+    return KubePrepared(spec, (), ranks, order=order, shown=shown, warnings=warnings)
 
 
 class _Silence:
@@ -212,6 +217,8 @@ def start(cluster: Cluster, prepared: KubePrepared, progress: ProgressReporter) 
     """
     assert prepared.order is not None
     order, spec = prepared.order, prepared.spec
+    for line in prepared.warnings:
+        progress.say(line)
     if spec.code is not None:
         order = _with_files(cluster, order, progress)
     if order.stream is not None:
