@@ -20,6 +20,7 @@ from paceline.backends.kubernetes.kinds.tfjob import TFJob
 from paceline.backends.kubernetes.kinds.trainjob import TrainJob
 from paceline.backends.kubernetes.options import Options
 from paceline.backends.kubernetes.order import Order
+from paceline.backends.kubernetes.pods import seen
 from paceline.backends.packing import archive
 from paceline.job.errors import UserError
 from paceline.job.spec import JobSpec
@@ -151,6 +152,22 @@ def test_a_plain_mpijob_has_workers_besides_its_launcher() -> None:
     assert main["resources"] == {"limits": {}, "requests": {}} and other["resources"]["limits"] == {
         "nvidia.com/gpu": "4"
     }
+
+
+def test_launchers_of_mpijobs() -> None:
+    """They are node 0 with agents. The operator of v1 has them reach the workers with an account of its own."""
+    for version, as_worker in (("v2beta1", True), ("v1", None)):
+        spec = checked(order(MPIJob(version), nodes=2, devices=4))["spec"]
+        assert spec.get("runLauncherAsWorker") is as_worker
+        launcher, worker = (spec["mpiReplicaSpecs"][role]["template"] for role in ("Launcher", "Worker"))
+        assert launcher["spec"]["containers"][0]["resources"] == worker["spec"]["containers"][0]["resources"]
+        assert ("automountServiceAccountToken" in launcher["spec"]) is (as_worker is not None)
+        assert worker["spec"]["automountServiceAccountToken"] is False
+    for label, name, number in (("0", "it-worker-0", 1), ("1", "it-worker-0", 1), ("2", "it-worker-1", 2)):
+        marks = {"app.kubernetes.io/instance": "it", "paceline.dev/first-node": "1",
+                 "training.kubeflow.org/replica-index": label}  # fmt: skip
+        meta = {"name": name, "creationTimestamp": "2026-01-01T00:00:00Z", "labels": marks}
+        assert seen({"metadata": meta, "spec": {"containers": [{"name": "main"}]}}).index == number
 
 
 def test_an_elastic_pytorchjob() -> None:

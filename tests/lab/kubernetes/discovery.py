@@ -111,8 +111,11 @@ def _described(api: Api, version: str) -> Any:
         paths[f"{place}/{{name}}"] = {"patch": {**operation, "x-kubernetes-action": "patch"}}
         paths[place] = {"post": {**operation, "x-kubernetes-action": "post"}}
         name = names.get((resource.group, resource.version, resource.kind))
+        own = f"{resource.api_version}/{resource.kind}"
         if name:
             _collect(api, name, needed)
+        elif own in api.custom_schemas:
+            needed[own.replace("/", ".")] = _open(api, api.custom_schemas[own], needed)
     info = {"title": "Kubernetes", "version": f"v1.{api.minor}.0"}
     return {"openapi": "3.0.0", "info": info, "paths": paths, "components": {"schemas": needed}}
 
@@ -122,7 +125,8 @@ def _collect(api: Api, name: str, needed: dict[str, Any]) -> None:
     if name in needed:
         return
     needed[name] = {}
-    needed[name] = _open(api, schema.definitions(api.minor)[name], needed)
+    found = api.custom_schemas.get(name) or schema.definitions(api.minor)[name]
+    needed[name] = _open(api, found, needed)
 
 
 def _open(api: Api, value: Any, needed: dict[str, Any]) -> Any:

@@ -154,8 +154,9 @@ class Training(Operator):
         template = copy.deepcopy(roles[role]["template"])
         labels = {f"{_GROUP}/job-name": data["name"], f"{_GROUP}/operator-name": f"{kind.lower()}-controller",
                   f"{_GROUP}/replica-type": role.lower()}  # fmt: skip
-        if role != "Launcher":
-            labels[f"{_GROUP}/replica-index"] = str(index)
+        is_worker = bool(object["spec"].get("runLauncherAsWorker"))  # its launcher
+        if role != "Launcher" or is_worker:
+            labels[f"{_GROUP}/replica-index"] = str(index + (is_worker and role == "Worker"))
         metadata = {**(template.get("metadata") or {}), "name": name}
         metadata["labels"] = {**metadata.get("labels", {}), **labels}
         spec = template["spec"]
@@ -212,7 +213,8 @@ class Training(Operator):
         if kind == "MPIJob" and role == "Launcher":
             return {"OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile", "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
                     "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10", "OMPI_MCA_orte_set_default_slots": "1",
-                    "K_MPI_JOB_ROLE": "launcher"}  # fmt: skip
+                    "K_MPI_JOB_ROLE": "launcher",
+                    **({} if object["spec"].get("runLauncherAsWorker") else {"NVIDIA_VISIBLE_DEVICES": ""})}  # fmt: skip
         return {"K_MPI_JOB_ROLE": "worker"} if kind == "MPIJob" else {}
 
     def _judge(self, object: Object, roles: Object, there: dict[str, Object], status: Object) -> None:

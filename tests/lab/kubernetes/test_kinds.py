@@ -113,6 +113,22 @@ def test_a_queue_a_stop_and_a_failure(make_user: Callable[..., User], kind: str)
         user.nothing_left(name)
 
 
+def test_node_0_of_an_mpijob_has_its_gpus(make_user: Callable[..., User]) -> None:
+    """Its operator hides GPUs from a launcher, unless that is a worker too."""
+    user = make_user("mpi-operator")
+    user.submit("import os; print(os.environ.get('NVIDIA_VISIBLE_DEVICES'))", name="it", nodes=3, devices=1,
+                kind="mpijob")  # fmt: skip
+    job = user.ended("it")
+    assert (job.state, user.lines("it")) == ("SUCCEEDED", ["None"] * 3), job
+    assert [it.node.partition("/")[2] for it in job.instances] == ["it-launcher", "it-worker-0", "it-worker-1"]
+    user.cluster.do(lambda: user.cluster.api.custom_schemas["kubeflow.org/v2beta1/MPIJob"]["properties"]["spec"][
+        "properties"].pop("runLauncherAsWorker"))  # fmt: skip
+    with pytest.raises(UserError, match="has no runLauncherAsWorker, so node 0, its launcher, has no GPU; add --plain"):
+        user.submit("pass", name="other", nodes=2, devices=1, kind="mpijob")
+    user.submit("pass", name="other", nodes=2, kind="mpijob")
+    assert user.ended("other").state == "SUCCEEDED"
+
+
 def test_mpi_programs_in_an_mpijob(make_user: Callable[..., User]) -> None:
     """Its launcher's variables are for mpirun with ssh; agents start mpirun's daemons."""
     if shutil.which("mpirun") is None:

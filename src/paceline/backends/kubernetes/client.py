@@ -111,6 +111,19 @@ class Cluster:
             self._kinds[api_version] = frozenset(it["kind"] for it in found)
         return kind in self._kinds[api_version]
 
+    def knows(self, api_version: str, field: str) -> bool:
+        """Whether any kind of this version has such a field, as far as the server tells.
+
+        Raises:
+            UserError: see `send`.
+        """
+        try:
+            return f'"{field}"' in json.dumps(self.get(f"/openapi/v3/apis/{api_version}"))
+        except ApiError as error:
+            if error.code not in (403, 404):
+                raise
+            return False
+
     def look_until(self, deadline: float) -> None:
         """From now on try no longer than this (monotonic) to read something."""
         self._deadline = deadline

@@ -98,7 +98,7 @@ def seen(pod: Mapping[str, Any], warnings: Sequence[dict[str, Any]] = ()) -> Pod
         error = TAKEN_AWAY
     phase = str(status.get("phase") or "Pending")
     return Pod(
-        name=meta["name"], job=marks.get(INSTANCE) or marks.get("job-name", ""), index=_index(marks),
+        name=meta["name"], job=marks.get(INSTANCE) or marks.get("job-name", ""), index=_index(meta["name"], marks),
         node=spec.get("nodeName") or "", phase=phase, container=main["name"],
         created=moment(meta["creationTimestamp"]) or 0.0, started=moment(begun),
         finished=moment(ended.get("finishedAt")),
@@ -109,9 +109,10 @@ def seen(pod: Mapping[str, Any], warnings: Sequence[dict[str, Any]] = ()) -> Pod
     )  # fmt: skip
 
 
-def _index(marks: Mapping[str, str]) -> int:
-    """The node rank, by labels and annotations."""
-    number = next((marks[key] for key in _INDEXES if marks.get(key)), "0")
+def _index(name: str, marks: Mapping[str, str]) -> int:
+    """The node rank: by the name of a pod NAME-worker-3, as operators do not number them alike; else by its marks."""
+    worker = name.partition(f"{marks.get(INSTANCE)}-worker-")[2]
+    number = worker if worker.isdecimal() else next((marks[key] for key in _INDEXES if marks.get(key)), "0")
     return int(marks.get(FIRST_NODE) or 0) + int(number)
 
 

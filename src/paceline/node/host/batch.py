@@ -70,10 +70,11 @@ def read(path: Path) -> BatchRequest:
     if variable is None:
         return request
     value = os.environ.get(variable, "")
-    if not value.isdecimal():
+    pod, dash, number = value.rpartition("-")  # NAME-worker-3 is the name of a pod
+    if not number.isdecimal() or bool(dash) != bool(pod):
         raise Refused(f"{variable}={value!r} is not a node rank; start this by the job's scheduler")
     first = int(os.environ.get(FIRST) or 0)
-    return {**request, "job": {**request["job"], "node_rank": first + int(value)}}
+    return {**request, "job": {**request["job"], "node_rank": first + int(number)}}
 
 
 def _run(request: BatchRequest, folder: Path) -> NoReturn:

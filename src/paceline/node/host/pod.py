@@ -82,8 +82,7 @@ def main(file: str, message: str) -> int:
     except OSError as error:
         return refuse(message, f"{error.filename or path}: {error.strerror or error}")
     _forward_signals(made.agent)
-    rank = os.environ.get(request["node_rank_variable"] or "", "0")
-    kept = KeptLog(request.get("kept_logs"), int(rank))
+    kept = KeptLog(request.get("kept_logs"), request["job"].get("node_rank") or 0)
     relay = _Relay(sys.stdout.buffer, kept, leaves=bool(request.get("peers")))
     for update in updates(made.run, lifeline.fileno()):
         if isinstance(update, Output):

@@ -76,6 +76,13 @@ class Kind(ABC):
         """Group and version."""
         return f"{self.group}/{self.version}"
 
+    def learn(self, cluster: Cluster) -> None:  # noqa: B027  # most have nothing to find out
+        """Find out what the cluster's own one can do, before a job is made as one.
+
+        Raises:
+            UserError: the cluster does not answer.
+        """
+
     def path(self, cluster: Cluster, name: str = "") -> str:
         """The path of one object, or of all."""
         return cluster.path(self.api_version, self.plural, name)

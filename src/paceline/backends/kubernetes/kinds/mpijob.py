@@ -16,15 +16,16 @@ from paceline.backends.kubernetes.options import PORT
 from paceline.backends.kubernetes.order import Role
 
 from .base import Ending
-from .replicas import REPLICA_INDEX, Replicated, replica
+from .replicas import Replicated, replica
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.backends.kubernetes.client import Object
+    from paceline.backends.kubernetes.client import Cluster, Object
     from paceline.backends.kubernetes.order import Manifest, Order
 
-_FIRST = "v1alpha1"
+_NEWEST, _FIRST = "v2beta1", "v1alpha1"
+_AS_WORKER = "runLauncherAsWorker"
 
 
 class MPIJob(Replicated):
@@ -33,12 +34,19 @@ class MPIJob(Replicated):
     name = "mpijob"
     title = "MPIJob"
     plural = "mpijobs"
-    versions = ("v2beta1", "v1", _FIRST)
+    versions = (_NEWEST, "v1", _FIRST)
     brought_by = "the MPI Operator or the Kubeflow Training Operator"
     field = "mpiReplicaSpecs"
     main_role = "Launcher"
     margin = len("-launcher-xxxxx")
     reaches_all = False
+    worker_number = "metadata.name"  # with a launcher that is a worker, their labels begin with 1, not in every version
+    _has_launcher_as_worker = True
+
+    def learn(self, cluster: Cluster) -> None:
+        """See `Kind`."""
+        if self.version == _NEWEST:
+            self._has_launcher_as_worker = cluster.knows(self.api_version, _AS_WORKER)
 
     @property
     def can_suspend(self) -> bool:
@@ -48,6 +56,12 @@ class MPIJob(Replicated):
     def check(self, order: Order) -> None:
         """See `Kind`."""
         if self.version != _FIRST:
+            asked = objects.resources(order.spec, order.options).get("limits", {})
+            if not order.options.plain and not self._has_launcher_as_worker and any(map(_is_hidden, asked)):
+                why = (
+                    f"of {self.api_version} here has no {_AS_WORKER}, so node 0, its launcher, has no GPU; add --plain"
+                )
+                raise self.refusal("--gpus", why)
             return
         if not order.options.plain:
             raise self.refusal("--kind mpijob", f"of {self.api_version} runs nothing but sleep in workers; add --plain")
@@ -65,7 +79,9 @@ class MPIJob(Replicated):
             template = self._launcher(order, keeps_gpus=True)
             return {"replicas": order.nodes, "slotsPerWorker": ranks(order.spec), **policy, "template": template}
         spec = {"slotsPerWorker": ranks(order.spec), **super().spec(order)}
-        if self.version == "v2beta1":
+        if self.version == _NEWEST:
+            if not order.options.plain and self._has_launcher_as_worker:
+                spec[_AS_WORKER] = True
             spec["launcherCreationPolicy"] = "WaitForWorkersReady" if order.options.plain else "AtStartup"
         return spec
 
@@ -73,17 +89,19 @@ class MPIJob(Replicated):
         """See `Replicated`."""
         if not order.options.plain:
             found = super().replicas(order)
-            found["Launcher"]["template"]["metadata"]["labels"][FIRST_NODE] = "0"
+            launcher = found["Launcher"]["template"]
+            launcher["metadata"]["labels"][FIRST_NODE] = "0"
+            if self.version != _NEWEST:
+                _allow_operators_account(order, launcher)
             return found
-        worker = objects.template(order, Role(1, REPLICA_INDEX))
+        worker = objects.template(order, Role(1, self.worker_number))
         del worker["spec"]["containers"][0]["command"]
         return {"Launcher": replica(1, self._launcher(order)), "Worker": replica(order.nodes, worker)}
 
     def _launcher(self, order: Order, keeps_gpus: bool = False) -> Manifest:
         """The template of a launcher that runs the command, and gets no GPUs."""
         template = objects.template(order)
-        if order.options.service_account is None:
-            del template["spec"]["automountServiceAccountToken"]  # the operator's own account lets it reach the workers
+        _allow_operators_account(order, template)
         for amounts in template["spec"]["containers"][0]["resources"].values() if not keeps_gpus else ():
             amounts.pop(order.options.gpu_resource, None)
         return template
@@ -148,3 +166,14 @@ class MPIJob(Replicated):
     def parts(self, name: str) -> Sequence[tuple[str, str]]:
         """See `Kind`."""
         return [(self.title, name), ("Job", f"{name}-launcher")]
+
+
+def _is_hidden(resource: str) -> bool:
+    """Whether the operator hides this resource from a launcher that is no worker."""
+    return resource.startswith("nvidia.com/")
+
+
+def _allow_operators_account(order: Order, template: Manifest) -> None:
+    """Give a launcher the token of the operator's own account, by which it reaches the workers."""
+    if order.options.service_account is None:
+        template["spec"].pop("automountServiceAccountToken", None)

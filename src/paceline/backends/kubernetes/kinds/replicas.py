@@ -22,6 +22,7 @@ class Replicated(Kind):
     Attributes:
         field: the replicas in the spec.
         main_role: of node 0, if it has a role of its own; otherwise all are workers.
+        worker_number: the field of a worker's pod that ends with its number.
     """
 
     group = "kubeflow.org"
@@ -31,6 +32,7 @@ class Replicated(Kind):
     makes_groups = True
     field: ClassVar[str]
     main_role: ClassVar[str | None] = "Master"
+    worker_number: ClassVar[str] = REPLICA_INDEX
 
     def check(self, order: Order) -> None:
         """See `Kind`."""
@@ -48,7 +50,7 @@ class Replicated(Kind):
             found[self.main_role] = replica(1, objects.template(order))
             workers -= 1
         if workers:
-            role = Role(order.nodes - workers, REPLICA_INDEX)
+            role = Role(order.nodes - workers, self.worker_number)
             found["Worker"] = replica(workers, objects.template(order, role))
         return found
 

@@ -51,6 +51,7 @@ def chosen(cluster: Cluster, name: str) -> Kind:
     there = list(served(cluster))
     found = next((kind for kind in there if isinstance(kind, wanted)), None)
     if found is not None:
+        found.learn(cluster)
         return found
     others = [it for it in cluster.versions(wanted.group) if cluster.serves(f"{wanted.group}/{it}", wanted.title)]
     lacks = f"{wanted.title} {' or '.join(f'{wanted.group}/{it}' for it in wanted.versions)}"
