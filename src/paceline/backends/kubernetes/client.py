@@ -223,7 +223,10 @@ class Cluster:
         """What to say of a refusal."""
         from .refusals import explained
 
-        line = explained(code, status, method, path, context=self.access.context, where=self.where)
+        line = explained(
+            code, status, method, path, context=self.access.context, where=self.where,
+            template=self._options.pod_template,
+        )  # fmt: skip
         return ApiError(line, code, str(status.get("reason", "")))
 
     def _unreachable(self, error: Exception) -> Unreachable:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+_FIELD = re.compile(r'unknown field "([^"]+)"')
+_OF_GROUP = re.compile(r"/apis/([^/]+)/[^/]+/namespaces/[^/]+/([^/]+).*")
 _VERBS = {"GET": "get or list", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 
-def explained(code: int, status: dict[str, Any], method: str, path: str, *, context: str, where: str) -> str:
+def explained(
+    code: int, status: dict[str, Any], method: str, path: str, *, context: str, where: str, template: Any
+) -> str:
     """A refusal in one line.
 
     Args:
@@ -17,6 +22,7 @@ def explained(code: int, status: dict[str, Any], method: str, path: str, *, cont
         path: of the request.
         context: of the kubeconfig.
         where: the flags that select the cluster.
+        template: what the user has merged into the pod template.
     """
     message = " ".join(str(status.get("message") or f"HTTP {code}").split())
     if code == 401:
@@ -31,12 +37,24 @@ def explained(code: int, status: dict[str, Any], method: str, path: str, *, cont
     if code == 404 and not status.get("reason"):
         return f"the cluster has no {path.rpartition('/')[2]} at {path}; is what serves it installed there?"
     if code == 400 and "unknown field" in message:
-        return f"the API server refuses the manifest: {message}; correct --pod-template"
+        found = _OF_GROUP.match(path)
+        kind = f"{found[2]}.{found[1]}" if found else "API server"
+        advice = f"the cluster's {kind} is older than what asks for this: leave that out, or have it updated"
+        if any(field.rpartition(".")[2] in _keys(template) for field in _FIELD.findall(message)):
+            advice = "correct --pod-template"
+        return f"the API server refuses the manifest: {message}; {advice}"
     if code == 413:
         return f"the API server takes no object of that size: {message}"
     if code in (400, 422):
         return f"the API server refuses it: {message}{_fields(status)}"
     return message if status.get("message") else f"the API server answers {_VERBS.get(method, method)} with {message}"
+
+
+def _keys(found: Any) -> set[str]:
+    """All keys in it."""
+    if isinstance(found, list):
+        return {key for one in found for key in _keys(one)}
+    return {*found, *(key for one in found.values() for key in _keys(one))} if isinstance(found, dict) else set()
 
 
 def _fields(status: dict[str, Any]) -> str:

@@ -37,7 +37,7 @@ class JobSet(Kind):
         return {
             "suspend": order.is_queued,
             **policy,
-            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": order.name},
+            "network": {"enableDNSHostnames": True, "subdomain": order.name},
             "failurePolicy": {"maxRestarts": 0},
             "replicatedJobs": [{"name": ROLE, "replicas": 1, "template": {"spec": job}}],
         }
