@@ -80,7 +80,7 @@ class Access:
                 return False
         if ADMINS in user.groups:
             return True
-        reviews = group == "authorization.k8s.io" and plural.startswith("selfsubject")
+        reviews = group in ("authorization.k8s.io", "authentication.k8s.io") and plural.startswith("selfsubject")
         if reviews and "system:authenticated" in user.groups:
             return True
         return any(_covers(rule, verb, group, full, name) for rule in self.rules(user, namespace))

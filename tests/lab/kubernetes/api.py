@@ -28,7 +28,8 @@ class Api:
         self._checker = schema.Checker(minor, self.custom_schemas)
 
     def served(self) -> list[Resource]:
-        return [*resources.BUILT_IN, *self.custom.values()]
+        newer = resources.FROM_28 if self.minor >= 28 else ()
+        return [*resources.BUILT_IN, *newer, *self.custom.values()]
 
     # -- create --------------------------------------------------------------------------------------------------------
 

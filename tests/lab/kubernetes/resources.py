@@ -40,7 +40,7 @@ class Resource:
     @property
     def virtual(self) -> bool:
         """Whether it is only ever created, and stored nowhere."""
-        return self.group == "authorization.k8s.io"
+        return self.group in ("authorization.k8s.io", "authentication.k8s.io")
 
 
 def _core(
@@ -74,6 +74,7 @@ BINDINGS = Resource(RBAC, "v1", "RoleBinding", "rolebindings")
 CLUSTER_ROLES = Resource(RBAC, "v1", "ClusterRole", "clusterroles", False)
 CLUSTER_BINDINGS = Resource(RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", False)
 REVIEWS = Resource("authorization.k8s.io", "v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", False)
+SUBJECT_REVIEWS = Resource("authentication.k8s.io", "v1", "SelfSubjectReview", "selfsubjectreviews", False)
 RULES_REVIEWS = Resource("authorization.k8s.io", "v1", "SelfSubjectRulesReview", "selfsubjectrulesreviews", False)
 PRIORITIES = Resource("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", False, ("pc",))
 DEFINITIONS = Resource(
@@ -81,6 +82,7 @@ DEFINITIONS = Resource(
     ("status",),
 )  # fmt: skip
 
+FROM_28 = (SUBJECT_REVIEWS,)  # from this minor version on
 BUILT_IN = (
     NAMESPACES, NODES, PODS, SERVICES, CONFIGMAPS, SECRETS, EVENTS, CLAIMS, ACCOUNTS, QUOTAS,
     _core("PersistentVolume", "persistentvolumes", "pv", "status", False),

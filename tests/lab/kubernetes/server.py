@@ -335,6 +335,8 @@ class Server:
 
     def _review(self, user: Any, body: Object, resource: Resource) -> Object:
         spec = body.get("spec") or {}
+        if resource is resources.SUBJECT_REVIEWS:
+            return {**body, "status": {"userInfo": {"username": user.name, "groups": list(user.groups)}}}
         if resource is resources.RULES_REVIEWS:
             rules = list(self.access.rules(user, spec.get("namespace", "")))
             if ADMINS in user.groups:

@@ -18,10 +18,12 @@ from paceline.job.errors import UserError
 from paceline.job.spec import JobSpec
 
 from . import errors
-from .user import Silence
+from .user import Silence, User
 
 if TYPE_CHECKING:
-    from .user import User
+    from pathlib import Path
+
+    from .cluster import Cluster
 
 COUNT = """
     import os, time
@@ -190,6 +192,15 @@ def test_what_the_server_warns_of_is_said(user: User) -> None:
     assert prepared.text().startswith(f"# {line}\n")
     there.start(prepared, said)
     assert said.said == [line]
+
+
+def test_the_role_of_check_names_the_user(
+    new_cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["get", "list"]}]
+    new_cluster.user("carl", rules=rules, cluster_rules=rules)
+    report = User(new_cluster, tmp_path, monkeypatch, "carl").backend().check(None)  # type: ignore[arg-type]
+    assert "  name: carl\n" in report.remedy and "kind: ClusterRole" not in report.remedy
 
 
 def test_what_a_user_without_permissions_sees(user: User, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from paceline.job.errors import UserError
 
-from . import objects
+from . import holding, objects, streaming
 from .kinds.base import kind_of
-from .kinds.job import BatchJob
 from .manifests import HIDDEN, PLURALS, text
 from .names import INSTANCE
 from .rights import missing
@@ -33,7 +32,9 @@ def printed(cluster: Cluster, order: Order, warnings: Sequence[str]) -> str:
     """
     kind = kind_of(order)
     made = [kind.manifest(order), *objects.dependents(order)]
-    _check_allowed(cluster, kind, made)
+    _check_allowed(cluster, order, [_resource(kind, manifest) for manifest in made])
+    if order.stream is not None:
+        streaming.check_allowed(cluster, order.stream)
     shown = text(made)
     lines = [*warnings, *comments(order, kind, made, hides=HIDDEN in shown)]
     return "\n".join([*(f"# {line}" for line in lines), shown])
@@ -77,16 +78,16 @@ def _resource(kind: Kind, manifest: Manifest) -> tuple[str, str]:
     return group, kind.plural if manifest["kind"] == kind.title else PLURALS[manifest["kind"]]
 
 
-def _check_allowed(cluster: Cluster, kind: Kind, made: Sequence[Manifest]) -> None:
+def _check_allowed(cluster: Cluster, order: Order, made: Sequence[tuple[str, str]]) -> None:
     """Refuse what this user may not make: the server tries the job's object alone.
 
     Raises:
         UserError: a permission is missing.
     """
-    wanted: dict[tuple[str, str], Sequence[str]] = {_resource(kind, manifest): ("create",) for manifest in made}
-    wanted[_resource(kind, made[0])] = ("create", "patch")
-    if not isinstance(kind, BatchJob):
-        wanted["batch", "jobs"] = ("create", "delete")  # which owns the object while all else is made
+    wanted = {it: ["create"] for it in made}
+    wanted[made[0]].append("patch")
+    if holding.is_held(order):
+        wanted["batch", "jobs"] = [*wanted.get(("batch", "jobs"), ["create"]), "delete"]
     for (group, plural), verbs in wanted.items():
         if lacking := missing(cluster, group, plural, verbs):
             raise UserError(
