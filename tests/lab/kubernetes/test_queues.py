@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.conftest import Paceline
+
     from .cluster import Cluster
 
 WAIT = "import threading; print('here', flush=True); threading.Event().wait()"
@@ -65,6 +67,23 @@ def test_a_job_that_its_queue_has_not_seen_yet_leaves_it(user: User) -> None:
     job = user.get("it")
     assert (job.state, job.queue) == ("STOPPED", "fast")
     assert QUEUE not in user.cluster.get("Job", "it")["metadata"]["labels"]  # type: ignore[index]
+
+
+def test_in_the_foreground(paceline: Paceline, user: User) -> None:
+    paceline.env["KUBECONFIG"] = str(user.cluster.kubeconfig)
+    script = paceline.script("print('hello')")
+    words = ("run", "--on", "kubernetes", "--image", "usual", "--queue", "fast", "--name", "it", script)
+    running = paceline.start(*words)
+    eventually(lambda: user.cluster.all("Workload"), "Kueue has seen it")
+    holder, job = sorted(user.cluster.all("Job"), key=lambda it: it["spec"].get("suspend", False))
+    assert job["metadata"]["name"] == "it"
+    assert [it["uid"] for it in job["metadata"]["ownerReferences"]] == [holder["metadata"]["uid"]]
+    assert holder["spec"]["parallelism"] == 0 and holder["spec"]["activeDeadlineSeconds"] > 0
+    add_queue(user.cluster)
+    out, err = running.communicate(timeout=120)
+    assert (running.returncode, out) == (0, "hello\n"), err
+    (left,) = user.cluster.all("Job")
+    assert left["metadata"]["name"] == "it" and "ownerReferences" not in left["metadata"]
 
 
 def test_what_may_not_be_stopped_goes_on(user: User) -> None:
