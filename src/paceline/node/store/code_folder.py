@@ -109,11 +109,13 @@ def claimed(destination: Path, job_id: str) -> Iterator[None]:
     """
     folder = destination.parent
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    is_own = bool(missing)  # whether only paceline uses the folder, so that git can ignore it
     try:
         try:
             for path in reversed(missing):
                 path.mkdir(exist_ok=True)
+            if missing:  # only paceline uses it: git can ignore it, also if another job is the first to claim a place
+                with contextlib.suppress(FileExistsError), (folder / ".gitignore").open("xb") as file:
+                    file.write(GITIGNORE)
             lock = claim(destination, job_id)
         except OSError as error:
             raise Refused(
@@ -121,10 +123,6 @@ def claimed(destination: Path, job_id: str) -> Iterator[None]:
                 "check that there is space and that you may write there, or choose another --working-dir"
             ) from None
         try:
-            own = f".{destination.name}.paceline"
-            if is_own := is_own or all(name.startswith(own) for name in os.listdir(folder)):
-                with contextlib.suppress(FileExistsError), (folder / ".gitignore").open("xb") as file:
-                    file.write(GITIGNORE)
             yield
         except BaseException:
             discard(destination, job_id)
@@ -134,7 +132,7 @@ def claimed(destination: Path, job_id: str) -> Iterator[None]:
     except BaseException:
         with contextlib.suppress(OSError):  # another job uses the folder by now
             ignore = folder / ".gitignore"
-            if is_own and os.listdir(folder) == [ignore.name] and ignore.read_bytes() == GITIGNORE:
+            if missing and os.listdir(folder) == [ignore.name] and ignore.read_bytes() == GITIGNORE:
                 ignore.unlink()
             for path in missing:
                 path.rmdir()
