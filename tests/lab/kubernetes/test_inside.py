@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from .cluster import Cluster
 
 SCRIPT = """
-    cd /tmp && export PACELINE_HOME=/tmp/home
+    folder=$(mktemp -d) && trap 'rm -rf "$folder"' EXIT  # what is beside the script is sent
+    mkdir "$folder/work" && cd "$folder/work" && export PACELINE_HOME="$folder/home"
     unset KUBECONFIG
     echo 'print("from within", flush=True)' > inner.py
     paceline list --on kubernetes -o json || exit 1
@@ -50,9 +51,15 @@ def test_a_pod_with_an_account_submits_jobs(cluster: Cluster) -> None:
         (pod,) = (it for it in cluster.all("Pod") if it["metadata"]["name"] == "launcher")
         return str(pod["status"].get("phase"))
 
-    eventually(lambda: phase() in ("Succeeded", "Failed"), "the pod ends")
-    lines = cluster.runner("launcher").logs["main"][-1].path.read_text().splitlines(keepends=True)
-    log = "".join(line.partition(" ")[2] for line in lines)
+    def read() -> str:
+        lines = cluster.runner("launcher").logs["main"][-1].path.read_text().splitlines(keepends=True)
+        return "".join(line.partition(" ")[2] for line in lines)
+
+    try:
+        eventually(lambda: phase() in ("Succeeded", "Failed"), "the pod ends")
+    except AssertionError:
+        raise AssertionError(f"{phase()}: {read()}") from None
+    log = read()
     assert "from within" in log and "\ninner\n" in log, log
     assert log.count("[]") == 2, log
     assert "cannot list resource" in log and log.rstrip().endswith("code 2"), log
