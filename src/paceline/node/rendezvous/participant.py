@@ -292,8 +292,8 @@ class Participant:
             return
         if message["do"] == "last call":
             seconds = self._last_call()
-            self.last_call_until = time.monotonic() + seconds
-            self._loop.after(seconds, lambda: self._end_last_call(link))
+            self.last_call_until = until = time.monotonic() + seconds
+            self._loop.after(seconds, lambda: self._end_last_call(link, until))
             return
         if message["do"] == "start" or message["do"] == "prepare":
             self._nodes = message["nodes"]
@@ -311,9 +311,10 @@ class Participant:
             return self._spec.last_call
         return max(self._spec.last_call, self._others_stop_by - time.monotonic())
 
-    def _end_last_call(self, link: Leader | Follower) -> None:
-        if link is self._link:
+    def _end_last_call(self, link: Leader | Follower, until: float) -> None:
+        if self.last_call_until == until:  # not that of a later coordinator
             self.last_call_until = None
+        if link is self._link:
             self.send({"do": "called"})
 
     def send(self, message: ToCoordinator) -> None:
