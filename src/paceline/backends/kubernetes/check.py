@@ -146,7 +146,7 @@ def _may(cluster: Cluster, right: Right, verb: str) -> bool:
 
 
 def _full(right: Right) -> str:
-    return ".".join(filter(None, (right.resource, right.group)))
+    return f"{right.resource}.{right.group}" if right.group else right.resource
 
 
 def _titled(right: Right) -> str:

@@ -107,6 +107,12 @@ def indexes(job: Found, ranks: Iterable[int] | None) -> frozenset[int] | None:
     return frozenset(rank // each for rank in ranks)
 
 
+def _pods(job: Found, ranks: Iterable[int] | None) -> list[Pod]:
+    """The pods that have the lines of some ranks."""
+    wanted = indexes(job, ranks)
+    return [pod for pod in job.pods if wanted is None or pod.index in wanted]
+
+
 def read(
     cluster: Cluster, pods: Iterable[Pod], silent: Silent, *, is_plain: bool, since: float | None = None
 ) -> Iterator[Entry]:
@@ -139,9 +145,7 @@ def read_all(
     """
     where = kept.of(job.annotations)
     if where is None or not kept_reader.is_needed(job, is_over=is_over):
-        wanted = indexes(job, ranks)
-        pods = [pod for pod in job.pods if wanted is None or pod.index in wanted]
-        return read(cluster, pods, silent, is_plain=job.is_plain, since=since)
+        return read(cluster, _pods(job, ranks), silent, is_plain=job.is_plain, since=since)
     return entries(kept_reader.lines(cluster, job, where), None, is_plain=False)
 
 
@@ -261,8 +265,8 @@ class Follower:
                 jobs = find(self._cluster, [self._name])
                 job = jobs.get(self._name)
                 wanted = None if job is None else indexes(job, self._ranks)
-                for pod in job.pods if job is not None else ():
-                    if (pod.has_log or pod.is_over) and (wanted is None or pod.index in wanted):
+                for pod in _pods(job, self._ranks) if job is not None else ():
+                    if pod.has_log or pod.is_over:
                         self._follow(pod)
                 if job is None or shown(job, "", "").is_over:
                     break
@@ -346,9 +350,7 @@ def follow(cluster: Cluster, job: Found, query: LogQuery) -> Iterator[LogLines]:
     """The lines that a query asks for, until the job ends."""
     since, attempt = query.since, 0
     if query.tail is not None:  # the last ones of what is there, and then all that comes
-        wanted = indexes(job, query.ranks)
-        pods = [pod for pod in job.pods if wanted is None or pod.index in wanted]
-        there = list(read(cluster, pods, {}, is_plain=job.is_plain, since=since))
+        there = list(read(cluster, _pods(job, query.ranks), {}, is_plain=job.is_plain, since=since))
         yield from chosen(there, query)
         attempt = max((_attempt(entry) for entry in there), default=0)
         since = there[-1].time + 1e-6 if there else since

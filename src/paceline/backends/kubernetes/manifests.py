@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 HIDDEN = "<secret>"  # in a dry run
 PLURALS = {"Service": "services", "ConfigMap": "configmaps", "Secret": "secrets", "PodGroup": "podgroups"}
-
-
 _KEYS = {"volumeMounts": "mountPath", "volumeDevices": "devicePath", "ports": "containerPort", "hostAliases": "ip"}
 
 
