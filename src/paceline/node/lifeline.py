@@ -3,6 +3,9 @@
 If it ends before it has said anything, or after `ALL_STARTED`, the job ends with it. If it ends after `IN_DOUBT`, the
 client may have been killed before all nodes were told that they are a job: then the agent goes on only if its ranks
 start within `DOUBT_SECONDS`, which they do only if all nodes are there.
+
+The first process of a container says `TOGETHER`. It ends with the container, and the kernel ends the agent a moment
+later. In that moment the agent must not ask the other nodes to stop: for them this node is lost, not stopped.
 """
 
 from __future__ import annotations
@@ -10,4 +13,5 @@ from __future__ import annotations
 ALL_STARTED = b"a"  # the agents of all nodes have been started
 IN_DOUBT = b"d"  # the job may go on by itself; `KEPT` follows once all nodes have been told
 KEPT = b"k"  # the job goes on by itself
+TOGETHER = b"t"  # the agent ends with the process that says it, without a word to other nodes
 DOUBT_SECONDS = 30.0

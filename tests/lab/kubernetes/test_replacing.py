@@ -99,15 +99,28 @@ class Training:
 
         def is_so() -> bool:
             nonlocal attempt
-            assert not self.cluster.ended(NAME), self.user.get(NAME)
             attempt, steps = self.steps()
             return attempt > after and len(steps) > 3 and steps[-1] == world
 
-        try:
-            eventually(is_so, f"{world} ranks train after attempt {after}")
-        except AssertionError:
-            raise AssertionError(f"{self.user.get(NAME)}\n{self.logs()}") from None
+        self.eventually(is_so, f"{world} ranks train after attempt {after}")
         return attempt
+
+    def has_another_pod(self, index: int, before: str) -> None:
+        """Wait until an index has another pod than this one."""
+        self.eventually(lambda: self.name(index) not in ("", before), f"another pod than {before}")
+
+    def eventually(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait until something has happened while the job goes on; says all that is known if it has not."""
+
+        def is_so() -> bool:
+            assert not self.cluster.ended(NAME), "the job has ended"
+            return condition()
+
+        try:
+            eventually(is_so, what)
+        except AssertionError as error:
+            pods = "\n".join(f"{pod['metadata']}: {pod['status']}" for pod in self.cluster.all("Pod"))
+            raise AssertionError(f"{error}\n{self.user.get(NAME)}\n{self.logs()}\n{pods}") from None
 
     def logs(self) -> str:
         return "\n".join(str(event) for event in self.user.backend().events(NAME))
@@ -198,7 +211,7 @@ def test_a_job_of_fixed_size_survives_its_pods(
     for fault, index, restarts in faults:
         before, began = job.name(index), time.monotonic()
         fault(index)
-        eventually(lambda before=before, index=index: job.name(index) not in ("", before), "another pod")
+        job.has_another_pod(index, before)
         attempt = job.trains(2, attempt)
         print(f"{fault.__name__} of pod {index}: {time.monotonic() - began:.1f} s")
         assert job.user.get(NAME).restarts == restarts

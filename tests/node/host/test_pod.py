@@ -18,6 +18,8 @@ from paceline.backends.kubernetes.bootstrap import START
 from paceline.backends.packing import archive
 from paceline.job.spec import JobSpec
 from paceline.node.host import pod
+from paceline.node.rundir.directory import RunDirectory
+from paceline.node.store import records
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,9 +143,13 @@ def test_its_agent_ends_with_it(container: Container) -> None:
     while not line.startswith(b"[rank 0]"):
         line = process.stdout.readline()
     rank = int(line.split()[2])
+    run = RunDirectory(next(container.work.glob("jobs/hosts/*/jobs/it")))
     process.kill()
     process.communicate()
     eventually(lambda: not os.path.exists(f"/proc/{rank}"), "the rank is gone")
+    eventually(lambda: not run.is_held, "the agent is gone")
+    # It must not have asked the other nodes to stop: another pod may come in its place.
+    assert [event["event"] for event in records.events(run)] == ["started"]
 
 
 @pytest.mark.parametrize("over", [0, 10, 4000, 100_000])

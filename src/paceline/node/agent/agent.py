@@ -21,7 +21,7 @@ from paceline.contract import CONTRACTS
 from paceline.node.errors import Refused
 from paceline.node.eventloop.loop import Loop
 from paceline.node.failure import node_failure
-from paceline.node.lifeline import ALL_STARTED, DOUBT_SECONDS, IN_DOUBT, KEPT
+from paceline.node.lifeline import ALL_STARTED, DOUBT_SECONDS, IN_DOUBT, KEPT, TOGETHER
 from paceline.node.logs.time_index import TimeIndex
 from paceline.node.machine import processes
 from paceline.node.machine.devices import visibility
@@ -100,6 +100,7 @@ class Agent:
         self.reported = False  # whether the coordinator knows how this attempt went here
         self.halted = True  # whether no rank of this attempt is left, or there was none
         self.in_doubt = False  # whether the client may end before all nodes know that they are a job
+        self.ends_with_starter = False  # whether the other end of the lifeline is the first process of a container
         self.has_met_all = False  # whether an attempt was proposed
         self.join_within = spec.join_timeout  # seconds for the other nodes to come, at first
         self.join_by: float | None = None  # until when to wait for other nodes, while some are missing
@@ -436,6 +437,10 @@ class Agent:
             self.in_doubt = True
         elif word == ALL_STARTED:
             self._expect_all()
+        elif word == TOGETHER:
+            self.ends_with_starter = True
+        elif not word and self.ends_with_starter:
+            os.kill(os.getpid(), signal.SIGKILL)  # the ranks end with it
         else:
             self.loop.forget(self.lifeline)
             if word == KEPT:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.contract import TOKEN
 from paceline.node.errors import Refused
 from paceline.node.files import load_json, write_json
+from paceline.node.lifeline import TOGETHER
 from paceline.node.logs.live import Output, updates
 from paceline.node.rendezvous.participant import LEFT
 from paceline.node.signals import HANDLED, call_on
@@ -77,6 +78,8 @@ def main(file: str, message: str) -> int:
         lifeline, theirs = socket.socketpair()
         with theirs, code_of(request, path.parent) as code:
             made = make.make(plan, code, theirs)
+            with contextlib.suppress(OSError):  # it has ended already
+                lifeline.send(TOGETHER)
     except Refused as error:
         return refuse(message, str(error))
     except OSError as error:
