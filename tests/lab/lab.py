@@ -62,7 +62,7 @@ def _namespaces() -> list[str]:
     return [path.name for path in folder.iterdir()] if folder.exists() else []
 
 
-def _inside(namespace: str) -> list[int]:
+def inside(namespace: str) -> list[int]:
     """All processes in a namespace; zombies are in none."""
     try:
         wanted = os.stat(f"/run/netns/{namespace}").st_ino
@@ -76,16 +76,43 @@ def _inside(namespace: str) -> list[int]:
     return found
 
 
-def _kill(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
+def kill(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
+def add_hub(namespace: str, *addresses: str) -> None:
+    """Make a namespace with the bridge that connects others."""
+    _ip("netns", "add", namespace)
+    _ip("-n", namespace, "link", "add", "br0", "type", "bridge")
+    _add_addresses(namespace, "br0", addresses)
+
+
+def add_namespace(namespace: str, hub: str, link: str, mac: str, *addresses: str) -> None:
+    """Make a namespace that is connected to a hub; `link` is the hub's end."""
+    _ip("netns", "add", namespace)
+    _ip("-n", hub, "link", "add", link, "type", "veth", "peer", "name", "eth0", "address", mac, "netns", namespace)
+    _ip("-n", hub, "link", "set", link, "master", "br0", "up")
+    _add_addresses(namespace, "eth0", addresses)
+
+
+def _add_addresses(namespace: str, device: str, addresses: Iterable[str]) -> None:
+    for address in addresses:
+        _ip("-n", namespace, "addr", "add", address, "dev", device, *(["nodad"] if ":" in address else []))
+    _ip("-n", namespace, "link", "set", device, "up")
+    _ip("-n", namespace, "link", "set", "lo", "up")
+
+
+def set_link(hub: str, link: str, up: bool) -> None:
+    """Connect or disconnect what is at a hub's link."""
+    _ip("-n", hub, "link", "set", link, "up" if up else "down")
+
+
 def remove_namespace(namespace: str) -> None:
     """End all that runs in a namespace, and the namespace."""
-    while pids := _inside(namespace):
-        _kill(pids)
+    while pids := inside(namespace):
+        kill(pids)
     with contextlib.suppress(subprocess.CalledProcessError):  # it is gone
         _ip("netns", "del", namespace)
 
@@ -163,14 +190,8 @@ class Host:
 
     def power_on(self) -> None:
         """Connect it to the network, and start its sshd; comes back when one can log in."""
-        _ip("netns", "add", self.namespace)
-        link = ["link", "add", self._link, "type", "veth", "peer", "name", "eth0"]
-        _ip("-n", self._hub, *link, "address", self.mac, "netns", self.namespace)
-        _ip("-n", self._hub, "link", "set", self._link, "master", "br0", "up")
-        _ip("-n", self.namespace, "addr", "add", f"{self.address}/24", "dev", "eth0")
-        _ip("-n", self.namespace, "addr", "add", f"{self.address6}/64", "dev", "eth0", "nodad")
-        _ip("-n", self.namespace, "link", "set", "eth0", "up")
-        _ip("-n", self.namespace, "link", "set", "lo", "up")
+        addresses = (f"{self.address}/24", f"{self.address6}/64")
+        add_namespace(self.namespace, self._hub, self._link, self.mac, *addresses)
         program = f'hostname "$0" && exec {_SSHD} -D -e -f "$1"'
         path = self._folder / f"{self.name}.log"
         with open(path, "wb") as log:
@@ -194,11 +215,11 @@ class Host:
         told: set[int] = set()
 
         def is_still() -> bool:
-            going = {pid for pid in _inside(self.namespace) if pid != spared and _state(pid) not in ("T", "Z", "")}
+            going = {pid for pid in inside(self.namespace) if pid != spared and _state(pid) not in ("T", "Z", "")}
             # "D": it waits in the kernel, and stops before it comes back; the parent of a child that was stopped
             # between vfork and exec, as those of subprocess are, stays there.
             new = {pid for pid in going if pid not in told or _state(pid) != "D"}
-            _kill(new, signal.SIGSTOP)
+            kill(new, signal.SIGSTOP)
             told.update(new)
             return not new
 
@@ -206,7 +227,7 @@ class Host:
 
     def wake(self) -> None:
         """Undo `hang`."""
-        _kill(_inside(self.namespace), signal.SIGCONT)
+        kill(inside(self.namespace), signal.SIGCONT)
 
     def hang_logins(self) -> None:
         """Let users in, whose shells then never start, as where homes are on a dead server; what runs goes on."""
@@ -232,11 +253,11 @@ class Host:
 
     def cut(self) -> None:
         """Take it off the network."""
-        _ip("-n", self._hub, "link", "set", self._link, "down")
+        set_link(self._hub, self._link, up=False)
 
     def heal(self) -> None:
         """Undo `cut`."""
-        _ip("-n", self._hub, "link", "set", self._link, "up")
+        set_link(self._hub, self._link, up=True)
 
     def use_ipv6_alone(self) -> None:
         """Take its IPv4 address away."""
@@ -309,7 +330,7 @@ class Host:
         """End all that runs on it, and remove it."""
         self.power_off()
         remove_namespace(self.namespace)
-        _kill(self.processes())
+        kill(self.processes())
 
 
 def _state(pid: int) -> str:
@@ -333,12 +354,7 @@ class Lab:
     def start(self) -> None:
         """Make it; comes back when one can log in everywhere."""
         remove_leftovers()
-        _ip("netns", "add", self.hub)
-        _ip("-n", self.hub, "link", "add", "br0", "type", "bridge")
-        _ip("-n", self.hub, "addr", "add", f"{_NETWORK}.1/24", "dev", "br0")
-        _ip("-n", self.hub, "addr", "add", f"{_NETWORK6}:1/64", "dev", "br0", "nodad")
-        _ip("-n", self.hub, "link", "set", "br0", "up")
-        _ip("-n", self.hub, "link", "set", "lo", "up")  # for the ranks of jobs beside the client
+        add_hub(self.hub, f"{_NETWORK}.1/24", f"{_NETWORK6}:1/64")
         for key in ("key", "host_key"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / key], check=True)
         key = " ".join((self.folder / "host_key.pub").read_text().split()[:2])
@@ -449,12 +465,12 @@ class Client(Paceline):
 
     def hang_up(self) -> None:
         """End the connections that are kept for the next command."""
-        _kill(self._connections(), signal.SIGTERM)
+        kill(self._connections(), signal.SIGTERM)
         eventually(lambda: not self._connections(), "no connection is kept")
 
     def _connections(self) -> list[int]:
         found = []
-        for pid in _inside(self.lab.hub):  # ssh writes its title over its environment
+        for pid in inside(self.lab.hub):  # ssh writes its title over its environment
             with contextlib.suppress(OSError):
                 if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ssh: "):
                     found.append(pid)

@@ -1,0 +1,43 @@
+"""`paceline` as a user of the cluster runs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from tests.conftest import Paceline
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .cluster import Cluster
+
+
+class Client(Paceline):
+    """`paceline` on the login machine of a cluster, with a home of its own, which the nodes see as well."""
+
+    def __init__(self, folder: Path, cluster: Cluster) -> None:
+        super().__init__(folder)
+        self.cluster = cluster
+        self.env.update(cluster.env)
+        for name in ("HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
+            path = folder / "user" / name.lower()
+            path.mkdir(parents=True, mode=0o700)
+            self.env[name] = str(path)
+
+    def start(self, *args: str, python: tuple[str, ...] = (sys.executable,), **kwargs: object) -> subprocess.Popen[str]:
+        """Start a command line and go on; `env` are more variables."""
+        env = {**self.env, **kwargs.pop("env", {})}  # type: ignore[dict-item]
+        return super().start(*args, python=tuple(self.cluster.login.command(python)), env=env, **kwargs)
+
+    def paceline(self, *args: str, check: bool = True, **kwargs: object) -> subprocess.CompletedProcess[str]:
+        """Run a command line to its end, which is success unless `check` is false."""
+        done = self(*args, **kwargs)
+        assert not check or done.returncode == 0, f"{args}: exit {done.returncode}: {done.stderr}"
+        return done
+
+    def sh(self, script: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
+        """Run a line of shell as this user, in the client's folder."""
+        options = {"env": self.env, "cwd": self.folder, "capture_output": True, "text": True, **kwargs}
+        return subprocess.run(self.cluster.login.command(["sh", "-c", script]), check=False, **options)

@@ -1,0 +1,453 @@
+"""A real Slurm on one machine: slurmctld, a slurmd a node and munged, and a place for its users.
+
+The controller, each node and `login` have a network namespace, a host name and an /etc/hosts of their own, which knows
+all of them; they share the machine's files. Nothing of the machine's own Slurm or munge is used or changed: addresses
+and ports are inside of namespaces, and all files are in the cluster's folder. Namespaces and folder are named as those
+of the ssh lab, so that whatever a killed one has left is ended and removed as theirs is.
+
+Times of Slurm 22.05 that no setting here shortens:
+- A time limit is whole minutes (`--time=0:05` becomes 1 minute), and slurmctld looks only every 30 s whose limit has
+  passed: with `--time=1` a job is told to end after 60 to 90 s. `pass_limit` saves the minute.
+- What has to give way to an urgent job keeps its nodes for 6 to 16 s with a `grace` of 3. At its start SIGCONT and
+  SIGTERM go to the tasks of srun alone; the batch script gets SIGTERM at its end, and SIGKILL after KillWait.
+- That a node is lost slurmctld finds out in some 16 s; `down` tells it at once.
+- Without munged's socket users' commands fail after 2 s; with a socket and nobody behind it they try for 49 s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.conftest import eventually
+from tests.lab import lab
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_NETWORK = "10.78.0"
+_DAEMONS = ("munged", "slurmctld", "slurmd")
+_CLIENTS = ("sbatch", "squeue", "scancel", "sinfo", "scontrol", "sacct", "srun")
+_count = itertools.count()
+
+# The machine has fewer processors and less memory than its nodes say.
+_CONFIG = """\
+ClusterName=lab
+SlurmctldHost=ctl({network}.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+# A job that is put back into the queue stays there until its credential has expired, else for 120 s.
+AuthInfo=socket={folder}/munge.socket,cred_expire={expire}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=1024
+SlurmdParameters=config_overrides
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+JobRequeue=1
+ReturnToService=2
+SlurmdTimeout=5
+SlurmctldTimeout=10
+MessageTimeout=5
+TCPTimeout=1
+InactiveLimit=0
+KillWait=5
+UnkillableStepTimeout=30
+OverTimeLimit=0
+MinJobAge=300
+GresTypes=gpu
+NodeName=DEFAULT CPUs={cpus} CoresPerSocket={cpus} RealMemory=65536 Gres=gpu:{gpus} State=UNKNOWN
+{nodes}
+PartitionName=DEFAULT Nodes=ALL State=UP MaxTime=INFINITE
+PartitionName=main Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace}
+PartitionName=urgent PriorityTier=10 PreemptMode=OFF
+PartitionName=short PriorityTier=1 MaxTime=1 PreemptMode=OFF
+"""
+
+_WRAPPER = """\
+#!/bin/sh
+real={real}
+call="${{SLURMD_NODENAME:-login}} {name} $*"
+case $call in
+*'
+'*) call=$(printf %s "$call" | tr '\\n' ' ') ;;
+esac
+printf '%s\\n' "$call" >> {calls}
+"""
+
+
+def missing() -> str:
+    """What keeps this machine from being a cluster, or ""."""
+    for program in (*_DAEMONS, *_CLIENTS):
+        if _path(program) is None:
+            return f"the cluster needs {program}"
+    return lab.missing()
+
+
+def _path(program: str) -> str | None:
+    return shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+
+
+class Machine:
+    """A network namespace with a host name.
+
+    Attributes:
+        name: its host name.
+        address: in the cluster's network.
+    """
+
+    def __init__(self, cluster: Cluster, name: str, number: int) -> None:
+        self.name, self.address = name, f"{_NETWORK}.{number}"
+        self.namespace = f"{cluster.prefix}-{name}"
+        self._number, self._cluster = number, cluster
+
+    def start(self) -> None:
+        mac = f"02:00:00:00:02:{self._number:02x}"
+        lab.add_namespace(self.namespace, self._cluster.hub, f"v{self._number}", mac, f"{self.address}/24")
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """What runs a command on it; the process is the command's from then on."""
+        # A mount namespace for /etc/hosts; not `ip netns exec`, whose /sys has no cgroups, and slurmd wants them.
+        unshare = ["unshare", "--uts", "--mount", "--propagation", "slave"]
+        program = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
+        shell = ["sh", "-c", program, self.name, str(self._cluster.folder / "hosts")]
+        return ["nsenter", f"--net=/run/netns/{self.namespace}", *unshare, *shell, *argv]
+
+    def processes(self) -> list[int]:
+        return lab.inside(self.namespace)
+
+    def cut(self) -> None:
+        """Take it off the network."""
+        lab.set_link(self._cluster.hub, f"v{self._number}", up=False)
+
+    def heal(self) -> None:
+        """Undo `cut`."""
+        lab.set_link(self._cluster.hub, f"v{self._number}", up=True)
+
+
+class Cluster:
+    """A Slurm with some nodes, each of which has 8 CPUs and 2 GPUs unless told otherwise.
+
+    Its partitions are main, urgent, which takes nodes away from main, and short, where a minute is the limit.
+
+    Attributes:
+        nodes: the names of the nodes.
+        login: where users are.
+        env: what users have in their environment.
+        folder: its files: `slurmctld.log`, `n0.log` …
+    """
+
+    def __init__(self, nodes: int = 3, *, cpus: int = 8, gpus: int = 2, grace: int = 3, expire: int = 5) -> None:
+        """Nothing is made yet.
+
+        `grace` is how many seconds a job keeps its nodes that is to give way, `expire` for how many seconds a job that
+        was put back into the queue does not start.
+        """
+        self.prefix = f"pl{os.getpid()}s{next(_count)}"
+        self.hub = f"{self.prefix}-hub"
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{self.prefix}-"))
+        self.nodes = [f"n{number}" for number in range(nodes)]
+        self.login = Machine(self, "login", 2)
+        self._controller = Machine(self, "ctl", 1)
+        self._node = {name: Machine(self, name, 10 + number) for number, name in enumerate(self.nodes)}
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._settings = {"cpus": cpus, "gpus": gpus, "grace": grace, "expire": expire}
+        self.env = {
+            "SLURM_CONF": str(self.folder / "slurm.conf"),
+            "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
+        }
+
+    def start(self) -> None:
+        """Make it; comes back when all nodes are idle."""
+        lab.remove_leftovers()
+        self._write()
+        lab.add_hub(self.hub, f"{_NETWORK}.254/24")
+        for machine in self._machines():
+            machine.start()
+        self.start_munged()
+        for name in self.nodes:
+            self._start_slurmd(name)
+        self.start_slurmctld()
+        self._wait_until_idle()
+
+    def stop(self) -> None:
+        """End everything, and remove it."""
+        for namespace in (*(machine.namespace for machine in self._machines()), self.hub):
+            lab.remove_namespace(namespace)
+        for process in self._daemons.values():
+            process.wait()
+        lab.remove_folder(self.folder)
+
+    def _machines(self) -> list[Machine]:
+        return [self._controller, self.login, *self._node.values()]
+
+    def _write(self) -> None:
+        """Write all files that are read."""
+        nodes = "\n".join(f"NodeName={name} NodeAddr={machine.address}" for name, machine in self._node.items())
+        text = _CONFIG.format(folder=self.folder, network=_NETWORK, nodes=nodes, **self._settings)
+        (self.folder / "slurm.conf").write_text(text)
+        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        gpus = [self.folder / f"gpu{number}" for number in range(self._settings["gpus"])]
+        for path in gpus:  # slurmd insists on devices, and opens none
+            os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+        (self.folder / "gres.conf").write_text("".join(f"Name=gpu File={path}\n" for path in gpus))
+        lines = [f"{machine.address} {machine.name}\n" for machine in self._machines()]
+        (self.folder / "hosts").write_text("".join(["127.0.0.1 localhost\n", *lines]))
+        key = self.folder / "munge.key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o600)
+        for name in ("bin", "state", *(f"spool-{name}" for name in self.nodes)):
+            (self.folder / name).mkdir()
+        for name in _CLIENTS:
+            self._wrap(name)
+
+    # -- users' commands -----------------------------------------------------------------------------------------------
+
+    def slurm(self, *argv: str) -> str:
+        """What a command of Slurm prints; it is not counted."""
+        command = self.login.command([str(_path(argv[0])), *argv[1:]])
+        env = {**os.environ, **self.env}
+        done = subprocess.run(command, env=env, cwd=self.folder, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{shlex.join(argv)}: exit {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
+
+    def _wrap(self, name: str, script: str = 'exec "$real" "$@"') -> None:
+        """Put a script before a command, which writes down how it was called."""
+        path = self.folder / "bin" / name
+        new = path.with_suffix(".new")
+        new.write_text(_WRAPPER.format(name=name, real=_path(name), calls=self.folder / "calls") + f"{script}\n")
+        new.chmod(0o755)
+        new.replace(path)  # a shell that reads the old one goes on with that
+
+    def break_command(self, name: str, script: str) -> None:
+        """Let users' calls of a command run a shell script instead, until `repair`; it has the real one as "$real"."""
+        self._wrap(name, script)
+
+    @property
+    def calls(self) -> list[str]:
+        """How users have called Slurm since the last `repair`, one line a call, without jobs' own calls."""
+        return [line.removeprefix("login ") for line in self._calls() if line.startswith("login ")]
+
+    @property
+    def calls_of_jobs(self) -> list[str]:
+        """How jobs have called Slurm since the last `repair`, each with its node's name in front."""
+        return [line for line in self._calls() if not line.startswith("login ")]
+
+    def _calls(self) -> list[str]:
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def forget_calls(self) -> None:
+        """Count calls from now on."""
+        (self.folder / "calls").unlink(missing_ok=True)
+
+    # -- daemons -------------------------------------------------------------------------------------------------------
+
+    def _launch(self, name: str, command: Sequence[str]) -> None:
+        """Start a daemon."""
+        with open(self.folder / f"{name}.err", "ab") as log:
+            self._daemons[name] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder, start_new_session=True,
+                env={"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", "SLURM_CONF": self.env["SLURM_CONF"]},
+            )  # fmt: skip
+
+    def _is_dead(self, name: str) -> bool:
+        return name not in self._daemons or self._daemons[name].poll() is not None
+
+    def _kill(self, name: str) -> None:
+        process = self._daemons[name]
+        process.kill()
+        process.wait()
+
+    def start_munged(self) -> None:
+        """Start it; comes back when it answers."""
+        folder = self.folder
+        names = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munged.pid", "seed-file": "munge.seed"}
+        options = [f"--{option}={folder / name}" for option, name in names.items()]
+        command = [str(_path("munged")), "--foreground", "--force", *options]
+        self._launch("munged", ["nsenter", f"--net=/run/netns/{self.hub}", *command])
+        probe = ["munge", f"--socket={folder}/munge.socket", "--no-input"]
+        answers = lambda: subprocess.run(probe, capture_output=True, check=False).returncode == 0  # noqa: E731
+        eventually(answers, "munged answers")
+
+    def kill_munged(self, socket: bool = False) -> None:
+        """End it: nobody can prove who he is, neither users nor daemons. `socket`: leave it, as if it was killed."""
+        self._daemons["munged"].send_signal(signal.SIGKILL if socket else signal.SIGTERM)
+        self._daemons["munged"].wait()
+
+    def start_slurmctld(self, forget: bool = False) -> None:
+        """Start it; comes back when it is up. With `forget` it knows no jobs, as when its disk was lost."""
+        command = [str(_path("slurmctld")), "-D", *(["-c"] if forget else [])]
+        self._launch("slurmctld", self._controller.command(command))
+        eventually(self._is_up, "slurmctld is up")
+
+    def _is_up(self) -> bool:
+        with contextlib.suppress(RuntimeError):
+            return "is UP" in self.slurm("scontrol", "ping")
+        return False
+
+    def kill_slurmctld(self, saved: bool = True) -> None:
+        """End it. Unless `saved` it knows later what it knew some seconds ago, and not a job that came after that."""
+        self._daemons["slurmctld"].send_signal(signal.SIGTERM if saved else signal.SIGKILL)
+        self._daemons["slurmctld"].wait()
+
+    def hang_slurmctld(self) -> None:
+        """Stop it without an end: users' commands wait for MessageTimeout."""
+        self._daemons["slurmctld"].send_signal(signal.SIGSTOP)
+
+    def wake_slurmctld(self) -> None:
+        """Undo `hang_slurmctld`."""
+        self._daemons["slurmctld"].send_signal(signal.SIGCONT)
+
+    def _start_slurmd(self, node: str) -> None:
+        self._launch(node, self._node[node].command([str(_path("slurmd")), "-D", "-N", node]))
+
+    def start_slurmd(self, node: str) -> None:
+        """Start it, and connect its node; comes back when slurmctld has its answer."""
+        self._node[node].heal()
+        self._start_slurmd(node)
+        eventually(lambda: self._answers(node), f"{node} answers")
+
+    def _answers(self, node: str) -> bool:
+        state = self.states()[node]
+        return "*" not in state and not state.startswith(("down", "unknown"))
+
+    def kill_slurmd(self, node: str, with_job: bool) -> None:
+        """Kill it; with its job the machine is lost: off the network first, so that no peer detects the end."""
+        if with_job:
+            machine = self._node[node]
+            machine.cut()
+            while pids := machine.processes():
+                lab.kill(pids)
+        self._kill(node)
+
+    def processes(self, node: str) -> list[int]:
+        """What runs on a node beside its slurmd."""
+        return [pid for pid in self._node[node].processes() if pid != self._daemons[node].pid]
+
+    def machine(self, node: str) -> Machine:
+        """A node as a place to run commands, or to cut off."""
+        return self._node[node]
+
+    @contextlib.contextmanager
+    def hidden(self, node: str, folder: Path) -> Iterator[None]:
+        """Let a node see another folder there, as if it were not on a shared disk."""
+        inside = ["nsenter", "--mount", f"--target={self._daemons[node].pid}"]
+        subprocess.run([*inside, "mount", "-t", "tmpfs", "none", str(folder)], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run([*inside, "umount", "--lazy", str(folder)], check=True)
+
+    @contextlib.contextmanager
+    def unnamed(self, name: str) -> Iterator[None]:
+        """Let no machine know the address of a name."""
+        hosts = self.folder / "hosts"
+        text = hosts.read_text()
+        hosts.write_text("".join(line for line in text.splitlines(keepends=True) if line.split()[1] != name))
+        try:
+            yield
+        finally:
+            hosts.write_text(text)
+
+    def pass_limit(self, job: str) -> None:
+        """Let a job's time limit pass now; slurmctld ends it within 30 s."""
+        self.slurm("scontrol", "update", f"jobid={job}", "endtime=now+1")
+
+    @contextlib.contextmanager
+    def blocked(self, source: str, target: str) -> Iterator[None]:
+        """Let a node start no connections to high ports of another one; Slurm's daemons listen on lower ones."""
+        there, ports = self._node[target].address, "32768:65535"
+        rule = ["OUTPUT", "-p", "tcp", "--syn", "-d", there, "--dport", ports, "-j", "REJECT"]
+        inside = ["nsenter", f"--net=/run/netns/{self._node[source].namespace}", "iptables"]
+        subprocess.run([*inside, "--append", *rule], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run([*inside, "--delete", *rule], check=True)
+
+    # -- nodes' states -------------------------------------------------------------------------------------------------
+
+    def states(self) -> dict[str, str]:
+        """The state of each node, as sinfo has it."""
+        lines = self.slurm("sinfo", "--noheader", "--Node", "--partition=main", "--format=%N %T").splitlines()
+        return dict(line.split() for line in lines)
+
+    def drain(self, node: str) -> None:
+        """Give it no more jobs."""
+        self.slurm("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
+
+    def down(self, node: str) -> None:
+        """Say that it is lost, as an administrator does; slurmctld needs some 16 s to find out."""
+        self.slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+
+    def resume(self, node: str) -> None:
+        """Undo `drain` and `down`; comes back when it answers."""
+        self._resume(node)
+        eventually(lambda: self._answers(node), f"{node} answers")
+
+    def _resume(self, node: str) -> None:
+        self.slurm("scontrol", "update", f"nodename={node}", "state=resume")
+
+    def repair(self) -> None:
+        """Start what is dead, cancel all jobs, and wait until all nodes are idle."""
+        for name in _CLIENTS:
+            self._wrap(name)
+        if self._is_dead("munged"):
+            self.start_munged()
+        if self._is_dead("slurmctld"):
+            self.start_slurmctld()
+        self.wake_slurmctld()
+        eventually(self._is_up, "slurmctld is up")
+        for machine in self._node.values():
+            machine.heal()
+        dead = [name for name in self.nodes if self._is_dead(name)]
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(self._start_slurmd, dead))
+        self._wait_until_idle()
+        self.forget_calls()
+
+    def _cancel_all(self) -> None:
+        lines = [line.split() for line in self.slurm("squeue", "--noheader", "--format=%A %T").splitlines()]
+        jobs = {job for job, state in lines if state != "COMPLETING"}
+        with contextlib.suppress(RuntimeError):  # one has just ended
+            if jobs:
+                self.slurm("scancel", *jobs)
+
+    def _wait_until_idle(self) -> None:
+        def are_idle() -> bool:
+            self._cancel_all()  # again: a job that is completing may come back into the queue
+            states = self.states()
+            for node, state in states.items():
+                if state.startswith(("drain", "down")) and not state.endswith("*"):
+                    with contextlib.suppress(RuntimeError):  # it changed meanwhile
+                        self._resume(node)
+            return set(states.values()) == {"idle"} and not self.slurm("squeue", "--noheader")
+
+        eventually(are_idle, "all nodes are idle")

@@ -1,0 +1,49 @@
+"""The cluster for a whole run of the tests, and a client in it for each."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.conftest import eventually
+from tests.lab.lab import kill
+
+from .client import Client
+from .cluster import Cluster, missing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Three nodes; where that is impossible tests are skipped, in CI they fail."""
+    why = missing()
+    if why and os.environ.get("CI") == "true":
+        pytest.fail(why)
+    if why:
+        pytest.skip(why)
+    it = Cluster(3)
+    try:
+        it.start()
+        yield it
+    finally:
+        it.stop()
+
+
+@pytest.fixture
+def client(cluster: Cluster, tmp_path: Path) -> Iterator[Client]:
+    """A client; after the test nothing that it started may be left, here or on any node."""
+    it = Client(tmp_path, cluster)
+    yield it
+    cluster.repair()
+
+    def left() -> list[int]:
+        return [*it.processes(), *(pid for node in cluster.nodes for pid in cluster.processes(node))]
+
+    try:
+        eventually(lambda: not left(), "all processes of the client and of its jobs have ended")
+    finally:
+        kill(left())
