@@ -52,6 +52,7 @@ class Case:
     Attributes:
         together: measures a number of pairs, for work in which both sides take turns within one program; includes the
             warm-up.
+        is_count: whether the ratio is that of the requests, not of the times.
         once: whether to measure one pair without a warm-up, because the other side takes very long.
     """
 
@@ -62,3 +63,4 @@ class Case:
     goal: Goal | None = None
     together: Callable[[Lab, int], Iterable[Pair]] | None = None
     once: bool = False
+    is_count: bool = False

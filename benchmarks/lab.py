@@ -27,10 +27,12 @@ if TYPE_CHECKING:
 
     from tests.lab.kubernetes.cluster import Cluster
     from tests.lab.lab import Lab as Hosts
+    from tests.lab.slurm.cluster import Cluster as Slurm
 
 SCRIPTS = Path(__file__).parent / "scripts"
 TIMEOUT = 180.0  # seconds that one command may take
 HOSTS = 32  # at most
+SLURM_NODES = 8
 TARGETS = (2, 8, HOSTS)  # paceline's targets: `lab2` has the first two hosts, and so on
 TAIL_LINES = 12  # of a failed command's output, kept for the report
 # Variables of launchers. If one were set, it would change what is measured.
@@ -48,6 +50,8 @@ class Lab:
         self._temporary = tempfile.TemporaryDirectory(prefix="paceline-bench-")
         self._hosts: Hosts | None = None
         self._cluster: Cluster | None = None
+        self._slurm: Slurm | None = None
+        self._daemons: list[int] = []  # of Slurm
         self.folder = Path(self._temporary.name)
         self.env = {
             name: value
@@ -67,7 +71,7 @@ class Lab:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for one in (self._hosts, self._cluster):
+        for one in (self._hosts, self._cluster, self._slurm):
             if one is not None:
                 one.stop()
         end_all()
@@ -103,6 +107,32 @@ class Lab:
             self.env["KUBECONFIG"] = str(self._cluster.kubeconfig)
         return self._cluster
 
+    def slurm(self) -> Slurm:
+        """A Slurm with some nodes, made at the first use, and a target of this name in `slurm_folder`."""
+        if self._slurm is None:
+            from tests.lab.slurm import cluster
+
+            if why := cluster.missing():
+                raise Failed(why)
+            self._slurm = cluster.Cluster(SLURM_NODES)
+            self._slurm.start()
+            self._daemons = processes.descendants(os.getpid())
+            self.slurm_folder.mkdir()
+            root, python = self.slurm_folder / "root", sys.executable
+            text = f'[targets.slurm]\nbackend = "slurm"\nroot = "{root}"\npython = "{python}"\n'
+            (self.slurm_folder / "paceline.toml").write_text(text)
+        return self._slurm
+
+    @property
+    def slurm_folder(self) -> Path:
+        """The working directory of commands on the login machine of Slurm."""
+        return self.folder / "slurm"
+
+    @property
+    def slurm_env(self) -> dict[str, str]:
+        """Their variables."""
+        return {**self.env, **self.slurm().env}
+
     @contextlib.contextmanager
     def started(self, command: Sequence[str], pipe: int | None = None, **env: str) -> Iterator[Job]:
         """Run a command; at the end of the block, it and all processes that it started are ended.
@@ -124,7 +154,9 @@ class Lab:
             with contextlib.closing(job):
                 yield job
         finally:
-            end_all([pid for host in self._hosts.hosts if (pid := host.sshd)] if self._hosts else [])
+            end_all(
+                [*([pid for host in self._hosts.hosts if (pid := host.sshd)] if self._hosts else []), *self._daemons]
+            )
 
     def timed(self, command: Sequence[str]) -> Sample:
         """Run a command to its end."""

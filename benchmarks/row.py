@@ -33,6 +33,11 @@ def ratios(ours: Sequence[Sample], others: Sequence[Sample]) -> list[float]:
     return [our.seconds / other.seconds for our, other in zip(ours, others, strict=True)]
 
 
+def counted(ours: Sequence[Sample], others: Sequence[Sample]) -> list[float]:
+    """Paceline's requests divided by the other's, for each pair."""
+    return [(our.requests or 0) / (other.requests or 1) for our, other in zip(ours, others, strict=True)]
+
+
 @dataclass
 class Row:
     """A case and what was measured of it."""
@@ -45,7 +50,9 @@ class Row:
     @property
     def ratios(self) -> list[float]:
         """One ratio per pair; none for a reference time."""
-        return ratios(self.paceline, self.other) if self.case.paceline and self.case.other else []
+        if not self.case.paceline or not self.case.other:
+            return []
+        return (counted if self.case.is_count else ratios)(self.paceline, self.other)
 
     @property
     def pairs(self) -> int:

@@ -20,6 +20,7 @@ GROUPS = (
     "hosts_elastic",
     "hosts_silent",
     "kubernetes",
+    "slurm",
 )  # in the order of the table
 
 

@@ -21,6 +21,11 @@ def test_a_pair_gives_one_ratio():
         ratios(samples(1), samples(1, 2))
 
 
+def test_a_ratio_of_requests():
+    case = Case("row", "calls", Side("ours"), Side("other"), is_count=True)
+    assert Row(case, [Sample(60.0, requests=6)], [Sample(60.0, requests=24)]).ratios == [0.25]
+
+
 def test_spread():
     assert Spread.of([0.5, 0.1, 0.4]) == Spread(0.4, 0.1, 0.5)
     assert Spread.of([0.2, 0.4]) == Spread(pytest.approx(0.3), 0.2, 0.4)

@@ -18,7 +18,7 @@ from tests.conftest import eventually
 from paceline.backends.check.finding import Finding
 from paceline.backends.check.hosts import Clock, clock_finding, differing
 from paceline.backends.limits import Limits
-from paceline.backends.ssh import connection
+from paceline.backends.remote import connection
 from paceline.backends.ssh.preflight import together
 from paceline.backends.ssh.survey import MOST_FOR_PAIRS, rounds
 from paceline.node.host import routes

@@ -145,6 +145,7 @@ class Flag:
             target in the settings.
         is_switch: it has no value; given, it sets the option to True.
         job: only the verbs that start jobs have it.
+        repeats: it is NAME=VALUE, or NAME, and may be given several times; the option is a table.
     """
 
     option: str
@@ -156,6 +157,7 @@ class Flag:
     names_hosts: Literal["list", "file"] | None = None
     is_switch: bool = False
     job: bool = False
+    repeats: bool = False
 
     @property
     def parameter(self) -> str:
@@ -354,7 +356,7 @@ class Checks(Protocol):
     """It can be checked without a job."""
 
     def check(self, progress: ProgressReporter) -> Inspected | Survey | Report:
-        """Find out what there is, and what would go wrong with a job; starts none."""
+        """Find out what there is, and what would go wrong with a job; leaves none behind."""
 
 
 @runtime_checkable

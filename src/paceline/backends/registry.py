@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 BACKENDS = {
     "local": "paceline.backends.local.backend:Local",
     "ssh": "paceline.backends.ssh.backend:Ssh",
+    "slurm": "paceline.backends.slurm.backend:Slurm",
     "kubernetes": "paceline.backends.kubernetes.backend:Kubernetes",
 }
 # Flags are in their own module, because every verb has them, and few load the backend.
 _FLAGS = {
     "ssh": "paceline.backends.ssh.flags:FLAGS",
+    "slurm": "paceline.backends.slurm.flags:FLAGS",
     "kubernetes": "paceline.backends.kubernetes.flags:FLAGS",
 }
 
@@ -48,7 +50,7 @@ def load(
 
     Args:
         name: of the target, or a kind of backend that needs none; None for this machine.
-        options: take precedence over the settings.
+        options: take precedence over the settings; a table is added to that of the settings.
         kind: of backend, if the options describe it completely; the settings are not read then.
         given_by: option → the flag that set it, for messages.
         where: the flags that select it, without --on.
@@ -72,7 +74,12 @@ def load(
         hint = nearest(name, [HERE, *targets]) if targets else "define it as [targets.NAME] in paceline.toml"
         raise UserError(f"no target {name!r}; {hint}")
     where = f" --on {shlex.quote(name)}{where}"
-    return _configured(target.backend, name, {**target.options, **options}, given_by, where)
+    tables = {
+        option: {**before, **options[option]}
+        for option, before in target.options.items()
+        if isinstance(before, dict) and isinstance(options.get(option), dict)
+    }
+    return _configured(target.backend, name, {**target.options, **options, **tables}, given_by, where)
 
 
 def _configured(kind: str, name: str, options: Mapping[str, Any], given_by: Mapping[str, str], where: str) -> Backend:

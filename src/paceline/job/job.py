@@ -155,11 +155,12 @@ class Node:
         load: how many are busy.
         memory: its total memory.
         memory_used: how much of it is used.
-        disk: size of the file system with the run directories.
+        disk: size of the file system with the run directories; 0 if that is not known.
         disk_used: how much of it is used.
         gpus: of each GPU `{"index", "uuid", "name", "use", "memory", "memory_used", "temperature", "power"}`, in
             percent, bytes, degrees Celsius and watts; None if the driver does not report it.
         state: whether it takes jobs, where a scheduler says so: ready, or why not.
+        partitions: that it belongs to, where there are some.
     """
 
     name: str
@@ -173,6 +174,7 @@ class Node:
     disk_used: int
     gpus: tuple[Mapping[str, Any], ...] = ()
     state: str = ""
+    partitions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

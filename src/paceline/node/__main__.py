@@ -1,4 +1,4 @@
-"""Entry of every process on a node: `python <this file or its archive> agent|forkserver|rank|batch|pod|… …`."""
+"""Entry of every process on a node: `python <this file or its archive> agent|forkserver|rank|batch|pod|slurm|… …`."""
 
 import os
 import sys
@@ -56,6 +56,18 @@ def main() -> None:
         from paceline.node.host.pod import main as pod
 
         sys.exit(pod(sys.argv[2], sys.argv[3]))
+    elif role == "slurm":
+        from paceline.node.host.slurm.task import main as task
+
+        task(sys.argv[2])
+    elif role == "slurm-finish":
+        from paceline.node.host.slurm.finish import main as finish
+
+        sys.exit(finish(sys.argv[2], sys.argv[3]))
+    elif role == "slurm-check":
+        from paceline.node.host.slurm.trial import main as trial
+
+        sys.exit(trial(sys.argv[2]))
     elif role == "shell":
         from paceline.node.host.serve import shell
 

@@ -22,6 +22,7 @@ _SYMPTOM = re.compile(
     r"DistStoreError|Gloo \w+ failed|preconditions? .*gloo",
     re.IGNORECASE,
 )
+_LOSS = re.compile(r"node \d+ \([^)]*\)(, which coordinates the job,)? (is gone|did not answer)")
 # Signals that the end of a peer does not cause. SIGABRT is not among them: that is how watchdogs end a rank.
 _OWN_DEATH = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS}
 _TAIL_BYTES = 4096
@@ -96,6 +97,11 @@ def _headline(kind: str, message: str) -> str:
 
 def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def is_loss(message: str) -> bool:
+    """Whether a job failed with this message because it lost a node; `rendezvous` writes such messages."""
+    return _LOSS.match(message) is not None
 
 
 def _printed(log: Path, record: dict[str, Any]) -> str:

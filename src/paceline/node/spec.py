@@ -69,6 +69,9 @@ class NodeSpec:
         least: the smallest number of nodes; if it is less than `nodes`, nodes may join and leave.
         expected: the number of nodes that the first attempt waits for; None for all.
         joins: the job has started on other nodes: this one never coordinates its first attempt.
+        current: a file on a disk that all nodes share, and what it holds while this is where the job runs: a scheduler
+            that has lost a node may start the job elsewhere while the node still works. None if that cannot be.
+        first_attempt: the number of the first attempt: a scheduler that starts a job again goes on counting.
         hosts: names of the nodes in messages, by node rank; empty if unknown.
         peers: where the agents of all nodes listen, by node rank, if another node comes for one that is lost, with its
             rank and its name; empty if none is replaced.
@@ -112,6 +115,8 @@ class NodeSpec:
     least: int = 1
     expected: int | None = None
     joins: bool = False
+    first_attempt: int = 0
+    current: tuple[str, str] | None = None
     hosts: tuple[str, ...] = ()
     peers: tuple[str, ...] = ()
     main_address: str | None = None

@@ -15,8 +15,8 @@ import pytest
 from tests.conftest import processes_with
 
 from paceline.backends.limits import Limits
+from paceline.backends.remote.connection import Host, Silent
 from paceline.backends.ssh import asking
-from paceline.backends.ssh.connection import Host, Silent
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:

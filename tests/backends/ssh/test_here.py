@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.conftest import eventually
 
-from paceline.backends.ssh.here import is_here
+from paceline.backends.remote.here import is_here
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline

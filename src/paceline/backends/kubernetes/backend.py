@@ -86,8 +86,9 @@ class Kubernetes(Backend):
         Raises:
             UserError: it cannot run there after all; nothing of it is left.
         """
+        from paceline.backends.noted import note
+
         from .jobs import Found, shown
-        from .noted import note
         from .submit import KubePrepared, start
 
         assert isinstance(prepared, KubePrepared)
@@ -431,7 +432,7 @@ class Kubernetes(Backend):
 
     def delete(self, names: Sequence[str]) -> list[str]:
         """Remove jobs that have ended, and in the background all that they own."""
-        from .noted import forget
+        from paceline.backends.noted import forget
 
         left = []
         there = self._found(names)

@@ -8,15 +8,14 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.backends.packing import archive
+from paceline.backends.remote.connection import Silent
 from paceline.job.errors import UserError
-
-from .connection import Silent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Set
 
-    from .connection import Answer, Answers, Host, Request
-    from .patience import Patience
+    from paceline.backends.remote.connection import Answer, Answers, Host, Request
+    from paceline.backends.remote.patience import Patience
 
 _BRIEFLY = 0.5  # seconds that a host that was silent a moment ago is waited for longer than the others
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.backends.base import MOST_RANKS, Backend, Prepared, Shell
+from paceline.backends.remote.connection import Unreachable
 from paceline.job.errors import UserError
 from paceline.job.job import Node, Usage, Volume
 
 from . import target
-from .connection import Unreachable
 from .jobs import RemoteJobs
 from .streams import Streams
 from .target import Hosts, Options, left_out
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from paceline.backends.base import Left, Listing, LogLines, LogQuery, ProgressReporter
     from paceline.backends.check.survey import Survey
     from paceline.backends.foreground import Shown
+    from paceline.backends.remote.connection import Host, Request
     from paceline.job.job import Job
     from paceline.job.spec import JobSpec
 
-    from .connection import Host, Request
     from .foreground import RemoteRun
     from .start import RemoteStart
 

@@ -11,7 +11,7 @@ from paceline.job.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from .connection import Answer, Body, Host, Input, Request
+    from paceline.backends.remote.connection import Answer, Body, Host, Input, Request
 
     Enter = Callable[[Host, Request, Body | None], None]
 

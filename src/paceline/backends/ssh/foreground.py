@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from paceline.backends.foreground import Shown
+    from paceline.backends.remote.connection import Answer, Host
 
-    from .connection import Answer, Host
     from .parts import Parts
 
 _PATIENCE = 2.0  # seconds

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.backends.base import Listing
 from paceline.job.errors import UserError
 from paceline.job.job import FINAL, Job
 from paceline.job.paths import target_folder
+from paceline.node.store.parts import in_order, merged
 
 from .submitted import SubmittedJobs
 from .target import left_out
@@ -16,12 +17,11 @@ from .target import left_out
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from .connection import Answer, Host
+    from paceline.backends.remote.connection import Answer, Host
+
     from .target import Hosts
 
     Part = tuple[Host, Answer]
-
-_GOING = ("PENDING", "STARTING", "RESTARTING", "RUNNING")  # a job on several nodes has the state of the least advanced
 
 
 class _Seen(NamedTuple):
@@ -191,12 +191,12 @@ class RemoteJobs:
 
     def _merge(self, parts: list[Part], reasons: Mapping[Host, str]) -> Job:
         """A job from the reports of its hosts; `reasons` are why others did not answer."""
-        # Those that are in the last attempt come first: from an elastic job others may have gone.
-        parts.sort(key=lambda it: (-it[1]["attempt"], not it[1]["has_begun"], it[1]["node_rank"] or 0))
+        parts.sort(key=lambda it: in_order(it[1]))
         attempt = parts[0][1]["attempt"]
         named = {host for _, part in parts for host in part["hosts"]}
         is_elastic = any(part["is_elastic"] for _, part in parts)  # then others may have come
-        job, is_whole = _merged(self._hosts.shown, [part for _, part in parts], is_elastic)
+        record, is_whole = merged([part for _, part in parts])
+        job = Job.from_record({**record, "backend": self._hosts.shown})
         unreachable = {host: why for host, why in reasons.items() if is_elastic or host.name in named}
         if not is_whole:
             unreachable = unreachable or dict(reasons)
@@ -211,48 +211,3 @@ class RemoteJobs:
             unreachable,
         )
         return job
-
-
-def _merged(target: str, parts: list[Answer], is_elastic: bool) -> tuple[Job, bool]:
-    """A job from the records of its parts, those of its last attempt first; and whether no part is missing."""
-    asked = ("job_id", "hosts", "node_rank", "is_elastic", "has_begun")
-    records = [{key: value for key, value in part.items() if key not in asked} for part in parts]
-    merged = {**records[0], "backend": target}
-    last = [part for part in parts if part["attempt"] == merged["attempt"]]
-    begun = [part for part in last if part["has_begun"]]
-    count = len(begun) if len(begun) >= merged["nodes"] else len(last)  # they come first
-    # A part that has not ended is about to be in the last attempt, if it is not there yet.
-    there = [it for number, it in enumerate(records) if number < count or it["state"] not in FINAL]
-    if len(records) > 1:
-        over = [it for it in records[:count] if it["state"] in FINAL and it["exit_code"] is not None]
-        knows = bool(over) and (len(over) == count or not is_elastic)
-        merged.update(_together(there, over if knows else there))
-        merged["checkpoint"] = next((record["checkpoint"] for record in records if record["checkpoint"]), None)
-        merged["created"] = min(record["created"] for record in records)
-        merged["started"] = min((record["started"] for record in records if record["started"]), default=None)
-    job = Job.from_record(merged)
-    return job, len(there) >= job.nodes or job.is_over
-
-
-def _together(records: list[dict[str, Any]], knowing: list[dict[str, Any]]) -> dict[str, Any]:
-    """The merged record of a job's last attempt; `knowing` are the records that decide its state.
-
-    A host that hangs does not know yet that the job has ended.
-    """
-    states = [record["state"] for record in knowing]
-    going = [state for state in _GOING if state in states]
-    # An agent that was killed could not record how the job ended; the others did.
-    said = [record["state"] for record in knowing if record["exit_code"] is not None] or states
-    ended = next((state for state in ("SUCCEEDED", "FAILED", "LOST") if state in said), "STOPPED")
-    state = going[0] if going else ended
-    telling = next((record for record in knowing if record["state"] == state), knowing[0])
-    is_over = state in FINAL
-    return {
-        "state": state,
-        "exit_code": telling["exit_code"],
-        "error": next((record["error"] for record in records if record["error"]), None),
-        "waiting": telling["waiting"],
-        "finished": max(record["finished"] or 0.0 for record in knowing) if is_over else None,
-        "instances": sorted((rank for record in records for rank in record["instances"]), key=lambda r: r["rank"]),
-        "devices": [f"{node}:{device}" for node, record in enumerate(records) for device in record["devices"]],
-    }

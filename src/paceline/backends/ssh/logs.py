@@ -7,17 +7,16 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from paceline.backends.base import LogLines
+from paceline.backends.remote.connection import Unreachable
 from paceline.job.errors import UserError
 
-from .connection import Unreachable
 from .streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline.backends.base import LogQuery
-
-    from .connection import Answer, Host
+    from paceline.backends.remote.connection import Answer, Host
 
 
 def read_logs(name: str, hosts: Sequence[Host], query: LogQuery) -> Iterator[LogLines]:

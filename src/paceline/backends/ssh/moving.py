@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.backends.base import Left
 from paceline.backends.moving import newest, receiver
+from paceline.backends.remote.connection import Unreachable
 from paceline.job.errors import UserError
 
-from .connection import Unreachable
 from .streams import Streams
 
 if TYPE_CHECKING:
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.backends.base import ProgressReporter
-
-    from .connection import Host
+    from paceline.backends.remote.connection import Host
 
 
 def left_on(hosts: Sequence[Host], missing: Sequence[str], name: str, *, fresh: bool) -> Left:

@@ -7,16 +7,16 @@ import time
 from typing import TYPE_CHECKING
 
 from paceline.backends.check.hosts import grouped
+from paceline.backends.remote.connection import Silent
 from paceline.job.errors import UserError
 
-from .connection import Silent
 from .streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
-    from .connection import Answer, Body, Host, Request
+    from paceline.backends.remote.connection import Answer, Body, Host, Request
 
 
 class Parts:

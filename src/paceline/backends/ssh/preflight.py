@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
-    from .connection import Answer, Answers, Host, Request
+    from paceline.backends.remote.connection import Answer, Answers, Host, Request
+
     from .target import Hosts
 
 _BRIEF = 2.0  # seconds for the login at a host that was silent a moment ago

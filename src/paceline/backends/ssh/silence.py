@@ -7,18 +7,17 @@ import math
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from paceline.backends.remote.connection import Silent, Unreachable
 from paceline.job.paths import jobs_folder
 from paceline.node.files import read_json, write_json
-
-from .connection import Silent, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from paceline.backends.remote.connection import Host
     from paceline.job.errors import UserError
 
     from .asking import Outcome
-    from .connection import Host
 
 REMEMBERED = 60.0  # seconds
 _COSTLY = 1.0  # seconds; what fails sooner delays nobody

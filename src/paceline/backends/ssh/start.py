@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from paceline.backends.base import Left, ProgressReporter
     from paceline.backends.foreground import Shown
+    from paceline.backends.remote.connection import Answer, Body, Host, Input, Request
     from paceline.job.spec import JobSpec
 
-    from .connection import Answer, Body, Host, Input, Request
     from .jobs import RemoteJobs
     from .target import Hosts
 

@@ -11,7 +11,7 @@ from paceline.job.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from .connection import Answer, Answers, Body, Host, Request
+    from paceline.backends.remote.connection import Answer, Answers, Body, Host, Request
 
 _KEPT = 64  # answers that nobody has taken yet; then hosts wait
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from paceline.backends.base import ProgressReporter
     from paceline.backends.check.hosts import Clock
+    from paceline.backends.remote.connection import Answer, Host
 
-    from .connection import Answer, Host
     from .target import Hosts
 
 _READINGS = 5  # of a clock

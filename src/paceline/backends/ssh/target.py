@@ -14,19 +14,18 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from paceline.backends import limits
 from paceline.backends.hosts import NAME, bare, example_for, printed_by
+from paceline.backends.remote.connection import Host, Silent
 from paceline.job.errors import UserError, nearest
 
 from . import asking
-from .connection import Host, Silent
 from .silence import Silences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from paceline.backends.limits import Limits
-
-    from .connection import Answer, Request
-    from .patience import Patience
+    from paceline.backends.remote.connection import Answer, Request
+    from paceline.backends.remote.patience import Patience
 
 _HOST = re.compile(NAME + r"(:(?P<slots>[0-9]{1,4}))?")
 _LEAST = 0.1  # seconds that a host is waited for

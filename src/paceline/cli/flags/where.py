@@ -53,6 +53,8 @@ def _options(callback: Callable[..., Any] | None, is_exposed: bool) -> list[Opti
         letter = [flag.letter] if flag.letter and is_exposed else []  # other verbs have other meanings for letters
         if flag.is_switch:
             return option(*letter, *flag.names, help=flag.help, section=section, is_flag=True, default=None)
+        if flag.repeats:
+            return option(*letter, *flag.names, metavar=flag.metavar, help=flag.help, section=section, multiple=True)
         kind = {} if flag.number is None else {"type": click.IntRange(*flag.number)}
         return option(*letter, *flag.names, metavar=flag.metavar, help=flag.help, section=section, **kind)
 
@@ -74,7 +76,7 @@ def _flags() -> list[tuple[str, Flag]]:
 
 
 def _given_flags(given: dict[str, Any]) -> list[tuple[str, Flag]]:
-    return [(kind, flag) for kind, flag in _flags() if given.get(flag.parameter) is not None]
+    return [(kind, flag) for kind, flag in _flags() if given.get(flag.parameter) not in (None, ())]
 
 
 def _naming_hosts(given: dict[str, Any]) -> list[tuple[str, Flag]]:
@@ -161,7 +163,16 @@ def taking_part(given: dict[str, Any]) -> list[tuple[str, int]]:
 
 def options_of(given: dict[str, Any]) -> dict[str, Any]:
     """The options of a backend that flags set, but for which hosts it has."""
-    return {flag.option: given[flag.parameter] for _, flag in _given_flags(given) if flag.names_hosts is None}
+    flags = [flag for _, flag in _given_flags(given) if flag.names_hosts is None]
+    return {flag.option: _value(flag, given[flag.parameter]) for flag in flags}
+
+
+def _value(flag: Flag, given: Any) -> Any:
+    """What a flag sets its option to; NAME alone, among NAME=VALUE, is true."""
+    if not flag.repeats:
+        return given
+    pairs = (text.partition("=") for text in given)
+    return {name: value if equals else True for name, equals, value in pairs}
 
 
 def nnodes(given: dict[str, Any], hosts: list[tuple[str, int]]) -> str | None:

@@ -84,7 +84,7 @@ class Screen:
                 f"ranks start by exec, not by fork, since {details['why']}; "
                 "--start-method exec does the same without this line"
             )
-        elif event.name == "unjoined":
+        elif event.name in ("unjoined", "note"):
             self._say(details["why"])
         elif event.name in ("lost", "joined", "apart"):
             self._say(_of_host(event.name, details))

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 def _check(output: str) -> int:
-    """Say what this machine has, or hosts that ssh reaches, and what would go wrong.
+    """Say what this machine, hosts or a cluster have, and what would go wrong.
 
-    Starts no job and imports no framework. The exit code is 1 when there is an error, that is, when no run here can
-    work, or not on every host; warnings leave it at 0.
+    Imports no framework. Only on Slurm it runs a short job, which tries the nodes and leaves nothing behind. The exit
+    code is 1 when there is an error, that is, when no run here can work, or not on every host; warnings leave it at 0.
     """
     with ProgressLine() as progress:
         report = able(backend(), Checks).check(progress)

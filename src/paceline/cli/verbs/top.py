@@ -55,7 +55,8 @@ def _node(watch: bool, output: str) -> None:
     def look() -> bool:
         nodes = here.nodes(warn)
         has_states = any(node.state for node in nodes)
-        columns = [column for column in _node_columns() if column.title != "STATE" or has_states]
+        has = {"STATE": has_states, "PARTITIONS": any(node.partitions for node in nodes)}
+        columns = [column for column in _node_columns() if has.get(column.title, True)]
         show(nodes, columns, output, asdict)
         return True
 
@@ -145,11 +146,12 @@ def _node_columns() -> list[Column[Node]]:
     return [
         Column("NODE", lambda node: node.name),
         Column("STATE", lambda node: node.state or None),
+        Column("PARTITIONS", lambda node: ",".join(node.partitions) or None),
         Column("DEVICES", lambda node: str(len(node.devices))),
         Column("ALLOCATED", lambda node: str(len(node.allocated))),
         Column("CPU", lambda node: f"{node.load:.1f} of {node.cores:g}"),
         Column("MEMORY", lambda node: part(node.memory_used, node.memory)),
-        Column("DISK", lambda node: part(node.disk_used, node.disk)),
+        Column("DISK", lambda node: part(node.disk_used, node.disk) if node.disk else None),
         Column("JOBS", lambda node: ", ".join(f"{d}: {'+'.join(jobs)}" for d, jobs in node.allocated.items()) or None),
         Column("GPUS", lambda node: ", ".join(map(_gpu, node.gpus)) or None, wide=True),
     ]

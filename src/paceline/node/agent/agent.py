@@ -7,6 +7,7 @@ inbox, and `Agent.run` acts on it.
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import signal
 import socket
@@ -66,6 +67,8 @@ if TYPE_CHECKING:
 _COMING = 3  # times the silence after which a node is lost, for nodes to connect whose agents have just been started
 FAILURE_GRACE = 5.0  # seconds between SIGTERM and SIGKILL for the peers of a failed rank
 SYMPTOM_WAIT = 1.0  # seconds to wait for the cause if all failures look like the consequence of another one
+ORDER_WAIT = 1.0  # seconds to wait for this node's own order to stop if a rank was ended by SIGTERM: see `_report`
+CURRENT_SECONDS = 5.0  # between two looks whether the job still runs here, see `NodeSpec.current`
 _AFTER_LAST_CALL = 1.0  # seconds from the end of a last call until the start is there
 ANSWER_SECONDS = 10.0  # how long the coordinator may take to answer a node that asked to stop
 TIMED_OUT = 124  # the exit code of a job that reached its time limit, as timeout(1) has it
@@ -136,6 +139,7 @@ class Agent:
             self.loop.watch(self.lifeline, self._on_lifeline)
         processes.adopt_orphans()
         self._write_status()
+        self._check_current()
         try:
             try:
                 self._work()
@@ -165,6 +169,18 @@ class Agent:
                 self._on_timeout()
             elif self.finish is None:
                 self._act(self.inbox.popleft())
+
+    def _check_current(self) -> None:
+        """End at once if the job runs elsewhere now, and look again some seconds later."""
+        if self.spec.current is None or self.finish is not None:
+            return
+        file, mine = self.spec.current
+        with contextlib.suppress(OSError):  # of a disk that does not answer now
+            found = Path(file).read_text()
+            if found != mine:
+                self.at_once = True
+                self._fail("its scheduler has started the job elsewhere, and this node ends")
+        self.loop.after(CURRENT_SECONDS, self._check_current)
 
     def _claim_devices(self) -> None:
         """If the job asks for devices, wait until it has them or has ended."""
@@ -344,6 +360,11 @@ class Agent:
     def _report(self) -> ToCoordinator | None:
         """The result of the attempt here; None while it is open."""
         ranks = self.ranks
+        if any(failure["signal"] == "SIGTERM" for failure in ranks.failures()):
+            # A scheduler may send SIGTERM to all processes of a job at once; then the ranks have not failed.
+            self.loop.run_until(self._is_to_halt, ORDER_WAIT)
+            if self._is_to_halt():
+                return None
         if ranks.resumes and ranks.left and not ranks.failures():  # the other ranks will save their state too
             self.loop.run_until(lambda: not ranks.left or self._is_to_halt(), self.spec.grace)
         if ranks.resumes and not ranks.failures():

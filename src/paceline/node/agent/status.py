@@ -39,7 +39,7 @@ class JobStatus:
                 "guard": {"pid": os.getppid(), "start_time": processes.start_time(os.getppid())},
             },
             "nodes": spec.expected or spec.nodes, "node_rank": spec.node_rank, "world_size": None,
-            "attempt": 0, "restarts": 0, "max_restarts": spec.max_restarts, "exit_code": None,
+            "attempt": spec.first_attempt, "restarts": 0, "max_restarts": spec.max_restarts, "exit_code": None,
             "created": time.time(), "started": None, "finished": None, "ranks": [], "failure": None, "others": [],
             "devices": list(spec.devices or ()), "waiting": None, "start": None, "coordinator": None, "address": None,
         }  # fmt: skip

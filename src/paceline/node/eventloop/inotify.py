@@ -69,10 +69,21 @@ def unpack(data: bytes) -> Iterator[Event]:
 
 
 class Waker(Inotify):
-    """Wakes a reader when one of the watched files grows, or every 50 ms without inotify."""
+    """Wakes a reader when one of the watched files grows, or regularly without inotify.
 
-    def __init__(self) -> None:
+    The kernel does not report what other machines write to a shared disk.
+    """
+
+    def __init__(self, poll: float | None = None) -> None:
+        """Watch nothing yet.
+
+        Args:
+            poll: seconds between two checks, without inotify; None: inotify, or checks every 50 ms if there is none.
+        """
         super().__init__()
+        self._seconds = POLL_SECONDS if poll is None else poll
+        if poll is not None:
+            self.close()
         self._paths: dict[int, Path] = {}
         self._woken = 0.0
 
@@ -103,7 +114,7 @@ class Waker(Inotify):
             The files that grew (None: any may have grown), and the readable ones of `others`.
         """
         watched = [fd for fd in (self.fd, *others) if fd >= 0]
-        ready = set(select.select(watched, [], [], POLL_SECONDS if self.fd < 0 else None)[0])
+        ready = set(select.select(watched, [], [], self._seconds if self.fd < 0 else None)[0])
         if ready == {self.fd} and (early := self._woken + BATCH_SECONDS - time.monotonic()) > 0:
             ready |= set(select.select(others, [], [], early)[0])
         self._woken = time.monotonic()

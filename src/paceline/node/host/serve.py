@@ -33,7 +33,14 @@ _VERBS = {
     "plan": ("plan", "preflight"),
     "start": ("start",),
     "moving": ("left", "carry"),
-}
+    "slurm.submit": ("slurm_prepare", "slurm_submit"),
+    "slurm.verbs": (
+        "slurm_describe", "slurm_spec", "slurm_events", "slurm_wait", "slurm_stop", "slurm_delete", "slurm_shell",
+    ),
+    "slurm.logs": ("slurm_logs",),
+    "slurm.partitions": ("slurm_nodes",),
+    "slurm.check": ("slurm_check",),
+}  # fmt: skip
 _MODULES = {verb: module for module, verbs in _VERBS.items() for verb in verbs}
 
 
@@ -64,10 +71,15 @@ def shell(argument: str) -> None:
     import base64
 
     from paceline.node.ranks.placement import shell_of
+    from paceline.node.rundir.directory import RunDirectory
 
     request = json.loads(base64.urlsafe_b64decode(argument))
     try:
-        env, folder = shell_of(Home(Path(os.path.expanduser(request["root"]))).run(request["name"]), request["rank"])
+        if request.get("run"):  # a path that all machines share
+            run = RunDirectory(Path(request["run"]))
+        else:
+            run = Home(Path(os.path.expanduser(request["root"]))).run(request["name"])
+        env, folder = shell_of(run, request["rank"])
         os.chdir(folder)
         command = request["command"] or [os.environ.get("SHELL", "/bin/sh")]
         os.execvpe(command[0], command, env)

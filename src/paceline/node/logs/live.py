@@ -50,7 +50,11 @@ class _Log:
 
 
 def updates(
-    run: RunDirectory, lifeline: int, wanted: Callable[[Output], bool] = lambda _: True, begin: int = 0
+    run: RunDirectory,
+    lifeline: int,
+    wanted: Callable[[Output], bool] = lambda _: True,
+    begin: int = 0,
+    poll: float | None = None,
 ) -> Iterator[Update]:
     """The output of the ranks and the events of the job, until the agent is gone.
 
@@ -62,8 +66,9 @@ def updates(
         lifeline: a descriptor that becomes readable when the agent is gone.
         wanted: whether to read a file, called once per file.
         begin: position in events.jsonl to start at.
+        poll: see `Waker`.
     """
-    waker = Waker()
+    waker = Waker(poll)
     events, lines = GrowingFile(run.events), Lines()
     events.offset = begin
     waker.watch(events.path)

@@ -20,7 +20,7 @@ from .growing_file import CHUNK, GrowingFile
 from .time_index import find, moments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from .time_index import Sizes
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _LOG = re.compile(r"rank-(\d+)(\.err)?\.log")
 _BLOCK = 64 * 1024
 _LONGEST = 1024 * 1024  # bytes of a line; a longer line is returned in pieces
+_ELSEWHERE = 0.5  # seconds between two looks at what another machine writes
 _MOST_INDEX = 8 * 1024 * 1024  # bytes of the time index that are searched for the last lines
 
 
@@ -109,10 +110,16 @@ def _listed(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def read(path: Path, choice: Choice) -> Iterator[Text]:
-    """The chosen lines of the job in a run directory, with `follow` also those that it still writes, each line once."""
+def read(path: Path, choice: Choice, is_over: Callable[[], bool] | None = None) -> Iterator[Text]:
+    """The chosen lines of the job in a run directory, with `follow` also those that it still writes, each line once.
+
+    Args:
+        path: the run directory.
+        choice: which lines.
+        is_over: for a job of another machine, whose lock says nothing here: whether it has ended.
+    """
     if choice.follow:
-        yield from _LiveReader(path, choice).read()
+        yield from _LiveReader(path, choice, is_over).read()
         return
     for attempt, chosen in _chosen(path, choice):
         with contextlib.closing(_Sources(path, attempt, chosen)) as sources:
@@ -331,10 +338,11 @@ def _last(texts: Iterable[Text], count: int | None) -> Iterator[Text]:
 class _LiveReader:
     """Reads a job's logs until the job is over and everything has been read."""
 
-    def __init__(self, path: Path, choice: Choice) -> None:
+    def __init__(self, path: Path, choice: Choice, is_over: Callable[[], bool] | None) -> None:
         self._path = path
         self._choice = choice
-        self._waker = Waker()
+        self._has_ended = is_over
+        self._waker = Waker(None if is_over is None else _ELSEWHERE)
         self._folders = FolderWaker()
         self._over, self._over_write = os.pipe()  # readable once no agent works on the job
         self._is_over = False
@@ -343,9 +351,8 @@ class _LiveReader:
 
     def read(self) -> Iterator[Text]:
         """The lines, as soon as they are written."""
-        threading.Thread(
-            target=self._wait, daemon=True
-        ).start()  # a daemon: nothing can interrupt its wait for the lock
+        if self._has_ended is None:  # a daemon: nothing can interrupt its wait for the lock
+            threading.Thread(target=self._wait, daemon=True).start()
         choice = self._choice
         try:
             found = self._next(-1)
@@ -361,6 +368,8 @@ class _LiveReader:
             self._waker.close()
             self._folders.close()
             os.close(self._over)
+            if self._has_ended is not None:
+                os.close(self._over_write)
 
     def _wait(self) -> None:
         RunDirectory(self._path).wait_until_free()
@@ -425,6 +434,9 @@ class _LiveReader:
 
     def _sleep(self) -> set[Path] | None:
         """Wait for a change; returns the files that grew, None if there may be other changes."""
+        if self._has_ended is not None and self._has_ended():  # before the last read
+            self._is_over = True
+            return None
         grown, ready = self._waker.wait(self._over, *([self._folders.fd] if self._folders.fd >= 0 else []))
         if self._over in ready:
             self._is_over = True

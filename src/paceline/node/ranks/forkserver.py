@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, cast
 from paceline.node import ENTRY
 from paceline.node.eventloop.channel import Channel, ChannelClosed
 from paceline.node.machine import mounts, processes
+from paceline.node.signals import HANDLED
 from paceline.node.spec import NodeSpec, Program
 
 from .program import run_program, script_folder
@@ -56,6 +57,8 @@ class ForkServer:
         self.method = spec.start_method
         self.pids: dict[int, int] = {}  # pid → local rank
         self.others: dict[int, str] = {}  # pid → name of a program beside the ranks
+        # A scheduler may send its signals to all processes of a job; the agent decides what follows from them.
+        self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in HANDLED}
         self._wakeup, wakeup_write = os.pipe()
         os.set_blocking(self._wakeup, False)
         os.set_blocking(wakeup_write, False)
@@ -162,8 +165,11 @@ class ForkServer:
         return pid
 
     def _release(self) -> None:
-        """In a fork: close what belongs to the server alone, and restore Python's own signal handling."""
+        """In a fork: close what belongs to the server alone, and restore the signal handling from before."""
         signal.set_wakeup_fd(-1)
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) is signal.SIG_IGN and handler is not None:
+                signal.signal(number, handler)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.channel.close()
         os.close(self._wakeup)

@@ -103,11 +103,13 @@ class Coordinator:
         least, most: how many nodes the job may have.
         expected: how many nodes the first attempt waits for.
         replaces: whether another node comes for one that is lost.
+        attempt: the current one, or the next.
     """
 
     def __init__(
-        self, least: int, most: int, max_restarts: int, expected: int | None = None, *, replaces: bool = False
-    ) -> None:
+        self, least: int, most: int, max_restarts: int, expected: int | None = None, *, replaces: bool = False,
+        attempt: int = 0,
+    ) -> None:  # fmt: skip
         self.least = least
         self.most = most
         self.expected = most if expected is None else expected
@@ -115,7 +117,7 @@ class Coordinator:
         self.is_closed = expected is not None and not self.changes  # no other node comes for one that is lost
         self.max_restarts = max_restarts
         self.phase = GATHERING
-        self.attempt = 0  # the current one, or the next
+        self.attempt = attempt
         self.restarts = 0  # after failures
         self.stop_signal = 0
         self.preempted = False

@@ -202,7 +202,10 @@ class Participant:
     def lead(self) -> None:
         """Coordinate from now on."""
         spec = self._spec
-        coordinator = Coordinator(spec.least, spec.nodes, spec.max_restarts, spec.expected, replaces=bool(spec.peers))
+        coordinator = Coordinator(
+            spec.least, spec.nodes, spec.max_restarts, spec.expected,
+            replaces=bool(spec.peers), attempt=spec.first_attempt,
+        )  # fmt: skip
         coordinator.dead |= self._dead
         self._link = leader = Leader(
             self._loop, coordinator, lambda message: self._deliver(leader, message), spec.silence

@@ -29,15 +29,16 @@ class Home:
         is_remote: whether its clients are on other machines, and send paceline with their requests.
     """
 
-    def __init__(self, root: Path, jobs: Path | None = None) -> None:
+    def __init__(self, root: Path, jobs: Path | None = None, *, is_remote: bool | None = None) -> None:
         """The folders need not exist yet.
 
         Args:
             root: the folder.
-            jobs: folder of the run directories, for a client on this machine; None for clients elsewhere.
+            jobs: folder of the run directories; None for that of this machine among those that share the root.
+            is_remote: see the attribute; None: if `jobs` is not given.
         """
         self.root = root
-        self.is_remote = jobs is None
+        self.is_remote = jobs is None if is_remote is None else is_remote
         self.jobs = jobs or root / "hosts" / socket.gethostname() / "jobs"
 
     def folder_of(self, job: Request) -> Path:

@@ -88,6 +88,11 @@ class Host:
         return [*command, "--", self.name, remote]
 
     @property
+    def says(self) -> str:
+        """What its messages begin with."""
+        return f"{self.name}: "
+
+    @property
     def by_hand(self) -> str:
         """The command to log in there."""
         return self._typed()
@@ -107,7 +112,7 @@ class Host:
         """The argument vector that runs a command where a rank runs, once the archive is there."""
         path = f"{self.root.rstrip('/')}/{archive().name}"
         argument = base64.urlsafe_b64encode(json.dumps({**request, "root": self.root}).encode()).decode()
-        return self.command(f"exec {_quoted(self.python)} {_quoted(path)} shell {argument}", "-t" if terminal else "-T")
+        return self.command(f"exec {quoted(self.python)} {quoted(path)} shell {argument}", "-t" if terminal else "-T")
 
     def ask(
         self,
@@ -177,7 +182,7 @@ class Host:
     def _start(self, errors: IO[bytes], apart: bool) -> subprocess.Popen[bytes]:
         try:
             return subprocess.Popen(
-                self.command(f"exec {_quoted(self.python)} -c {shlex.quote(READ)}", "-T"),
+                self.command(f"exec {quoted(self.python)} -c {shlex.quote(READ)}", "-T"),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=apart,
             )  # fmt: skip
         except FileNotFoundError:
@@ -245,7 +250,7 @@ class Answers:
                 " paceline; let it read only on a terminal: [ -t 0 ] && …"
             )
         if "error" in answer:
-            raise UserError(printable(f"{self._host.name}: {answer['error']}"))
+            raise UserError(printable(f"{self._host.says}{answer['error']}"))
         if "bytes" in answer:
             answer["data"] = stdout.read(answer.pop("bytes"))
         return answer
@@ -331,7 +336,7 @@ class Input:
         return _send(self._stdin, self._limit, data)
 
 
-def _quoted(path: str) -> str:
+def quoted(path: str) -> str:
     """A path as a remote shell takes it; one that begins with `~/` is in the home there."""
     return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
 

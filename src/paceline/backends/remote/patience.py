@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from paceline.backends.limits import Limits
 
 _LOOKS = ("describe", "spec", "events", "logs", "nodes", "usage", "volumes")
-_ENDLESS = ("wait",)
+_ENDLESS = ("wait", "slurm_wait", "slurm_logs")
 _COPY = 3  # times as long if it gets paceline's archive first
 _WORK = 4  # times as long as for its login has a host for what changes something
 _LARGE = 40  # the same where there may be many large files
 _FEW, _MORE = 16, 0.1  # for each host beyond so many all of them get so many seconds more
 _LEAST_DELETION = 600.0  # seconds
+_COMMANDS = 300.0  # seconds that commands of Slurm may take, which try again while its controller is away
 
 
 class Patience(NamedTuple):
@@ -43,7 +44,9 @@ class Patience(NamedTuple):
             return cls(limits.look, _COPY * limits.look, limits.look)
         if verb in _ENDLESS:
             return cls(limits.look, _COPY * limits.look, None)
-        work = max(_LARGE * limits.act, _LEAST_DELETION) if verb == "delete" else _WORK * limits.act
+        work = max(_LARGE * limits.act, _LEAST_DELETION) if verb in ("delete", "slurm_delete") else _WORK * limits.act
+        if verb.startswith("slurm_"):
+            return cls(limits.act, work, max(work, _COMMANDS))
         return cls(limits.act, work, work)
 
     def for_many(self, hosts: int) -> Patience:

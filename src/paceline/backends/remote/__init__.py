@@ -1,0 +1,1 @@
+"""A machine that runs paceline's node side for a client: over ssh, or this one."""

@@ -1,0 +1,273 @@
+"""A Slurm cluster as a backend: a job is a batch job of Slurm, with one agent on each of its nodes.
+
+Slurm's commands run on a login node, this machine or one that ssh reaches, where `node/host/slurm` answers. What is
+true is in the job's folder on the disk that the nodes share, and in Slurm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shlex
+import sys
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from paceline.backends import noted
+from paceline.backends.base import Backend, Listing, LogLines, Shell
+from paceline.job.errors import UserError
+from paceline.job.job import Job, Node
+
+from . import options as target
+from .login import login_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from paceline.backends.base import LogQuery, Prepared, ProgressReporter
+    from paceline.backends.check.report import Report
+    from paceline.backends.foreground import Shown
+    from paceline.job.job import Usage, Volume
+    from paceline.job.spec import JobSpec
+
+    from .foreground import SlurmRun
+
+
+class Slurm(Backend):
+    """Jobs of this user on a Slurm cluster."""
+
+    Options: ClassVar = target.Options
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "log_dir": "the logs stay in the target's root, which the nodes share",
+        "priority": "Slurm computes the priority of a job; --slurm qos=… or nice=… change it",
+        "share_devices": "Slurm gives devices to one job alone",
+        "rendezvous.main_address": "the nodes find each other by Slurm's variables",
+        "rendezvous.main_port": "the nodes find each other by Slurm's variables",
+        "rendezvous.node_rank": "Slurm numbers the nodes",
+        "rendezvous.local_address": "the nodes find out their own names",
+    }
+
+    def __init__(self, name: str, options: target.Options, where: str = "") -> None:
+        """Make no connection yet."""
+        super().__init__(name, options, where)
+        self._given = options
+        self._login = login_of(options)
+
+    # -- start ---------------------------------------------------------------------------------------------------------
+
+    def prepare(self, spec: JobSpec, *, detached: bool = True) -> Prepared:
+        """Check a job, also by Slurm, and find out what `start` or `run` would do with it.
+
+        Raises:
+            UserError: it cannot run there, its name is taken, or Slurm does not answer.
+        """
+        from .submit import prepare
+
+        self.refuse_unsupported(spec)
+        return prepare(self._login, self._given, spec, detached=detached, target=self.name)
+
+    def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
+        """Submit a job.
+
+        Raises:
+            UserError: Slurm does not take it; nothing of it is left.
+        """
+        from .submit import SlurmPrepared, start
+
+        assert isinstance(prepared, SlurmPrepared)
+        connection, _, answer = start(self._login, prepared, progress)
+        with connection:
+            return self._noted(self._job(answer["record"]))
+
+    def run(self, prepared: Prepared, progress: ProgressReporter, shown: Shown) -> SlurmRun:
+        """Submit a job that ends with this process.
+
+        Raises:
+            UserError: see `start`.
+        """
+        from .foreground import SlurmRun
+        from .submit import SlurmPrepared, start
+
+        assert isinstance(prepared, SlurmPrepared)
+        connection, answers, answer = start(self._login, prepared, progress, shown)
+        return SlurmRun(self._noted(self._job(answer["record"])), connection, answers, self.where)
+
+    def _noted(self, job: Job) -> Job:
+        if self.where == f" --on {shlex.quote(self.name)}":
+            noted.note(self.name, job.name)
+        return job
+
+    def _job(self, record: Mapping[str, Any]) -> Job:
+        kept = {key: value for key, value in record.items() if key != "job_id"}
+        return Job.from_record({**kept, "backend": self.name})
+
+    # -- look ----------------------------------------------------------------------------------------------------------
+
+    def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
+        """These jobs, or all, the newest first; those that are unknown are left out.
+
+        Raises:
+            UserError: the login node does not answer.
+        """
+        request = {"do": "slurm_describe", "names": None if names is None else list(names), "since": since}
+        answer = self._login.ask(request)
+        jobs = [self._job(record) for record in answer["jobs"]]
+        warnings: tuple[str, ...] = ()
+        if answer["problem"]:
+            warnings = (f"{self._login.says}{answer['problem']}; the states are those that the nodes wrote last",)
+        if names is None:
+            jobs.sort(key=lambda job: job.created, reverse=True)
+            return Listing(jobs, len(answer["names"]) - len(jobs), warnings)
+        for name in set(names) - set(answer["names"]):
+            noted.forget(self.name, name)
+        return Listing(jobs, 0, warnings)
+
+    def spec(self, name: str) -> JobSpec:
+        """The specification with which a job was submitted."""
+        from paceline.job.spec import JobSpec
+
+        return JobSpec.model_validate(self._login.ask({"do": "slurm_spec", "name": name})["spec"])
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The events of a job; if it has several nodes, each event names its host."""
+        found: list[dict[str, Any]] = self._login.ask({"do": "slurm_events", "name": name})["events"]
+        return found
+
+    def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
+        """Lines of a job in the order in which they were written."""
+        import dataclasses
+
+        stack = contextlib.ExitStack()
+        try:
+            request = {"do": "slurm_logs", "name": name, "choice": dataclasses.asdict(query)}
+            answers = stack.enter_context(self._login.listen(request))
+            next(answers)  # so that a query without an answer fails at once
+        except BaseException:
+            stack.close()
+            raise
+
+        def lines() -> Iterator[LogLines]:
+            with stack:
+                for answer in answers:
+                    if "end" in answer:
+                        return
+                    moment, attempt, rank, stream = answer["text"]
+                    yield LogLines(moment, attempt, rank, stream, answer["data"])
+
+        return lines()
+
+    def nodes(self, warn: Callable[[str], None]) -> list[Node]:
+        """The nodes of the cluster; what Slurm has allocated counts as used."""
+        return [self._node(found) for found in self._login.ask({"do": "slurm_nodes"})["nodes"]]
+
+    def _node(self, found: Mapping[str, Any]) -> Node:
+        kind = found["gpu"] or "gpu"
+        devices = tuple(f"{kind}:{number}" for number in range(found["gpus"]))
+        state = f"{found['state']}: {found['reason']}" if found["reason"] else found["state"]
+        return Node(
+            found["name"], devices, {device: ("allocated",) for device in devices[: found["gpus_allocated"]]},
+            found["cpus"], found["cpus_allocated"], found["memory"], found["memory_allocated"], 0, 0,
+            state=state, partitions=tuple(found["partitions"]),
+        )  # fmt: skip
+
+    def check(self, progress: ProgressReporter) -> Report:
+        """Try what a job needs on the cluster by a short job, of which nothing is left.
+
+        Raises:
+            UserError: the login node does not answer.
+        """
+        from .check import check
+
+        return check(self._login, self._given, self.name, progress)
+
+    def usage(self, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
+        """Nothing: what the processes of a job use is known on its nodes alone."""
+        if names:
+            warn("what jobs use on the nodes is not measured; see: paceline attach JOB -- nvidia-smi")
+        return {}
+
+    def volumes(self, warn: Callable[[str], None]) -> list[Volume]:
+        """The volumes of the settings, as the login node sees them."""
+        from paceline.job.job import Volume
+        from paceline.job.settings import load
+
+        settings = load()
+        looks = self._login.ask({"do": "volumes", "paths": dict(settings.volumes)})["volumes"]
+        found = []
+        for name, path in sorted(settings.volumes.items()):
+            look, file = looks[name], str(settings.file_of("volumes", name))
+            found.append(Volume(name, path, look["problem"], file, look["size"], look["free"]))
+        return found
+
+    # -- act -----------------------------------------------------------------------------------------------------------
+
+    def wait(
+        self, names: Sequence[str], seconds: float | None = None, tick: Callable[[int], None] = lambda ended: None
+    ) -> bool:
+        """Wait until these jobs have ended, or the time is over; returns whether they have ended."""
+        import queue
+        import threading
+
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        news: queue.SimpleQueue[str | UserError | None] = queue.SimpleQueue()
+        with contextlib.ExitStack() as stack:
+            answers = stack.enter_context(self._login.listen({"do": "slurm_wait", "names": list(names)}))
+
+            def read() -> None:
+                try:
+                    for answer in answers:
+                        news.put(answer.get("ended"))
+                        if "end" in answer:
+                            return
+                except UserError as error:
+                    news.put(error)
+                except (OSError, ValueError):  # closed just now
+                    news.put(None)
+
+            threading.Thread(target=read, daemon=True).start()
+            ended = 0
+            while True:
+                try:
+                    found = news.get(timeout=None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
+                except queue.Empty:
+                    return False
+                if isinstance(found, UserError):
+                    raise found
+                if found is None:
+                    return True
+                ended += 1
+                tick(ended)
+
+    def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
+        """A command beside a rank, on its node: a step of Slurm that shares the job's resources."""
+        found = self._login.ask({"do": "slurm_shell", "name": name, "rank": rank})
+        if found["is_over"]:
+            raise UserError(
+                f"job {name} does not run any more, so it has no node; see paceline logs{self.where} {name}"
+            )
+        terminal = ["--pty"] if sys.stdin.isatty() else []
+        step = [
+            "srun", "--overlap", f"--jobid={found['id']}", f"--relative={found['node_rank']}", "--nodes=1",
+            "--ntasks=1", "--cpu-bind=none", "--quiet", *terminal,
+        ]  # fmt: skip
+        request = {"run": found["run"], "rank": rank, "command": list(command)}
+        line = self._login.beside(step, request)
+        return Shell(tuple(self._login.command(line, "-t" if terminal else "-T")), dict(os.environ), os.getcwd())
+
+    def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:
+        """Ask jobs to stop: within their grace period, or at once."""
+        self._login.ask({"do": "slurm_stop", "names": list(names), "now": now})
+        return {}
+
+    def delete(self, names: Sequence[str]) -> list[str]:
+        """Remove jobs that have ended, with all their files.
+
+        Raises:
+            UserError: one has not ended.
+        """
+        if names:
+            self._login.ask({"do": "slurm_delete", "names": list(names)})
+        for name in names:
+            noted.forget(self.name, name)
+        return []

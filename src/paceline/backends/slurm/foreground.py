@@ -1,0 +1,69 @@
+"""A job on a Slurm cluster in the foreground: it ends with the client."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+from paceline.backends.foreground import Event, Output, Update
+
+if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Iterator
+
+    from paceline.backends.remote.connection import Answer, Answers
+    from paceline.job.job import Job
+
+
+class SlurmRun:
+    """Its output and events come over the connection that has submitted it; without that connection it is stopped."""
+
+    def __init__(self, job: Job, connection: contextlib.ExitStack, answers: Answers, where: str) -> None:
+        """Take over a job that has been submitted.
+
+        Args:
+            job: it.
+            connection: is closed at the end.
+            answers: of the login node.
+            where: the flags that lead to it.
+        """
+        self.name, self.max_restarts = job.name, job.max_restarts
+        self.first_line = f"Slurm has it as job {job.external_id}; see it with: paceline get{where} {job.name}"
+        self._connection, self._answers = connection, answers
+        self._ended: Answer | None = None
+        self._is_interrupted = False
+
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        """Ask to stop the job; asked twice, it is stopped at once."""
+        said = signal.SIGQUIT if self._is_interrupted else number
+        self._is_interrupted = True
+        self._answers.say(f"signal {int(said)}")
+
+    def leads(self, output: Output) -> bool:
+        """Whether this is rank 0."""
+        return output.rank == 0
+
+    def updates(self) -> Iterator[Update]:
+        """Output of the ranks and events, until the job has ended."""
+        with self._connection:
+            for answer in self._answers:
+                if "output" in answer:
+                    attempt, rank, local_rank, stream = answer["output"]
+                    yield Output(attempt, rank, local_rank, stream, answer["data"])
+                elif "event" in answer:
+                    yield Event(answer["event"], answer["details"])
+                elif "waiting" in answer:
+                    yield Event("note", {"why": f"it waits: {answer['waiting']}"})
+                elif "ended" in answer:
+                    self._ended = answer["ended"]
+                elif "end" in answer:
+                    return
+
+    def unreported_end(self) -> tuple[int, list[str]]:
+        """The job's exit code, and why it ended."""
+        found: dict[str, Any] | None = self._ended
+        if found is None:
+            return 1, ["the job was deleted"]
+        why = f": {found['error']}" if found["error"] else ""
+        code = found["exit_code"] if found["exit_code"] is not None else 1
+        return code, [f"job {self.name} {found['state'].lower()}{why}"]

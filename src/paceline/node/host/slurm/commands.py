@@ -1,0 +1,119 @@
+"""Slurm's commands: what they print, or why they fail, in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+from paceline.node.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SECONDS = 55.0  # that a command may take; the longest of its own tries, to reach munge, take 49
+_SENTENCE = re.compile(r"^(?:[a-z]+: )?(?:error: |fatal: )*")
+_AWAY = (
+    "unable to contact slurm controller", "connection refused", "socket timed out", "communication connection failure",
+    "zero bytes were transmitted", "no route to host", "transport endpoint is not connected", "network is unreachable",
+    "backup controller", "temporarily unable to accept job",
+)  # fmt: skip
+_MUNGE = (
+    "munge encode",
+    "munge decode",
+    "munge",
+    "authentication",
+    "protocol authentication error",
+    "invalid authentication credential",
+)
+
+
+class Away(Refused):
+    """Slurm does not answer: its controller or munge is down, or too slow."""
+
+
+class Rejected(Refused):
+    """Slurm has answered, and does not do it.
+
+    Attributes:
+        said: Slurm's own words.
+    """
+
+    def __init__(self, command: str, said: str) -> None:
+        super().__init__(f"{command}: {said}")
+        self.said = said
+
+
+def call(
+    command: str, *args: str, env: Mapping[str, str] | None = None, text: str | None = None, seconds: float = SECONDS
+) -> str:
+    """What a command prints.
+
+    Args:
+        command: its name.
+        args: its arguments.
+        env: its variables; None for those of this process.
+        text: its standard input.
+        seconds: that it may take.
+
+    Raises:
+        Refused: it is not installed here.
+        Away: Slurm does not answer.
+        Rejected: Slurm does not do it.
+    """
+    path = found(command)
+    given = {**(os.environ if env is None else env), "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+    stdin = subprocess.DEVNULL if text is None else subprocess.PIPE
+    process = subprocess.Popen(
+        [path, *args], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=given, start_new_session=True
+    )
+    try:
+        out, err = process.communicate(None if text is None else text.encode(), timeout=seconds)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        said = process.communicate()[1].decode(errors="replace")
+        if isinstance(error := _failure(command, said), Away):  # it has said why, and went on trying
+            raise error from None
+        raise Away(f"{command} does not answer within {seconds:g} s; Slurm's controller may be down or busy") from None
+    if process.returncode:
+        raise _failure(command, err.decode(errors="replace"))
+    return out.decode(errors="replace")
+
+
+def found(command: str) -> str:
+    """The path of a command.
+
+    Raises:
+        Refused: it is not installed here.
+    """
+    path = shutil.which(command)
+    if path is None:
+        raise Refused(f'no {command} on PATH here; name a login node of the cluster with ssh = "HOST" in the target')
+    return path
+
+
+def has(command: str) -> bool:
+    """Whether a command is installed here."""
+    return shutil.which(command) is not None
+
+
+def _failure(command: str, said: str) -> Refused:
+    lines = [_SENTENCE.sub("", line.strip()) for line in said.splitlines() if line.strip()]
+    lower = said.lower()
+    if any(text in lower for text in _MUNGE):
+        return Away(
+            f"{command}: {_telling(lines, _MUNGE)}; munge must run here and on the controller: systemctl status munge"
+        )
+    if any(text in lower for text in _AWAY):
+        return Away(f"{command}: {_telling(lines, _AWAY)}; Slurm's controller (slurmctld) is down or cannot be reached")
+    return Rejected(command, lines[-1].rstrip(".") if lines else "it failed without a word")
+
+
+def _telling(lines: Sequence[str], texts: Sequence[str]) -> str:
+    """The line that has the first of these texts that there is."""
+    return next(line for text in texts for line in lines if text in line.lower()).rstrip(".")

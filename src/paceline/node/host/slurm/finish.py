@@ -1,0 +1,177 @@
+"""What the batch script runs when the agents have ended: the job ends, is requeued, or goes on in another Slurm job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.node.agent.agent import TIMED_OUT
+from paceline.node.errors import Refused
+from paceline.node.failure import is_loss
+from paceline.node.files import write_json
+
+from . import view
+from .commands import Away, call
+from .folder import JobFolder, current_life
+from .submit import environment
+
+if TYPE_CHECKING:
+    from .folder import Life
+
+_MOST_LOSSES = 5  # requeues after the loss of a node: more are no accident
+_TRIES, _PAUSE = 60, 5.0  # while Slurm does not answer; its controller may be restarted
+_KILLED_WITHIN = 120.0  # seconds in which Slurm ends what it has requeued
+_NUMBER = re.compile(r"^(\d+)", re.MULTILINE)
+
+
+def main(path: str, code: str) -> int:
+    """Decide what follows; returns the exit code of the batch script.
+
+    Args:
+        path: the job's folder.
+        code: of srun.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it must decide, however the job ends
+    folder, life = JobFolder(Path(path)), current_life()
+    folder.of(life).mkdir(parents=True, exist_ok=True)
+    found = view.merged_of(folder, life)
+    state = found["state"] if found else "FAILED"
+    exit_code = int(code) if code.isdecimal() else 1
+    if found is not None and found["exit_code"] is not None:
+        exit_code = found["exit_code"]
+    outcome = _outcome(folder, life, found, exit_code)
+    if outcome is None:
+        return exit_code or 1
+    follows = outcome.get("next")
+    if follows == view.CHAIN:
+        with contextlib.suppress(OSError):
+            outcome = _chain(folder, outcome)
+    write_json(folder.of(life) / "outcome.json", {**outcome, "time": time.time()})
+    if outcome.get("next") == view.REQUEUE:
+        return _requeue(folder, life, outcome, exit_code)
+    if folder.stop.exists() and state != "SUCCEEDED":
+        with contextlib.suppress(Refused):  # so that Slurm says CANCELLED, and not FAILED
+            call("scancel", "--quiet", life.id)
+    return 0 if state == "SUCCEEDED" else exit_code or 1
+
+
+def _outcome(folder: JobFolder, life: Life, found: dict[str, Any] | None, exit_code: int) -> dict[str, Any] | None:
+    """What follows, and why; None if Slurm is ending the job, and so knows it better."""
+    state = found["state"] if found else None
+    if state == "SUCCEEDED" or folder.stop.exists():
+        return {"next": None}
+    if folder.refusals(life):
+        return {"next": None}
+    warned = _warned(folder, life)
+    if warned == "limit" and state == "STOPPED":
+        if folder.read()["options"].get("chain"):
+            return {"next": view.CHAIN, "why": "its time limit ended, and it goes on in a new job of Slurm"}
+        why = f"stopped at its time limit in Slurm; paceline resubmit {folder.name} goes on from its last checkpoint"
+        return {"next": None, "state": "FAILED", "exit_code": TIMED_OUT, "why": why}
+    if state == "FAILED" and found is not None and is_loss(found["error"] or ""):
+        if life.restarts < _MOST_LOSSES:
+            return {"next": view.REQUEUE, "why": found["error"]}
+        return {"next": None, "why": f"{found['error']}; this has happened {life.restarts + 1} times"}
+    if state in ("STOPPED", None):
+        shown = _shown(life)
+        if re.search(r"\bJobState=(?!RUNNING)\w", shown):  # cancelled, at its end, or requeued by somebody else
+            return None
+        if (preempted := _preempted(shown)) is not None:
+            return preempted
+        if unseen := _unseen(folder):
+            return {"next": None, "state": "FAILED", "exit_code": 2, "why": unseen}
+    if state is None:
+        return {"next": None, "state": "FAILED", "exit_code": exit_code or 1, "why": _said(folder)}
+    return {"next": None}
+
+
+def _preempted(shown: str) -> dict[str, Any] | None:
+    """What follows if Slurm has told the job to give way to another one; None if it has not."""
+    preempted = re.search(r"\bPreemptTime=(\S+)", shown)
+    if preempted is None or preempted[1] in ("None", "Unknown"):
+        return None
+    if "Requeue=0" in shown:
+        return {"next": None, "state": "FAILED", "why": "Slurm preempted it, and it may not be requeued"}
+    return {"next": view.REQUEUE, "why": "Slurm preempted it for a job with a higher priority"}
+
+
+def _shown(life: Life) -> str:
+    """What Slurm says of the job that this is a part of; "" if it says nothing for long."""
+    for _ in range(_TRIES):
+        try:
+            return call("scontrol", "show", "job", life.id)
+        except Away:
+            time.sleep(_PAUSE)  # nothing says when the controller is back
+        except Refused:
+            break
+    return ""
+
+
+def _warned(folder: JobFolder, life: Life) -> str:
+    with contextlib.suppress(OSError):
+        return (folder.of(life) / "warned").read_text().strip()
+    return ""
+
+
+def _unseen(folder: JobFolder) -> str:
+    """What a node has said that does not see the job's folder; "" if all do."""
+    with contextlib.suppress(OSError):
+        said = re.findall(r"^paceline: (.* does not see .*)$", folder.output.read_text(errors="replace"), re.M)
+        return str(said[-1]) if said else ""
+    return ""
+
+
+def _said(folder: JobFolder) -> str:
+    with contextlib.suppress(OSError):
+        lines = folder.output.read_text(errors="replace").strip().splitlines()
+        if lines:
+            return f"{lines[-1]}; see {folder.output}"
+    return f"srun started nothing; see {folder.output}"
+
+
+def _requeue(folder: JobFolder, life: Life, outcome: dict[str, Any], exit_code: int) -> int:
+    """Let Slurm start the job again; it ends this process."""
+    why = "Slurm does not answer"
+    for _ in range(_TRIES):
+        try:
+            call("scontrol", "requeue", life.id)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(_KILLED_WITHIN)  # a signal ends it
+            return exit_code or 1
+        except Away as error:
+            why = str(error)
+            time.sleep(_PAUSE)  # nothing says when the controller is back
+        except Refused as error:
+            why = str(error)
+            break
+    failed = {**outcome, "next": None, "state": "FAILED", "why": f"{outcome['why']}, and cannot be requeued: {why}"}
+    write_json(folder.of(life) / "outcome.json", {**failed, "time": time.time()})
+    return exit_code or 1
+
+
+def _chain(folder: JobFolder, outcome: dict[str, Any]) -> dict[str, Any]:
+    """Submit the job again, in its folder."""
+    stored = folder.read()
+    secrets = {name: os.environ[name] for name in stored["spec"]["secrets"] if name in os.environ}
+    env = environment({"secrets": secrets, "token": os.environ.get("PACELINE_TOKEN")})
+    try:
+        said = call("sbatch", "--parsable", "--export=ALL", str(folder.script), env=env, seconds=_TRIES * _PAUSE)
+        number = _NUMBER.search(said)
+        if number is not None:
+            folder.add_id(number[1])
+            return outcome
+        why = f"sbatch says {said.strip()!r}"
+    except Refused as error:
+        why = str(error)
+    return {
+        **outcome,
+        "next": None,
+        "state": "FAILED",
+        "exit_code": TIMED_OUT,
+        "why": f"its time limit ended, and: {why}",
+    }

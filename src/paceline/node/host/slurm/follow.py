@@ -1,0 +1,159 @@
+"""Follows a Slurm job for a client in the foreground: its output and events. The job ends with the client."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+from paceline.node.errors import Refused
+from paceline.node.host.protocol import next_order
+from paceline.node.logs.live import STREAM_BITS, Output, updates
+from paceline.node.store import records
+
+from . import verbs, view
+from .queue import Queue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from paceline.node.logs.live import Update
+    from paceline.node.rundir.directory import RunDirectory
+    from paceline.node.store.home import Answer, Home
+
+    from .folder import JobFolder
+
+_LOOK = 0.5  # seconds between two looks; the kernel does not report what other machines write
+_KEPT = 64  # updates that nobody has taken yet; then the readers wait
+_ONCE = ("waiting", "restarting", "stopping", "exec", "unjoined")  # events that each node reports
+
+
+def follow(home: Home, folder: JobFolder, shown: Mapping[str, Any]) -> Iterator[Answer]:
+    """The output and events of a job, and at last its record. Orders follow on stdin: `signal N` stops it.
+
+    The end of stdin stops it too: its client is gone.
+
+    Args:
+        home: paceline's root.
+        folder: of the job.
+        shown: which streams of which local ranks, for rank 0 ("first") and for the "others".
+    """
+    threading.Thread(target=_obey, args=(folder,), daemon=True).start()
+    yield from _Following(home, folder, shown).answers()
+    yield {"ended": view.record(folder, Queue(home.root))}
+    yield {"end": True}
+
+
+def _obey(folder: JobFolder) -> None:
+    """Stop the job as stdin says."""
+    asked = False
+    while order := next_order():
+        now = asked or order.endswith(f" {int(signal.SIGQUIT)}")
+        asked = True
+        with contextlib.suppress(Refused):  # the next signal tries again
+            verbs.stop(folder, now)
+    with contextlib.suppress(Refused):
+        verbs.stop(folder, asked)
+    os._exit(0)
+
+
+class _Following:
+    """The output and events of all nodes of a job."""
+
+    def __init__(self, home: Home, folder: JobFolder, shown: Mapping[str, Any]) -> None:
+        self._home, self._folder, self._shown = home, folder, shown
+        self._news: queue.Queue[Update | None] = queue.Queue(_KEPT)
+        self._followed: dict[Path, int] = {}  # run directory → what ends its thread; -1 once that was used
+        self._active = 0
+        self._said: set[tuple[str, Any]] = set()
+        self._last: dict[str, Any] | None = None
+        self._waiting: str | None = None
+
+    def answers(self) -> Iterator[Answer]:
+        """Until the job has ended."""
+        is_over = False
+        while True:
+            record = view.record(self._folder, Queue(self._home.root))
+            is_over = is_over or record is None or record["state"] in records.FINAL
+            yield from self._report_waiting(record)
+            self._look(is_over)
+            try:
+                update = self._news.get(timeout=_LOOK)
+                while True:
+                    if update is None:
+                        self._active -= 1
+                    else:
+                        yield from self._answer(update)
+                    update = self._news.get_nowait()
+            except queue.Empty:
+                pass
+            if is_over and not self._active and self._news.empty():
+                break
+        record = view.record(self._folder, Queue(self._home.root))
+        if self._last is not None and record is not None and self._last["state"] == record["state"]:
+            yield {"event": "finished", "details": self._last}
+
+    def _report_waiting(self, record: dict[str, Any] | None) -> Iterator[Answer]:
+        waiting = record["waiting"] if record and record["state"] in ("PENDING", "RESTARTING") else None
+        if waiting and waiting != self._waiting and not self._active:
+            self._waiting = waiting
+            yield {"waiting": waiting}
+
+    def _look(self, is_over: bool) -> None:
+        """Follow the nodes that have come, and no longer those that have ended."""
+        for life, runs in view.runs_of(self._folder):
+            has_ended = is_over or self._folder.outcome(life) is not None
+            for run in runs:
+                if run.path not in self._followed:
+                    self._start(run)
+                state = (run.read_status() or {}).get("state")
+                if (has_ended or state in records.FINAL) and self._followed[run.path] >= 0:
+                    os.close(self._followed[run.path])
+                    self._followed[run.path] = -1
+
+    def _start(self, run: RunDirectory) -> None:
+        lifeline, self._followed[run.path] = os.pipe()
+        self._active += 1
+
+        def follow() -> None:
+            try:
+                for update in updates(run, lifeline, self._is_wanted, poll=_LOOK):
+                    self._news.put(update)
+            finally:
+                os.close(lifeline)
+                self._news.put(None)
+
+        threading.Thread(target=follow, daemon=True).start()
+
+    def _is_wanted(self, it: Output) -> bool:
+        streams = self._shown["others" if it.rank else "first"].get(str(it.local_rank), 0)
+        return bool(streams & STREAM_BITS[it.stream])
+
+    def _answer(self, update: Update) -> Iterator[Answer]:
+        if isinstance(update, Output):
+            yield {"output": [update.attempt, update.rank, update.local_rank, update.stream], "data": update.data}
+            return
+        name, details = update.name, update.details
+        if name == "finished":
+            self._last = _weightier(self._last, details)
+            return
+        key = name, details.get("why") or details.get("attempt")
+        if name in _ONCE and key in self._said:
+            return
+        self._said.add(key)
+        yield {"event": name, "details": details}
+
+
+def _weightier(one: dict[str, Any] | None, other: dict[str, Any]) -> dict[str, Any]:
+    """Of two reports of the end the one of the later attempt; else that says more: a failed rank, then a failure."""
+
+    def weight(details: dict[str, Any]) -> tuple[bool, bool]:
+        return (details.get("failure") or {}).get("rank") is not None, details.get("state") == "FAILED"
+
+    if one is None or other["time"] > one["time"] + 30:
+        return other
+    return other if weight(other) > weight(one) else one

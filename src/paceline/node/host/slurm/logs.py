@@ -1,0 +1,167 @@
+"""The lines of a Slurm job, of all its nodes and lives."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from paceline.node.errors import Refused
+from paceline.node.host.protocol import end_with_stdin
+from paceline.node.logs.reader import Choice, attempts, check, read
+
+from . import view
+from .folder import Jobs
+from .queue import Queue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from paceline.node.logs.reader import Text
+    from paceline.node.rundir.directory import RunDirectory
+    from paceline.node.store.home import Answer, Home, Request
+
+    from .folder import JobFolder
+
+_LOOK = 1.0  # seconds between two looks for another life, or the end
+_KEPT = 64  # pieces of text that nobody has taken yet; then the readers wait
+
+
+def slurm_logs(home: Home, request: Request) -> Iterator[Answer]:
+    """What ranks wrote: lines, each followed by the bytes.
+
+    Raises:
+        Refused: there is no such attempt or rank.
+    """
+    end_with_stdin()
+    folder = Jobs(home.root).of(request["name"])
+    ranks = request["choice"].pop("ranks")
+    choice = Choice(None if ranks is None else frozenset(ranks), **request["choice"])
+    _check(folder, choice)
+    yield {"begin": True}
+    texts = Follower(home, folder, choice).read() if choice.follow else _written(folder, choice)
+    for text in texts:
+        yield {"text": text[:4], "data": text.data}
+    yield {"end": True}
+
+
+def _check(folder: JobFolder, choice: Choice) -> None:
+    lives = [[run for run in runs if choice.attempt in (None, *attempts(run.path))] for _, runs in view.runs_of(folder)]
+    having = [runs for runs in lives if runs]
+    if not having:
+        all_runs = [run for _, runs in view.runs_of(folder) for run in runs]
+        if all_runs:
+            check(all_runs[-1].path, choice)
+        elif choice.attempt is not None:
+            raise Refused(f"job {folder.name} has no attempt {choice.attempt}; none has started yet; correct --attempt")
+        return
+    problems = []
+    for run in having[-1]:
+        try:
+            check(run.path, choice)
+        except Refused as error:
+            problems.append(error)
+    if len(problems) == len(having[-1]) and (len(problems) == 1 or "correct --attempt" in str(problems[0])):
+        raise problems[0]
+    if len(problems) == len(having[-1]) and not choice.follow and choice.ranks is not None:
+        raise Refused(str(problems[0]).partition(" wrote no log here")[0] + " wrote no log yet; correct -i")
+
+
+def _written(folder: JobFolder, choice: Choice) -> Iterator[Text]:
+    """The lines that there are, in the order of time."""
+    runs = _runs(folder, choice)
+    if len(runs) == 1:
+        yield from read(runs[0].path, choice)
+        return
+    found = sorted((text for run in runs for text in read(run.path, choice)), key=lambda it: (it.attempt, it.time))
+    if choice.tail is None:
+        yield from found
+        return
+    kept: list[Text] = []
+    left = choice.tail
+    while found and left > 0:
+        text = found.pop()
+        lines = text.data.splitlines(keepends=True)[-left:]
+        kept.append(text._replace(data=b"".join(lines)))
+        left -= len(lines)
+    yield from reversed(kept)
+
+
+def _runs(folder: JobFolder, choice: Choice) -> list[RunDirectory]:
+    """The run directories with the attempt; those of the last life that has written something."""
+    for _, runs in reversed(view.runs_of(folder)):
+        having = [run for run in runs if attempts(run.path) and choice.attempt in (None, *attempts(run.path))]
+        if having:
+            return having
+    return []
+
+
+class Follower:
+    """Reads the logs of all nodes, and of the lives that come, until the job has ended."""
+
+    def __init__(self, home: Home, folder: JobFolder, choice: Choice) -> None:
+        self._home, self._folder, self._choice = home, folder, choice
+        self._news: queue.Queue[Text | None] = queue.Queue(_KEPT)
+        self._read: set[Path] = set()
+        self._active = 0
+        self._over: set[str] = set()  # lives that have ended
+
+    def read(self) -> Iterator[Text]:
+        """The lines as they come."""
+        is_first, is_over = True, False
+        while True:
+            self._over = {str(life) for life in self._folder.lives if self._folder.outcome(life) is not None}
+            is_over = is_over or self._has_ended()
+            self._begin(is_first)
+            is_first = False
+            try:
+                text = self._news.get(timeout=_LOOK)
+                while True:
+                    if text is None:
+                        self._active -= 1
+                    else:
+                        yield text
+                    text = self._news.get_nowait()
+            except queue.Empty:
+                pass
+            if is_over and not self._active and self._news.empty():
+                return
+
+    def _has_ended(self) -> bool:
+        found = view.record(self._folder, Queue(self._home.root))
+        return found is None or found["state"] in ("SUCCEEDED", "FAILED", "STOPPED", "LOST")
+
+    def _begin(self, is_first: bool) -> None:
+        """Start to read what has come: at first the chosen lines of the last life, then all of the later ones."""
+        lives = view.runs_of(self._folder)
+        if self._choice.attempt is not None:
+            runs = _runs(self._folder, self._choice)
+            lives = [(life, those) for life, those in lives if those and those[0] in runs]
+        for life, runs in lives[-1:] if is_first else lives:
+            for run in runs:
+                if run.path not in self._read:
+                    choice = self._choice if is_first else replace(self._choice, since=None, tail=None)
+                    self._start(run, str(life), choice)
+        if is_first:
+            self._read.update(run.path for _, runs in lives for run in runs)
+
+    def _start(self, run: RunDirectory, life: str, choice: Choice) -> None:
+        self._read.add(run.path)
+        self._active += 1
+        threading.Thread(target=self._follow, args=(run, lambda: self._is_past(run, life), choice), daemon=True).start()
+
+    def _is_past(self, run: RunDirectory, life: str) -> bool:
+        """Whether nothing is written to a run directory any more."""
+        state = (run.read_status() or {}).get("state")
+        return state in ("SUCCEEDED", "FAILED", "STOPPED") or life in self._over
+
+    def _follow(self, run: RunDirectory, is_over: Callable[[], bool], choice: Choice) -> None:
+        try:
+            with contextlib.suppress(OSError):  # it was removed
+                for text in read(run.path, choice, is_over):
+                    self._news.put(text)
+        finally:
+            self._news.put(None)

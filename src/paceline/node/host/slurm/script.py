@@ -1,0 +1,166 @@
+"""The batch script of a job: what it asks Slurm for, and how it starts one agent on each node.
+
+Sources: https://slurm.schedmd.com/sbatch.html and https://slurm.schedmd.com/srun.html.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from paceline.node.errors import Refused
+
+from .folder import COMMENT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+_PLAIN = re.compile(r"[A-Za-z0-9_./:,=@%+*\[\]&|!()-]+")
+_CLOSING = 60.0  # seconds beyond its grace that a job may take to end: to commit, and to say so
+_LEAST_WARNING = 10  # seconds before the time limit, at least
+_SWITCHES = ("true", "yes", "")  # values of options that have none
+_NOT = ("false", "no")
+
+_BODY = """
+# One agent on each node. The agents start the ranks, and end with the job's exit code.
+job={job}
+life="$job/lives/$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}"
+mkdir -p "$life"
+export SLURM_EXPORT_ENV=ALL
+heard=
+# Slurm sends USR2 before the time limit: all nodes are asked to save and to stop.
+trap 'heard=1; echo limit > "$life/warned"; scancel --quiet --signal=TERM "$SLURM_JOB_ID"' USR2
+trap 'heard=1' TERM CONT
+sees='[ -e "$0/job.json" ] || {{
+  echo "paceline: $(uname -n) does not see $0, which is not on a shared disk; set root in the settings" >&2
+  scancel --quiet --signal=TERM "$SLURM_JOB_ID.$SLURM_STEP_ID"
+  exit 2
+}}; exec "$@"'
+srun {srun} sh -c "$sees" "$job" {task} slurm "$job" &
+started=$!
+while :; do
+  heard=
+  wait "$started"
+  code=$?
+  [ -n "$heard" ] || break
+done
+# It ends here, is requeued, or goes on in another job.
+{command} slurm-finish "$job" "$code"
+"""
+
+
+def text(job: Mapping[str, Any], folder: Path, command: Sequence[str], options: Mapping[str, Any], job_id: str) -> str:
+    """The script.
+
+    Args:
+        job: what the user asks for, as a `JobSpec` in JSON.
+        folder: the job's folder.
+        command: runs paceline's node side.
+        options: `slurm`, more options of sbatch; `no_kill`, whether the job goes on without nodes that are lost;
+            `container`, flags of srun or a program that runs the agent in a container, and `python`, that in it.
+        job_id: paceline's identifier.
+
+    Raises:
+        Refused: an option cannot be written into a script.
+    """
+    asked = lines(directives(job, folder, options, job_id))
+    srun = [
+        '--nodes="$SLURM_JOB_NUM_NODES"', '--ntasks="$SLURM_JOB_NUM_NODES"', "--ntasks-per-node=1",
+        "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}", "--cpu-bind=none", "--kill-on-bad-exit=0",
+        f"--wait={math.ceil(float(job['grace']) + _CLOSING)}", "--input=none",
+        *(["--no-kill"] if options["no_kill"] else []), *map(shlex.quote, options["container"]),
+    ]  # fmt: skip
+    task = [options["python"], *command[1:]] if options["container"] else command
+    body = _BODY.format(
+        job=shlex.quote(str(folder)), srun=" ".join(srun), task=shlex.join(task), command=shlex.join(command)
+    )
+    return "#!/bin/sh\n" + "".join(asked) + body
+
+
+def lines(options: Mapping[str, str]) -> list[str]:
+    """Options of sbatch as lines of a script.
+
+    Raises:
+        Refused: an option cannot be written into a script.
+    """
+    return [
+        f"#SBATCH --{name}" + ("" if value in _SWITCHES else f"={_quoted(name, value)}") + "\n"
+        for name, value in options.items()
+        if value not in _NOT
+    ]
+
+
+def directives(job: Mapping[str, Any], folder: Path, options: Mapping[str, Any], job_id: str) -> dict[str, str]:
+    """The options of sbatch, by their names: those that follow from the job, then those that the user gives."""
+    least, _, most = str(job["nodes"]).partition(":")
+    found = {
+        "job-name": job["name"],
+        "comment": f"{COMMENT}{job_id}",
+        "nodes": f"{least}-{most}" if most else least,
+        "ntasks-per-node": "1",
+        "output": str(folder / "slurm.out").replace("%", "%%"),
+        "open-mode": "append",
+        "chdir": str(folder),
+        "requeue": "true",
+        "signal": f"B:USR2@{_warning(job)}",
+    }
+    ranks = job["ranks"]
+    if job["cpus"] is not None:
+        found["cpus-per-task"] = str(job["cpus"])
+    elif isinstance(ranks, int) and ranks > 1 and not {"cpus-per-gpu", "exclusive"} & options["slurm"].keys():
+        found["cpus-per-task"] = str(ranks)
+    if job["memory"] is not None:
+        found["mem"] = f"{math.ceil(job['memory'] / (1 << 20))}M"
+    if isinstance(job["devices"], int) and job["devices"]:
+        found["gres"] = f"gpu:{job['devices']}"
+    if job["queue"] is not None:
+        found["partition"] = job["queue"]
+    if job["time_limit"] is not None:
+        found["time"] = duration(job["time_limit"])
+    if options["no_kill"]:
+        found["no-kill"] = "true"
+    given = {
+        name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options["slurm"].items()
+    }
+    for own, others in _INSTEAD.items():  # the user's words for the same
+        if own in found and any(other in given for other in others):
+            del found[own]
+    return {**found, **given}
+
+
+_INSTEAD = {
+    "gres": ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"),
+    "mem": ("mem-per-cpu", "mem-per-gpu"),
+}
+
+
+def _warning(job: Mapping[str, Any]) -> int:
+    """How many seconds before the time limit a job is asked to stop."""
+    needed = math.ceil(float(job["grace"]) + _CLOSING)
+    if job["time_limit"] is None:
+        return needed
+    return max(_LEAST_WARNING, min(needed, int(job["time_limit"] / 2)))
+
+
+def duration(seconds: float) -> str:
+    """A time limit as Slurm writes it: days-hours:minutes:seconds."""
+    whole = math.ceil(seconds)
+    days, rest = divmod(whole, 86400)
+    hours, rest = divmod(rest, 3600)
+    return f"{days}-{hours:02}:{rest // 60:02}:{rest % 60:02}"
+
+
+def _quoted(name: str, value: str) -> str:
+    """A value as sbatch reads it from a script.
+
+    Raises:
+        Refused: it has a line end.
+    """
+    if "\n" in value or "\r" in value:
+        raise Refused(f"--slurm {name}: its value has a line end, which no batch script can; write it in one line")
+    if _PLAIN.fullmatch(value):
+        return value
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

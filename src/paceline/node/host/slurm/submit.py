@@ -1,0 +1,231 @@
+"""Submits a job to Slurm, on a machine that has sbatch.
+
+The folder of the job is complete before sbatch is called. The Slurm job has paceline's identifier as its comment. So
+whoever is ended meanwhile leaves either nothing in Slurm, or a job that is found by that comment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.node import ENTRY
+from paceline.node.errors import Refused
+from paceline.node.files import write_json
+from paceline.node.host.protocol import Bytes
+from paceline.node.planning.script import program_kind
+from paceline.node.store import lifecycle
+from paceline.node.store.code_copy import copy_of, unpacked
+
+from . import script, view
+from .commands import Away, Rejected, call, found
+from .folder import Jobs
+from .follow import follow
+from .queue import Queue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from paceline.node.store.home import Answer, Home, Request
+
+    from .folder import JobFolder
+
+_TRIES = 3  # of sbatch, while Slurm does not answer
+_PAUSE = 2.0  # seconds between two of them
+_FREE = 60.0  # seconds that sbatch may take
+_NUMBER = re.compile(r"^(\d+)", re.MULTILINE)
+_FOREIGN = re.compile(r"(SLURM|SBATCH|SRUN)_")  # variables of a job that this process is in, or of the user for sbatch
+
+
+def slurm_prepare(home: Home, request: Request) -> Answer:
+    """What `slurm_submit` would do: the batch script; writes nothing, and asks Slurm whether it would take it.
+
+    Raises:
+        Refused: the job cannot run there, or its name is taken.
+    """
+    jobs, job = Jobs(home.root), request["job"]
+    found("sbatch")
+    if jobs.find(job["name"]) is not None:
+        return {"taken": str(jobs.path / job["name"])}
+    _old(jobs, job)
+    if job["code"] is None:
+        _check_program(job, _working_dir(job))
+    batch = _script(jobs.path / job["name"], request)
+    notes = _tested(batch, request)
+    return {"root": str(home.root), "script": batch, "notes": notes}
+
+
+def slurm_submit(home: Home, request: Request) -> Iterator[Answer]:
+    """Submit a job; the archive (tar) of its code, of `bytes` bytes, follows on stdin.
+
+    Raises:
+        Refused: Slurm does not take it; nothing of it is left.
+    """
+    jobs, job = Jobs(home.root), request["job"]
+    archive = Bytes(request["bytes"])
+    found("sbatch")
+    if jobs.find(job["name"]) is not None:
+        archive.skip()
+        yield {"taken": str(jobs.path / job["name"])}
+        return
+    building = jobs.new(job["name"])
+    try:
+        _fill(jobs, building, request, archive)
+        folder = jobs.settle(building)
+    except BaseException:
+        jobs.discard(building)
+        raise
+    if folder is None:
+        jobs.discard(building)
+        yield {"taken": str(jobs.path / job["name"])}
+        return
+    yield {"made": True}
+    try:
+        number = _submitted(folder, request)
+    except Refused:
+        jobs.remove(folder)
+        raise
+    folder.add_id(number)
+    yield {"record": view.record(folder, Queue(home.root)), "id": number}
+    if request["shown"] is not None:
+        yield from follow(home, folder, request["shown"])
+
+
+def _fill(jobs: Jobs, folder: JobFolder, request: Request, archive: Bytes) -> None:
+    job, code = request["job"], request["code"]
+    old = _old(jobs, job)
+    node = {**job, "code": None, "resume_from": None, "time_limit": None, "queue": None, "log_dir": None}
+    place = jobs.path / job["name"]  # where the folder will be
+    if job["code"] is not None:
+        if old is not None:
+            code = copy_of(old.read()["code"])(folder.code)
+        else:
+            code = unpacked(archive, request["code"] or {})(folder.code)
+        code = {**code, "path": str(place / "code" / job["name"])}
+        node["working_dir"] = code["path"]
+        _check_program(job, folder.code)
+    else:
+        node["working_dir"] = _working_dir(job)
+    if job["checkpoint_dir"] is None:
+        node["checkpoint_dir"] = str(place / "checkpoints")
+    if old is not None and not job["fresh"]:
+        lifecycle.take_checkpoints(old.path, folder.path)
+    batch = _script(place, request)
+    folder.script.write_text(batch)
+    write_json(
+        folder.job,
+        {
+            "job_id": request["job_id"], "created": time.time(), "spec": job, "node": node, "code": code,
+            "data": list(request["data"]), "options": dict(request["options"]), "terminal": dict(request["terminal"]),
+        },
+    )  # fmt: skip
+    folder.job.chmod(0o600)
+
+
+def _old(jobs: Jobs, job: Mapping[str, Any]) -> JobFolder | None:
+    """The job that this one goes on from.
+
+    Raises:
+        Refused: it is gone, or has not ended.
+    """
+    if job["resume_from"] is None:
+        return None
+    old = jobs.find(job["resume_from"])
+    if old is None:
+        raise Refused(f"no job {job['resume_from']!r} to resume from on this cluster; see paceline list -A")
+    if job["code"] is not None and not old.code.is_dir():
+        raise Refused(f"the code of job {old.name} is gone; submit the job again")
+    return old
+
+
+def _working_dir(job: Mapping[str, Any]) -> str:
+    folder: str = os.path.abspath(os.path.expanduser(job["working_dir"]))
+    if not os.path.isdir(folder):
+        raise Refused(f"no folder {folder} here; name one on the shared disk with --working-dir, or send the code")
+    return folder
+
+
+def _check_program(job: Mapping[str, Any], folder: str | Path) -> None:
+    """Check that the script is there; the nodes check the rest, since other things may be installed on them.
+
+    Raises:
+        Refused: it is not.
+    """
+    if job["script"] is not None:
+        program_kind(job["script"], Path(folder))
+
+
+def _script(place: Path, request: Request) -> str:
+    job_id: str = request["job_id"]
+    return script.text(request["job"], place, [sys.executable, ENTRY], request["options"], job_id)
+
+
+# -- sbatch ------------------------------------------------------------------------------------------------------------
+
+
+def environment(request: Mapping[str, Any]) -> dict[str, str]:
+    """The variables of a Slurm job: those of this process, secrets and the token.
+
+    They travel as sbatch's own, which Slurm hands to the nodes, and are in no file of paceline's.
+    """
+    kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name) or name == "SLURM_CONF"}
+    return {**kept, **request["secrets"], **({"PACELINE_TOKEN": request["token"]} if request["token"] else {})}
+
+
+def _tested(batch: str, request: Request) -> list[str]:
+    """Let Slurm check a script, and submit nothing; returns what it says of the start.
+
+    Raises:
+        Refused: Slurm would refuse it, or does not answer.
+    """
+    try:
+        call("sbatch", "--test-only", env=environment({**request, "secrets": {}, "token": None}), text=batch)
+    except Rejected as error:
+        said = error.said.removeprefix("allocation failure: ")
+        raise Refused(
+            f"Slurm refuses the job: {said}; see what there is with paceline top node --on {request['target']}"
+        ) from None
+    return []
+
+
+def _submitted(folder: JobFolder, request: Request) -> str:
+    """The number of the new Slurm job.
+
+    If sbatch is not heard of, Slurm may have taken the job all the same. So its list is searched before the next try.
+
+    Raises:
+        Refused: Slurm refuses it, or does not answer.
+    """
+    for left in range(_TRIES - 1, -1, -1):
+        try:
+            said = call(
+                "sbatch", "--parsable", "--export=ALL", str(folder.script), env=environment(request), seconds=_FREE
+            )
+            number = _NUMBER.search(said)
+            if number is None:
+                raise Refused(f"sbatch says {said.strip()!r}, and no job number")
+            return str(number[1])
+        except Rejected as error:
+            raise Refused(f"Slurm refuses the job: {error.said}") from None
+        except Away as error:
+            taken = _taken(folder)
+            if taken is not None:
+                return taken
+            if not left:
+                raise Refused(f"{error}; nothing was submitted") from None
+            time.sleep(_PAUSE)  # nothing says when the controller is back
+    raise AssertionError
+
+
+def _taken(folder: JobFolder) -> str | None:
+    """The number under which Slurm has a job although its sbatch failed."""
+    job_id = folder.read()["job_id"]
+    with contextlib.suppress(Refused):
+        found = Queue(folder.path.parent.parent, fresh=0.0).of(job_id)
+        return str(found[0].id) if found else None
+    return None

@@ -1,0 +1,162 @@
+"""What srun starts on each node: makes this node's part of the job, and becomes its agent.
+
+Everything that the nodes must agree on follows from Slurm's own variables, which are the same on all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.contract import TOKEN, ContractError
+from paceline.contract.slurm import SlurmContract, agreed_port
+from paceline.node.agent.agent import CURRENT_SECONDS
+from paceline.node.errors import Refused
+from paceline.node.machine import volumes
+from paceline.node.store import make, records
+from paceline.node.store.home import Home
+from paceline.node.store.plan import Order, make_plan, this_machine
+
+from .commands import call
+from .folder import JobFolder, current_life
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from paceline.contract import Placement
+
+    from .folder import Life
+
+_LOOK = 0.2  # seconds between two looks at what another node writes
+_PATIENCE = 60.0  # seconds for node 0 to say that this life may work
+_REFUSED = 2  # the exit code if the job cannot run here
+_ALIASES = ("SLURM_LAUNCH_NODE_IPADDR",)  # where srun runs: on the first node, since the batch script does
+
+
+def main(path: str) -> NoReturn:
+    """Run this node's part of the job with this folder."""
+    folder = JobFolder(Path(path))
+    life = current_life()
+    placement = _placement()
+    if folder.stop.exists():  # the signal came before this process
+        sys.exit(128 + signal.SIGTERM)
+    part = folder.part(life, placement.node_rank)
+    try:
+        part.mkdir(parents=True, exist_ok=True)
+        _become(folder, life, placement)
+    except Refused as error:
+        why = f"{socket.gethostname()}: {error}"
+    except OSError as error:
+        why = f"{socket.gethostname()}: {error.filename or path}: {error.strerror or error}"
+    print(f"paceline: {why}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+        (part / "refused").write_text(why)
+    with contextlib.suppress(Refused):  # the other nodes need not wait for this one
+        call("scancel", "--quiet", "--signal=TERM", f"{life.id}.{os.environ.get('SLURM_STEP_ID', '0')}")
+    sys.exit(_REFUSED)
+
+
+def _placement() -> Placement:
+    """Where this process is in the step.
+
+    Raises:
+        SystemExit: it is not a task of srun.
+    """
+    try:
+        found = SlurmContract().read(os.environ)
+    except ContractError as error:
+        sys.exit(f"paceline: {error}")
+    if found is None:
+        sys.exit("paceline: this is started by srun, in the batch script of a job")
+    return found
+
+
+def _become(folder: JobFolder, life: Life, placement: Placement) -> NoReturn:
+    stored = folder.read()
+    job: dict[str, Any] = {**stored["node"], "node_rank": placement.node_rank}
+    job["queue"] = os.environ.get("SLURM_JOB_PARTITION")
+    _take_over(folder, life, placement.node_rank)
+    hosts = _hosts()
+    if len(hosts) > 1 or str(job["nodes"]) != "1":
+        job["main_address"] = _address(placement.main_address)
+        job["main_port"] = agreed_port(life.id, str(life.restarts))
+    home = Home(folder.path.parent.parent, folder.part(life, placement.node_rank), is_remote=True)
+    work = job["working_dir"]
+    order = Order(
+        job,
+        data=[volumes.find(source, str(home.root), work) for source in stored["data"]],
+        job_id=stored["job_id"],
+        hosts=tuple(hosts),
+        first_attempt=_first_attempt(folder, life),
+        current=(str(folder.current), str(life)),
+        terminal=stored["terminal"],
+        secrets={name: os.environ[name] for name in job["secrets"] if name in os.environ},
+        token=os.environ.get(TOKEN),
+    )
+    plan = make_plan(home, this_machine(home, 0, is_scheduled=True), order)
+    make.become(plan)
+
+
+def _take_over(folder: JobFolder, life: Life, node_rank: int) -> None:
+    """Make this the life that may work, and wait for agents of the one before that may still run.
+
+    Slurm starts a job elsewhere when it has lost a node, which may go on all the same.
+    """
+    if node_rank:
+        until = time.monotonic() + _PATIENCE
+        while _current(folder) != str(life) and time.monotonic() < until:
+            time.sleep(_LOOK)  # the kernel does not report what other machines write
+        return
+    temporary = folder.path / f".current.{life}"
+    temporary.write_text(str(life))
+    temporary.replace(folder.current)
+    before = [other for other in folder.lives if other != life and folder.outcome(other) is None]
+    until = time.monotonic() + 2 * CURRENT_SECONDS + _LOOK
+    while before and time.monotonic() < until:
+        states = [(run.read_status() or {}).get("state") for run in folder.runs(before[-1])]
+        if all(state in records.FINAL for state in states):
+            break
+        time.sleep(_LOOK)
+
+
+def _current(folder: JobFolder) -> str:
+    with contextlib.suppress(OSError):
+        return folder.current.read_text()
+    return ""
+
+
+def _hosts() -> list[str]:
+    """The names of the nodes, by node rank."""
+    from paceline.contract.slurm import expand_hosts
+
+    return expand_hosts(os.environ.get("SLURM_STEP_NODELIST") or os.environ["SLURM_JOB_NODELIST"])
+
+
+def _address(name: str) -> str:
+    """The address of the first node: its name, if that can be resolved here, else where srun says that it runs."""
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        for variable in _ALIASES:
+            if os.environ.get(variable):
+                return os.environ[variable]
+    return name
+
+
+def _first_attempt(folder: JobFolder, life: Life) -> int:
+    """The number after the last attempt of the lives before."""
+    last = -1
+    for other in folder.lives:
+        if other == life:
+            continue
+        for run in folder.runs(other):
+            status = run.read_status() or {}
+            if status.get("start") is not None:
+                last = max(last, int(status["attempt"]))
+    return last + 1

@@ -1,0 +1,285 @@
+"""The state of a Slurm job: from the run directories of its nodes first, then from Slurm.
+
+The nodes write into the run directories on the shared disk. Whether a node still works on the job is not asked of its
+lock, which may not work between machines: Slurm knows it. While Slurm does not answer, what the nodes have written
+last is taken for true.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from paceline.node.files import read_json
+from paceline.node.store import records
+from paceline.node.store.home import with_ids
+from paceline.node.store.parts import merged
+
+from . import reasons
+
+if TYPE_CHECKING:
+    from paceline.node.rundir.directory import RunDirectory
+
+    from .folder import JobFolder, Life
+    from .queue import Entry, Queue
+
+REQUEUE, CHAIN = "requeue", "chain"  # what the batch script does next, see `finish.py`
+_SHORTLY = 5.0  # seconds in which a node that was started writes something
+_STARTING = "its nodes start"
+
+
+def record(folder: JobFolder, queue: Queue) -> dict[str, Any] | None:
+    """The record of a job, with the keys of `records.record`, and `external_id`; None if it is gone."""
+    job = read_json(folder.job)
+    if job is None:
+        return None
+    found = _Looked(folder, job, queue).record()
+    if found is None:
+        return None
+    spec = job["spec"]
+    return {
+        **found,
+        "name": folder.name,
+        "created": float(job["created"]),
+        "queue": found["queue"] or spec["queue"],
+        "labels": dict(spec["labels"]),
+        "ttl": spec["ttl"],
+        "code": job.get("code"),
+        "folder": str(folder.path),
+        "external_id": (folder.ids or [""])[-1],
+        "job_id": job["job_id"],
+    }
+
+
+class _Looked:
+    """What is seen of a job at a moment."""
+
+    def __init__(self, folder: JobFolder, job: dict[str, Any], queue: Queue) -> None:
+        self._folder, self._job, self._queue = folder, job, queue
+        self._is_stopped = folder.stop.exists()
+
+    def record(self) -> dict[str, Any] | None:
+        lives = self._folder.lives
+        while lives and not self._says_something(lives[-1]):
+            lives.pop()
+        return self._of_life(lives[-1]) if lives else self._unstarted()
+
+    def _says_something(self, life: Life) -> bool:
+        folder = self._folder
+        return bool(folder.runs(life) or folder.refusals(life) or folder.outcome(life))
+
+    # -- before it has started -----------------------------------------------------------------------------------------
+
+    def _unstarted(self) -> dict[str, Any]:
+        """A job of which no node has written anything yet."""
+        entry = self._entry()
+        if entry is None:
+            if not self._is_known_gone(float(self._job["created"])):
+                return self._plain("PENDING", waiting="Slurm has just got it")
+            return self._never_started()
+        if entry.is_pending:
+            return self._plain("PENDING", entry, waiting=reasons.waiting(entry.reason, entry.id, entry.start))
+        if entry.is_running:
+            return self._plain("STARTING", entry, waiting=_STARTING)
+        return self._ended_by_slurm(entry)
+
+    def _never_started(self) -> dict[str, Any]:
+        if self._is_stopped:
+            return self._plain("STOPPED", finished=_time_of(self._folder))
+        if not self._folder.ids:
+            why = "Slurm never got it: the command that submitted it was ended; submit it again"
+        else:
+            why = self._said() or "Slurm does not know it any more, and no node has started it"
+        return self._plain("FAILED", error=why, finished=_time_of(self._folder))
+
+    def _said(self) -> str:
+        """The last line that its batch script printed."""
+        with contextlib.suppress(OSError):
+            lines = self._folder.output.read_text(errors="replace").strip().splitlines()
+            if lines:
+                return f"{lines[-1]}; see {self._folder.output}"
+        return ""
+
+    def _ended_by_slurm(self, entry: Entry) -> dict[str, Any]:
+        """A job that Slurm has ended before any node wrote something."""
+        finished = _time_of(self._folder)
+        if self._is_stopped:
+            return self._plain("STOPPED", entry, finished=finished)
+        state = "STOPPED" if entry.state == "CANCELLED" else "FAILED"
+        why = reasons.ENDED.get(entry.state, f"Slurm says {entry.state}")
+        said = "" if state == "STOPPED" else self._said()
+        return self._plain(
+            state, entry, error=f"{why} before it started{f': {said}' if said else ''}", finished=finished
+        )
+
+    # -- once a node has written something -----------------------------------------------------------------------------
+
+    def _of_life(self, life: Life) -> dict[str, Any]:
+        outcome = self._folder.outcome(life)
+        found = self._merged(life, is_alive=outcome is None)
+        if outcome is not None:
+            return self._after(life, found, outcome)
+        if found["state"] == "SUCCEEDED":
+            return found
+        entry = self._entry()
+        if entry is not None and entry.id == life.id and entry.restarts <= life.restarts and not entry.is_over:
+            return self._closing(found) if found["state"] in records.FINAL else found
+        if entry is not None and not entry.is_over:  # Slurm has requeued it, or another one goes on
+            return self._again(found, entry)
+        if entry is None and not self._is_known_gone(self._begun(life)):
+            return self._closing(found) if found["state"] in records.FINAL else found
+        return self._lost(life, entry)
+
+    def _after(self, life: Life, found: dict[str, Any], outcome: dict[str, Any]) -> dict[str, Any]:
+        """A life that has ended, with what its batch script has decided."""
+        follows = outcome.get("next")
+        if follows:
+            entry = self._entry()
+            is_old = entry is not None and entry.id == life.id and entry.restarts <= life.restarts
+            if entry is None and self._is_known_gone(float(outcome["time"])):
+                return self._not_again(found, outcome, entry)
+            if entry is not None and entry.is_over and (not is_old or self._queue.knows_since(float(outcome["time"]))):
+                return self._not_again(found, outcome, entry)
+            return self._again(found, None if is_old else entry, str(outcome["why"]))
+        if self._is_stopped and found["state"] != "SUCCEEDED":
+            found = {**found, "state": "STOPPED"}
+        elif outcome.get("state"):
+            found = {**found, "state": outcome["state"], "exit_code": outcome.get("exit_code", found["exit_code"])}
+        if outcome.get("why"):
+            found = {**found, "error": outcome["why"]}
+        return {**found, "finished": found["finished"] or float(outcome["time"])}
+
+    def _again(self, found: dict[str, Any], entry: Entry | None, why: str = "Slurm has requeued it") -> dict[str, Any]:
+        """A job that Slurm starts again."""
+        waiting = why
+        if entry is not None and entry.is_pending:
+            waiting = f"{why}; {reasons.waiting(entry.reason, entry.id, entry.start)}"
+        instances = [{**rank, "state": "STOPPED"} for rank in found["instances"]]
+        return {
+            **found, "state": "RESTARTING", "waiting": waiting, "finished": None, "exit_code": None, "error": None,
+            "instances": instances,
+        }  # fmt: skip
+
+    def _not_again(self, found: dict[str, Any], outcome: dict[str, Any], entry: Entry | None) -> dict[str, Any]:
+        """A job that was to start again, and was ended in Slurm before."""
+        state = "STOPPED" if self._is_stopped or (entry is not None and entry.state == "CANCELLED") else "FAILED"
+        then = reasons.ENDED.get(entry.state, entry.state) if entry is not None else "Slurm does not know it any more"
+        error = None if self._is_stopped else f"{outcome['why']}, then {then}"
+        return {
+            **found, "state": state, "waiting": None, "error": error,
+            "finished": max(found["finished"] or 0.0, float(outcome["time"])),
+        }  # fmt: skip
+
+    def _closing(self, found: dict[str, Any]) -> dict[str, Any]:
+        """A job that has ended on its nodes, while its batch script decides whether it goes on."""
+        waiting = "it has ended on its nodes; its batch script finds out whether it goes on"
+        return {**found, "state": "RESTARTING", "waiting": waiting, "finished": None, "exit_code": None}
+
+    def _lost(self, life: Life, entry: Entry | None) -> dict[str, Any]:
+        """A life that ended without a word of its batch script."""
+        found = self._merged(life, is_alive=False)
+        if self._is_stopped:
+            return {**found, "state": "STOPPED", "error": None}
+        if entry is None or entry.state in ("COMPLETED", "FAILED"):
+            return found
+        why = reasons.ENDED.get(entry.state, f"Slurm says {entry.state}")
+        again = f"paceline resubmit {self._folder.name} goes on from its last checkpoint"
+        if entry.state == "CANCELLED":
+            return {**found, "state": "STOPPED", "error": f"{why}, not by paceline"}
+        return {**found, "state": "FAILED", "error": f"{why}; {again}"}
+
+    def _merged(self, life: Life, *, is_alive: bool) -> dict[str, Any]:
+        """The record of all nodes of a life."""
+        parts = []
+        for run in self._folder.runs(life):
+            part = records.record(run.path, list, lambda _: is_alive)
+            if part is not None:
+                parts.append(with_ids(run, part))
+        refusals = self._folder.refusals(life)
+        if refusals:
+            found = merged(parts)[0] if parts else self._plain("FAILED")
+            finished = found["finished"] or _time_of(self._folder)
+            return {**found, "state": "FAILED", "exit_code": 2, "error": refusals[0], "finished": finished}
+        if not parts:
+            return self._plain("FAILED", finished=_time_of(self._folder))
+        found, _ = merged(parts)
+        found["nodes"] = max(found["nodes"], len(parts)) if found["state"] in records.FINAL else found["nodes"]
+        return {**found, "restarts": found["restarts"]}
+
+    # -- Slurm ---------------------------------------------------------------------------------------------------------
+
+    def _entry(self) -> Entry | None:
+        """Its Slurm job, the newest."""
+        ids = self._folder.ids
+        if not ids:
+            for entry in self._queue.of(self._job["job_id"]):  # its client was ended before it noted the number
+                with contextlib.suppress(OSError):
+                    self._folder.add_id(entry.id)
+                ids.append(entry.id)
+        return self._queue.entry(ids[-1]) if ids else None
+
+    def _is_known_gone(self, since: float) -> bool:
+        """Whether Slurm has answered later than this, and did not name it."""
+        return self._queue.knows_since(since)
+
+    def _begun(self, life: Life) -> float:
+        return _time_of(self._folder, self._folder.of(life)) + _SHORTLY
+
+    def _plain(
+        self, state: str, entry: Entry | None = None, *, waiting: str | None = None, error: str | None = None,
+        finished: float | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The record of a job of which no node has written anything."""
+        spec = self._job["spec"]
+        is_final = state in records.FINAL
+        return {
+            "name": self._folder.name, "state": state, "backend": "", "framework": spec["framework"],
+            "nodes": int(str(spec["nodes"]).partition(":")[0]),
+            "ranks": _count(spec), "attempt": 0, "exit_code": 1 if state == "FAILED" else None,
+            "created": float(self._job["created"]), "started": None,
+            "finished": (finished or time.time()) if is_final else None, "instances": [], "error": error,
+            "waiting": waiting, "restarts": 0, "max_restarts": int(spec["max_restarts"]), "devices": [],
+            "devices_asked": spec["devices"], "priority": 0, "queue": entry.partition if entry else None, "labels": {},
+            "ttl": None, "kept_since": finished if is_final else None, "grace": float(spec["grace"]),
+            "command": _command(spec), "working_dir": str(self._job["node"]["working_dir"]), "folder": "", "code": None,
+            "data": list(self._job["data"]), "tensorboard": None, "progress": None, "checkpoint": None,
+        }  # fmt: skip
+
+
+def merged_of(folder: JobFolder, life: Life) -> dict[str, Any] | None:
+    """The record of the nodes of a life that has ended; None if none has written anything."""
+    parts = []
+    for run in folder.runs(life):
+        part = records.record(run.path, list, lambda _: False)
+        if part is not None:
+            parts.append(with_ids(run, part))
+    return merged(parts)[0] if parts else None
+
+
+def runs_of(folder: JobFolder) -> list[tuple[Life, list[RunDirectory]]]:
+    """The run directories of all lives of a job, the newest life last."""
+    return [(life, runs) for life in folder.lives if (runs := folder.runs(life))]
+
+
+def _count(spec: dict[str, Any]) -> int:
+    nodes = int(str(spec["nodes"]).partition(":")[0])
+    return nodes * spec["ranks"] if isinstance(spec["ranks"], int) else nodes
+
+
+def _command(spec: dict[str, Any]) -> str:
+    import shlex
+
+    words = [spec["script"] or spec["command"] or "", *spec["args"]]
+    if spec["module"]:
+        words = ["-m", spec["module"], *spec["args"]]
+    return " ".join(map(shlex.quote, map(str, words)))
+
+
+def _time_of(folder: JobFolder, path: Any = None) -> float:
+    """When the last thing happened to a job."""
+    times = [0.0]
+    for each in (path,) if path is not None else (folder.path, folder.stop, folder.output):
+        with contextlib.suppress(OSError):
+            times.append(each.stat().st_mtime)
+    return max(times)

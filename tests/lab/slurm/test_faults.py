@@ -1,0 +1,279 @@
+"""What happens to Slurm jobs when Slurm, its nodes or clients fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.conftest import eventually, processes_with
+from tests.train.loop.test_exactly_once import Training
+
+if TYPE_CHECKING:
+    from .client import Client
+    from .cluster import Cluster
+
+SETTINGS = '[targets.lab]\nbackend = "slurm"\n'
+FOREVER = "import threading; print('here', flush=True); threading.Event().wait()"
+
+
+@pytest.fixture
+def user(client: Client) -> Client:
+    (client.folder / "paceline.toml").write_text(SETTINGS)
+    return client
+
+
+def job(user: Client, name: str = "it") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(user.paceline("get", "--on", "lab", name, "-o", "json").stdout)
+    return found
+
+
+def submit(user: Client, script: str, *flags: str, name: str = "it") -> None:
+    user.paceline("submit", "--on", "lab", "--name", name, *flags, user.script(script))
+
+
+def reaches(user: Client, state: str, name: str = "it") -> None:
+    eventually(lambda: job(user, name)["state"] == state, f"{name} is {state}; it is {job(user, name)}")
+
+
+class Counting(Training):
+    """A training on the cluster that records which samples each step used."""
+
+    def __init__(self, user: Client, epochs: int) -> None:
+        super().__init__(user, 0, epochs=epochs)
+        self.user = user
+
+    def submit(self, *flags: str) -> None:
+        args = ("train.py", str(self.user.folder), str(self.epochs), "0")
+        self.user.paceline("submit", "--on", "lab", "--name", "it", *flags, *args)
+
+    def makes_steps(self, more: int) -> None:
+        goal = self.steps() + more
+        eventually(lambda: self.steps() >= goal, f"steps are made; {job(self.user)}")
+
+    def ends_well(self) -> None:
+        done = self.user.paceline("wait", "--on", "lab", "it", check=False)
+        assert done.returncode == 0, (done.stderr, job(self.user))
+        self.check()
+
+
+def test_a_requeued_job_goes_on(user: Client, cluster: Cluster) -> None:
+    pytest.importorskip("torch")
+    training = Counting(user, 12)
+    training.submit("--nnodes", "2")
+    training.makes_steps(30)
+    cluster.slurm("scontrol", "requeue", job(user)["external_id"])
+    eventually(lambda: job(user)["attempt"] == 1, "it has started again")
+    training.ends_well()
+    events = [it["event"] for it in json.loads(user.paceline("events", "it", "-o", "json").stdout)]
+    assert events.count("started") == 4
+    assert user.paceline("logs", "it", "--attempt", "0", check=False).returncode == 0
+
+
+def test_a_preempted_job_saves_and_goes_on(user: Client, cluster: Cluster) -> None:
+    pytest.importorskip("torch")
+    training = Counting(user, 12)
+    training.submit("--nnodes", "2", "--slurm", "exclusive")
+    training.makes_steps(10)
+    number = cluster.slurm(
+        "sbatch", "--parsable", "--partition=urgent", "--nodes=3", "--exclusive", "--wrap=sleep 600"
+    ).strip()
+    eventually(lambda: job(user)["state"] == "RESTARTING", "it has given way")
+    assert "preempted" in job(user)["waiting"] or "Slurm" in job(user)["waiting"], job(user)["waiting"]
+    saved = job(user)["checkpoint"]["step"]
+    cluster.slurm("scancel", number)
+    training.ends_well()
+    starts = [line for path in training.records.iterdir() for line in path.read_text().splitlines() if "start" in line]
+    assert f"start {saved}" in starts, "it went on from where it was asked to stop"
+
+
+def test_a_lost_node(user: Client, cluster: Cluster) -> None:
+    pytest.importorskip("torch")
+    training = Counting(user, 12)
+    training.submit("--nnodes", "2")
+    training.makes_steps(30)
+    cluster.kill_slurmd("n1", with_job=True)
+    eventually(lambda: job(user)["attempt"] == 1 and job(user)["state"] == "RUNNING", "it has started again")
+    training.ends_well()
+    assert {rank["node"] for rank in job(user)["instances"]} == {"n0", "n2"}
+
+
+def test_the_time_limit(user: Client, cluster: Cluster) -> None:
+    pytest.importorskip("torch")
+    training = Counting(user, 10_000)
+    training.submit("--slurm", "partition=short", "--grace", "5", "--time-limit", "60s")
+    assert user.paceline("wait", "it", check=False).returncode == 124
+    found = job(user)
+    assert (found["state"], found["exit_code"]) == ("FAILED", 124)
+    assert "stopped at its time limit" in found["error"] and found["checkpoint"] is not None
+    last = max(int(line.split()[1]) for path in training.records.iterdir() for line in path.read_text().splitlines())
+    assert found["checkpoint"]["step"] >= last - 1, "it was asked to save at the end"
+
+
+def test_a_chain_of_jobs(user: Client, cluster: Cluster) -> None:
+    pytest.importorskip("torch")
+    training = Counting(user, 14)
+    script = user.folder / "train.py"
+    script.write_text(
+        script.read_text().replace("        optimizer.step()", "        optimizer.step(); time.sleep(0.4)")
+    )
+    training.submit("--slurm", "partition=short", "--grace", "5", "--chain", "--time-limit", "60s")
+    first = job(user)["external_id"]
+    training.ends_well()
+    assert job(user)["external_id"] != first
+    assert job(user)["attempt"] >= 1
+
+
+def test_a_job_that_was_cancelled_from_outside(user: Client, cluster: Cluster) -> None:
+    submit(user, FOREVER, name="runs")
+    reaches(user, "RUNNING", "runs")
+    submit(user, FOREVER, "--slurm", "hold", name="waits")
+    for name in ("runs", "waits"):
+        cluster.slurm("scancel", job(user, name)["external_id"])
+    for name in ("runs", "waits"):
+        reaches(user, "STOPPED", name)
+        assert "cancelled in Slurm" in job(user, name)["error"]
+    user.paceline("delete", "--on", "lab", "runs", "waits")
+
+
+def test_slurmctld_is_down(user: Client, cluster: Cluster) -> None:
+    submit(user, FOREVER)
+    reaches(user, "RUNNING")
+    cluster.kill_slurmctld()
+    listed = user.paceline("list", "--on", "lab")
+    assert re.search(r"^it +RUNNING ", listed.stdout, re.M)
+    eventually(lambda: "Slurm's controller" in user.paceline("list", "--on", "lab").stderr, "it is said")
+    refused = user.paceline("submit", "--on", "lab", "--name", "other", user.script(FOREVER), check=False)
+    assert refused.returncode == 2 and "slurmctld" in refused.stderr and len(refused.stderr.splitlines()) == 1
+    stopped = user.paceline("stop", "--on", "lab", "it", check=False)
+    assert stopped.returncode == 2 and "nothing was stopped" in stopped.stderr, stopped.stderr
+    assert job(user)["state"] == "RUNNING"
+    cluster.start_slurmctld()
+    assert [it["name"] for it in json.loads(user.paceline("list", "--on", "lab", "-o", "json").stdout)] == ["it"]
+    user.paceline("stop", "--on", "lab", "it")
+    reaches(user, "STOPPED")
+
+
+def test_slurmctld_comes_back_during_submit(user: Client, cluster: Cluster) -> None:
+    flag = user.folder / "down"
+    cluster.break_command(
+        "sbatch",
+        f'case "$*" in *test-only*) ;; *) if [ ! -e {flag} ]; then touch {flag}; '
+        'echo "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)" >&2; '
+        'exit 1; fi;; esac; exec "$real" "$@"',
+    )
+    submit(user, "print('it runs')")
+    user.paceline("wait", "it")
+    assert user.paceline("logs", "it").stdout == "it runs\n"
+
+
+def test_sbatch_answers_too_late(user: Client, cluster: Cluster) -> None:
+    cluster.break_command(
+        "sbatch",
+        'case "$*" in *test-only*) exec "$real" "$@";; esac; "$real" "$@" >&2; '
+        'echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2; exit 1',
+    )
+    submit(user, FOREVER)
+    number = job(user)["external_id"]
+    assert cluster.slurm("squeue", "--noheader", "--format=%A").split() == [number], "there is no second job"
+    reaches(user, "RUNNING")
+
+
+def test_a_client_that_is_killed_while_sbatch_answers(user: Client, cluster: Cluster) -> None:
+    asked = user.folder / "asked"
+    go = user.folder / "go"
+    os.mkfifo(go)
+    cluster.break_command(
+        "sbatch",
+        f'case "$*" in *test-only*) exec "$real" "$@";; esac; touch {asked}; cat {go}; exec "$real" "$@"',
+    )
+    client = user.start("submit", "--on", "lab", "--name", "it", user.script(FOREVER))
+    eventually(asked.exists, "sbatch was called")
+    client.kill()
+    client.communicate()
+    for pid in processes_with(str(user.folder)):
+        if "sbatch" not in Path(f"/proc/{pid}/cmdline").read_text() and pid != os.getpid():
+            with open(f"/proc/{pid}/comm") as comm:
+                if comm.read().startswith("python"):
+                    os.kill(pid, signal.SIGKILL)
+    with open(go, "w"):
+        pass
+    eventually(lambda: cluster.slurm("squeue", "--noheader", "--format=%A").split(), "Slurm has the job")
+    eventually(lambda: job(user)["state"] == "RUNNING", "it is found by its comment")
+    assert [job(user)["external_id"]] == cluster.slurm("squeue", "--noheader", "--format=%A").split()
+    user.paceline("stop", "--on", "lab", "it")
+    reaches(user, "STOPPED")
+
+
+def test_munge_is_down(user: Client, cluster: Cluster) -> None:
+    submit(user, FOREVER)
+    reaches(user, "RUNNING")
+    cluster.kill_munged()
+    refused = user.paceline("submit", "--on", "lab", user.script(FOREVER), check=False)
+    assert refused.returncode == 2 and "munge" in refused.stderr and len(refused.stderr.splitlines()) == 1
+    stopped = user.paceline("stop", "--on", "lab", "it", check=False)
+    assert stopped.returncode == 2 and "munge" in stopped.stderr
+    assert job(user)["state"] == "RUNNING"
+    cluster.start_munged()
+    user.paceline("stop", "--on", "lab", "it")
+    reaches(user, "STOPPED")
+
+
+def test_a_drained_node_and_a_killed_slurmd(user: Client, cluster: Cluster) -> None:
+    pytest.importorskip("torch")
+    training = Counting(user, 10)
+    training.submit("--nnodes", "2")
+    training.makes_steps(10)
+    cluster.drain("n1")
+    training.makes_steps(10)
+    assert any("drain" in node["state"] for node in json.loads(
+        user.paceline("top", "node", "--on", "lab", "-o", "json").stdout
+    ))  # fmt: skip
+    cluster.kill_slurmd("n1", with_job=False)
+    training.ends_well()
+
+
+def test_a_node_that_slurm_has_lost_ends_what_runs_elsewhere_now(user: Client, cluster: Cluster) -> None:
+    pytest.importorskip("torch")
+    training = Counting(user, 400)
+    training.submit()
+    training.makes_steps(10)
+    (node,) = {rank["node"] for rank in job(user)["instances"]}
+    cluster.kill_slurmd(node, with_job=False)
+    eventually(lambda: job(user)["attempt"] == 1, "Slurm has started it elsewhere")
+    eventually(lambda: not cluster.processes(node), "nothing works on the old node")
+    training.ends_well()
+
+
+@pytest.mark.parametrize("node", ["n0", "n1"])
+def test_a_folder_that_a_node_does_not_see(user: Client, cluster: Cluster, node: str) -> None:
+    root = user.folder / "private"
+    (user.folder / "paceline.toml").write_text(SETTINGS + f'root = "{root}"\n')
+    root.mkdir(mode=0o700)
+    with cluster.hidden(node, root):
+        submit(user, FOREVER, "--nnodes", "3")
+        reaches(user, "FAILED")
+    said = job(user)["error"]
+    assert f"{node} does not see" in said if node == "n1" else said, said
+    user.paceline("delete", "--on", "lab", "it")
+
+
+def test_a_name_that_does_not_resolve(user: Client, cluster: Cluster) -> None:
+    pytest.importorskip("torch")
+    with cluster.unnamed("n0"):
+        training = Counting(user, 3)
+        training.submit("--nnodes", "2")
+        training.ends_well()
+
+
+def test_what_a_node_refuses(user: Client) -> None:
+    submit(user, "pass", "--nnodes", "2", "-n", "gpu")
+    reaches(user, "FAILED")
+    found = job(user)
+    assert "no GPU that a process may use" in found["error"] and found["exit_code"] == 2
+    assert Counter(rank["state"] for rank in found["instances"]) == Counter()

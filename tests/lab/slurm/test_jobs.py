@@ -1,0 +1,188 @@
+"""Jobs on a Slurm cluster, from the script to the states that its users see."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.conftest import eventually
+
+if TYPE_CHECKING:
+    from .client import Client
+    from .cluster import Cluster
+
+SETTINGS = '[targets.lab]\nbackend = "slurm"\n'
+FOREVER = "import threading; print('here', flush=True); threading.Event().wait()"
+SUM = """
+    import os, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    total = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(total)
+    print("sum", total.item(), "of", dist.get_world_size(), "on", os.uname().nodename, flush=True)
+"""
+
+
+@pytest.fixture
+def user(client: Client) -> Client:
+    (client.folder / "paceline.toml").write_text(SETTINGS)
+    return client
+
+
+def job(user: Client, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(user.paceline("get", "--on", "lab", name, "-o", "json").stdout)
+    return found
+
+
+def submit(user: Client, script: str, *flags: str, name: str = "it", args: tuple[str, ...] = ()) -> None:
+    user.paceline("submit", "--on", "lab", "--name", name, *flags, user.script(script), *args)
+
+
+def reaches(user: Client, state: str, name: str = "it") -> None:
+    eventually(lambda: job(user, name)["state"] == state, f"{name} is {state}")
+
+
+def test_ranks_meet_over_nodes(user: Client) -> None:
+    pytest.importorskip("torch")
+    submit(user, SUM, "--nnodes", "2", "-n", "2")
+    assert user.paceline("wait", "it").returncode == 0
+    lines = re.findall(r"sum .*", user.paceline("logs", "--all", "it").stdout)
+    assert sorted(lines) == [
+        "sum 6.0 of 4 on n0", "sum 6.0 of 4 on n0", "sum 6.0 of 4 on n1", "sum 6.0 of 4 on n1",
+    ]  # fmt: skip
+    found = job(user, "it")
+    assert (found["state"], found["nodes"], found["ranks"], found["queue"]) == ("SUCCEEDED", 2, 4, "main")
+    assert [rank["node"] for rank in found["instances"]] == ["n0", "n0", "n1", "n1"]
+    assert found["external_id"].isdecimal()
+
+
+def test_the_script_is_printed_whole_and_its_options_reach_slurm(user: Client, cluster: Cluster) -> None:
+    (user.folder / "paceline.toml").write_text(
+        SETTINGS + 'slurm = {partition = "main", nice = 7, exclusive = "user"}\n[targets.plain]\nbackend = "slurm"\n'
+    )
+    flags = ("--nnodes", "2", "--gpus", "1", "--cpus", "3", "--memory", "1Gi", "--time-limit", "2h")
+    shown = user.paceline(
+        "submit", "--on", "lab", "--dry-run", "--slurm", "mail-user=a b,c=d@e", "--slurm", "hold", *flags,
+        user.script("pass"),
+    ).stdout  # fmt: skip
+    assert cluster.slurm("squeue", "--noheader") == "", "a dry run submits nothing"
+    for line in (
+        "--nodes=2", "--gres=gpu:1", "--mem=1024M", "--time=0-02:00:00", "--partition=main", "--nice=7", "--hold",
+        '--mail-user="a b,c=d@e"', "--exclusive=user", "--cpus-per-task=3", "--requeue",
+    ):  # fmt: skip
+        assert f"#SBATCH {line}\n" in shown, line
+    assert re.search(r"^srun .*slurm \"\$job\" &$", shown, re.M)
+    submit(user, FOREVER, "--slurm", "hold", "--slurm", "begin=now+1hour", *flags)
+    found = job(user, "it")
+    assert found["state"] == "PENDING" and "scontrol release" in found["waiting"], found["waiting"]
+    kept = cluster.slurm("scontrol", "show", "job", found["external_id"])
+    for text in ("NumNodes=2", "Nice=7", "TimeLimit=02:00:00", "Requeue=1", "Partition=main", "CPUs/Task=3"):
+        assert text in kept, text
+    user.paceline("stop", "it")
+    reaches(user, "STOPPED")
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--slurm", "partitoin=main"), r"--slurm: sbatch has no option 'partitoin'; .*partition"),
+        (("--slurm", "nodes=2"), r"--slurm: nodes is not for --slurm: give --nnodes"),
+        (("--slurm", "partition=none"), r"Slurm refuses the job: .*invalid partition"),
+        (("--nnodes", "9"), r"Slurm refuses the job: .*node"),
+        (("--gpus", "7"), r"Slurm refuses the job: "),
+        (("--slurm", "time=1", "--time-limit", "1h"), r"--time-limit and --slurm time say the same; give one"),
+        (("--image", "x"), r"--image: it is not said what runs containers there"),
+        (("--priority", "3"), r"--priority: Slurm computes the priority"),
+        (("--devices", "0,1"), r"--devices: Slurm chooses the devices"),
+        (("--master-addr", "n0", "--nnodes", "2"), r"--master-addr: the nodes find each other"),
+        (("--working-dir", "/nowhere/at/all"), r"no folder /nowhere/at/all here"),
+    ],
+)
+def test_what_is_refused_is_refused_before_anything_is_there(
+    user: Client, cluster: Cluster, flags: tuple[str, ...], why: str
+) -> None:
+    for dry in ((), ("--dry-run",)):
+        done = user.paceline("submit", "--on", "lab", *dry, *flags, user.script("pass"), check=False)
+        assert done.returncode == 2 and done.stdout == "", done.stderr
+        assert re.fullmatch(f"paceline: (?i:{why}).*\n", done.stderr), done.stderr
+    assert cluster.slurm("squeue", "--noheader") == ""
+    assert user.paceline("list", "--on", "lab", "-o", "json").stdout == "[]\n"
+
+
+def test_values_arrive_intact(user: Client) -> None:
+    values = ["a,b", 'say "x"', "two\nlines", "it's $HOME `x` \\ %j", "ü "]
+    script = "import os, sys, json; print(json.dumps([os.environ['VALUE'], *sys.argv[1:]]))"
+    submit(user, script, "--env", f"VALUE={values[2]}", args=tuple(values))
+    user.paceline("wait", "it")
+    assert json.loads(user.paceline("logs", "it").stdout) == [values[2], *values]
+
+
+def test_gpus_are_those_that_slurm_grants(user: Client) -> None:
+    script = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'), os.environ.get('SLURM_JOB_GPUS'))"
+    submit(user, script, "--slurm", "gres=gpu:2")
+    user.paceline("wait", "it")
+    assert user.paceline("logs", "it").stdout == "0,1 0,1\n"
+    shown = json.loads(user.paceline("top", "node", "--on", "lab", "-o", "json").stdout)
+    assert [(node["name"], node["partitions"], len(node["devices"])) for node in shown] == [
+        (f"n{number}", ["main", "short", "urgent"], 2) for number in range(3)
+    ]
+
+
+def test_why_a_job_waits(user: Client, cluster: Cluster) -> None:
+    submit(user, FOREVER, "--nnodes", "3", "--slurm", "exclusive", name="first")
+    reaches(user, "RUNNING", "first")
+    submit(user, FOREVER, "--nnodes", "1", name="second")
+    eventually(lambda: "(Slurm: Resources)" in (job(user, "second")["waiting"] or ""), "Slurm has looked at it")
+    assert "the resources that it asks for are in use" in user.paceline("get", "second").stdout
+    states = json.loads(user.paceline("top", "node", "--on", "lab", "-o", "json").stdout)
+    assert [node["state"] for node in states] == ["allocated"] * 3
+    user.paceline("stop", "first", "second")
+    for name in ("first", "second"):
+        reaches(user, "STOPPED", name)
+    assert user.paceline("wait", "second", check=False).returncode != 0
+
+
+def test_a_job_in_the_foreground_ends_with_its_client(user: Client, cluster: Cluster) -> None:
+    done = user.paceline("run", "--on", "lab", "--nnodes", "2", user.script("print('it runs')"))
+    assert done.stdout == "it runs\n", done
+    failed = user.paceline("run", "--on", "lab", user.script("raise ValueError('no good')"), check=False)
+    assert failed.returncode == 1 and "rank 0 failed first: ValueError: no good" in failed.stderr
+    for how in (signal.SIGINT, signal.SIGKILL):
+        running = user.start("run", "--on", "lab", "--name", f"it{int(how)}", user.script(FOREVER))
+        assert running.stdout is not None
+        assert running.stdout.readline() == "here\n"
+        running.send_signal(how)
+        running.communicate()
+        eventually(lambda: not cluster.slurm("squeue", "--noheader"), "Slurm's job has ended")
+        reaches(user, "STOPPED", f"it{int(how)}")
+
+
+def test_other_jobs_of_slurm_are_left_alone(user: Client, cluster: Cluster) -> None:
+    number = cluster.slurm("sbatch", "--parsable", "--comment=other", "--wrap=sleep 600").strip()
+    submit(user, FOREVER)
+    reaches(user, "RUNNING")
+    assert [each["name"] for each in json.loads(user.paceline("list", "--on", "lab", "-o", "json").stdout)] == ["it"]
+    user.paceline("stop", "--on", "lab", "it")
+    reaches(user, "STOPPED")
+    user.paceline("delete", "--on", "lab", "it")
+    assert cluster.slurm("squeue", "--noheader", "--format=%A").split() == [number]
+
+
+def test_many_watchers_ask_slurm_once_in_ten_seconds(user: Client, cluster: Cluster) -> None:
+    for number in range(3):
+        submit(user, FOREVER, name=f"it{number}")
+    for number in range(3):
+        reaches(user, "RUNNING", f"it{number}")
+    cluster.forget_calls()
+    waiting = [user.start("wait", "--on", "lab", f"it{number}") for number in range(3)]
+    for _ in range(10):
+        user.paceline("list", "--on", "lab")
+    user.paceline("stop", "--on", "lab", "it0", "it1", "it2")
+    for process in waiting:
+        process.communicate()
+    calls = [call for call in cluster.calls if not call.startswith("scancel")]
+    times = [float(json.loads((path).read_text())["asked"]) for path in user.folder.rglob("squeue.json")]
+    assert len(times) == 1 and all(call.startswith("squeue") for call in calls), calls
+    assert len(calls) <= 10, calls  # a generous bound: each is at least ten seconds after the one before
