@@ -165,6 +165,23 @@ class Flag:
         return self.names[-1].lstrip("-").replace("-", "_")
 
 
+@dataclass(frozen=True)
+class Allocation:
+    """Nodes that a scheduler has given to this shell or script, for as long as that runs.
+
+    Attributes:
+        id: the scheduler's.
+        hosts: the names of the nodes, by their numbers.
+        ranks: on each node, as its user has asked the scheduler for them; None if he has not.
+        is_here: whether it is one node, and this process is on it.
+    """
+
+    id: str
+    hosts: tuple[str, ...]
+    ranks: int | None = None
+    is_here: bool = False
+
+
 class Backend(ABC):
     """Runs jobs. Methods take several jobs at once if that saves calls.
 
@@ -229,6 +246,16 @@ class Backend(ABC):
             UserError: as for `start`.
         """
         raise UserError(f"{self.name} cannot run jobs in the foreground; start it with paceline submit{self.where}")
+
+    def within(self, allocation: Allocation, given_by: Mapping[str, str]) -> Backend | None:
+        """This backend with `run` on these nodes; None if it starts no jobs in allocations, or on another cluster.
+
+        `given_by` is option → the flag that set it.
+
+        Raises:
+            UserError: an option contradicts the allocation.
+        """
+        return None
 
     def refuse_unsupported(self, spec: JobSpec) -> None:
         """Refuse a job that sets a field in `unsupported`.

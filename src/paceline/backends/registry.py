@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from .base import Backend
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .base import Flag
+    from .base import Allocation, Flag
 
 BACKENDS = {
     "local": "paceline.backends.local.backend:Local",
@@ -28,6 +29,8 @@ _FLAGS = {
     "slurm": "paceline.backends.slurm.flags:FLAGS",
     "kubernetes": "paceline.backends.kubernetes.flags:FLAGS",
 }
+# Variable → the kind of backend that makes allocations, and what reads the one that this process is in.
+_ALLOCATIONS = {"SLURM_JOB_ID": ("slurm", "paceline.backends.slurm.allocation:current")}
 
 HERE = "local"
 
@@ -36,6 +39,18 @@ HERE = "local"
 def flags() -> dict[str, tuple[Flag, ...]]:
     """Kind → the flags that set options of such a backend."""
     return {kind: _loaded(entry) for kind, entry in _FLAGS.items()}
+
+
+def allocation() -> tuple[str, Allocation] | None:
+    """The kind of scheduler that has given nodes to this shell or script, and these; None if none has.
+
+    Raises:
+        UserError: jobs cannot run on them.
+    """
+    for variable, (kind, entry) in _ALLOCATIONS.items():
+        if os.environ.get(variable) and (found := _loaded(entry)(os.environ)) is not None:
+            return kind, found
+    return None
 
 
 def load(

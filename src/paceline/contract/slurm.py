@@ -72,7 +72,7 @@ class SlurmContract(Contract):
 
         These have SLURM_PROCID=0 and the SLURM_NTASKS of the whole job too, but are not one of its tasks.
         """
-        if "SLURM_PROCID" not in env or not _is_step(env):
+        if "SLURM_PROCID" not in env or not is_step(env):
             return None
         per_node = _either(env, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
         counts = tasks_per_node(env[per_node])
@@ -147,7 +147,8 @@ def _expand_range(part: str) -> Iterator[str]:
     return (str(number).zfill(len(low)) for number in range(int(low), int(high) + 1))
 
 
-def _is_step(env: Mapping[str, str]) -> bool:
+def is_step(env: Mapping[str, str]) -> bool:
+    """Whether srun has started this process; False in a batch script, and in the shell that salloc has opened."""
     step = env.get("SLURM_STEP_ID", "")
     return step.isdecimal() and int(step) < FIRST_RESERVED_STEP
 

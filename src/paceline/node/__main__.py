@@ -56,18 +56,10 @@ def main() -> None:
         from paceline.node.host.pod import main as pod
 
         sys.exit(pod(sys.argv[2], sys.argv[3]))
-    elif role == "slurm":
-        from paceline.node.host.slurm.task import main as task
+    elif role.startswith("slurm"):
+        from paceline.node.host.slurm.roles import main as slurm
 
-        task(sys.argv[2])
-    elif role == "slurm-finish":
-        from paceline.node.host.slurm.finish import main as finish
-
-        sys.exit(finish(sys.argv[2], sys.argv[3]))
-    elif role == "slurm-check":
-        from paceline.node.host.slurm.trial import main as trial
-
-        sys.exit(trial(sys.argv[2]))
+        slurm(*sys.argv[1:])
     elif role == "shell":
         from paceline.node.host.serve import shell
 

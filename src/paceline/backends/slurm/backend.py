@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.backends import noted
-from paceline.backends.base import Backend, Listing, LogLines, Shell
+from paceline.backends.base import Allocation, Backend, Listing, LogLines, Shell
 from paceline.job.errors import UserError
 from paceline.job.job import Job, Node
 
@@ -53,6 +53,25 @@ class Slurm(Backend):
         super().__init__(name, options, where)
         self._given = options
         self._login = login_of(options)
+        self._allocation: Allocation | None = None
+
+    def within(self, allocation: Allocation, given_by: Mapping[str, str]) -> Slurm | None:
+        """See `Backend.within`; a login node that ssh reaches may be another cluster's.
+
+        Raises:
+            UserError: a flag is for a new job of Slurm.
+        """
+        if self._given.ssh is not None:
+            return None
+        for option in ("slurm", "chain", "array"):
+            if option in given_by:
+                raise UserError(
+                    f"{given_by[option]} is for a new job of Slurm, and paceline run uses allocation {allocation.id};"
+                    " leave it out, or use paceline submit"
+                )
+        found = Slurm(self.name, self._given, self.where)
+        found._allocation = allocation
+        return found
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
@@ -65,7 +84,8 @@ class Slurm(Backend):
         from .submit import prepare
 
         self.refuse_unsupported(spec)
-        return prepare(self._login, self._given, spec, detached=detached, target=self.name)
+        allocation = None if detached else self._allocation
+        return prepare(self._login, self._given, spec, detached=detached, target=self.name, allocation=allocation)
 
     def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
         """Submit a job.
@@ -78,7 +98,10 @@ class Slurm(Backend):
         assert isinstance(prepared, SlurmPrepared)
         connection, _, answer = start(self._login, prepared, progress)
         with connection:
-            return self._noted(self._job(answer["record"]))
+            first, *others = [self._noted(self._job(record)) for record in (answer["record"], *answer["others"])]
+        if others:
+            progress.say(f"an array of {len(others) + 1} jobs, {first.name} to {others[-1].name}")
+        return first
 
     def run(self, prepared: Prepared, progress: ProgressReporter, shown: Shown) -> SlurmRun:
         """Submit a job that ends with this process.
@@ -91,7 +114,7 @@ class Slurm(Backend):
 
         assert isinstance(prepared, SlurmPrepared)
         connection, answers, answer = start(self._login, prepared, progress, shown)
-        return SlurmRun(self._noted(self._job(answer["record"])), connection, answers, self.where)
+        return SlurmRun(self._noted(self._job(answer["record"])), connection, answers, self.where, self._allocation)
 
     def _noted(self, job: Job) -> Job:
         if self.where == f" --on {shlex.quote(self.name)}":

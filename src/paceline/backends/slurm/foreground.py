@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import contextlib
     from collections.abc import Iterator
 
+    from paceline.backends.base import Allocation
     from paceline.backends.remote.connection import Answer, Answers
     from paceline.job.job import Job
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 class SlurmRun:
     """Its output and events come over the connection that has submitted it; without that connection it is stopped."""
 
-    def __init__(self, job: Job, connection: contextlib.ExitStack, answers: Answers, where: str) -> None:
+    def __init__(
+        self, job: Job, connection: contextlib.ExitStack, answers: Answers, where: str, allocation: Allocation | None
+    ) -> None:
         """Take over a job that has been submitted.
 
         Args:
@@ -26,9 +29,13 @@ class SlurmRun:
             connection: is closed at the end.
             answers: of the login node.
             where: the flags that lead to it.
+            allocation: in which it runs; None if it has its own.
         """
         self.name, self.max_restarts = job.name, job.max_restarts
-        self.first_line = f"Slurm has it as job {job.external_id}; see it with: paceline get{where} {job.name}"
+        place = (
+            f"Slurm has it as job {job.external_id}" if allocation is None else f"it is in allocation {allocation.id}"
+        )
+        self.first_line = f"{place}; see it with: paceline get{where} {job.name}"
         self._connection, self._answers = connection, answers
         self._ended: Answer | None = None
         self._is_interrupted = False

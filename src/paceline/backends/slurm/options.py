@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -10,6 +11,26 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from paceline.job.errors import nearest
 
 from .sbatch import ABBREVIATED, KNOWN, OURS
+
+MOST_TASKS = 1000  # of an array: each is a job of its own
+
+
+def indices(array: str) -> list[int]:
+    """The indices of an array as sbatch takes it: 0-3, 1,5,7 or 0-9:2, each with %MOST behind if need be.
+
+    Raises:
+        ValueError: it is none.
+    """
+    text, percent, most = array.partition("%")
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
+        if match is None or int(match[3] or 1) < 1 or int(match[2] or match[1]) - int(match[1]) >= MOST_TASKS:
+            raise ValueError(f"{array!r} names no array of up to {MOST_TASKS} jobs; write for example 0-3 or 1,5,7%2")
+        found.update(range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1)))
+    if not found or len(found) > MOST_TASKS or (percent and (not most.isdecimal() or int(most) < 1)):
+        raise ValueError(f"{array!r} names no array of up to {MOST_TASKS} jobs; write for example 0-3 or 1,5,7%2")
+    return sorted(found)
 
 
 class Options(BaseModel):
@@ -25,6 +46,7 @@ class Options(BaseModel):
         {}, description="options of sbatch, such as partition, qos, account, constraint"
     )
     chain: bool = Field(False, description="when a time limit ends the job, it goes on in a new job of Slurm")
+    array: str | None = Field(None, description="a job for each of these indices, such as 0-3%2")
     containers: Literal["pyxis", "apptainer", "singularity"] | None = Field(
         None, description="what runs the images of --image"
     )
@@ -43,6 +65,13 @@ class Options(BaseModel):
                 raise ValueError(f"{given}: its value has a line end, which no batch script can; write it in one line")
             found[name] = value
         return found
+
+    @field_validator("array")
+    @classmethod
+    def _has_indices(cls, array: str | None) -> str | None:
+        if array is not None:
+            indices(array)
+        return array
 
     @field_validator("identity_file")
     @classmethod

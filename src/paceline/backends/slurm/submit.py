@@ -20,16 +20,21 @@ from paceline.backends.submission import NameTaken, checked, fetched, shown_name
 from paceline.job.errors import UserError
 from paceline.node.ranks.placement import CHOSEN
 
+from .options import indices
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline.backends.base import ProgressReporter
+    from paceline.backends.base import Allocation, ProgressReporter
     from paceline.backends.foreground import Shown
     from paceline.backends.remote.connection import Answer, Answers, Input
     from paceline.job.spec import JobSpec
 
     from .login import Login
     from .options import Options
+
+
+_MOST_NAME = 50  # letters of the name of an array
 
 
 @dataclass(frozen=True)
@@ -51,13 +56,21 @@ class SlurmPrepared(Prepared):
         return self.script.rstrip("\n")
 
 
-def prepare(login: Login, options: Options, spec: JobSpec, *, detached: bool, target: str) -> SlurmPrepared:
+def prepare(
+    login: Login, options: Options, spec: JobSpec, *, detached: bool, target: str, allocation: Allocation | None
+) -> SlurmPrepared:
     """Check a job on the login node, and by Slurm itself; submits nothing.
+
+    With an allocation, it is to run on its nodes.
 
     Raises:
         UserError: it cannot run there, or its name is taken.
     """
     _refuse(spec, options)
+    if options.array is not None:
+        _refuse_with_array(spec, options, detached=detached)
+    if allocation is not None:
+        _refuse_in(allocation, spec)
     spec = checked(spec, detached=detached).model_copy(update={"backend": target})
     folder = spec.working_dir
     if options.ssh is None and not folder.startswith("~") and (spec.code is None or folder != "."):
@@ -73,9 +86,12 @@ def prepare(login: Login, options: Options, spec: JobSpec, *, detached: bool, ta
         "bytes": 0,
         "terminal": {} if detached else terminal_size(),
         "target": target,
+        "tasks": [] if options.array is None else indices(options.array),
+        "allocation": allocation and {"id": allocation.id, "nodes": min(spec.node_range[1], len(allocation.hosts))},
         "options": {
             "slurm": options.slurm,
             "chain": options.chain,
+            "array": options.array,
             "no_kill": spec.node_range[0] < spec.node_range[1],
             "container": _container(spec, options),
             "python": options.python or "python3",
@@ -101,6 +117,40 @@ def _refuse(spec: JobSpec, options: Options) -> None:
         raise UserError(
             "--image: it is not said what runs containers there; give --containers pyxis, apptainer or singularity, or"
             " set containers in the target's settings"
+        )
+
+
+def _refuse_with_array(spec: JobSpec, options: Options, *, detached: bool) -> None:
+    """Refuse what an array cannot do.
+
+    Raises:
+        UserError: it is asked for.
+    """
+    if not detached:
+        raise UserError("--array: its jobs go on without this terminal; start them with paceline submit")
+    if options.chain:
+        raise UserError("--chain: the jobs of an array cannot go on in other jobs; leave it or --array out")
+    if spec.resume_from is not None:
+        raise UserError("--array: one job is run again, not several; leave it out")
+    if len(spec.name) > _MOST_NAME:
+        raise UserError(f"--name {spec.name}: the jobs of an array add their index; give at most {_MOST_NAME} letters")
+
+
+def _refuse_in(allocation: Allocation, spec: JobSpec) -> None:
+    """Refuse what an allocation cannot give.
+
+    Raises:
+        UserError: the job needs that.
+    """
+    least, there = spec.node_range[0], len(allocation.hosts)
+    if least > there:
+        raise UserError(
+            f"--nnodes {spec.nodes}, but the allocation {allocation.id} has {there} node{'s' if there > 1 else ''}; ask"
+            " for fewer, or make a larger one with salloc"
+        )
+    if spec.queue is not None:
+        raise UserError(
+            f"--queue: the allocation {allocation.id} has its partition already; leave it out, or use paceline submit"
         )
 
 

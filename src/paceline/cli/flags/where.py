@@ -175,6 +175,11 @@ def _value(flag: Flag, given: Any) -> Any:
     return {name: value if equals else True for name, equals, value in pairs}
 
 
+def flag_options(given: dict[str, Any]) -> dict[str, str]:
+    """Option of a backend → the flag that sets it."""
+    return {flag.option: flag.names[0] for _, flag in _given_flags(given)}
+
+
 def nnodes(given: dict[str, Any], hosts: list[tuple[str, int]]) -> str | None:
     """How many machines: what --nnodes says, or as many of these hosts as --min-np and --max-np need.
 
@@ -225,7 +230,7 @@ def backend_for(given: dict[str, Any], target: str | None = None) -> Backend:
         UserError: there is no such backend.
     """
     options = options_of(given)
-    given_by = {flag.option: flag.names[0] for _, flag in _given_flags(given)}
+    given_by = flag_options(given)
     hosts = taking_part(given) if "nnodes" in given else [(name, slots or 0) for name, slots in named(given)]
     if not hosts:
         return registry.load(given.get("on") or target, options, given_by=given_by, where=where_flags(given))

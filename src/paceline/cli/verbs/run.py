@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paceline.backends import registry
+from paceline.cli.flags.allocation import in_allocation
 from paceline.cli.flags.job import HOROVODRUN, NODES, OUTPUT, PROGRAM_ARGUMENTS, SPEC, TORCHRUN
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.where import backend_for, job_options, target_of
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _run(**given: Any) -> int:
-    """Run SCRIPT with ARGS on one or more ranks of this machine, or of hosts that ssh reaches.
+    """Run SCRIPT with ARGS on one or more ranks of this machine, of hosts that ssh reaches, or of an allocation.
 
     A torchrun command line works with torchrun replaced by `paceline run`; every flag may be written with - or _.
     """
@@ -29,10 +31,14 @@ def _run(**given: Any) -> int:
 
     from .submit import detached, dry_run, ended_by_signals, refuse_script
 
+    typed = given
     spec, given = spec_of(given, run)
     say_what_means_nothing(given)
     there = backend_for(given, target_of(spec))
-    if given["stdin"] is not None and (given["detach"] or target_of(spec) != "local"):
+    if not given["detach"] and (found := in_allocation(given, spec, there)) is not None:
+        there, follows = found
+        spec, given = spec_of({**typed, **follows}, run)
+    if given["stdin"] is not None and (given["detach"] or there.name != registry.HERE):
         raise UserError("--stdin: only ranks on this machine, in the foreground, can read it; leave the flag out")
     if given["detach"]:
         refuse_script(given)

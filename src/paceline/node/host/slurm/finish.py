@@ -17,7 +17,7 @@ from paceline.node.files import write_json
 
 from . import view
 from .commands import Away, call
-from .folder import JobFolder, current_life
+from .folder import JobFolder, current_life, own_number
 from .submit import environment
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def main(path: str, code: str) -> int:
         return _requeue(folder, life, outcome, exit_code)
     if folder.stop.exists() and state != "SUCCEEDED":
         with contextlib.suppress(Refused):  # so that Slurm says CANCELLED, and not FAILED
-            call("scancel", "--quiet", life.id)
+            call("scancel", "--quiet", own_number())
     return 0 if state == "SUCCEEDED" else exit_code or 1
 
 
@@ -78,7 +78,7 @@ def _outcome(folder: JobFolder, life: Life, found: dict[str, Any] | None, exit_c
             return {"next": view.REQUEUE, "why": found["error"]}
         return {"next": None, "why": f"{found['error']}; this has happened {life.restarts + 1} times"}
     if state in ("STOPPED", None):
-        shown = _shown(life)
+        shown = shown_by_slurm()
         if re.search(r"\bJobState=(?!RUNNING)\w", shown):  # cancelled, at its end, or requeued by somebody else
             return None
         if (preempted := _preempted(shown)) is not None:
@@ -86,7 +86,7 @@ def _outcome(folder: JobFolder, life: Life, found: dict[str, Any] | None, exit_c
         if unseen := _unseen(folder):
             return {"next": None, "state": "FAILED", "exit_code": 2, "why": unseen}
     if state is None:
-        return {"next": None, "state": "FAILED", "exit_code": exit_code or 1, "why": _said(folder)}
+        return {"next": None, "state": "FAILED", "exit_code": exit_code or 1, "why": said(folder)}
     return {"next": None}
 
 
@@ -100,11 +100,11 @@ def _preempted(shown: str) -> dict[str, Any] | None:
     return {"next": view.REQUEUE, "why": "Slurm preempted it for a job with a higher priority"}
 
 
-def _shown(life: Life) -> str:
-    """What Slurm says of the job that this is a part of; "" if it says nothing for long."""
+def shown_by_slurm() -> str:
+    """What Slurm says of the job that this is part of; "" if it says nothing for long."""
     for _ in range(_TRIES):
         try:
-            return call("scontrol", "show", "job", life.id)
+            return call("scontrol", "show", "job", own_number())
         except Away:
             time.sleep(_PAUSE)  # nothing says when the controller is back
         except Refused:
@@ -121,12 +121,13 @@ def _warned(folder: JobFolder, life: Life) -> str:
 def _unseen(folder: JobFolder) -> str:
     """What a node has said that does not see the job's folder; "" if all do."""
     with contextlib.suppress(OSError):
-        said = re.findall(r"^paceline: (.* does not see .*)$", folder.output.read_text(errors="replace"), re.M)
-        return str(said[-1]) if said else ""
+        seen = re.findall(r"^paceline: (.* does not see .*)$", folder.output.read_text(errors="replace"), re.M)
+        return str(seen[-1]) if seen else ""
     return ""
 
 
-def _said(folder: JobFolder) -> str:
+def said(folder: JobFolder) -> str:
+    """The last line that srun or the batch script printed."""
     with contextlib.suppress(OSError):
         lines = folder.output.read_text(errors="replace").strip().splitlines()
         if lines:
@@ -139,7 +140,7 @@ def _requeue(folder: JobFolder, life: Life, outcome: dict[str, Any], exit_code: 
     why = "Slurm does not answer"
     for _ in range(_TRIES):
         try:
-            call("scontrol", "requeue", life.id)
+            call("scontrol", "requeue", own_number())
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(_KILLED_WITHIN)  # a signal ends it
             return exit_code or 1

@@ -10,6 +10,7 @@ stop                      somebody has asked to stop it
 current                   the life that may work; agents of another one end
 checkpoints               where the library saves, unless the job says
 lives/<id>.<restarts>/    one time that Slurm started it
+    step                  the number of its step in Slurm
     <node rank>/<name>    the run directory of a node
     <node rank>/refused   why the job cannot run on that node
     warned                what Slurm announced: that the time limit is near, or a preemption
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,6 +37,7 @@ from paceline.node.rundir.staging import remove_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_NUMBER = re.compile(r"\d+(_\d+)?")  # of a job of Slurm, or of a task of an array
 _BUILDING = ".new"  # ends the name of a folder that is being made
 _ABANDONED = 3600.0  # seconds after which one has been left by a client that was ended
 COMMENT = "paceline:"  # begins the comment of a Slurm job; the identifier follows
@@ -61,6 +64,15 @@ def current_life() -> Life:
     if not number.isdecimal() or not restarts.isdecimal():
         raise Refused("SLURM_JOB_ID is not set; this is started by the batch script of a job")
     return Life(number, int(restarts))
+
+
+def own_number() -> str:
+    """The number by which Slurm's commands take the job of this process, and no other task of its array.
+
+    One task of an array has the array's own number, too: with that number all of them would be meant.
+    """
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
 
 
 class JobFolder:
@@ -93,7 +105,7 @@ class JobFolder:
     def ids(self) -> list[str]:
         """The numbers of its Slurm jobs, the newest last."""
         try:
-            return [line for line in (self.path / "ids").read_text().split() if line.isdecimal()]
+            return [line for line in (self.path / "ids").read_text().split() if _NUMBER.fullmatch(line)]
         except OSError:
             return []
 
@@ -127,6 +139,13 @@ class JobFolder:
     def part(self, life: Life, node_rank: int) -> Path:
         """The folder in which a node has its run directory."""
         return self.of(life) / str(node_rank)
+
+    def step(self, life: Life) -> str | None:
+        """The step of a life, as Slurm's commands take it; None before a node has started."""
+        with contextlib.suppress(OSError):
+            number = (self.of(life) / "step").read_text()
+            return f"{life.id}.{number}" if number.isdecimal() else None
+        return None
 
     def runs(self, life: Life) -> list[RunDirectory]:
         """The run directories of the nodes of a life, node 0 first."""

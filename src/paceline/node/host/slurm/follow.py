@@ -18,7 +18,7 @@ from . import verbs, view
 from .queue import Queue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from paceline.node.logs.live import Update
@@ -32,7 +32,9 @@ _KEPT = 64  # updates that nobody has taken yet; then the readers wait
 _ONCE = ("waiting", "restarting", "stopping", "exec", "unjoined")  # events that each node reports
 
 
-def follow(home: Home, folder: JobFolder, shown: Mapping[str, Any]) -> Iterator[Answer]:
+def follow(
+    home: Home, folder: JobFolder, shown: Mapping[str, Any], close: Callable[[], object] = lambda: None
+) -> Iterator[Answer]:
     """The output and events of a job, and at last its record. Orders follow on stdin: `signal N` stops it.
 
     The end of stdin stops it too: its client is gone.
@@ -41,9 +43,11 @@ def follow(home: Home, folder: JobFolder, shown: Mapping[str, Any]) -> Iterator[
         home: paceline's root.
         folder: of the job.
         shown: which streams of which local ranks, for rank 0 ("first") and for the "others".
+        close: waits until nothing of the job is left here.
     """
     threading.Thread(target=_obey, args=(folder,), daemon=True).start()
     yield from _Following(home, folder, shown).answers()
+    close()
     yield {"ended": view.record(folder, Queue(home.root))}
     yield {"end": True}
 
@@ -52,10 +56,11 @@ def _obey(folder: JobFolder) -> None:
     """Stop the job as stdin says."""
     asked = False
     while order := next_order():
-        now = asked or order.endswith(f" {int(signal.SIGQUIT)}")
+        number = int(order.split()[-1])
+        now = asked or number == signal.SIGQUIT
         asked = True
         with contextlib.suppress(Refused):  # the next signal tries again
-            verbs.stop(folder, now)
+            verbs.stop(folder, now, number)
     with contextlib.suppress(Refused):
         verbs.stop(folder, asked)
     os._exit(0)

@@ -44,6 +44,7 @@ class Entry(NamedTuple):
         restarts: how often it has been requeued.
         partition: where it is.
         job_id: paceline's identifier; "" if it is not a job of paceline.
+        task: its number as a task of an array, such as 12_3; "" if it is none.
     """
 
     id: str
@@ -53,6 +54,7 @@ class Entry(NamedTuple):
     restarts: int
     partition: str
     job_id: str
+    task: str = ""
 
     @property
     def is_pending(self) -> bool:
@@ -113,7 +115,8 @@ class Queue:
             self.problem = Refused(str(kept["problem"]))
         with contextlib.suppress(TypeError, ValueError, KeyError):  # a damaged file: it is written anew later
             self._time = float(kept["time"])
-            return {entry[0]: Entry(*entry) for entry in kept["entries"]}
+            entries = [Entry(*entry) for entry in kept["entries"]]
+            return {entry.task or entry.id: entry for entry in entries}
         return {}
 
     def _ask(self, before: dict[str, object] | None) -> dict[str, object]:
@@ -160,7 +163,8 @@ def _listed() -> list[Entry]:
     form = ",".join(f"{name}:{width}" for name, width in _FIELDS.items())
     user = str(os.getuid())
     return [
-        _entry(line) for line in call("squeue", "--noheader", "--states=all", f"--user={user}", "-O", form).splitlines()
+        _entry(line)
+        for line in call("squeue", "--noheader", "--array", "--states=all", f"--user={user}", "-O", form).splitlines()
     ]
 
 
@@ -180,4 +184,5 @@ def _entry(line: str) -> Entry:
         int(restarts) if restarts.isdecimal() else 0,
         column["Partition"],
         comment[len(COMMENT) :].strip() if comment.startswith(COMMENT) else "",
+        f"{column['ArrayJobID']}_{column['ArrayTaskID']}" if column["ArrayTaskID"].isdecimal() else "",
     )

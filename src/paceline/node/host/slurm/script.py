@@ -30,16 +30,17 @@ job={job}
 life="$job/lives/$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}"
 mkdir -p "$life"
 export SLURM_EXPORT_ENV=ALL
+number=${{SLURM_ARRAY_TASK_ID:+${{SLURM_ARRAY_JOB_ID}}_}}${{SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}}
 heard=
 # Slurm sends USR2 before the time limit: all nodes are asked to save and to stop.
-trap 'heard=1; echo limit > "$life/warned"; scancel --quiet --signal=TERM "$SLURM_JOB_ID"' USR2
+trap 'heard=1; echo limit > "$life/warned"; scancel --quiet --signal=TERM "$number"' USR2
 trap 'heard=1' TERM CONT
 sees='[ -e "$0/job.json" ] || {{
   echo "paceline: $(uname -n) does not see $0, which is not on a shared disk; set root in the settings" >&2
   scancel --quiet --signal=TERM "$SLURM_JOB_ID.$SLURM_STEP_ID"
   exit 2
 }}; exec "$@"'
-srun {srun} sh -c "$sees" "$job" {task} slurm "$job" &
+srun {srun} sh -c "$sees" "$job" {task} "$job" &
 started=$!
 while :; do
   heard=
@@ -69,13 +70,14 @@ def text(job: Mapping[str, Any], folder: Path, command: Sequence[str], options: 
     asked = lines(directives(job, folder, options, job_id))
     srun = [
         '--nodes="$SLURM_JOB_NUM_NODES"', '--ntasks="$SLURM_JOB_NUM_NODES"', "--ntasks-per-node=1",
-        "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}", "--cpu-bind=none", "--kill-on-bad-exit=0",
-        f"--wait={math.ceil(float(job['grace']) + _CLOSING)}", "--input=none",
-        *(["--no-kill"] if options["no_kill"] else []), *map(shlex.quote, options["container"]),
+        "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}", *map(shlex.quote, flags(job, options)),
     ]  # fmt: skip
-    task = [options["python"], *command[1:]] if options["container"] else command
+    task = agent(command, options)
     body = _BODY.format(
-        job=shlex.quote(str(folder)), srun=" ".join(srun), task=shlex.join(task), command=shlex.join(command)
+        job=shlex.quote(str(folder)) + ('-"$SLURM_ARRAY_TASK_ID"' if options.get("array") else ""),
+        srun=" ".join(srun),
+        task=shlex.join(task),
+        command=shlex.join(command),
     )
     return "#!/bin/sh\n" + "".join(asked) + body
 
@@ -93,6 +95,19 @@ def lines(options: Mapping[str, str]) -> list[str]:
     ]
 
 
+def flags(job: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:
+    """The flags of srun that do not depend on the nodes."""
+    return [
+        "--cpu-bind=none", "--kill-on-bad-exit=0", f"--wait={math.ceil(float(job['grace']) + _CLOSING)}",
+        "--input=none", *(["--no-kill"] if options["no_kill"] else []), *options["container"],
+    ]  # fmt: skip
+
+
+def agent(command: Sequence[str], options: Mapping[str, Any]) -> list[str]:
+    """The command of an agent on a node, or in a container there, without the job's folder."""
+    return [*([options["python"], *command[1:]] if options["container"] else command), "slurm"]
+
+
 def directives(job: Mapping[str, Any], folder: Path, options: Mapping[str, Any], job_id: str) -> dict[str, str]:
     """The options of sbatch, by their names: those that follow from the job, then those that the user gives."""
     least, _, most = str(job["nodes"]).partition(":")
@@ -100,11 +115,12 @@ def directives(job: Mapping[str, Any], folder: Path, options: Mapping[str, Any],
         "job-name": job["name"],
         "comment": f"{COMMENT}{job_id}",
         "nodes": f"{least}-{most}" if most else least,
-        "ntasks-per-node": "1",
-        "output": str(folder / "slurm.out").replace("%", "%%"),
+        **({} if most else {"ntasks-per-node": "1"}),  # of a range of nodes Slurm would take the least then
+        "output": str(folder).replace("%", "%%") + ("-%a/" if options.get("array") else "/") + "slurm.out",
         "open-mode": "append",
-        "chdir": str(folder),
+        "chdir": str(folder.parent if options.get("array") else folder),
         "requeue": "true",
+        **({"array": options["array"]} if options.get("array") else {}),
         "signal": f"B:USR2@{_warning(job)}",
     }
     ranks = job["ranks"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ from paceline.node.planning.script import program_kind
 from paceline.node.store import lifecycle
 from paceline.node.store.code_copy import copy_of, unpacked
 
-from . import script, view
+from . import allocated, script, view
 from .commands import Away, Rejected, call, found
 from .folder import Jobs
 from .follow import follow
@@ -49,14 +50,14 @@ def slurm_prepare(home: Home, request: Request) -> Answer:
         Refused: the job cannot run there, or its name is taken.
     """
     jobs, job = Jobs(home.root), request["job"]
-    found("sbatch")
+    found("sbatch" if request["allocation"] is None else "srun")
     if jobs.find(job["name"]) is not None:
         return {"taken": str(jobs.path / job["name"])}
     _old(jobs, job)
     if job["code"] is None:
         _check_program(job, _working_dir(job))
     batch = _script(jobs.path / job["name"], request)
-    notes = _tested(batch, request)
+    notes = _tested(batch, request) if request["allocation"] is None else []
     return {"root": str(home.root), "script": batch, "notes": notes}
 
 
@@ -66,9 +67,12 @@ def slurm_submit(home: Home, request: Request) -> Iterator[Answer]:
     Raises:
         Refused: Slurm does not take it; nothing of it is left.
     """
+    if request["tasks"]:
+        yield from _submit_array(home, request)
+        return
     jobs, job = Jobs(home.root), request["job"]
     archive = Bytes(request["bytes"])
-    found("sbatch")
+    found("sbatch" if request["allocation"] is None else "srun")
     if jobs.find(job["name"]) is not None:
         archive.skip()
         yield {"taken": str(jobs.path / job["name"])}
@@ -85,24 +89,98 @@ def slurm_submit(home: Home, request: Request) -> Iterator[Answer]:
         yield {"taken": str(jobs.path / job["name"])}
         return
     yield {"made": True}
+    if request["allocation"] is not None:
+        yield from _run_step(home, folder, request)
+        return
     try:
         number = _submitted(folder, request)
     except Refused:
         jobs.remove(folder)
         raise
     folder.add_id(number)
-    yield {"record": view.record(folder, Queue(home.root)), "id": number}
+    yield {"record": view.record(folder, Queue(home.root)), "id": number, "others": []}
     if request["shown"] is not None:
         yield from follow(home, folder, request["shown"])
+
+
+def _submit_array(home: Home, request: Request) -> Iterator[Answer]:
+    """Submit a job for each index of an array, as one array of Slurm; see `slurm_submit`."""
+    jobs, job = Jobs(home.root), request["job"]
+    archive = Bytes(request["bytes"])
+    found("sbatch")
+    names = {task: f"{job['name']}-{task}" for task in request["tasks"]}
+    batch = _script(jobs.path / job["name"], request)
+    folders: list[JobFolder] = []
+    try:
+        for task, name in names.items():
+            part = {
+                **request, "job": {**job, "name": name}, "job_id": f"{request['job_id'][:-4]}{task:04x}"[-32:],
+                "task": [request["job_id"], task], "script": batch, "first": folders[0] if folders else None,
+            }  # fmt: skip
+            folder = _settled(jobs, name, part, archive)
+            if folder is None:
+                break
+            folders.append(folder)
+        if len(folders) < len(names):
+            for folder in folders:
+                jobs.remove(folder)
+            if not folders:
+                archive.skip()
+            yield {"taken": str(jobs.path / names[request["tasks"][len(folders)]])}
+            return
+        yield {"made": True}
+        number = _submitted(folders[0], request)
+    except BaseException:
+        for folder in folders:
+            jobs.remove(folder)
+        raise
+    for task, folder in zip(names, folders):
+        folder.add_id(f"{number}_{task}")
+    queue = Queue(home.root)
+    first, *others = [view.record(folder, queue) for folder in folders]
+    yield {"record": first, "id": number, "others": others}
+
+
+def _settled(jobs: Jobs, name: str, request: Request, archive: Bytes) -> JobFolder | None:
+    """The complete folder of a new job; None if its name is taken."""
+    if jobs.find(name) is not None:
+        return None
+    building = jobs.new(name)
+    try:
+        _fill(jobs, building, request, archive)
+        folder = jobs.settle(building)
+    except BaseException:
+        jobs.discard(building)
+        raise
+    if folder is None:
+        jobs.discard(building)
+    return folder
+
+
+def _run_step(home: Home, folder: JobFolder, request: Request) -> Iterator[Answer]:
+    """Start a job in the allocation of its user, and follow it."""
+    try:
+        env = allocated.environment(request["secrets"], request["token"], request["allocation"])
+        minder = allocated.start(folder, env)
+    except OSError as error:
+        jobs = Jobs(home.root)
+        jobs.remove(folder)
+        raise Refused(f"cannot start the job here: {error.strerror}; nothing of it is left") from None
+    yield {"record": view.record(folder, Queue(home.root)), "id": folder.ids[-1]}
+    yield from follow(home, folder, request["shown"], minder.wait)
 
 
 def _fill(jobs: Jobs, folder: JobFolder, request: Request, archive: Bytes) -> None:
     job, code = request["job"], request["code"]
     old = _old(jobs, job)
-    node = {**job, "code": None, "resume_from": None, "time_limit": None, "queue": None, "log_dir": None}
+    node = {**job, "code": None, "resume_from": None, "queue": None, "log_dir": None}
+    if request["allocation"] is None:  # else the agents see to it
+        node["time_limit"] = None
     place = jobs.path / job["name"]  # where the folder will be
     if job["code"] is not None:
-        if old is not None:
+        if request.get("first") is not None:
+            code = copy_of(request["first"].read()["code"])(folder.code)
+        elif old is not None:
             code = copy_of(old.read()["code"])(folder.code)
         else:
             code = unpacked(archive, request["code"] or {})(folder.code)
@@ -115,16 +193,19 @@ def _fill(jobs: Jobs, folder: JobFolder, request: Request, archive: Bytes) -> No
         node["checkpoint_dir"] = str(place / "checkpoints")
     if old is not None and not job["fresh"]:
         lifecycle.take_checkpoints(old.path, folder.path)
-    batch = _script(place, request)
+    batch = request.get("script") or _script(place, request)
     folder.script.write_text(batch)
     write_json(
         folder.job,
         {
             "job_id": request["job_id"], "created": time.time(), "spec": job, "node": node, "code": code,
             "data": list(request["data"]), "options": dict(request["options"]), "terminal": dict(request["terminal"]),
+            "allocation": request["allocation"], "task": request.get("task"),
         },
     )  # fmt: skip
     folder.job.chmod(0o600)
+    if request["allocation"] is not None:
+        folder.add_id(str(request["allocation"]["id"]))
 
 
 def _old(jobs: Jobs, job: Mapping[str, Any]) -> JobFolder | None:
@@ -162,6 +243,10 @@ def _check_program(job: Mapping[str, Any], folder: str | Path) -> None:
 
 def _script(place: Path, request: Request) -> str:
     job_id: str = request["job_id"]
+    if request["allocation"] is not None:
+        job, options = request["job"], request["options"]
+        task = script.agent([sys.executable, ENTRY], options)
+        return shlex.join(allocated.argv(place, request["allocation"], script.flags(job, options), task)) + "\n"
     return script.text(request["job"], place, [sys.executable, ENTRY], request["options"], job_id)
 
 
@@ -224,8 +309,9 @@ def _submitted(folder: JobFolder, request: Request) -> str:
 
 def _taken(folder: JobFolder) -> str | None:
     """The number under which Slurm has a job although its sbatch failed."""
-    job_id = folder.read()["job_id"]
+    stored = folder.read()
+    job_id = stored["task"][0] if stored.get("task") else stored["job_id"]
     with contextlib.suppress(Refused):
         found = Queue(folder.path.parent.parent, fresh=0.0).of(job_id)
-        return str(found[0].id) if found else None
+        return (found[0].task.partition("_")[0] or str(found[0].id)) if found else None
     return None

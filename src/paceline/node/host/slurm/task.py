@@ -24,9 +24,10 @@ from paceline.node.store.home import Home
 from paceline.node.store.plan import Order, make_plan, this_machine
 
 from .commands import call
-from .folder import JobFolder, current_life
+from .folder import JobFolder, current_life, own_number
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import NoReturn
 
     from paceline.contract import Placement
@@ -44,6 +45,10 @@ def main(path: str) -> NoReturn:
     folder = JobFolder(Path(path))
     life = current_life()
     placement = _placement()
+    if placement.node_rank == 0:  # before it looks for a stop: who stops the job does it the other way round
+        with contextlib.suppress(OSError):
+            folder.of(life).mkdir(parents=True, exist_ok=True)
+            (folder.of(life) / "step").write_text(os.environ["SLURM_STEP_ID"])
     if folder.stop.exists():  # the signal came before this process
         sys.exit(128 + signal.SIGTERM)
     part = folder.part(life, placement.node_rank)
@@ -58,7 +63,7 @@ def main(path: str) -> NoReturn:
     with contextlib.suppress(OSError):
         (part / "refused").write_text(why)
     with contextlib.suppress(Refused):  # the other nodes need not wait for this one
-        call("scancel", "--quiet", "--signal=TERM", f"{life.id}.{os.environ.get('SLURM_STEP_ID', '0')}")
+        call("scancel", "--quiet", "--signal=TERM", f"{own_number()}.{os.environ.get('SLURM_STEP_ID', '0')}")
     sys.exit(_REFUSED)
 
 
@@ -74,6 +79,13 @@ def _placement() -> Placement:
         sys.exit(f"paceline: {error}")
     if found is None:
         sys.exit("paceline: this is started by srun, in the batch script of a job")
+    if os.environ.get("SLURM_HET_SIZE"):
+        sys.exit("paceline: the nodes are those of a heterogeneous job; leave ':' and het options out of --slurm")
+    if found.world_size != found.node_count:
+        sys.exit(
+            f"paceline: srun started {found.world_size} tasks on {found.node_count} nodes, and a job needs one agent"
+            " on each; leave ntasks options out of --slurm and of SLURM_ variables, and give the ranks with -n"
+        )
     return found
 
 
@@ -84,8 +96,9 @@ def _become(folder: JobFolder, life: Life, placement: Placement) -> NoReturn:
     _take_over(folder, life, placement.node_rank)
     hosts = _hosts()
     if len(hosts) > 1 or str(job["nodes"]) != "1":
-        job["main_address"] = _address(placement.main_address)
-        job["main_port"] = agreed_port(life.id, str(life.restarts))
+        is_allocated = stored.get("allocation") is not None
+        job["main_address"] = _address(placement.main_address, () if is_allocated else _ALIASES)
+        job["main_port"] = agreed_port(life.id, f"{life.restarts}.{os.environ['SLURM_STEP_ID']}")
     home = Home(folder.path.parent.parent, folder.part(life, placement.node_rank), is_remote=True)
     work = job["working_dir"]
     order = Order(
@@ -138,12 +151,12 @@ def _hosts() -> list[str]:
     return expand_hosts(os.environ.get("SLURM_STEP_NODELIST") or os.environ["SLURM_JOB_NODELIST"])
 
 
-def _address(name: str) -> str:
+def _address(name: str, others: Sequence[str]) -> str:
     """The address of the first node: its name, if that can be resolved here, else where srun says that it runs."""
     try:
         socket.getaddrinfo(name, None)
     except OSError:
-        for variable in _ALIASES:
+        for variable in others:
             if os.environ.get(variable):
                 return os.environ[variable]
     return name

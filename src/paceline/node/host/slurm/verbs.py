@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -100,8 +101,8 @@ def slurm_stop(home: Home, request: Request) -> Answer:
     return {"names": [folder.name for folder in folders]}
 
 
-def stop(folder: JobFolder, now: bool) -> None:
-    """Ask a job to stop; one that waits leaves the queue.
+def stop(folder: JobFolder, now: bool, number: int = signal.SIGTERM) -> None:
+    """Ask a job to stop, by this signal unless it is to be at once; one that waits leaves the queue.
 
     Raises:
         Refused: Slurm does not answer.
@@ -109,18 +110,31 @@ def stop(folder: JobFolder, now: bool) -> None:
     was_asked = folder.stop.exists()
     folder.stop.touch()
     try:
-        for number in folder.ids[-1:] or [
-            entry.id for entry in Queue(folder.path.parent.parent, 0.0).of(folder.read()["job_id"])
+        if folder.read().get("allocation") is not None:  # which is its user's, and goes on
+            for step in filter(None, map(folder.step, folder.lives)):
+                _cancel(*([] if now else [f"--signal={int(number)}"]), step)
+            return
+        for job in folder.ids[-1:] or [
+            entry.task or entry.id for entry in Queue(folder.path.parent.parent, 0.0).of(folder.read()["job_id"])
         ]:
             if now:
-                _cancel(number)
+                _cancel(job)
                 continue
-            _cancel("--state=PENDING", number)
-            _cancel("--signal=TERM", number)
+            if "_" not in job:
+                _cancel("--state=PENDING", job)
+            elif _waits(folder, job):  # with a state, scancel takes all tasks of the array that wait
+                _cancel(job)
+                continue
+            _cancel(f"--signal={int(number)}", job)
     except Refused:
         if not was_asked:
             folder.stop.unlink(missing_ok=True)
         raise
+
+
+def _waits(folder: JobFolder, number: str) -> bool:
+    entry = Queue(folder.path.parent.parent, 0.0).entry(number)
+    return entry is not None and entry.is_pending
 
 
 def _cancel(*args: str) -> None:

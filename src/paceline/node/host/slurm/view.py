@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 REQUEUE, CHAIN = "requeue", "chain"  # what the batch script does next, see `finish.py`
 _SHORTLY = 5.0  # seconds in which a node that was started writes something
+_CLOSING = 30.0  # seconds in which the process that waits for a step says how it ended
 _STARTING = "its nodes start"
 
 
@@ -59,6 +60,11 @@ class _Looked:
         self._folder, self._job, self._queue = folder, job, queue
         self._is_stopped = folder.stop.exists()
 
+    @property
+    def _is_allocated(self) -> bool:
+        """Whether its Slurm job is an allocation of its user, which does not end with it."""
+        return self._job.get("allocation") is not None
+
     def record(self) -> dict[str, Any] | None:
         lives = self._folder.lives
         while lives and not self._says_something(lives[-1]):
@@ -73,6 +79,9 @@ class _Looked:
 
     def _unstarted(self) -> dict[str, Any]:
         """A job of which no node has written anything yet."""
+        if self._is_allocated and (outcome := self._any_outcome()) is not None:
+            state = "STOPPED" if self._is_stopped else outcome.get("state") or "FAILED"
+            return self._plain(state, error=outcome.get("why"), finished=float(outcome["time"]))
         entry = self._entry()
         if entry is None:
             if not self._is_known_gone(float(self._job["created"])):
@@ -83,6 +92,9 @@ class _Looked:
         if entry.is_running:
             return self._plain("STARTING", entry, waiting=_STARTING)
         return self._ended_by_slurm(entry)
+
+    def _any_outcome(self) -> dict[str, Any] | None:
+        return next(filter(None, map(self._folder.outcome, self._folder.lives)), None)
 
     def _never_started(self) -> dict[str, Any]:
         if self._is_stopped:
@@ -123,6 +135,18 @@ class _Looked:
         if found["state"] == "SUCCEEDED":
             return found
         entry = self._entry()
+        if self._is_allocated:
+            is_gone = self._is_known_gone(self._begun(life)) if entry is None else entry.restarts > life.restarts
+            is_told = found["state"] != "STOPPED" or self._is_stopped  # else somebody has, with Slurm's commands
+            if found["state"] in records.FINAL:
+                is_late = time.time() > float(found["finished"]) + _CLOSING
+                if is_told or (is_late and not (entry is not None and entry.is_over)):
+                    return found
+                if not is_late:
+                    return {**self._closing(found), "waiting": "its step ends"}
+            elif not (is_gone or (entry is not None and entry.is_over)):
+                return found
+            return self._lost(life, entry if entry is not None and entry.is_over else None)
         if entry is not None and entry.id == life.id and entry.restarts <= life.restarts and not entry.is_over:
             return self._closing(found) if found["state"] in records.FINAL else found
         if entry is not None and not entry.is_over:  # Slurm has requeued it, or another one goes on
@@ -213,10 +237,13 @@ class _Looked:
         """Its Slurm job, the newest."""
         ids = self._folder.ids
         if not ids:
-            for entry in self._queue.of(self._job["job_id"]):  # its client was ended before it noted the number
+            array, task = (self._job.get("task") or [self._job["job_id"], None])[:2]
+            for entry in self._queue.of(array):  # its client was ended before it noted the number
+                if task is not None and not entry.task.endswith(f"_{task}"):
+                    continue
                 with contextlib.suppress(OSError):
-                    self._folder.add_id(entry.id)
-                ids.append(entry.id)
+                    self._folder.add_id(entry.task or entry.id)
+                ids.append(entry.task or entry.id)
         return self._queue.entry(ids[-1]) if ids else None
 
     def _is_known_gone(self, since: float) -> bool:

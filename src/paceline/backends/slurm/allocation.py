@@ -1,0 +1,50 @@
+"""The allocation that this process is in: the shell that salloc has opened, or a batch script of the user's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.backends.base import Allocation
+from paceline.contract import ContractError
+from paceline.contract.slurm import expand_hosts, is_step, tasks_per_node
+from paceline.job.errors import UserError
+from paceline.node.host.slurm.allocated import WITHIN
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def current(env: Mapping[str, str]) -> Allocation | None:
+    """The allocation of this process.
+
+    None in a step, where srun has started this process, and in everything that a job of paceline has started: a
+    `paceline run` there is one process among others, and would start all of them once more.
+
+    Raises:
+        UserError: jobs cannot run on its nodes.
+    """
+    if "SLURM_JOB_ID" not in env or is_step(env) or WITHIN in env or "PACELINE_RANK" in env:
+        return None
+    number = env["SLURM_JOB_ID"]
+    if env.get("SLURM_HET_SIZE") or env.get("SLURM_PACK_SIZE"):
+        raise UserError(
+            f"the allocation {number} is heterogeneous (SLURM_HET_SIZE), and a job of paceline needs nodes of one kind;"
+            " make one without ':', or give --nnodes 1"
+        )
+    try:
+        hosts = tuple(expand_hosts(env.get("SLURM_JOB_NODELIST", "")))
+        ranks = _ranks(env, len(hosts))
+    except ContractError as error:
+        raise UserError(f"the variables of the allocation {number} are damaged: {error}; make another one") from None
+    return Allocation(number, hosts, ranks, len(hosts) == 1 and env.get("SLURMD_NODENAME") == hosts[0])
+
+
+def _ranks(env: Mapping[str, str], nodes: int) -> int | None:
+    """How many tasks the user has asked for on each node; None if he has not, 0 if their numbers differ."""
+    if "SLURM_NTASKS" not in env:  # else SLURM_TASKS_PER_NODE follows from the CPUs alone
+        return None
+    counts = set(tasks_per_node(env.get("SLURM_TASKS_PER_NODE", "")))
+    if len(counts) > 1:
+        return 0
+    (count,) = counts
+    return count if count > 1 else None

@@ -1,0 +1,131 @@
+"""A job in an allocation that its user has made, with salloc or in a batch script of his own: a step of srun.
+
+A process of its own, `slurm-step`, waits for srun and writes down how the step ended. So the job's state is right also
+if the client is killed; the job is stopped then. The allocation itself is never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.node import ENTRY
+from paceline.node.errors import Refused
+from paceline.node.files import write_json
+
+from .folder import JobFolder, current_life
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .folder import Life
+
+# Set in all that such a job starts, to the number of its allocation: a `paceline run` there must not start it again.
+WITHIN = "PACELINE_ALLOCATION"
+# What a step needs of the allocation's variables; others, such as SLURM_NTASKS, would change what srun does.
+_KEPT = re.compile(r"SLURM_(CONF|CLUSTERS|CLUSTER_NAME|WORKING_CLUSTER|RESTART_COUNT|JOB_ID|JOBID|ARRAY_.*|SUBMIT_.*)")
+_COMPLETING = 40  # looks until Slurm has ended what ran in an allocation
+_LOOK = 0.5  # seconds between two looks for a stop; the kernel does not report what other machines write
+
+
+def argv(folder: Path, allocation: Mapping[str, Any], srun: Sequence[str], task: Sequence[str]) -> list[str]:
+    """The command that starts the agents.
+
+    Args:
+        folder: the job's.
+        allocation: `id`, and on how many `nodes` of it.
+        srun: flags that every job has.
+        task: the command of an agent, without its folder.
+    """
+    nodes = allocation["nodes"]
+    here = [f"--jobid={allocation['id']}", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap"]
+    return ["srun", *here, *srun, *task, str(folder)]
+
+
+def environment(secrets: Mapping[str, str], token: str | None, allocation: Mapping[str, Any]) -> dict[str, str]:
+    """The variables of the step."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SLURM_", "SRUN_", "SBATCH_", "SALLOC_")) or _KEPT.fullmatch(name)
+    }
+    number = str(allocation["id"])
+    own = {"SLURM_JOB_ID": number, "SLURM_EXPORT_ENV": "ALL", WITHIN: number}
+    return {**kept, **secrets, **({"PACELINE_TOKEN": token} if token else {}), **own}
+
+
+def start(folder: JobFolder, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start the step; it is stopped when this process ends."""
+    with open(folder.output, "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, ENTRY, "slurm-step", str(folder.path)],
+            stdin=subprocess.PIPE, stdout=log, stderr=log, env=dict(env), start_new_session=True,
+        )  # fmt: skip
+
+
+def main(path: str) -> int:
+    """Run the step of the job with this folder; returns its exit code."""
+    folder, life = JobFolder(Path(path)), current_life()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # it is to say how the step ended, however that is
+        signal.signal(number, lambda *_: None)
+    folder.of(life).mkdir(parents=True, exist_ok=True)
+    step = subprocess.Popen(shlex.split(folder.script.read_text(), comments=True), stdin=subprocess.DEVNULL)
+    threading.Thread(target=_stop_with_client, args=(folder,), daemon=True).start()
+    is_told = False
+    while True:
+        try:
+            code = step.wait(_LOOK)
+            break
+        except subprocess.TimeoutExpired:
+            if not is_told and folder.stop.exists() and folder.step(life) is None:
+                step.terminate()  # it still waits for its nodes
+                is_told = True
+    with contextlib.suppress(OSError):  # the job was deleted
+        write_json(folder.of(life) / "outcome.json", {**_outcome(folder, life, code), "time": time.time()})
+    return code
+
+
+def _stop_with_client(folder: JobFolder) -> None:
+    """Stop the job when the process that has started this one has ended."""
+    from .verbs import stop
+
+    with contextlib.suppress(OSError):
+        while os.read(0, 1):
+            pass
+    with contextlib.suppress(OSError, Refused):
+        stop(folder, now=False)
+
+
+def _outcome(folder: JobFolder, life: Life, code: int) -> dict[str, Any]:
+    """How the step ended, if its nodes do not say that."""
+    from paceline.node.agent.agent import TIMED_OUT
+
+    from . import reasons, view
+    from .finish import said, shown_by_slurm
+
+    found = view.merged_of(folder, life)
+    state = found["state"] if found else None
+    if state in ("SUCCEEDED", "FAILED") or folder.stop.exists() or folder.refusals(life):
+        return {"next": None}
+    for _ in range(_COMPLETING):
+        word = re.search(r"\bJobState=(\w+)", shown_by_slurm())
+        if word is None or word[1] != "COMPLETING":  # which hides how it ends
+            break
+        time.sleep(_LOOK)
+    if word is not None and word[1] == "CANCELLED":
+        return {"next": None, "state": "STOPPED", "why": "its allocation was cancelled in Slurm, not by paceline"}
+    if word is not None and word[1] in reasons.ENDED:
+        why = reasons.ENDED[word[1]].replace("it ", "its allocation ", 1)
+        return {"next": None, "state": "FAILED", "exit_code": TIMED_OUT if word[1] == "TIMEOUT" else 1, "why": why}
+    if state == "STOPPED":
+        return {"next": None}
+    return {"next": None, "state": "FAILED", "exit_code": code if code > 0 else 1, "why": said(folder)}

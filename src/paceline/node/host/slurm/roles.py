@@ -1,0 +1,17 @@
+"""What Slurm starts, by the name of its role on the command line."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+_MODULES = {"slurm": "task", "slurm-step": "allocated", "slurm-finish": "finish", "slurm-check": "trial"}
+
+
+def main(role: str, *args: str) -> NoReturn:
+    """Run a role with its arguments."""
+    sys.exit(importlib.import_module(f"paceline.node.host.slurm.{_MODULES[role]}").main(*args))

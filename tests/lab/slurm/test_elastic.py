@@ -1,0 +1,53 @@
+"""Elastic jobs: Slurm gives as many nodes as it has, and the job goes on with those that are left."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.conftest import eventually
+from tests.lab.test_elastic import TIMES, TRAIN
+
+if TYPE_CHECKING:
+    from .client import Client
+    from .cluster import Cluster
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+def job(client: Client, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(client.paceline("get", "--on", "slurm", name, "-o", "json").stdout)
+    return found
+
+
+def output(client: Client) -> str:
+    """What the ranks have printed, of all lives and attempts."""
+    found = (client.folder / "user" / "home").rglob("slurm/it/lives/*/*/it/logs/*/rank-*.log")
+    return "".join(path.read_text() for path in found)
+
+
+def worlds(client: Client) -> list[int]:
+    """The world size of each step that rank 0 has printed in the last attempt."""
+    said = client.paceline("logs", "--on", "slurm", "it", check=False).stdout
+    return [int(size) for size in re.findall(r"^step \d+ with (\d+) at", said, re.M)]
+
+
+def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(client: Client, cluster: Cluster) -> None:
+    end = client.folder / "end"
+    flags = ("--nnodes", "2:3", "--rdzv-conf", TIMES, "--max-restarts", "0")
+    client.paceline("submit", "--on", "slurm", "--name", "it", *flags, client.script(TRAIN), str(end), "1000000")
+    eventually(lambda: worlds(client)[-1:] == [3], "three nodes train")
+    cluster.kill_slurmd("n2", with_job=True)
+    eventually(lambda: worlds(client)[-1:] == [2], "two nodes train")
+    found = job(client, "it")
+    assert (found["state"], found["nodes"], found["attempt"]) == ("RUNNING", 2, 1)
+    end.touch()
+    done = client.paceline("wait", "--on", "slurm", "it", check=False)
+    found = job(client, "it")
+    assert (done.returncode, found["state"]) == (0, "SUCCEEDED"), found
+    said = output(client)
+    ((least, most),) = set(re.findall(r"^seen (\d+) (\d+)$", said, re.M))
+    assert least == most
