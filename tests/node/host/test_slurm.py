@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from paceline.job.spec import JobSpec
 from paceline.node.errors import Refused
-from paceline.node.host.slurm import reasons, script
+from paceline.node.host.slurm import accounts, reasons, script
 from paceline.node.host.slurm.folder import JobFolder, Jobs, Life
 from paceline.node.host.slurm.partitions import gpus
 from paceline.node.host.slurm.queue import Queue
@@ -171,3 +171,19 @@ def test_a_job_folder_names_its_files(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="damaged or gone"):
         folder.read()
     assert (folder.ids, folder.lives) == ([], [])
+
+
+def test_sacct_is_asked_once_where_there_are_accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    squeue(tmp_path, monkeypatch, "exit 0")
+    program = tmp_path / "bin" / "sacct"
+    program.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$*\" >> {tmp_path}/calls\necho 'CANCELLED by 1000'\n")
+    program.chmod(0o755)
+    for _ in range(3):
+        assert accounts.state_of("12", tmp_path / "kept") == "CANCELLED"
+    assert (tmp_path / "calls").read_text() == "-n -X -P -o State -j 12\n"
+    program.write_text("#!/bin/sh\necho 'Slurm accounting storage is disabled' >&2; exit 1\n")
+    assert accounts.state_of("13", tmp_path / "none") == ""
+    assert (tmp_path / "none").read_text() == ""
+    program.write_text("#!/bin/sh\necho 'sacct: error: Unable to contact slurm controller' >&2; exit 1\n")
+    assert accounts.state_of("14", tmp_path / "away") == ""
+    assert not (tmp_path / "away").exists(), "it is asked again"

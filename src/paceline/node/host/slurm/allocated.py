@@ -1,4 +1,4 @@
-"""A job in an allocation that its user has made, with salloc or in a batch script of his own: a step of srun.
+"""A job in an allocation that its user has made, with salloc or in a batch script: a step of srun.
 
 A process of its own, `slurm-step`, waits for srun and writes down how the step ended. So the job's state is right also
 if the client is killed; the job is stopped then. The allocation itself is never touched.
@@ -112,7 +112,7 @@ def _outcome(folder: JobFolder, life: Life, code: int) -> dict[str, Any]:
     from . import reasons, view
     from .finish import said, shown_by_slurm
 
-    found = view.merged_of(folder, life)
+    found = view.merged_of(folder, life, is_alive=False)
     state = found["state"] if found else None
     if state in ("SUCCEEDED", "FAILED") or folder.stop.exists() or folder.refusals(life):
         return {"next": None}

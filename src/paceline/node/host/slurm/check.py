@@ -24,10 +24,9 @@ from paceline.node.files import read_json
 from paceline.node.host.protocol import next_order
 
 from . import reasons, script
-from .commands import Away, Rejected, call, has
+from .commands import Away, Rejected, batch_environment, call, has
 from .folder import Jobs
 from .partitions import gpus
-from .submit import environment
 from .trial import FACTS, ROUTES
 
 if TYPE_CHECKING:
@@ -278,7 +277,7 @@ class _Trial:
         """
         self._is_submitted, self._submitted = True, time.monotonic()
         self._clusters = [f"--clusters={options['clusters']}"] if options.get("clusters") else []
-        env = environment({"secrets": {}, "token": secrets.token_hex(16)})
+        env = batch_environment({}, secrets.token_hex(16))
         try:
             said = call("sbatch", "--parsable", "--export=ALL", env=env, text=self._script(options))
         except Rejected as error:

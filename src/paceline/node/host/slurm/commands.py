@@ -10,6 +10,7 @@ import signal
 import subprocess
 from typing import TYPE_CHECKING
 
+from paceline.contract import TOKEN
 from paceline.node.errors import Refused
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ _AWAY = (
     "zero bytes were transmitted", "no route to host", "transport endpoint is not connected", "network is unreachable",
     "backup controller", "temporarily unable to accept job",
 )  # fmt: skip
+_FOREIGN = re.compile(r"(SLURM|SBATCH|SRUN)_")  # variables of a job that this process is in, or of the user for sbatch
 _MUNGE = (
     "munge encode",
     "munge decode",
@@ -117,3 +119,12 @@ def _failure(command: str, said: str) -> Refused:
 def _telling(lines: Sequence[str], texts: Sequence[str]) -> str:
     """The line that has the first of these texts that there is."""
     return next(line for text in texts for line in lines if text in line.lower()).rstrip(".")
+
+
+def batch_environment(secrets: Mapping[str, str], token: str | None) -> dict[str, str]:
+    """The variables of a Slurm job: those of this process, secrets and the token.
+
+    They travel as sbatch's own, which Slurm hands to the nodes, and are in no file of paceline's.
+    """
+    kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name) or name == "SLURM_CONF"}
+    return {**kept, **secrets, **({TOKEN: token} if token else {})}

@@ -10,15 +10,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.contract import TOKEN
 from paceline.node.agent.agent import TIMED_OUT
 from paceline.node.errors import Refused
 from paceline.node.failure import is_loss
 from paceline.node.files import write_json
 
 from . import view
-from .commands import Away, call
+from .commands import Away, batch_environment, call
 from .folder import JobFolder, current_life, own_number
-from .submit import environment
 
 if TYPE_CHECKING:
     from .folder import Life
@@ -39,7 +39,7 @@ def main(path: str, code: str) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it must decide, however the job ends
     folder, life = JobFolder(Path(path)), current_life()
     folder.of(life).mkdir(parents=True, exist_ok=True)
-    found = view.merged_of(folder, life)
+    found = view.merged_of(folder, life, is_alive=False)
     state = found["state"] if found else "FAILED"
     exit_code = int(code) if code.isdecimal() else 1
     if found is not None and found["exit_code"] is not None:
@@ -159,7 +159,7 @@ def _chain(folder: JobFolder, outcome: dict[str, Any]) -> dict[str, Any]:
     """Submit the job again, in its folder."""
     stored = folder.read()
     secrets = {name: os.environ[name] for name in stored["spec"]["secrets"] if name in os.environ}
-    env = environment({"secrets": secrets, "token": os.environ.get("PACELINE_TOKEN")})
+    env = batch_environment(secrets, os.environ.get(TOKEN))
     try:
         said = call("sbatch", "--parsable", "--export=ALL", str(folder.script), env=env, seconds=_TRIES * _PAUSE)
         number = _NUMBER.search(said)

@@ -24,7 +24,7 @@ from paceline.node.store import lifecycle
 from paceline.node.store.code_copy import copy_of, unpacked
 
 from . import allocated, script, view
-from .commands import Away, Rejected, call, found
+from .commands import Away, Rejected, batch_environment, call, found
 from .folder import Jobs
 from .follow import follow
 from .queue import Queue
@@ -40,7 +40,6 @@ _TRIES = 3  # of sbatch, while Slurm does not answer
 _PAUSE = 2.0  # seconds between two of them
 _FREE = 60.0  # seconds that sbatch may take
 _NUMBER = re.compile(r"^(\d+)", re.MULTILINE)
-_FOREIGN = re.compile(r"(SLURM|SBATCH|SRUN)_")  # variables of a job that this process is in, or of the user for sbatch
 
 
 def slurm_prepare(home: Home, request: Request) -> Answer:
@@ -253,15 +252,6 @@ def _script(place: Path, request: Request) -> str:
 # -- sbatch ------------------------------------------------------------------------------------------------------------
 
 
-def environment(request: Mapping[str, Any]) -> dict[str, str]:
-    """The variables of a Slurm job: those of this process, secrets and the token.
-
-    They travel as sbatch's own, which Slurm hands to the nodes, and are in no file of paceline's.
-    """
-    kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name) or name == "SLURM_CONF"}
-    return {**kept, **request["secrets"], **({"PACELINE_TOKEN": request["token"]} if request["token"] else {})}
-
-
 def _tested(batch: str, request: Request) -> list[str]:
     """Let Slurm check a script, and submit nothing; returns what it says of the start.
 
@@ -269,7 +259,7 @@ def _tested(batch: str, request: Request) -> list[str]:
         Refused: Slurm would refuse it, or does not answer.
     """
     try:
-        call("sbatch", "--test-only", env=environment({**request, "secrets": {}, "token": None}), text=batch)
+        call("sbatch", "--test-only", env=batch_environment({}, None), text=batch)
     except Rejected as error:
         said = error.said.removeprefix("allocation failure: ")
         raise Refused(
@@ -289,7 +279,12 @@ def _submitted(folder: JobFolder, request: Request) -> str:
     for left in range(_TRIES - 1, -1, -1):
         try:
             said = call(
-                "sbatch", "--parsable", "--export=ALL", str(folder.script), env=environment(request), seconds=_FREE
+                "sbatch",
+                "--parsable",
+                "--export=ALL",
+                str(folder.script),
+                env=batch_environment(request["secrets"], request["token"]),
+                seconds=_FREE,
             )
             number = _NUMBER.search(said)
             if number is None:

@@ -16,7 +16,7 @@ from paceline.node.store import records
 from paceline.node.store.home import with_ids
 from paceline.node.store.parts import merged
 
-from . import reasons
+from . import accounts, reasons
 
 if TYPE_CHECKING:
     from paceline.node.rundir.directory import RunDirectory
@@ -136,17 +136,7 @@ class _Looked:
             return found
         entry = self._entry()
         if self._is_allocated:
-            is_gone = self._is_known_gone(self._begun(life)) if entry is None else entry.restarts > life.restarts
-            is_told = found["state"] != "STOPPED" or self._is_stopped  # else somebody has, with Slurm's commands
-            if found["state"] in records.FINAL:
-                is_late = time.time() > float(found["finished"]) + _CLOSING
-                if is_told or (is_late and not (entry is not None and entry.is_over)):
-                    return found
-                if not is_late:
-                    return {**self._closing(found), "waiting": "its step ends"}
-            elif not (is_gone or (entry is not None and entry.is_over)):
-                return found
-            return self._lost(life, entry if entry is not None and entry.is_over else None)
+            return self._of_step(life, found, entry)
         if entry is not None and entry.id == life.id and entry.restarts <= life.restarts and not entry.is_over:
             return self._closing(found) if found["state"] in records.FINAL else found
         if entry is not None and not entry.is_over:  # Slurm has requeued it, or another one goes on
@@ -154,6 +144,18 @@ class _Looked:
         if entry is None and not self._is_known_gone(self._begun(life)):
             return self._closing(found) if found["state"] in records.FINAL else found
         return self._lost(life, entry)
+
+    def _of_step(self, life: Life, found: dict[str, Any], entry: Entry | None) -> dict[str, Any]:
+        """A job in an allocation of its user, before its step has ended."""
+        over = entry if entry is not None and entry.is_over else None
+        if found["state"] in records.FINAL:
+            is_late = time.time() > float(found["finished"]) + _CLOSING
+            is_ours = found["state"] != "STOPPED" or self._is_stopped  # else it was stopped with Slurm's commands
+            if is_ours or (is_late and over is None):
+                return found
+            return self._lost(life, over) if is_late else {**self._closing(found), "waiting": "its step ends"}
+        is_gone = self._is_known_gone(self._begun(life)) if entry is None else entry.restarts > life.restarts
+        return self._lost(life, over) if is_gone or over is not None else found
 
     def _after(self, life: Life, found: dict[str, Any], outcome: dict[str, Any]) -> dict[str, Any]:
         """A life that has ended, with what its batch script has decided."""
@@ -205,31 +207,26 @@ class _Looked:
         found = self._merged(life, is_alive=False)
         if self._is_stopped:
             return {**found, "state": "STOPPED", "error": None}
-        if entry is None or entry.state in ("COMPLETED", "FAILED"):
+        word = entry.state if entry is not None else accounts.state_of(life.id, self._folder.of(life) / "sacct")
+        if word in ("", "COMPLETED", "FAILED"):
             return found
-        why = reasons.ENDED.get(entry.state, f"Slurm says {entry.state}")
-        again = f"paceline resubmit {self._folder.name} goes on from its last checkpoint"
-        if entry.state == "CANCELLED":
+        why = reasons.ENDED.get(word, f"Slurm says {word}")
+        if word == "CANCELLED":
             return {**found, "state": "STOPPED", "error": f"{why}, not by paceline"}
+        again = f"paceline resubmit {self._folder.name} goes on from its last checkpoint"
         return {**found, "state": "FAILED", "error": f"{why}; {again}"}
 
     def _merged(self, life: Life, *, is_alive: bool) -> dict[str, Any]:
-        """The record of all nodes of a life."""
-        parts = []
-        for run in self._folder.runs(life):
-            part = records.record(run.path, list, lambda _: is_alive)
-            if part is not None:
-                parts.append(with_ids(run, part))
+        """The record of all nodes of a life; FAILED if one refused the job."""
+        found = merged_of(self._folder, life, is_alive=is_alive)
         refusals = self._folder.refusals(life)
-        if refusals:
-            found = merged(parts)[0] if parts else self._plain("FAILED")
-            finished = found["finished"] or _time_of(self._folder)
-            return {**found, "state": "FAILED", "exit_code": 2, "error": refusals[0], "finished": finished}
-        if not parts:
-            return self._plain("FAILED", finished=_time_of(self._folder))
-        found, _ = merged(parts)
-        found["nodes"] = max(found["nodes"], len(parts)) if found["state"] in records.FINAL else found["nodes"]
-        return {**found, "restarts": found["restarts"]}
+        if found is not None and not refusals:
+            return found
+        found = found or self._plain("FAILED", finished=_time_of(self._folder))
+        if not refusals:
+            return found
+        finished = found["finished"] or _time_of(self._folder)
+        return {**found, "state": "FAILED", "exit_code": 2, "error": refusals[0], "finished": finished}
 
     # -- Slurm ---------------------------------------------------------------------------------------------------------
 
@@ -274,11 +271,17 @@ class _Looked:
         }  # fmt: skip
 
 
-def merged_of(folder: JobFolder, life: Life) -> dict[str, Any] | None:
-    """The record of the nodes of a life that has ended; None if none has written anything."""
+def merged_of(folder: JobFolder, life: Life, *, is_alive: bool) -> dict[str, Any] | None:
+    """The record of the nodes of a life; None if none has written anything.
+
+    Args:
+        folder: of the job.
+        life: of it.
+        is_alive: whether the nodes may still work on it.
+    """
     parts = []
     for run in folder.runs(life):
-        part = records.record(run.path, list, lambda _: False)
+        part = records.record(run.path, list, lambda _: is_alive)
         if part is not None:
             parts.append(with_ids(run, part))
     return merged(parts)[0] if parts else None
