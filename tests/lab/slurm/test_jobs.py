@@ -149,6 +149,13 @@ def test_a_job_in_the_foreground_ends_with_its_client(user: Client, cluster: Clu
     assert done.stdout == "it runs\n", done
     failed = user.paceline("run", "--on", "lab", user.script("raise ValueError('no good')"), check=False)
     assert failed.returncode == 1 and "rank 0 failed first: ValueError: no good" in failed.stderr
+    assert "it waits" not in failed.stderr, "the nodes are free"
+    ((name, state),) = (
+        (it["name"], it["state"])
+        for it in json.loads(user.paceline("list", "--on", "lab", "-o", "json").stdout)
+        if it["state"] != "SUCCEEDED"
+    )
+    assert state == "FAILED" and f"job {name}: Slurm has it as job " in failed.stderr
     for how in (signal.SIGINT, signal.SIGKILL):
         running = user.start("run", "--on", "lab", "--name", f"it{int(how)}", user.script(FOREVER))
         assert running.stdout is not None

@@ -114,8 +114,10 @@ def _outcome(folder: JobFolder, life: Life, code: int) -> dict[str, Any]:
 
     found = view.merged_of(folder, life, is_alive=False)
     state = found["state"] if found else None
-    if state in ("SUCCEEDED", "FAILED") or folder.stop.exists() or folder.refusals(life):
+    if state in ("SUCCEEDED", "FAILED") or folder.refusals(life):
         return {"next": None}
+    if folder.stop.exists():
+        return {"next": None, "state": "STOPPED"}
     for _ in range(_COMPLETING):
         word = re.search(r"\bJobState=(\w+)", shown_by_slurm())
         if word is None or word[1] != "COMPLETING":  # which hides how it ends

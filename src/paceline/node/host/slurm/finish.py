@@ -63,8 +63,10 @@ def main(path: str, code: str) -> int:
 def _outcome(folder: JobFolder, life: Life, found: dict[str, Any] | None, exit_code: int) -> dict[str, Any] | None:
     """What follows, and why; None if Slurm is ending the job, and so knows it better."""
     state = found["state"] if found else None
-    if state == "SUCCEEDED" or folder.stop.exists():
+    if state == "SUCCEEDED":
         return {"next": None}
+    if folder.stop.exists():
+        return {"next": None, "state": "STOPPED"}
     if folder.refusals(life):
         return {"next": None}
     warned = _warned(folder, life)

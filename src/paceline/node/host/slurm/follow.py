@@ -45,15 +45,17 @@ def follow(
         shown: which streams of which local ranks, for rank 0 ("first") and for the "others".
         close: waits until nothing of the job is left here.
     """
-    threading.Thread(target=_obey, args=(folder,), daemon=True).start()
+    has_ended = threading.Event()
+    threading.Thread(target=_obey, args=(folder, has_ended), daemon=True).start()
     yield from _Following(home, folder, shown).answers()
+    has_ended.set()
     close()
     yield {"ended": view.record(folder, Queue(home.root))}
     yield {"end": True}
 
 
-def _obey(folder: JobFolder) -> None:
-    """Stop the job as stdin says."""
+def _obey(folder: JobFolder, has_ended: threading.Event) -> None:
+    """Stop the job as stdin says, unless it has ended."""
     asked = False
     while order := next_order():
         number = int(order.split()[-1])
@@ -61,8 +63,9 @@ def _obey(folder: JobFolder) -> None:
         asked = True
         with contextlib.suppress(Refused):  # the next signal tries again
             verbs.stop(folder, now, number)
-    with contextlib.suppress(Refused):
-        verbs.stop(folder, asked)
+    if not has_ended.is_set():
+        with contextlib.suppress(Refused):
+            verbs.stop(folder, asked)
     os._exit(0)
 
 
@@ -104,7 +107,9 @@ class _Following:
 
     def _report_waiting(self, record: dict[str, Any] | None) -> Iterator[Answer]:
         waiting = record["waiting"] if record and record["state"] in ("PENDING", "RESTARTING") else None
-        if waiting and waiting != self._waiting and not self._active:
+        if waiting in (None, view.CLOSING, view.NEW) or self._active:
+            return
+        if waiting != self._waiting:
             self._waiting = waiting
             yield {"waiting": waiting}
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 REQUEUE, CHAIN = "requeue", "chain"  # what the batch script does next, see `finish.py`
 _SHORTLY = 5.0  # seconds in which a node that was started writes something
 _CLOSING = 30.0  # seconds in which the process that waits for a step says how it ended
+NEW = "Slurm has just got it"
+CLOSING = "it has ended on its nodes; its batch script finds out whether it goes on"
 _STARTING = "its nodes start"
 
 
@@ -85,10 +87,12 @@ class _Looked:
         entry = self._entry()
         if entry is None:
             if not self._is_known_gone(float(self._job["created"])):
-                return self._plain("PENDING", waiting="Slurm has just got it")
+                return self._plain("PENDING", waiting=NEW)
             return self._never_started()
         if entry.is_pending:
-            return self._plain("PENDING", entry, waiting=reasons.waiting(entry.reason, entry.id, entry.start))
+            is_new = entry.reason in ("", "None")
+            waiting = NEW if is_new else reasons.waiting(entry.reason, entry.id, entry.start)
+            return self._plain("PENDING", entry, waiting=waiting)
         if entry.is_running:
             return self._plain("STARTING", entry, waiting=_STARTING)
         return self._ended_by_slurm(entry)
@@ -168,9 +172,7 @@ class _Looked:
             if entry is not None and entry.is_over and (not is_old or self._queue.knows_since(float(outcome["time"]))):
                 return self._not_again(found, outcome, entry)
             return self._again(found, None if is_old else entry, str(outcome["why"]))
-        if self._is_stopped and found["state"] != "SUCCEEDED":
-            found = {**found, "state": "STOPPED"}
-        elif outcome.get("state"):
+        if outcome.get("state"):
             found = {**found, "state": outcome["state"], "exit_code": outcome.get("exit_code", found["exit_code"])}
         if outcome.get("why"):
             found = {**found, "error": outcome["why"]}
@@ -199,8 +201,7 @@ class _Looked:
 
     def _closing(self, found: dict[str, Any]) -> dict[str, Any]:
         """A job that has ended on its nodes, while its batch script decides whether it goes on."""
-        waiting = "it has ended on its nodes; its batch script finds out whether it goes on"
-        return {**found, "state": "RESTARTING", "waiting": waiting, "finished": None, "exit_code": None}
+        return {**found, "state": "RESTARTING", "waiting": CLOSING, "finished": None, "exit_code": None}
 
     def _lost(self, life: Life, entry: Entry | None) -> dict[str, Any]:
         """A life that ended without a word of its batch script."""
