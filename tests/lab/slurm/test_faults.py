@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.conftest import eventually, processes_with
-from tests.train.loop.test_exactly_once import Training
+from tests.train.loop.test_exactly_once import SAMPLES, Training
 
 if TYPE_CHECKING:
     from .client import Client
@@ -103,10 +103,17 @@ def test_a_lost_node(user: Client, cluster: Cluster) -> None:
     assert {rank["node"] for rank in job(user)["instances"]} == {"n0", "n2"}
 
 
+def limit(user: Client, cluster: Cluster) -> None:
+    """Give a job that runs a limit of two minutes; Slurm warns it within 30 s."""
+    cluster.slurm("scontrol", "update", f"jobid={job(user)['external_id']}", "timelimit=2")
+
+
 def test_the_time_limit(user: Client, cluster: Cluster) -> None:
     pytest.importorskip("torch")
     training = Counting(user, 10_000)
-    training.submit("--slurm", "partition=short", "--grace", "5", "--time-limit", "60s")
+    training.submit("--grace", "60")
+    training.makes_steps(10)
+    limit(user, cluster)
     assert user.paceline("wait", "it", check=False).returncode == 124
     found = job(user)
     assert (found["state"], found["exit_code"]) == ("FAILED", 124)
@@ -117,16 +124,19 @@ def test_the_time_limit(user: Client, cluster: Cluster) -> None:
 
 def test_a_chain_of_jobs(user: Client, cluster: Cluster) -> None:
     pytest.importorskip("torch")
-    training = Counting(user, 14)
-    script = user.folder / "train.py"
-    script.write_text(
-        script.read_text().replace("        optimizer.step()", "        optimizer.step(); time.sleep(0.4)")
-    )
-    training.submit("--slurm", "partition=short", "--grace", "5", "--chain", "--time-limit", "60s")
+    training = Counting(user, 10_000)
+    training.submit("--grace", "60", "--chain")
     first = job(user)["external_id"]
-    training.ends_well()
+    training.makes_steps(10)
+    limit(user, cluster)
+    eventually(lambda: job(user)["attempt"] == 1, "it goes on in another job")
     assert job(user)["external_id"] != first
-    assert job(user)["attempt"] >= 1
+    training.makes_steps(10)
+    user.paceline("stop", "--on", "lab", "it")
+    reaches(user, "STOPPED")
+    used = training.used()
+    assert all(count == 1 for epoch in list(used)[:-1] for count in used[epoch].values())
+    assert all(len(used[epoch]) == SAMPLES for epoch in list(used)[:-1])
 
 
 def test_a_job_that_was_cancelled_from_outside(user: Client, cluster: Cluster) -> None:

@@ -15,6 +15,7 @@ from paceline.node.agent.agent import TIMED_OUT
 from paceline.node.errors import Refused
 from paceline.node.failure import is_loss
 from paceline.node.files import write_json
+from paceline.node.rundir.directory import SAVED
 
 from . import view
 from .commands import Away, batch_environment, call
@@ -23,6 +24,7 @@ from .folder import JobFolder, current_life, own_number
 if TYPE_CHECKING:
     from .folder import Life
 
+_IDLE = 3  # jobs of a chain that may end without a checkpoint
 _MOST_LOSSES = 5  # requeues after the loss of a node: more are no accident
 _TRIES, _PAUSE = 60, 5.0  # while Slurm does not answer; its controller may be restarted
 _KILLED_WITHIN = 120.0  # seconds in which Slurm ends what it has requeued
@@ -69,12 +71,8 @@ def _outcome(folder: JobFolder, life: Life, found: dict[str, Any] | None, exit_c
         return {"next": None, "state": "STOPPED"}
     if folder.refusals(life):
         return {"next": None}
-    warned = _warned(folder, life)
-    if warned == "limit" and state == "STOPPED":
-        if folder.read()["options"].get("chain"):
-            return {"next": view.CHAIN, "why": "its time limit ended, and it goes on in a new job of Slurm"}
-        why = f"stopped at its time limit in Slurm; paceline resubmit {folder.name} goes on from its last checkpoint"
-        return {"next": None, "state": "FAILED", "exit_code": TIMED_OUT, "why": why}
+    if state in ("STOPPED", None) and _warned(folder, life) == "limit":
+        return _at_limit(folder)
     if state == "FAILED" and found is not None and is_loss(found["error"] or ""):
         if life.restarts < _MOST_LOSSES:
             return {"next": view.REQUEUE, "why": found["error"]}
@@ -90,6 +88,23 @@ def _outcome(folder: JobFolder, life: Life, found: dict[str, Any] | None, exit_c
     if state is None:
         return {"next": None, "state": "FAILED", "exit_code": exit_code or 1, "why": said(folder)}
     return {"next": None}
+
+
+def _at_limit(folder: JobFolder) -> dict[str, Any]:
+    """What follows when Slurm has warned the job of its time limit."""
+    if not folder.read()["options"].get("chain"):
+        why = f"stopped at its time limit in Slurm; paceline resubmit {folder.name} goes on from its last checkpoint"
+    elif _gets_nowhere(folder):
+        why = f"its last {_IDLE} jobs of Slurm ended before they saved a checkpoint; give it a longer --time-limit"
+    else:
+        return {"next": view.CHAIN, "why": "its time limit ended, and it goes on in a new job of Slurm"}
+    return {"next": None, "state": "FAILED", "exit_code": TIMED_OUT, "why": why}
+
+
+def _gets_nowhere(folder: JobFolder) -> bool:
+    """Whether a job that has saved checkpoints before has saved none for a while: it would go on for ever."""
+    saved = [any((run.path / SAVED).exists() for run in runs) for _, runs in view.runs_of(folder)]
+    return any(saved) and not any(saved[-_IDLE:])
 
 
 def _preempted(shown: str) -> dict[str, Any] | None:
