@@ -6,10 +6,10 @@ Source: https://slurm.schedmd.com/sbatch.html, the versions 22.05 to 25.05.
 from __future__ import annotations
 
 KNOWN = frozenset({
-    "account", "acctg-freq", "batch", "bb", "bbf", "begin", "cluster-constraint", "clusters",
+    "account", "acctg-freq", "batch", "bb", "bbf", "begin",
     "consolidate-segments", "constraint", "container", "container-id", "contiguous", "core-spec",
     "cores-per-socket", "cpu-freq", "cpus-per-gpu", "cpus-per-task", "deadline", "delay-boot", "dependency",
-    "distribution", "exclude", "exclusive", "export-file", "extra", "extra-node-info", "get-user-env", "gid",
+    "distribution", "exclude", "exclusive", "extra", "extra-node-info", "get-user-env", "gid",
     "gpu-bind", "gpu-freq", "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres", "gres-flags",
     "hint", "hold", "ignore-pbs", "kill-on-invalid-dep", "licenses", "mail-type", "mail-user", "mcs-label", "mem",
     "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus", "network", "nice", "no-kill", "no-requeue", "nodefile",
@@ -20,7 +20,7 @@ KNOWN = frozenset({
     "use-min-nodes", "wait-all-nodes", "wckey",
 })  # fmt: skip
 ABBREVIATED = {
-    "A": "account", "C": "constraint", "G": "gpus", "L": "licenses", "M": "clusters", "c": "cpus-per-task",
+    "A": "account", "C": "constraint", "G": "gpus", "L": "licenses", "c": "cpus-per-task",
     "d": "dependency", "p": "partition", "q": "qos", "t": "time", "w": "nodelist", "x": "exclude",
 }  # fmt: skip
 OURS = {
@@ -37,6 +37,9 @@ OURS = {
     "export": "give --env, or --secret",
     "signal": "give --grace: the ranks have that time, from the warning of Slurm on",
     "array": "give --array",
+    "clusters": "give that cluster a target of its own, with its login node",
+    "cluster-constraint": "give each cluster a target of its own, with its login node",
+    "export-file": "give --env, or --secret",
     "wrap": "give the script and its arguments",
     "parsable": "paceline reads the answer of sbatch",
     "test-only": "give --dry-run",

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
 
-from .commands import Away, call, has
+from . import reasons
+from .commands import call, has
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,14 +27,12 @@ def state_of(number: str, kept: Path) -> str:
         return kept.read_text().strip()
     said = ""
     if has("sacct"):
-        try:
+        with contextlib.suppress(Refused):  # there are no accounts, or it may answer the next time
             said = call("sacct", "-n", "-X", "-P", "-o", "State", "-j", number, seconds=_SECONDS)
-        except Away:
-            return ""  # it may answer the next time
-        except Refused:
-            pass  # there are no accounts
     lines = said.split("\n")
     word = lines[0].partition(" ")[0]  # of "CANCELLED by 1000"
-    with contextlib.suppress(OSError):
-        kept.write_text(word)
+    word = word if word in reasons.ENDED else ""  # accounts may be late
+    if word:
+        with contextlib.suppress(OSError):
+            kept.write_text(word)
     return word

@@ -21,8 +21,9 @@ _SENTENCE = re.compile(r"^(?:[a-z]+: )?(?:error: |fatal: )*")
 _AWAY = (
     "unable to contact slurm controller", "connection refused", "socket timed out", "communication connection failure",
     "zero bytes were transmitted", "no route to host", "transport endpoint is not connected", "network is unreachable",
-    "backup controller", "temporarily unable to accept job",
+    "message receive failure", "message send failure", "backup controller", "temporarily unable to accept job",
 )  # fmt: skip
+_FILTERS = re.compile(r"(SQUEUE|SCANCEL|SINFO|SACCT|SCONTROL)_|SLURM_CLUSTERS$")  # would hide jobs, or ask elsewhere
 _FOREIGN = re.compile(r"(SLURM|SBATCH|SRUN)_")  # variables of a job that this process is in, or of the user for sbatch
 _MUNGE = (
     "munge encode",
@@ -46,7 +47,7 @@ class Rejected(Refused):
     """
 
     def __init__(self, command: str, said: str) -> None:
-        super().__init__(f"{command}: {said}")
+        super().__init__(f"{command}: {said or 'it failed without a word'}")
         self.said = said
 
 
@@ -68,7 +69,8 @@ def call(
         Rejected: Slurm does not do it.
     """
     path = found(command)
-    given = {**(os.environ if env is None else env), "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+    base = {name: value for name, value in (os.environ if env is None else env).items() if not _FILTERS.match(name)}
+    given = {**base, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
     stdin = subprocess.DEVNULL if text is None else subprocess.PIPE
     process = subprocess.Popen(
         [path, *args], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=given, start_new_session=True
@@ -113,7 +115,7 @@ def _failure(command: str, said: str) -> Refused:
         )
     if any(text in lower for text in _AWAY):
         return Away(f"{command}: {_telling(lines, _AWAY)}; Slurm's controller (slurmctld) is down or cannot be reached")
-    return Rejected(command, lines[-1].rstrip(".") if lines else "it failed without a word")
+    return Rejected(command, lines[-1].rstrip(".") if lines else "")
 
 
 def _telling(lines: Sequence[str], texts: Sequence[str]) -> str:

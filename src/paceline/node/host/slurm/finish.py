@@ -20,6 +20,7 @@ from paceline.node.rundir.directory import SAVED
 from . import view
 from .commands import Away, batch_environment, call
 from .folder import JobFolder, current_life, own_number
+from .queue import Queue
 
 if TYPE_CHECKING:
     from .folder import Life
@@ -40,6 +41,8 @@ def main(path: str, code: str) -> int:
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it must decide, however the job ends
     folder, life = JobFolder(Path(path)), current_life()
+    if not folder.job.exists():  # it has succeeded, and was deleted
+        return int(code) if code.isdecimal() else 1
     folder.of(life).mkdir(parents=True, exist_ok=True)
     found = view.merged_of(folder, life, is_alive=False)
     state = found["state"] if found else "FAILED"
@@ -66,7 +69,7 @@ def _outcome(folder: JobFolder, life: Life, found: dict[str, Any] | None, exit_c
     """What follows, and why; None if Slurm is ending the job, and so knows it better."""
     state = found["state"] if found else None
     if state == "SUCCEEDED":
-        return {"next": None}
+        return {"next": None, "state": "SUCCEEDED", "exit_code": 0}
     if folder.stop.exists():
         return {"next": None, "state": "STOPPED"}
     if folder.refusals(life):
@@ -74,9 +77,10 @@ def _outcome(folder: JobFolder, life: Life, found: dict[str, Any] | None, exit_c
     if state in ("STOPPED", None) and _warned(folder, life) == "limit":
         return _at_limit(folder)
     if state == "FAILED" and found is not None and is_loss(found["error"] or ""):
-        if life.restarts < _MOST_LOSSES:
+        losses = sum(is_loss((folder.outcome(other) or {}).get("why") or "") for other in folder.lives if other != life)
+        if losses < _MOST_LOSSES:
             return {"next": view.REQUEUE, "why": found["error"]}
-        return {"next": None, "why": f"{found['error']}; this has happened {life.restarts + 1} times"}
+        return {"next": None, "why": f"{found['error']}; this has happened {losses + 1} times"}
     if state in ("STOPPED", None):
         shown = shown_by_slurm()
         if re.search(r"\bJobState=(?!RUNNING)\w", shown):  # cancelled, at its end, or requeued by somebody else
@@ -165,6 +169,8 @@ def _requeue(folder: JobFolder, life: Life, outcome: dict[str, Any], exit_code: 
             why = str(error)
             time.sleep(_PAUSE)  # nothing says when the controller is back
         except Refused as error:
+            if re.search(r"\bJobState=(?!RUNNING)\w", shown_by_slurm()):
+                return exit_code or 1  # Slurm requeues it itself, or has ended it
             why = str(error)
             break
     failed = {**outcome, "next": None, "state": "FAILED", "why": f"{outcome['why']}, and cannot be requeued: {why}"}
@@ -182,8 +188,17 @@ def _chain(folder: JobFolder, outcome: dict[str, Any]) -> dict[str, Any]:
         number = _NUMBER.search(said)
         if number is not None:
             folder.add_id(number[1])
+            if folder.stop.exists():  # it came meanwhile
+                call("scancel", "--quiet", number[1])
+                return {"next": None, "state": "STOPPED"}
             return outcome
         why = f"sbatch says {said.strip()!r}"
+    except Away as error:
+        others = Queue(folder.path.parent.parent, 0.0).of(stored["job_id"])
+        if new := [entry.id for entry in others if entry.id not in folder.ids]:  # Slurm has taken it all the same
+            folder.add_id(new[0])
+            return outcome
+        why = str(error)
     except Refused as error:
         why = str(error)
     return {

@@ -150,8 +150,9 @@ class JobFolder:
     def runs(self, life: Life) -> list[RunDirectory]:
         """The run directories of the nodes of a life, node 0 first."""
         ranks = sorted(int(name) for name in _names(self.of(life)) if name.isdecimal())
-        paths = (self.part(life, rank) / self.name for rank in ranks)
-        return [RunDirectory(path) for path in paths if (path / "spec.json").exists()]
+        # A folder that is read anew shows what is there; a file that is looked for may be remembered as missing (NFS).
+        paths = [self.part(life, rank) / self.name for rank in ranks if self.name in _names(self.part(life, rank))]
+        return [RunDirectory(path) for path in paths if "spec.json" in _names(path)]
 
     def refusals(self, life: Life) -> list[str]:
         """Why the job cannot run on nodes of a life."""

@@ -69,7 +69,7 @@ class Entry(NamedTuple):
     @property
     def is_over(self) -> bool:
         """Whether it has ended for good."""
-        return not self.is_pending and not self.is_running
+        return self.state in reasons.ENDED
 
 
 class Queue:

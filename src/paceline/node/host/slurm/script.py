@@ -30,14 +30,14 @@ job={job}
 life="$job/lives/$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}"
 mkdir -p "$life"
 export SLURM_EXPORT_ENV=ALL
-number=${{SLURM_ARRAY_TASK_ID:+${{SLURM_ARRAY_JOB_ID}}_}}${{SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}}
+export number=${{SLURM_ARRAY_TASK_ID:+${{SLURM_ARRAY_JOB_ID}}_}}${{SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}}
 heard=
 # Slurm sends USR2 before the time limit: all nodes are asked to save and to stop.
 trap 'heard=1; echo limit > "$life/warned"; scancel --quiet --signal=TERM "$number"' USR2
 trap 'heard=1' TERM CONT
 sees='[ -e "$0/job.json" ] || {{
   echo "paceline: $(uname -n) does not see $0, which is not on a shared disk; set root in the settings" >&2
-  scancel --quiet --signal=TERM "$SLURM_JOB_ID.$SLURM_STEP_ID"
+  scancel --quiet --signal=TERM "$number.$SLURM_STEP_ID"
   exit 2
 }}; exec "$@"'
 srun {srun} sh -c "$sees" "$job" {task} "$job" &
@@ -98,9 +98,14 @@ def lines(options: Mapping[str, str]) -> list[str]:
 def flags(job: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:
     """The flags of srun that do not depend on the nodes."""
     return [
-        "--cpu-bind=none", "--kill-on-bad-exit=0", f"--wait={math.ceil(float(job['grace']) + _CLOSING)}",
+        "--cpu-bind=none", "--kill-on-bad-exit=0", f"--wait={_wait(job, options)}",
         "--input=none", *(["--no-kill"] if options["no_kill"] else []), *options["container"],
     ]  # fmt: skip
+
+
+def _wait(job: Mapping[str, Any], options: Mapping[str, Any]) -> int:
+    """Seconds from the end of the first agent to the end of the others; 0 for no limit: an elastic job goes on."""
+    return 0 if options["no_kill"] else math.ceil(float(job["grace"]) + _CLOSING)
 
 
 def agent(command: Sequence[str], options: Mapping[str, Any]) -> list[str]:
@@ -141,6 +146,8 @@ def directives(job: Mapping[str, Any], folder: Path, options: Mapping[str, Any],
     given = {
         name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options["slurm"].items()
     }
+    if "gres" in found and "gres" in given and "gpu" not in given["gres"]:
+        given["gres"] = f"{found['gres']},{given['gres']}"
     for own, others in _INSTEAD.items():  # the user's words for the same
         if own in found and any(other in given for other in others):
             del found[own]

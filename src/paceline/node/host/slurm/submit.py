@@ -6,7 +6,6 @@ whoever is ended meanwhile leaves either nothing in Slurm, or a job that is foun
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
@@ -93,6 +92,8 @@ def slurm_submit(home: Home, request: Request) -> Iterator[Answer]:
         return
     try:
         number = _submitted(folder, request)
+    except Unknown:
+        raise
     except Refused:
         jobs.remove(folder)
         raise
@@ -203,6 +204,8 @@ def _fill(jobs: Jobs, folder: JobFolder, request: Request, archive: Bytes) -> No
         },
     )  # fmt: skip
     folder.job.chmod(0o600)
+    (folder.path / "lives").mkdir()  # now, so that no client remembers that they are missing (NFS)
+    folder.current.touch()
     if request["allocation"] is not None:
         folder.add_id(str(request["allocation"]["id"]))
 
@@ -268,6 +271,10 @@ def _tested(batch: str, request: Request) -> list[str]:
     return []
 
 
+class Unknown(Refused):
+    """Slurm may have taken the job: it did not say so, and does not answer."""
+
+
 def _submitted(folder: JobFolder, request: Request) -> str:
     """The number of the new Slurm job.
 
@@ -293,7 +300,13 @@ def _submitted(folder: JobFolder, request: Request) -> str:
         except Rejected as error:
             raise Refused(f"Slurm refuses the job: {error.said}") from None
         except Away as error:
-            taken = _taken(folder)
+            try:
+                taken = _taken(folder)
+            except Away:
+                if left:
+                    time.sleep(_PAUSE)
+                    continue
+                raise Unknown(f"{error}; Slurm may have taken it: see paceline get {folder.name}") from None
             if taken is not None:
                 return taken
             if not left:
@@ -303,10 +316,15 @@ def _submitted(folder: JobFolder, request: Request) -> str:
 
 
 def _taken(folder: JobFolder) -> str | None:
-    """The number under which Slurm has a job although its sbatch failed."""
+    """The number under which Slurm has a job although its sbatch failed; None if it has none.
+
+    Raises:
+        Away: that is not known.
+    """
     stored = folder.read()
     job_id = stored["task"][0] if stored.get("task") else stored["job_id"]
-    with contextlib.suppress(Refused):
-        found = Queue(folder.path.parent.parent, fresh=0.0).of(job_id)
-        return (found[0].task.partition("_")[0] or str(found[0].id)) if found else None
-    return None
+    queue = Queue(folder.path.parent.parent, fresh=0.0)
+    found = queue.of(job_id)
+    if not found and queue.problem is not None:
+        raise Away(str(queue.problem))
+    return (found[0].task.partition("_")[0] or str(found[0].id)) if found else None

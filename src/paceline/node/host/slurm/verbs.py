@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from .folder import JobFolder
 
 _LOOK = 1.0  # seconds between two looks; the kernel does not report what other machines write
+_ENDED = re.compile(r"invalid job id|already complet|invalid job step|step .*complet", re.IGNORECASE)
 _TRIES, _PAUSE = 5, 2.0  # of scancel, while Slurm does not answer
 
 
@@ -142,8 +144,10 @@ def _cancel(*args: str) -> None:
         try:
             call("scancel", "--quiet", *args)
             return
-        except Rejected:  # it has ended, or has no step
-            return
+        except Rejected as error:
+            if error.said and not _ENDED.search(error.said):  # it is quiet about jobs that have ended
+                raise Refused(f"{error}; nothing was stopped") from None
+            return  # it has ended, or has no step
         except Away as error:
             if not left:
                 raise Refused(f"{error}; nothing was stopped, try again") from None

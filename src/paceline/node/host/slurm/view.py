@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 REQUEUE, CHAIN = "requeue", "chain"  # what the batch script does next, see `finish.py`
 _SHORTLY = 5.0  # seconds in which a node that was started writes something
 _CLOSING = 30.0  # seconds in which the process that waits for a step says how it ended
+_SUBMITTING = 600.0  # seconds that a client may take to submit: it tries again while Slurm does not answer
 NEW = "Slurm has just got it"
 CLOSING = "it has ended on its nodes; its batch script finds out whether it goes on"
 _STARTING = "its nodes start"
@@ -86,7 +87,7 @@ class _Looked:
             return self._plain(state, error=outcome.get("why"), finished=float(outcome["time"]))
         entry = self._entry()
         if entry is None:
-            if not self._is_known_gone(float(self._job["created"])):
+            if not self._is_known_gone(self._asked_since()):
                 return self._plain("PENDING", waiting=NEW)
             return self._never_started()
         if entry.is_pending:
@@ -145,7 +146,7 @@ class _Looked:
             return self._closing(found) if found["state"] in records.FINAL else found
         if entry is not None and not entry.is_over:  # Slurm has requeued it, or another one goes on
             return self._again(found, entry)
-        if entry is None and not self._is_known_gone(self._begun(life)):
+        if entry is None and not self._is_known_gone(max(self._begun(life), self._asked_since())):
             return self._closing(found) if found["state"] in records.FINAL else found
         return self._lost(life, entry)
 
@@ -167,7 +168,7 @@ class _Looked:
         if follows:
             entry = self._entry()
             is_old = entry is not None and entry.id == life.id and entry.restarts <= life.restarts
-            if entry is None and self._is_known_gone(float(outcome["time"])):
+            if entry is None and self._is_known_gone(max(float(outcome["time"]), self._asked_since())):
                 return self._not_again(found, outcome, entry)
             if entry is not None and entry.is_over and (not is_old or self._queue.knows_since(float(outcome["time"]))):
                 return self._not_again(found, outcome, entry)
@@ -242,7 +243,15 @@ class _Looked:
                 with contextlib.suppress(OSError):
                     self._folder.add_id(entry.task or entry.id)
                 ids.append(entry.task or entry.id)
-        return self._queue.entry(ids[-1]) if ids else None
+        found = self._queue.entry(ids[-1]) if ids else None
+        mine = (self._job.get("task") or [self._job["job_id"]])[0]
+        return found if found is None or self._is_allocated or found.job_id == mine else None
+
+    def _asked_since(self) -> float:
+        """From when on Slurm's answers name its Slurm job."""
+        if self._folder.ids:
+            return _time_of(self._folder, self._folder.path / "ids")
+        return float(self._job["created"]) + _SUBMITTING
 
     def _is_known_gone(self, since: float) -> bool:
         """Whether Slurm has answered later than this, and did not name it."""
