@@ -12,6 +12,7 @@ GROUPS = (
     "cli",
     "jobs",
     "ddp",
+    "horovod",
     "epoch",
     "checkpoint",
     "logs",

@@ -22,7 +22,7 @@ def test_the_same_files_give_the_same_archive() -> None:
 
 def test_it_holds_no_client_room() -> None:
     names = zipfile.ZipFile(io.BytesIO(packing.archive().data)).namelist()
-    rooms = {"contract", "node", "train"}
+    rooms = {"contract", "node", "train", "horovod"}
     assert {name.split("/")[1] for name in names if "/" in name} == {"__init__.py", "_version.py", *rooms}
 
 

@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-_ROOMS = ("contract", "node", "train")
+_ROOMS = ("contract", "node", "train", "horovod")
 _MAIN = b"from paceline.node.__main__ import main\n\nmain()\n"
 
 

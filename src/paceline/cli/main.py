@@ -18,6 +18,7 @@ from paceline._version import __version__
 # verb → (module, what `paceline --help` says of it)
 VERBS = {
     "run": ("run", "Train a script here, on as many ranks as you like."),
+    "horovodrun": ("horovodrun", "The same, as horovodrun is called."),
     "submit": ("submit", "Start a job that outlives this terminal."),
     "list": ("show", "List the jobs."),
     "get": ("show", "Show all about one job."),

@@ -12,7 +12,7 @@ from .horovod import HorovodContract
 from .indexed import IndexedContract
 from .jax import JaxContract
 from .mpi import MpiContract
-from .paceline import ERROR_FILE, RANK_KEY, RESUME_CODE, STOP_SIGNALS, TOKEN, WANTS_INTERRUPT, PacelineContract
+from .paceline import ERROR_FILE, HOROVOD, RANK_KEY, RESUME_CODE, STOP_SIGNALS, TOKEN, WANTS_INTERRUPT, PacelineContract
 from .paddle import PaddleContract
 from .placement import ContractError, Placement
 from .recognise import Recognised, recognise
@@ -39,6 +39,7 @@ OWN_CONTRACT: Contract = PacelineContract()
 __all__ = [
     "CONTRACTS",
     "ERROR_FILE",
+    "HOROVOD",
     "OWN_CONTRACT",
     "RANK_KEY",
     "RESUME_CODE",

@@ -168,6 +168,9 @@ class JobSpec(_Model):
     framework: Framework | None = Field(
         None, description="whose variables the ranks get; the default is what the script imports"
     )
+    horovod: Literal["real", "paceline"] | None = Field(
+        None, description="whose `horovod` the script imports; the default is the installed one, else paceline's"
+    )
     nodes: Nodes = Field(1, description="N, or MIN:MAX")
     ranks: Annotated[int, Field(ge=1, le=4096)] | Literal["auto", "gpu", "cpu", "slots"] = Field(
         1, description="ranks on each node, or what to count"

@@ -41,6 +41,12 @@ RANKS = [
         help="Framework whose variables the ranks get.  [default: what the script imports]",
     ),
     Option(
+        ["--horovod"],
+        section="Ranks",
+        type=click.Choice(["real", "paceline"]),
+        help="Whose horovod the script imports.  [default: the installed one, else paceline's]",
+    ),
+    Option(
         ["--env"],
         section="Ranks",
         multiple=True,

@@ -100,6 +100,7 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
         "name": given["name"],
         "args": given["args"] or None,
         "framework": given["framework"],
+        "horovod": given["horovod"],
         "nodes": count,
         "ranks": _ranks(given, nodes, bool(hosts)),
         "devices": _devices(given),

@@ -7,7 +7,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.contract import thread_count
+from paceline.contract import HOROVOD, thread_count
 from paceline.node.machine import devices
 from paceline.node.spec import NodeSpec, Program
 from paceline.node.tensorboard import logdir_of
@@ -45,6 +45,8 @@ def node_spec(
         env["OMP_NUM_THREADS"] = str(thread_count(job["cpus"] or devices.cores(), ranks))
     if job["devices"] == 0:
         env.update(devices.visibility(()))
+    if job["framework"] == "horovod" and job.get("horovod") == "paceline":
+        env[HOROVOD] = "paceline"
     env.update(variables)
     if job["checkpoint_dir"] is not None:
         env["PACELINE_CHECKPOINT_DIR"] = job["checkpoint_dir"]

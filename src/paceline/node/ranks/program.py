@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import importlib
 import importlib.machinery
 import os
 import pkgutil
@@ -16,6 +17,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.contract import HOROVOD
 from paceline.node.files import write_json
 
 from . import joining, stdin
@@ -40,6 +42,8 @@ def run_program(program: Program, error_path: Path) -> None:
     sys.argv = [program.target, *program.args]
     stdin.explain_breakpoints()
     joining.watch()
+    if os.environ.get(HOROVOD) == "paceline":
+        importlib.import_module("paceline.horovod.imports").install()
     code: Any = None
     try:
         if program.kind == "module":

@@ -14,7 +14,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 from urllib.parse import urlsplit
 
 import torch
@@ -28,11 +28,15 @@ from paceline.contract.values import join_address
 from . import file_meeting
 from .machines import machine, network, with_neighbours
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 log = logging.getLogger("paceline")
 T = TypeVar("T")
 _SIOCGIFADDR = 0x8915
 _WARN_SECONDS = 10.0  # of waiting for a rank, after which a warning says so
 _stores: dict[str, Store] = {}  # one connection per address, kept until the process ends
+_partial: dict[str, int] = {}  # the same for meetings of some ranks, by their numbers
 _joined = 0  # how often this process has joined; each time it uses other keys in the store
 
 
@@ -109,6 +113,46 @@ def join(
         timeout=limit,
     )
     return Membership(placement, mine, True)
+
+
+def meet(timeout: float, among: Sequence[int] | None = None) -> tuple[Placement, dict[int, str], Store | None]:
+    """Find the other ranks without creating a process group. A collective of all ranks, or of some.
+
+    Args:
+        timeout: seconds to wait for them.
+        among: the ranks that call this, if these are not all.
+
+    Returns:
+        This rank's placement among all ranks, the machine of every rank that calls this, and a store for this meeting
+        alone; none for a single rank.
+
+    Raises:
+        Disagreement: this rank and rank 0 were started differently.
+        paceline.ContractError: the launcher's variables contradict each other.
+    """
+    global _joined  # noqa: PLW0603 - counts the meetings of this process, so that their keys differ
+    placement, is_complete = _placement("env://", None, None)
+    is_there = dist.is_initialized()
+    if is_there:
+        placement = replace(placement, rank=dist.get_rank(), world_size=dist.get_world_size())
+    if placement.world_size == 1 or among == [placement.rank]:
+        return placement, {placement.rank: machine()}, None
+    limit = timedelta(seconds=timeout)
+    _choose_interface(placement)
+    base = dist.distributed_c10d._get_default_store() if is_there else _store("env://", placement, limit)
+    if among is not None:
+        name = "-".join(map(str, among))
+        _partial[name] = _partial.get(name, -1) + 1
+        store = PrefixStore(f"paceline/{placement.attempt}/{name}/{_partial[name]}", base)
+        store.set(f"rank-{placement.rank}", json.dumps({"machine": machine()}))
+        return placement, _machines(store, placement, limit, among), store
+    store = PrefixStore(f"paceline/{placement.attempt}/{_joined}", base)
+    _joined += 1
+    _agree(store, placement, limit)
+    machines = _machines(store, placement, limit)
+    if not is_complete:
+        placement = with_neighbours(placement, machines, os.environ)
+    return placement, machines, store
 
 
 def leave() -> None:
@@ -236,11 +280,13 @@ def _agree(store: Store, placement: Placement, timeout: timedelta) -> None:
                 )
 
 
-def _machines(store: Store, placement: Placement, timeout: timedelta) -> dict[int, str]:
-    """The machine of every rank, by rank; waits for all ranks."""
+def _machines(
+    store: Store, placement: Placement, timeout: timedelta, among: Sequence[int] | None = None
+) -> dict[int, str]:
+    """The machine of every rank, by rank; waits for all ranks, or for those named."""
     deadline = time.monotonic() + timeout.total_seconds()
     found = {}
-    for rank in range(placement.world_size):
+    for rank in among if among is not None else range(placement.world_size):
         _await(store, rank, placement, deadline)
         found[rank] = json.loads(store.get(f"rank-{rank}"))["machine"]
     return found

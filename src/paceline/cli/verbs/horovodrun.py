@@ -1,0 +1,85 @@
+"""`paceline horovodrun`: `paceline run` with the flags of horovodrun."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from paceline.cli.flags.options import Option, SectionedCommand
+from paceline.job.errors import UserError
+
+from .run import _run, run
+
+# Flags of horovodrun that set a variable: name, variable, factor or fixed value, help.
+_NUMBERS = (
+    ("--fusion-threshold-mb", "HOROVOD_FUSION_THRESHOLD", 1024 * 1024, "Bytes up to which tensors are fused, in MiB."),
+    ("--cycle-time-ms", "HOROVOD_CYCLE_TIME", 1, "How long submitted tensors are collected."),
+    ("--cache-capacity", "HOROVOD_CACHE_CAPACITY", 1, "Number of operations whose responses are cached."),
+    ("--stall-check-warning-time-seconds", "HOROVOD_STALL_CHECK_TIME_SECONDS", 1, "When missing ranks are named."),
+    ("--stall-check-shutdown-time-seconds", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 1, "When to give them up."),
+    ("--elastic-timeout", "HOROVOD_ELASTIC_TIMEOUT", 1, "How long init waits for the other ranks."),
+)
+_SWITCHES = (
+    ("--disable-cache", "HOROVOD_CACHE_CAPACITY", "0", "Cache no responses."),
+    ("--no-stall-check", "HOROVOD_STALL_CHECK_DISABLE", "1", "Do not name missing ranks."),
+    ("--timeline-mark-cycles", "HOROVOD_TIMELINE_MARK_CYCLES", "1", "Mark cycles in the timeline."),
+)
+_TEXTS = (
+    ("--timeline-filename", "HOROVOD_TIMELINE", "Write a timeline to this file on rank 0."),
+    ("--network-interface", "GLOO_SOCKET_IFNAME", "Network interface of the collectives."),
+)
+_SECTION = "horovodrun alone"
+
+OPTIONS = [
+    Option(["--num-proc"], section=_SECTION, type=int, metavar="N", help="The same as -np."),
+    *(Option([flag], section=_SECTION, type=float, metavar="N", help=text) for flag, _, _, text in _NUMBERS),
+    *(Option([flag], section=_SECTION, is_flag=True, help=text) for flag, _, _, text in _SWITCHES),
+    *(Option([flag], section=_SECTION, metavar="NAME", help=text) for flag, _, text in _TEXTS),
+    Option(["--verbose"], section=_SECTION, is_flag=True, help="Accepted; paceline events shows what happens."),
+    Option(["--gloo"], section=_SECTION, is_flag=True, help="Accepted; collectives use gloo."),
+    Option(["--mpi"], section=_SECTION, is_flag=True, help="Refused; there is no MPI here."),
+]
+
+
+def _horovodrun(**given: Any) -> int:
+    """Run SCRIPT with ARGS as horovodrun does: paceline run --framework horovod."""
+    own = {str(option.name): given.pop(str(option.name)) for option in OPTIONS}
+    if own["mpi"]:
+        raise UserError("--mpi: the collectives of paceline's Horovod API use gloo; leave the flag out")
+    if own["num_proc"] is not None:
+        if given["total"] is not None:
+            raise UserError("-np and --num-proc say the same; give one of them")
+        given["total"] = own["num_proc"]
+    given["framework"] = given["framework"] or "horovod"
+    return _run(**{**given, "env": (*_variables(own), *given["env"])})
+
+
+def _variables(own: dict[str, Any]) -> list[str]:
+    """The variables that the flags set, as NAME=VALUE."""
+    found = {}
+    for flag, variable, factor, _ in _NUMBERS:
+        if (value := own[_name(flag)]) is not None:
+            found[variable] = f"{value * factor:g}" if factor == 1 else str(int(value * factor))
+    for flag, variable, fixed, _ in _SWITCHES:
+        if own[_name(flag)]:
+            found[variable] = fixed
+    for flag, variable, _ in _TEXTS:
+        if own[_name(flag)] is not None:
+            found[variable] = own[_name(flag)]
+    return [f"{name}={value}" for name, value in found.items()]
+
+
+def _name(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
+_params: list[click.Parameter] = [*run.params, *OPTIONS]
+
+horovodrun = SectionedCommand(
+    "horovodrun",
+    callback=_horovodrun,
+    help=_horovodrun.__doc__,
+    context_settings=run.context_settings,
+    params=sorted(_params, key=lambda parameter: isinstance(parameter, click.Argument)),
+)

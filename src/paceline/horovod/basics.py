@@ -1,0 +1,376 @@
+"""Starting and ending, and this rank's place among the ranks."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import os
+import sys
+import threading
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+
+from paceline.contract import Placement, recognise
+from paceline.train.control import connect
+from paceline.train.group.join import meet
+from paceline.train.group.machines import network, with_neighbours
+
+from .common import process_sets as sets
+from .common.exceptions import NotInitialized
+from .common.process_sets import ProcessSet
+from .engine import Engine
+from .entries import Entry
+from .execution import Members
+from .negotiation import UNNAMED, Request
+from .settings import Settings
+from .timeline import Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_COLLECTIVE = timedelta(days=1)  # that a rank is gone is known from its connection
+_lock = threading.RLock()
+_state: _State | None = None
+_counts: dict[str, int] = {}
+_kept: list[Any] = []  # process groups are never freed: see `paceline.train.group.join.leave`
+
+
+@dataclass
+class _State:
+    """What `init` has made."""
+
+    placement: Placement
+    cross: tuple[int, int]  # cross rank and cross size
+    is_homogeneous: bool
+    engine: Engine
+    pid: int
+
+
+def init(
+    comm: Sequence[int] | Any | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
+) -> None:
+    """Join the other ranks, whichever launcher started them. If that was done before, nothing happens.
+
+    Args:
+        comm: the ranks that take part, numbered in this order, or a communicator of mpi4py; all by default.
+        process_sets: process sets to add, the same on all ranks. "dynamic" adds none: they can always be added later.
+
+    Raises:
+        ValueError: this rank is not in `comm`, or a HOROVOD_* variable is malformed.
+        paceline.Disagreement: this rank and rank 0 were started differently.
+        paceline.NotConnected: a rank does not reach rank 0.
+    """
+    global _state  # noqa: PLW0603 - Horovod's API has one state per process
+    with _lock:
+        if _state is not None and _state.pid == os.getpid():
+            return
+        settings = Settings.read()
+        ranks = _ranks_of(comm)
+        placement, machines, store = meet(settings.start_timeout, ranks)
+        if ranks is not None:
+            placement, machines = _part(ranks, placement, machines)
+        _counts.clear()
+        _state = _start(placement, machines, store, settings)
+        sets.start(sets.Job(placement.rank, placement.world_size, add_process_set, remove_process_set))
+        if settings.timeline:
+            start_timeline(settings.timeline, settings.mark_cycles)
+    if process_sets is not None and not isinstance(process_sets, str):
+        for wanted in process_sets:
+            _add_static(wanted if isinstance(wanted, ProcessSet) else ProcessSet(wanted))
+
+
+def shutdown() -> None:
+    """End on all ranks: what waits for other ranks fails with HorovodInternalError. `init` may follow."""
+    global _state
+    with _lock:
+        state, _state = _state, None
+        sets.start(None)
+    if state is not None and state.pid == os.getpid():
+        state.engine.shutdown()
+        if state.engine.timeline is not None:
+            state.engine.timeline.close()
+
+
+atexit.register(shutdown)
+
+
+def _start(placement: Placement, machines: dict[int, str], store: Store | None, settings: Settings) -> _State:
+    rank, size = placement.rank, placement.world_size
+    is_even = placement.local_world_size * placement.node_count == size
+    cross = (placement.node_rank, placement.node_count) if is_even else _cross(placement, machines)
+    if store is None:
+        engine = Engine(rank, Members((0,), 0, None), {}, settings, lambda _, ranks: Members(ranks, 0, None))
+        return _State(placement, cross, True, engine, os.getpid())
+    store.set(f"network-{rank}", network())
+    networks = {bytes(store.get(f"network-{other}")) for other in range(size)}
+
+    def share(offer: connect.Offer | None) -> connect.Offer:
+        if offer is not None:
+            store.set("offer", json.dumps([offer, asdict(settings)]))
+        return tuple(json.loads(store.get("offer"))[0])
+
+    links = connect.connect(rank, size, share, "horovod", local=len(networks) == 1)
+    common = json.loads(store.get("offer"))[1]
+    for name in ("fusion_threshold", "cache_capacity"):
+        settings = replace(settings, **{name: common[name]})
+
+    def members(number: int, ranks: tuple[int, ...]) -> Members:
+        return Members(ranks, rank, _group(PrefixStore(f"set-{number}", store), ranks.index(rank), len(ranks)))
+
+    engine = Engine(rank, members(0, tuple(range(size))), links, settings, members)
+    return _State(placement, cross, is_even, engine, os.getpid())
+
+
+def _cross(placement: Placement, machines: dict[int, str]) -> tuple[int, int]:
+    """This machine's position among those that have a rank of this local rank, and their number."""
+    names = [machines[rank] for rank in sorted(machines)]
+    alike = [name for name in dict.fromkeys(names) if names.count(name) > placement.local_rank]
+    mine = machines[placement.rank]
+    if mine not in alike:  # the launcher counts several nodes on one machine
+        return placement.node_rank, placement.node_count
+    return alike.index(mine), len(alike)
+
+
+def _group(store: Store, rank: int, size: int) -> Any:
+    if size == 1:
+        return None
+    group = ProcessGroupGloo(store, rank, size, _COLLECTIVE)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    return group
+
+
+def _ranks_of(comm: Sequence[int] | Any | None) -> list[int] | None:
+    """The ranks that `init` is to join; None for all.
+
+    Raises:
+        ValueError: they are not different ranks, or this rank is not among them.
+    """
+    if comm is None:
+        return None
+    mine = recognise(os.environ, sys.argv).placement
+    first = comm if hasattr(comm, "allgather") else next(iter(comm), None)
+    if first is None:
+        return None
+    ranks = list(first.allgather(mine.rank)) if hasattr(first, "allgather") else [int(rank) for rank in comm]
+    if len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(mine.world_size)):
+        raise ValueError(f"comm={ranks} does not name different ranks of 0 … {mine.world_size - 1}")
+    if mine.rank not in ranks:
+        raise ValueError(f"rank {mine.rank} is not in comm={ranks}; it must not call hvd.init() with it")
+    return ranks
+
+
+def _part(ranks: list[int], placement: Placement, machines: dict[int, str]) -> tuple[Placement, dict[int, str]]:
+    """This rank's place among some of the ranks."""
+    there = {index: machines[rank] for index, rank in enumerate(ranks)}
+    alone = replace(placement, rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, node_count=1)
+    part = replace(alone, rank=ranks.index(placement.rank), world_size=len(ranks))
+    return with_neighbours(part, there, {}), there
+
+
+# -- queries -----------------------------------------------------------------------------------------------------------
+
+
+def state() -> _State:
+    """What `init` has made.
+
+    Raises:
+        ValueError: it was not called.
+    """
+    if _state is None or _state.pid != os.getpid():
+        raise NotInitialized()
+    return _state
+
+
+def engine() -> Engine:
+    """The engine of this process."""
+    return state().engine
+
+
+def is_initialized() -> bool:
+    """Whether `init` was called, and `shutdown` not since."""
+    return _state is not None and _state.pid == os.getpid()
+
+
+def rank() -> int:
+    """Position of this process among all ranks."""
+    return state().placement.rank
+
+
+def size() -> int:
+    """Number of ranks."""
+    return state().placement.world_size
+
+
+def local_rank() -> int:
+    """Position among the ranks of this machine."""
+    return state().placement.local_rank
+
+
+def local_size() -> int:
+    """Number of ranks of this machine."""
+    return state().placement.local_world_size
+
+
+def cross_rank() -> int:
+    """Position of this machine among those that have a rank of this local rank."""
+    return state().cross[0]
+
+
+def cross_size() -> int:
+    """Number of machines that have a rank of this local rank."""
+    return state().cross[1]
+
+
+def is_homogeneous() -> bool:
+    """Whether all machines have as many ranks."""
+    return state().is_homogeneous
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI may be used beside: there is no MPI here."""
+    state()
+    return False
+
+
+def mpi_enabled() -> bool:
+    """Whether collectives use MPI: they do not."""
+    state()
+    return False
+
+
+def mpi_built() -> bool:
+    """Whether MPI is there: it is not."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """Whether collectives use gloo: they do."""
+    state()
+    return True
+
+
+def gloo_built() -> bool:
+    """Whether gloo is there: it is."""
+    return True
+
+
+def nccl_built() -> int:
+    """Version of NCCL that collectives use; 0, as they go through gloo."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """Whether IBM's DDL is there: it is not."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Whether Intel's oneCCL is there: it is not."""
+    return False
+
+
+def cuda_built() -> bool:
+    """Whether torch was built for CUDA."""
+    return torch.version.cuda is not None
+
+
+def rocm_built() -> bool:
+    """Whether torch was built for ROCm."""
+    return torch.version.hip is not None
+
+
+# -- timeline ----------------------------------------------------------------------------------------------------------
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Begin to write a timeline on rank 0; one that is open is completed first.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    stop_timeline()
+    if rank() == 0:
+        engine().timeline = Timeline(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Complete the timeline."""
+    timeline, engine().timeline = engine().timeline, None
+    if timeline is not None:
+        timeline.close()
+
+
+# -- process sets ------------------------------------------------------------------------------------------------------
+
+
+def add_process_set(ranks: Iterable[int]) -> int:
+    """Add a process set, and return its number.
+
+    Raises:
+        ValueError: there is one of the same ranks, or a rank does not exist.
+    """
+    wanted = tuple(sorted(ranks))
+    if not wanted or len(set(wanted)) != len(wanted) or wanted[0] < 0 or wanted[-1] >= size():
+        raise ValueError(f"a process set of ranks {list(wanted)} is not one of different ranks of 0 … {size() - 1}")
+    if wanted in engine().sets.values():
+        raise ValueError(f"A process set with ranks {list(wanted)} exists already")
+    return int(_together("add_set", wanted))
+
+
+def remove_process_set(number: int) -> bool:
+    """Remove a process set; returns whether there was one."""
+    return int(_together("remove_set", (number,))) >= 0
+
+
+def _add_static(process_set: ProcessSet) -> None:
+    """Add a process set that may be there already, or be made from a communicator."""
+    if process_set.mpi_comm is not None:
+        process_set.ranks = sorted(process_set.mpi_comm.allgather(rank()))
+        mine = _lists_of_all(process_set.ranks)
+        for ranks in mine:
+            _add_or_find(ranks, process_set if rank() in ranks else None)
+        return
+    _add_or_find(process_set.ranks or [], process_set)
+
+
+def _add_or_find(ranks: list[int], process_set: ProcessSet | None) -> None:
+    number = next((number for number, known in engine().sets.items() if list(known) == ranks), None)
+    if number is None:
+        number = add_process_set(ranks)
+    sets.note(process_set if process_set is not None else ProcessSet(ranks), number, ranks)
+
+
+def _lists_of_all(ranks: list[int]) -> list[list[int]]:
+    """The lists that the ranks pass, without repetitions."""
+    lengths = _gathered(torch.tensor([len(ranks)])).tolist()
+    parts = torch.split(_gathered(torch.tensor(ranks)), lengths)
+    return [list(one) for one in sorted({tuple(part.tolist()) for part in parts})]
+
+
+def _gathered(numbers: torch.Tensor) -> torch.Tensor:
+    entry = Entry(Request("allgather", unnamed("allgather", 0), 0, (("int64", (len(numbers),)),)), [numbers])
+    engine().submit(entry)
+    engine().wait(entry)
+    assert entry.outputs is not None
+    return entry.outputs[0]
+
+
+def _together(kind: str, extra: tuple[int, ...]) -> Any:
+    """Do what needs no data, on all ranks."""
+    entry = Entry(Request(kind, unnamed(kind, 0), extra=extra), [])
+    engine().submit(entry)
+    engine().wait(entry)
+    return entry.received
+
+
+def unnamed(kind: str, process_set: int) -> str:
+    """A name for an operation that has none: the same on all ranks that do the same operations in the same order."""
+    with _lock:
+        where = f"{kind}{process_set}"
+        _counts[where] = _counts.get(where, -1) + 1
+        return f"{kind}{UNNAMED}{_counts[where]}"

@@ -1,0 +1,1 @@
+"""What does not depend on a framework: errors, process sets, elastic states."""

@@ -1,0 +1,443 @@
+"""The one background thread of a rank: it negotiates with the others, and starts what all have submitted.
+
+The thread of rank 0 is the coordinator too. It sleeps in `select` until something is submitted or comes from another
+rank. Collectives end in threads of the process group, which copy the results and wake whoever waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from paceline.train.control.forks import forget_in_children
+
+from .common.exceptions import HorovodInternalError
+from .execution import Execution, Members, zeros
+from .fusion import Batch, Buffers, batches
+from .negotiation import Negotiator, Request, Response, numbers_of
+from .peers import Peer
+from .stall import StallCheck
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.train.control.links import Link
+
+    from .entries import Entry
+    from .negotiation import Key
+    from .settings import Settings
+    from .timeline import Timeline
+
+log = logging.getLogger("paceline")
+_END = 20.0  # seconds that shutdown waits for collectives that other ranks are still in
+_ENOUGH = 8 << 20  # bytes that are sent without waiting for more
+_CYCLES = 10  # cycles for which fewer are collected while no thread waits in `synchronize`
+_SHUT_DOWN = "Horovod has been shut down"
+
+
+class Engine:
+    """The operations of this rank that have not ended, and the thread that does them.
+
+    Args:
+        rank: this rank.
+        members: all ranks.
+        links: on rank 0 the connections to all others, elsewhere that to rank 0 under 0.
+        settings: the same on all ranks where it matters.
+        make_members: makes the process group of a new process set, from its number and ranks; all of its ranks call it
+            at the same time.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        members: Members,
+        links: dict[int, Link],
+        settings: Settings,
+        make_members: Callable[[int, tuple[int, ...]], Members],
+    ) -> None:
+        self.rank = rank
+        self.settings = settings
+        self.sets: dict[int, tuple[int, ...]] = {0: members.ranks}
+        self.timeline: Timeline | None = None
+        self._members: dict[int, Members] = {0: members}
+        self._make_members = make_members
+        self._negotiator = Negotiator(members.size, settings.cache_capacity) if rank == 0 else None
+        self._stall = StallCheck(settings)
+        self._selector = selectors.DefaultSelector()
+        self._peers = {other: Peer(other, link, self._selector, accepted=rank == 0) for other, link in links.items()}
+        self._wakeup, self._wake_end = os.pipe()
+        for end in (self._wakeup, self._wake_end):
+            os.set_blocking(end, False)
+        self._selector.register(self._wakeup, selectors.EVENT_READ, None)
+        self._changed = threading.Condition(threading.Lock())
+        # Shared with the threads that submit, under the lock of `_changed`:
+        self._entries: dict[Key, Entry] = {}
+        self._numbers: dict[Key, tuple[int, Request]] = {}  # what this rank may submit as a bit
+        self._mask = 0
+        self._requests: list[Request] = []
+        self._is_dirty = False
+        self._pending = 0  # bytes that were submitted and not sent
+        self._flush = False
+        self._has_joined = False
+        self._failure = ""
+        self._in_flight = 0
+        self._started: set[int] = set()  # ids of the entries in flight
+        self._ending = ""  # who has asked to shut down; "" while nobody has
+        # Of the thread alone:
+        self._cached: dict[int, Response] = {}
+        self._plans: dict[int, list[Batch]] = {}
+        self._buffers = Buffers(settings.fusion_threshold)
+        self._deadline = 0.0
+        self._drained: set[int] = set()
+        self._is_drained = False
+        self._is_told = False  # the coordinator has told all ranks to shut down
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name="paceline-horovod", daemon=True)
+        forget_in_children(self)
+        self._thread.start()
+
+    # -- called by any thread ------------------------------------------------------------------------------------------
+
+    def submit(self, entry: Entry) -> None:
+        """Submit an operation.
+
+        Raises:
+            HorovodInternalError: Horovod was shut down, or a rank is gone.
+            ValueError: one of this kind and name has not ended.
+        """
+        request = entry.request
+        key = request.key
+        with self._changed:
+            if self._failure:
+                raise HorovodInternalError(self._failure)
+            if key in self._entries:
+                raise ValueError(
+                    f"Duplicate tensor name {request.name!r}: an earlier {request.kind} of this name has not ended; "
+                    "synchronize it first, or take another name"
+                )
+            self._entries[key] = entry
+            self._has_joined = self._has_joined or request.kind == "join"
+            known = self._numbers.get(key)
+            if known is not None and known[1] == request:
+                self._mask |= 1 << known[0]
+            else:
+                self._requests.append(request)
+            was_dirty, self._is_dirty = self._is_dirty, True
+            was_enough = self._pending >= _ENOUGH
+            self._pending += sum([tensor.nbytes for tensor in entry.inputs])
+            becomes_enough = self._pending >= _ENOUGH and not was_enough
+        if not was_dirty or becomes_enough:
+            self._wake()
+
+    def wait(self, entry: Entry) -> None:
+        """Wait until an operation has ended.
+
+        Raises:
+            HorovodInternalError: it has failed.
+        """
+        if not entry.is_done:
+            if self._is_dirty and not self._flush:
+                self._flush = True
+                self._wake()
+            with self._changed:
+                while not entry.is_done:
+                    self._changed.wait()
+        if entry.error:
+            raise HorovodInternalError(entry.error)
+
+    def shutdown(self) -> None:
+        """End on all ranks. What waits for other ranks fails there and here; what has begun is completed."""
+        with self._changed:
+            self._ending = self._ending or f"rank {self.rank} has asked for it"
+        self._wake()
+        self._thread.join(_END)
+
+    @property
+    def failure(self) -> str:
+        """Why nothing can be submitted any more; "" if it can."""
+        return self._failure
+
+    def forget(self) -> None:
+        """In a child of this process, which is no rank: close what belongs to the rank."""
+        for peer in self._peers.values():
+            peer.forget()
+        for end in (self._wakeup, self._wake_end):
+            with contextlib.suppress(OSError):
+                os.close(end)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # it is awake, or over
+            os.write(self._wake_end, b"\0")
+
+    # -- the thread ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._is_over:
+                for key, what in self._selector.select(self._timeout()):
+                    if key.data is None:
+                        with contextlib.suppress(BlockingIOError):
+                            os.read(self._wakeup, 4096)
+                        continue
+                    if what & selectors.EVENT_WRITE:
+                        key.data.flush()
+                    if what & selectors.EVENT_READ:
+                        self._read(key.data)
+                self._act()
+        except Exception as error:
+            log.exception("the thread of Horovod's API has failed")
+            self._abort(f"rank {self.rank} has failed: {type(error).__name__}: {error}")
+        finally:
+            for peer in self._peers.values():
+                peer.close()
+            self._selector.close()
+
+    def _timeout(self) -> float | None:
+        waits = [self._stall.next_look(self._negotiator)] if self._negotiator is not None else []
+        if self._is_dirty:
+            if not self._deadline:
+                self._deadline = time.monotonic() + _CYCLES * self.settings.cycle_time
+            if self._flush or self._ending:
+                waits.append(0.0)
+            elif not self._in_flight:  # else its end wakes this thread
+                waits.append(0.0 if self._pending >= _ENOUGH else self._deadline - time.monotonic())
+        known = [wait for wait in waits if wait is not None]
+        return max(0.0, min(known)) if known else None
+
+    def _act(self) -> None:
+        """What has become due."""
+        if self._is_over:
+            return
+        if self._is_dirty and (self._flush or self._is_due()):
+            self._send_submissions()
+        if self._negotiator is not None:
+            self._coordinate(self._negotiator)
+        if self._ending and not self._is_over:
+            self._end()
+
+    def _is_due(self) -> bool:
+        """Whether enough was collected; while a collective is under way, more is, for fewer and larger ones."""
+        if self._in_flight or not self._deadline:
+            return False
+        return self._pending >= _ENOUGH or time.monotonic() >= self._deadline
+
+    def _send_submissions(self) -> None:
+        with self._changed:
+            mask, requests = self._mask, self._requests
+            self._mask, self._requests = 0, []
+            self._is_dirty = self._flush = False
+            self._pending = 0
+        self._deadline = 0.0
+        if self._negotiator is not None:
+            self._receive(self._negotiator, 0, mask, requests)
+        else:
+            self._peers[0].send({"m": f"{mask:x}", "q": requests})
+
+    def _read(self, peer: Peer) -> None:
+        try:
+            messages = peer.receive()
+        except OSError as error:
+            peer.close()
+            if not self._is_drained or peer.rank == 0:
+                self._abort(f"rank {peer.rank} is gone: {error}")
+            else:
+                self._drained.add(peer.rank)
+            return
+        for message in messages:
+            if self._negotiator is not None:
+                self._from_rank(self._negotiator, peer.rank, message)
+            else:
+                self._from_coordinator(message)
+
+    def _from_rank(self, negotiator: Negotiator, rank: int, message: dict[str, Any]) -> None:
+        if "q" in message:
+            self._receive(negotiator, rank, int(message["m"], 16), [Request.of(fields) for fields in message["q"]])
+        elif "end" in message:
+            self._ending = self._ending or message["end"]
+        elif "drained" in message:
+            self._drained.add(rank)
+        elif "abort" in message:
+            self._abort(message["abort"])
+
+    def _from_coordinator(self, message: dict[str, Any]) -> None:
+        if "r" in message:
+            self._do(int(message["m"], 16), [Response.of(fields) for fields in message["r"]])
+        elif "end" in message:
+            self._ending = message["end"]
+            self._is_told = True
+        elif "close" in message:
+            self._is_over = True
+        elif "abort" in message:
+            self._abort(message["abort"])
+
+    # -- the coordinator -----------------------------------------------------------------------------------------------
+
+    def _receive(self, negotiator: Negotiator, rank: int, mask: int, requests: list[Request]) -> None:
+        if (timeline := self.timeline) is not None:
+            known = [self._cached[number].request for number in numbers_of(mask) if number in self._cached]
+            timeline.received(rank, [*known, *requests])
+        negotiator.receive(rank, mask, requests)
+
+    def _coordinate(self, negotiator: Negotiator) -> None:
+        mask, responses = negotiator.responses()
+        if mask or responses:
+            for peer in self._peers.values():
+                peer.send({"m": f"{mask:x}", "r": responses})
+            self._do(mask, responses)
+        failure = self._stall.look(negotiator)
+        if failure:
+            self._abort(failure)
+
+    # -- doing what is ready -------------------------------------------------------------------------------------------
+
+    def _do(self, mask: int, responses: list[Response]) -> None:
+        if mask:
+            plan = self._plans.get(mask)
+            if plan is None:
+                known = [self._cached[number] for number in numbers_of(mask) if number in self._cached]
+                plan = self._plans[mask] = batches(known, self.settings.fusion_threshold)
+            for batch in plan:
+                self._start(batch)
+        if not responses:
+            return
+        mine = [response for response in responses if self._is_mine(response)]
+        with self._changed:
+            for response in mine:
+                self._remember(response)
+        for batch in batches(mine, self.settings.fusion_threshold):
+            self._start(batch)
+
+    def _is_mine(self, response: Response) -> bool:
+        return response.request.process_set in self._members
+
+    def _remember(self, response: Response) -> None:
+        """Keep the cache as the coordinator has it."""
+        if response.evicted >= 0:
+            old = self._cached.pop(response.evicted, None)
+            if old is not None:
+                self._numbers.pop(old.request.key, None)
+            self._plans.clear()
+        if response.number >= 0:
+            key = response.request.key
+            self._cached[response.number] = response
+            self._plans.clear()
+            if key in self._entries:
+                self._numbers[key] = response.number, self._entries[key].request
+
+    def _start(self, batch: Batch) -> None:
+        first = batch.responses[0]
+        kind = first.request.kind
+        entries = [self._entries.get(response.request.key) for response in batch.responses]
+        if (timeline := self.timeline) is not None:
+            timeline.ready([response.request for response in batch.responses])
+        if first.error or kind in ("barrier", "join", "add_set", "remove_set"):
+            self._finish([entry for entry in entries if entry is not None], self._without_data(first, entries[0]))
+            return
+        members = self._members[first.request.process_set]
+        if None in entries and not self._has_joined:
+            raise RuntimeError(f"{kind} of {first.request.name} was answered, but not submitted")
+        parts = [entry or zeros(response) for entry, response in zip(entries, batch.responses, strict=True)]
+        mark = None if timeline is None else timeline.marker([response.request for response in batch.responses])
+        with self._changed:
+            self._in_flight += 1
+            self._started.update(map(id, parts))
+
+        def done(error: str) -> None:
+            if mark is not None:
+                mark("done")
+            self._finish(parts, error and f"{kind} of {first.request.name} failed: {error}", was_in_flight=True)
+
+        try:
+            Execution(batch, parts, members, self._buffers, done, mark).start()
+        except Exception as error:
+            done(str(error) or type(error).__name__)
+
+    def _without_data(self, response: Response, entry: Entry | None) -> str:
+        """Do what needs no collective; returns the error of the operation."""
+        request = response.request
+        if not response.error and request.kind == "add_set":
+            number = response.value
+            self.sets[number] = request.extra
+            if self.rank in request.extra:
+                self._members[number] = self._make_members(number, request.extra)
+        elif not response.error and request.kind == "remove_set" and response.value >= 0:
+            self._remove(response.value)
+        if request.kind == "join":
+            self._has_joined = False
+        if entry is not None:
+            entry.received = response.value
+        return response.error
+
+    def _remove(self, number: int) -> None:
+        self.sets.pop(number, None)
+        self._members.pop(number, None)
+        with self._changed:
+            for kept in [kept for kept, known in self._cached.items() if known.request.process_set == number]:
+                self._numbers.pop(self._cached.pop(kept).request.key, None)
+            self._plans.clear()
+            left = [entry for key, entry in self._entries.items() if key[0] == number]
+        self._finish(left, f"process set {number} was removed")
+
+    def _finish(self, entries: list[Entry], error: str, was_in_flight: bool = False) -> None:
+        with self._changed:
+            for entry in entries:
+                if not entry.is_done:
+                    entry.error = error
+                    entry.is_done = True
+                    if self._entries.get(entry.request.key) is entry:
+                        del self._entries[entry.request.key]
+            if was_in_flight:
+                self._in_flight -= 1
+                self._started.difference_update(map(id, entries))
+            wakes = was_in_flight and not self._in_flight and (self._ending or self._is_dirty)
+            self._changed.notify_all()
+        if wakes:
+            self._wake()
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        """Go on with shutting down: ask all ranks to, complete what has begun, and close when all have."""
+        if self._negotiator is None and not self._is_told:
+            if not self._failure:  # what waits may begin until all ranks are told, which is at the same place for all
+                self._failure = f"{_SHUT_DOWN}: {self._ending}"
+                self._peers[0].send({"end": self._ending})
+            return
+        if self._negotiator is not None and not self._is_told:
+            self._is_told = True
+            for peer in self._peers.values():
+                peer.send({"end": self._ending})
+        self._fail_waiting(f"{_SHUT_DOWN}: {self._ending}")
+        if not self._is_drained and not self._in_flight:
+            self._is_drained = True
+            if self._negotiator is None:
+                self._peers[0].send({"drained": 1})
+        if self._negotiator is not None and self._is_drained and self._drained >= self._peers.keys():
+            for peer in self._peers.values():
+                peer.send({"close": 1})
+            self._is_over = True
+
+    def _fail_waiting(self, why: str) -> None:
+        """Fail what has not begun, on all ranks alike: nothing else is begun from now on."""
+        with self._changed:
+            self._failure = why
+            left = [entry for entry in self._entries.values() if id(entry) not in self._started]
+        self._finish(left, why)
+
+    def _abort(self, why: str) -> None:
+        """A rank is gone, or has failed: everything fails, everywhere."""
+        if self._is_over:
+            return
+        if not self._ending or not self._is_told:
+            for peer in self._peers.values():
+                peer.send({"abort": why})
+        with self._changed:
+            self._failure = self._failure or why
+            left = list(self._entries.values())
+        self._finish(left, self._failure)
+        self._is_over = True

@@ -1,0 +1,409 @@
+"""Doing a batch of operations as one collective of a process group, and what comes before and after."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._distributed_c10d import AllreduceOptions, AllToAllOptions, BroadcastOptions, ReduceOp
+
+from .adasum import combine
+from .entries import Entry
+from .fusion import dtype_of
+from .negotiation import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+    from torch._C._distributed_c10d import ProcessGroup
+
+    from .fusion import Batch, Buffers
+    from .negotiation import Request, Response
+
+# gloo reduces none of these. The wider type has the same sums, up to its own overflow, which is cut off again.
+_WIDER = {"int16": torch.int32, "uint16": torch.int32, "uint32": torch.int64, "uint64": torch.int64}
+_OPS = {
+    AVERAGE: ReduceOp.SUM,
+    SUM: ReduceOp.SUM,
+    MIN: ReduceOp.MIN,
+    MAX: ReduceOp.MAX,
+    PRODUCT: ReduceOp.PRODUCT,
+}
+_LARGE = 1 << 16  # numbers in a buffer whose memory does not fit into the caches
+
+
+class Members:
+    """The ranks of a process set, as one of them sees them.
+
+    Attributes:
+        ranks: their global ranks.
+        index: of this rank among them.
+        group: their process group; None for a single rank.
+    """
+
+    def __init__(self, ranks: tuple[int, ...], rank: int, group: ProcessGroup | None) -> None:
+        self.ranks = ranks
+        self.index = ranks.index(rank)
+        self.group = group
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+
+class Execution:
+    """One batch, from the tensors submitted to the results.
+
+    Args:
+        batch: what is done.
+        entries: this rank's part of each operation; None where it has joined and takes part with zeros.
+        members: the ranks.
+        buffers: where tensors are fused.
+        done: called once from any thread, with the reason of a failure or "".
+        mark: called with what begins ("" when it ends); None if nobody wants to know.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        entries: list[Entry],
+        members: Members,
+        buffers: Buffers,
+        done: Callable[[str], None],
+        mark: Callable[[str], None] | None,
+    ) -> None:
+        self._batch = batch
+        self._entries = entries
+        self._members = members
+        self._buffers = buffers
+        self._done = done
+        self._mark = mark or (lambda _: None)
+        self._request: Request = batch.responses[0].request
+        self._work: Any = None
+
+    def start(self) -> None:
+        """Start the collective; `done` is called at its end, or before this returns."""
+        kind = self._request.kind
+        for entry in self._entries:
+            _stage(entry)
+        if kind in ("allreduce", "reducescatter"):
+            if self._request.op == ADASUM:
+                self._adasum()
+            else:
+                self._reduce()
+        elif kind == "broadcast":
+            self._broadcast()
+        elif kind == "allgather":
+            self._gather()
+        else:
+            self._exchange()
+
+    def _launch(self, collective: Callable[[ProcessGroup], Any], what: str, finish: Callable[[], None]) -> None:
+        """Start a collective, and call `finish` when it has ended; at once if there is only one rank."""
+        group = self._members.group
+
+        def end(future: Any) -> None:
+            error = ""
+            try:
+                if future is not None:
+                    future.value()  # raises its failure
+                self._mark("")
+                self._mark("MEMCPY_OUT_FUSION_BUFFER")
+                with torch.no_grad():
+                    finish()
+                    for entry in self._entries:
+                        _unstage(entry)
+                self._mark("")
+            except Exception as failure:
+                error = str(failure) or type(failure).__name__
+            self._done(error)
+
+        self._mark(what)
+        if group is None or collective is _nothing:
+            end(None)
+            return
+        self._work = collective(group)
+        self._work.get_future().add_done_callback(end)
+
+    # -- reductions ----------------------------------------------------------------------------------------------------
+
+    def _reduce(self) -> None:
+        request = self._request
+        inputs = [tensor for entry in self._entries for tensor in entry.inputs]
+        targets = [tensor for entry in self._entries for tensor in entry.targets or ()]
+        name = request.tensors[0][0]
+        dtypes = {tensor.dtype for tensor in inputs}
+        work_type = _WIDER.get(name) or (dtype_of(name) if len(dtypes) == 1 else torch.float64)
+        self._mark("MEMCPY_IN_FUSION_BUFFER")
+        with torch.no_grad():
+            alone = len(inputs) == 1 and request.kind == "allreduce" and work_type == inputs[0].dtype
+            alone = alone and targets[0].is_contiguous()
+            if alone:
+                if targets[0] is not inputs[0] and targets[0].data_ptr() != inputs[0].data_ptr():
+                    targets[0].copy_(inputs[0])
+                buffer = targets[0].view(-1)
+                targets = []
+            else:
+                flat = [tensor.reshape(-1).to(work_type) for tensor in inputs]
+                buffer = self._buffers.take(work_type, sum(len(part) for part in flat))
+                torch.cat(flat, out=buffer)
+            _scale(buffer, request.prescale)
+        self._mark("")
+        options = AllreduceOptions()
+        options.reduceOp = _OPS[request.op]  # type: ignore[assignment]
+
+        def start(group: ProcessGroup) -> Any:
+            over = torch.view_as_real(buffer) if buffer.is_complex() else buffer
+            return group.allreduce([over], options)
+
+        def finish() -> None:
+            divisor = self._members.size if request.op == AVERAGE else 1
+            if targets and buffer.numel() >= _LARGE and buffer.is_floating_point() and request.postscale == 1.0:
+                _divide_out(buffer, targets, divisor)
+            else:
+                _divide(buffer, divisor)
+                _scale(buffer, request.postscale)
+                if request.kind == "reducescatter":
+                    self._scatter(buffer)
+                elif targets:
+                    _copy_out(buffer, targets)
+            if not alone:
+                self._buffers.give_back(buffer)
+
+        self._launch(start if buffer.numel() else _nothing, "GLOO_ALLREDUCE", finish)
+
+    def _scatter(self, buffer: Tensor) -> None:
+        """Keep this rank's rows of each tensor."""
+        position = 0
+        for entry in self._entries:
+            entry.outputs = []
+            for tensor in entry.inputs:
+                whole = buffer[position : position + tensor.numel()].view(tensor.shape).to(tensor.dtype)
+                position += tensor.numel()
+                first, rows = share(tensor.shape[0], self._members.size, self._members.index)
+                entry.outputs.append(whole[first : first + rows].clone())
+
+    def _adasum(self) -> None:
+        """Gather what all ranks have, and combine it on each."""
+        tensors = [tensor for entry in self._entries for tensor in entry.inputs]
+        with torch.no_grad():
+            own = [tensor.reshape(-1) * self._request.prescale for tensor in tensors]
+            buffer = torch.cat([tensor.to(torch.float64) for tensor in own])
+        gathered = [torch.empty_like(buffer) for _ in self._members.ranks]
+        if self._members.size == 1:
+            gathered = [buffer]
+
+        def finish() -> None:
+            targets = [tensor for entry in self._entries for tensor in entry.targets or ()]
+            position = 0
+            for target in targets:
+                end = position + target.numel()
+                total = combine([one[position:end] for one in gathered])
+                target.copy_((total * self._request.postscale).view(target.shape))
+                position = end
+
+        start = (lambda group: group.allgather([gathered], [buffer])) if buffer.numel() else _nothing
+        self._launch(start, "GLOO_ADASUM", finish)
+
+    # -- operations that move bytes ------------------------------------------------------------------------------------
+
+    def _broadcast(self) -> None:
+        root = self._members.ranks.index(self._request.root)
+        is_root = root == self._members.index
+        inputs = [tensor for entry in self._entries for tensor in entry.inputs]
+        targets = [tensor for entry in self._entries for tensor in entry.targets or ()]
+        self._mark("MEMCPY_IN_FUSION_BUFFER")
+        with torch.no_grad():
+            if is_root:
+                for tensor, target in zip(inputs, targets, strict=True):
+                    if tensor is not target:
+                        target.copy_(tensor)
+                buffer = _bytes_of(targets)
+            elif len(targets) == 1 and targets[0].is_contiguous():
+                buffer = _bytes(targets[0])
+            else:
+                buffer = torch.empty(sum(_size(target) for target in targets), dtype=torch.uint8)
+        self._mark("")
+        is_direct = len(targets) == 1 and targets[0].is_contiguous()
+        options = BroadcastOptions()
+        options.rootRank, options.rootTensor = root, 0
+
+        def finish() -> None:
+            position = 0
+            for target in targets if not (is_root or is_direct) else ():
+                end = position + _size(target)
+                own = torch.empty(target.shape, dtype=target.dtype)
+                _bytes(own).copy_(buffer[position:end])
+                target.copy_(own)
+                position = end
+
+        start = (lambda group: group.broadcast([buffer], options)) if buffer.numel() else _nothing
+        self._launch(start, "GLOO_BCAST", finish)
+
+    def _gather(self) -> None:
+        extents = [response.extents for response in self._batch.responses]
+        rows = [  # bytes of a row of each tensor of each entry
+            [math.prod(shape[1:]) * dtype_of(dtype).itemsize for dtype, shape in entry.request.tensors]
+            for entry in self._entries
+        ]
+        sizes = [
+            sum(
+                first * size
+                for each, row in zip(extents, rows, strict=True)
+                for first, size in zip(each[member], row, strict=True)
+            )
+            for member in range(self._members.size)
+        ]
+        most = max(sizes)
+        self._mark("MEMCPY_IN_FUSION_BUFFER")
+        with torch.no_grad():
+            own = torch.empty(most, dtype=torch.uint8)
+            own[: sizes[self._members.index]] = _bytes_of(
+                [tensor for entry in self._entries for tensor in entry.inputs]
+            )
+            gathered = [torch.empty_like(own) for _ in sizes] if self._members.size > 1 else [own]
+        self._mark("")
+
+        def finish() -> None:
+            positions = [0] * len(sizes)
+            for entry, each, row in zip(self._entries, extents, rows, strict=True):
+                entry.outputs = []
+                for place, (tensor, size) in enumerate(zip(entry.inputs, row, strict=True)):
+                    firsts = [extent[place] for extent in each]
+                    output = torch.empty((sum(firsts), *tensor.shape[1:]), dtype=tensor.dtype)
+                    data, at = _bytes(output), 0
+                    for member, first in enumerate(firsts):
+                        count = first * size
+                        start = positions[member]
+                        data[at : at + count] = gathered[member][start : start + count]
+                        positions[member] += count
+                        at += count
+                    entry.outputs.append(output)
+
+        start = (lambda group: group.allgather([gathered], [own])) if most else _nothing
+        self._launch(start, "GLOO_ALLGATHER", finish)
+
+    def _exchange(self) -> None:
+        (entry,) = self._entries
+        (response,) = self._batch.responses
+        (tensor,) = entry.inputs
+        row = math.prod(tensor.shape[1:]) * tensor.element_size()
+        sends = [count * row for count in response.extents[self._members.index]]
+        received = [splits[self._members.index] for splits in response.extents]
+        output = torch.empty((sum(received), *tensor.shape[1:]), dtype=tensor.dtype)
+        into, data = _bytes(output), _bytes_of([tensor])[: sum(sends)]
+
+        def finish() -> None:
+            if self._members.group is None:
+                into.copy_(data)
+            entry.outputs = [output]
+            entry.received = received
+
+        def start(group: ProcessGroup) -> Any:
+            return group.alltoall_base(into, data, [count * row for count in received], sends, AllToAllOptions())
+
+        moved = row * sum(map(sum, response.extents))
+        self._launch(start if moved else _nothing, "GLOO_ALLTOALL", finish)
+
+
+def zeros(response: Response) -> Entry:
+    """The part of a rank that has joined."""
+    tensors = [torch.zeros(shape, dtype=dtype_of(dtype)) for dtype, shape in response.request.tensors]
+    return Entry(response.request._replace(device="cpu"), tensors, tensors, tensors)
+
+
+def share(rows: int, size: int, index: int) -> tuple[int, int]:
+    """The first row and the number of rows of a rank's share in reducescatter: the first ranks get the odd ones."""
+    each, odd = divmod(rows, size)
+    return index * each + min(index, odd), each + (index < odd)
+
+
+def _nothing(_group: ProcessGroup) -> None:
+    """Stands for a collective of no data."""
+
+
+def _scale(buffer: Tensor, factor: float) -> None:
+    """Multiply in place. Integers are multiplied as numbers of double precision, and cut off."""
+    if factor == 1.0 or buffer.dtype == torch.bool:
+        return
+    if buffer.is_floating_point() or buffer.is_complex():
+        buffer.mul_(factor)
+    else:
+        buffer.copy_(buffer.double().mul_(factor).trunc_())
+
+
+def _divide(buffer: Tensor, divisor: int) -> None:
+    """Divide in place; the mean of integers is cut off towards zero."""
+    if buffer.dtype == torch.bool or divisor == 1:
+        return
+    if buffer.is_floating_point() or buffer.is_complex():
+        buffer.div_(divisor)
+    else:
+        buffer.div_(divisor, rounding_mode="trunc")
+
+
+def _parts(buffer: Tensor, targets: list[Tensor]) -> list[Tensor]:
+    """The parts of a buffer, in the shapes of the tensors that they belong to."""
+    parts = torch.split(buffer, [target.numel() for target in targets])
+    return [part.view(target.shape) for part, target in zip(parts, targets, strict=True)]
+
+
+def _copy_out(buffer: Tensor, targets: list[Tensor]) -> None:
+    """Copy the parts of a buffer to the tensors that they belong to."""
+    torch._foreach_copy_(targets, _parts(buffer, targets))
+
+
+def _divide_out(buffer: Tensor, targets: list[Tensor], divisor: int) -> None:
+    """Divide the parts of a buffer into the tensors that they belong to, in one pass over the memory."""
+    for target, part in zip(targets, _parts(buffer, targets), strict=True):
+        if target.dtype == part.dtype:
+            torch.div(part, divisor, out=target)
+        else:
+            target.copy_(part / divisor)
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor, shared with it."""
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _bytes_of(tensors: list[Tensor]) -> Tensor:
+    """The bytes of tensors, one after the other: shared with a single contiguous one."""
+    parts = [_bytes(tensor.contiguous()) for tensor in tensors]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _stage(entry: Entry) -> None:
+    """Copy what is on a GPU to the CPU, once it has been computed."""
+    if entry.ready is None:
+        return
+    entry.ready.synchronize()
+    entry.splits = entry.splits  # stays where it is
+    devices = [tensor.device for tensor in entry.inputs]
+    targets = entry.targets
+    entry.inputs = [tensor.cpu() for tensor in entry.inputs]
+    if targets is not None:
+        entry.targets = [torch.empty_like(tensor, device="cpu") for tensor in entry.inputs]
+    entry.finished = (devices, targets)
+
+
+def _unstage(entry: Entry) -> None:
+    """Copy results back to the GPU."""
+    if entry.finished is None:
+        return
+    devices, targets = entry.finished
+    entry.finished = None
+    if targets is not None:
+        for target, result in zip(targets, entry.targets or (), strict=True):
+            target.copy_(result)
+    else:
+        entry.outputs = [output.to(device) for output, device in zip(entry.outputs or (), devices, strict=True)]
+    for device in set(devices):
+        torch.cuda.current_stream(device).synchronize()

@@ -1,0 +1,101 @@
+"""Which of the ready operations are done together, as one collective."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
+    from .negotiation import Request, Response
+
+# A tensor of this size is not copied into a buffer with others: the copy costs more than a collective of its own.
+ALONE = 8 << 20
+_FUSED = ("allreduce", "reducescatter", "allgather", "broadcast")
+
+
+class Batch(NamedTuple):
+    """Operations that are done as one collective, in this order."""
+
+    responses: list[Response]
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The type that a request names."""
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def size_of(request: Request) -> int:
+    """Bytes of a request's tensors."""
+    return sum(math.prod(shape) * dtype_of(dtype).itemsize for dtype, shape in request.tensors)
+
+
+def batches(responses: Iterable[Response], threshold: int) -> list[Batch]:
+    """Group responses into batches: alike ones together, up to `threshold` bytes. All ranks group them alike.
+
+    Responses without a collective (errors, barriers) come alone.
+    """
+    made: list[Batch] = []
+    open_batches: dict[Hashable, tuple[list[Response], int]] = {}
+    for response in responses:
+        request = response.request
+        size = size_of(request)
+        if response.error or request.kind not in _FUSED or size >= ALONE or size > threshold:
+            made.append(Batch([response]))
+            continue
+        alike = _likeness(request)
+        filled, total = open_batches.get(alike, ([], 0))
+        if not filled or total + size > threshold:
+            filled, total = [], 0
+            made.append(Batch(filled))
+        filled.append(response)
+        open_batches[alike] = filled, total + size
+    return made
+
+
+def _likeness(request: Request) -> Hashable:
+    """What operations must have in common to be done as one."""
+    common = (request.process_set, request.kind, request.device)
+    if request.kind == "broadcast":
+        return (*common, request.root)
+    if request.kind == "allgather":
+        return common
+    kinds = {dtype for dtype, _ in request.tensors}
+    if len(kinds) != 1:
+        return (*common, request.name)  # a group of several types: alone
+    return (*common, request.op, request.prescale, request.postscale, *kinds)
+
+
+class Buffers:
+    """Memory for fused tensors that is used again: new memory costs a page fault for every 4 KiB.
+
+    Args:
+        most: bytes to keep.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._free: list[torch.Tensor] = []  # the one given back last is the last
+
+    def take(self, dtype: torch.dtype, size: int) -> torch.Tensor:
+        """A buffer of one dimension, with any contents."""
+        with self._lock:
+            for index in range(len(self._free) - 1, -1, -1):
+                if self._free[index].dtype == dtype and len(self._free[index]) == size:
+                    return self._free.pop(index)
+        return torch.empty(size, dtype=dtype)
+
+    def give_back(self, buffer: torch.Tensor) -> None:
+        """A buffer is no longer used."""
+        with self._lock:
+            self._free.append(buffer)
+            kept = sum(one.nbytes for one in self._free)
+            while kept > self._most:
+                kept -= self._free.pop(0).nbytes

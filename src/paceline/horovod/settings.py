@@ -1,0 +1,61 @@
+"""The HOROVOD_* variables that have a meaning here."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the variables say; those that all ranks must share come from rank 0.
+
+    Attributes:
+        fusion_threshold: HOROVOD_FUSION_THRESHOLD, bytes up to which tensors are fused; 0 fuses none.
+        cycle_time: HOROVOD_CYCLE_TIME in milliseconds, here in seconds: how long submissions are collected.
+        cache_capacity: HOROVOD_CACHE_CAPACITY, operations whose responses are cached; 0 caches none.
+        stall_check: HOROVOD_STALL_CHECK_TIME_SECONDS; 0 if HOROVOD_STALL_CHECK_DISABLE is set.
+        stall_shutdown: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS; 0 for never.
+        timeline: HOROVOD_TIMELINE, a file; "" for none.
+        mark_cycles: HOROVOD_TIMELINE_MARK_CYCLES.
+        start_timeout: HOROVOD_ELASTIC_TIMEOUT, seconds that `init` waits for the other ranks.
+    """
+
+    fusion_threshold: int = 128 * 1024 * 1024
+    cycle_time: float = 0.001
+    cache_capacity: int = 4096
+    stall_check: float = 60.0
+    stall_shutdown: float = 0.0
+    timeline: str = ""
+    mark_cycles: bool = False
+    start_timeout: float = 600.0
+
+    @classmethod
+    def read(cls) -> Settings:
+        """The settings of this process.
+
+        Raises:
+            ValueError: a variable is not a number of 0 or more.
+        """
+        off = os.environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0")
+        return cls(
+            fusion_threshold=int(_number("HOROVOD_FUSION_THRESHOLD", cls.fusion_threshold)),
+            cycle_time=_number("HOROVOD_CYCLE_TIME", cls.cycle_time * 1000) / 1000,
+            cache_capacity=int(_number("HOROVOD_CACHE_CAPACITY", cls.cache_capacity)),
+            stall_check=0.0 if off else _number("HOROVOD_STALL_CHECK_TIME_SECONDS", cls.stall_check),
+            stall_shutdown=0.0 if off else _number("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", cls.stall_shutdown),
+            timeline=os.environ.get("HOROVOD_TIMELINE", ""),
+            mark_cycles=os.environ.get("HOROVOD_TIMELINE_MARK_CYCLES", "0") not in ("", "0"),
+            start_timeout=_number("HOROVOD_ELASTIC_TIMEOUT", cls.start_timeout),
+        )
+
+
+def _number(name: str, default: float) -> float:
+    text = os.environ.get(name, "")
+    try:
+        value = float(text) if text else float(default)
+    except ValueError:
+        value = -1.0
+    if not value >= 0:
+        raise ValueError(f"{name}={text} is not a number of 0 or more; correct or unset it")
+    return value

@@ -1,0 +1,5 @@
+"""Not provided: importing it says what to use instead."""
+
+raise ImportError(
+    "horovod.spark is not part of paceline: start the script with paceline run on the hosts of the Spark cluster"
+)

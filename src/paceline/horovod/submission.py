@@ -1,0 +1,225 @@
+"""From a call with tensors to an operation of the engine, and back from a handle to its result."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import basics
+from .common.util import num_rank_is_power_2
+from .entries import Entry
+from .negotiation import ADASUM, AVERAGE, OP_NAMES, SUM, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from .common.process_sets import ProcessSet
+    from .engine import Engine
+
+_handles: dict[int, tuple[Engine, Entry]] = {}
+_numbers = itertools.count()
+_names: dict[torch.dtype, str] = {}
+
+
+def chosen_op(op: int | None, average: bool | None) -> int:
+    """The reduction that `op` and the older `average` mean.
+
+    Raises:
+        ValueError: both are given, or there is no such reduction.
+    """
+    if op is not None:
+        if average is not None:
+            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        if op not in range(len(OP_NAMES)):
+            raise ValueError(f"op={op!r} is none of {', '.join(OP_NAMES)}")
+        return op
+    if average is not None:
+        warnings.warn(
+            "Parameter `average` has been replaced with `op` and will be removed in v1.0",
+            DeprecationWarning,
+            stacklevel=4,
+        )
+        return AVERAGE if average else SUM
+    return AVERAGE
+
+
+def submit(
+    kind: str,
+    tensors: Sequence[Tensor],
+    name: str | None,
+    process_set: ProcessSet,
+    *,
+    in_place: bool | None = None,
+    grouped: bool = False,
+    op: int = SUM,
+    root: int = 0,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    extra: tuple[int, ...] = (),
+    splits: Tensor | None = None,
+) -> int:
+    """Submit an operation; returns its handle.
+
+    Args:
+        kind: see `Request`.
+        tensors: what is submitted.
+        name: of the operation; one is made up if it is None.
+        process_set: who takes part.
+        in_place: whether the results go into the tensors; None if they may have other shapes.
+        grouped: whether the result is a list.
+        op: the reduction.
+        root: global rank of the root.
+        prescale: factor before the reduction.
+        postscale: factor after it.
+        extra: splits of alltoall.
+        splits: the tensor that they come from.
+
+    Raises:
+        ValueError: the process set is not registered or lacks this rank, a name is taken, or a tensor cannot be sent.
+        HorovodInternalError: Horovod was shut down, or a rank is gone.
+    """
+    engine = basics.engine()
+    number = member_of(engine, process_set)
+    if not tensors:
+        raise ValueError(f"a grouped {kind} of no tensors does nothing; leave it out")
+    described = []
+    for tensor in tensors:
+        if tensor.layout != torch.strided:
+            raise ValueError(f"{kind} takes dense tensors, not {tensor.layout}; see sparse_allreduce_async")
+        dtype = _names.get(tensor.dtype)
+        if dtype is None:
+            dtype = _names[tensor.dtype] = str(tensor.dtype).removeprefix("torch.")
+        described.append((dtype, tuple(tensor.shape)))
+    is_cuda = any(tensor.is_cuda for tensor in tensors)
+    request = Request(
+        kind,
+        str(name) if name is not None else basics.unnamed(kind, number),
+        number,
+        tuple(described),
+        op,
+        root,
+        float(prescale),
+        float(postscale),
+        "cuda" if is_cuda else "cpu",
+        extra,
+    )
+    inputs = [tensor.detach() for tensor in tensors]
+    targets: list[Tensor] | None = None
+    outputs: list[Tensor] | None = None
+    if in_place:
+        targets, outputs = inputs, list(tensors)
+    elif in_place is not None:
+        targets = outputs = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in inputs]
+    entry = Entry(request, inputs, targets, outputs, grouped)
+    entry.splits = splits
+    if is_cuda:
+        entry.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        entry.ready.record(torch.cuda.current_stream(inputs[0].device))
+    handle = next(_numbers)
+    engine.submit(entry)
+    _handles[handle] = engine, entry
+    return handle
+
+
+def member_of(engine: Engine, process_set: ProcessSet) -> int:
+    """The number of a process set that this rank belongs to.
+
+    Raises:
+        ValueError: it is not registered, or lacks this rank.
+    """
+    number = process_set.process_set_id
+    if number == 0:
+        return 0
+    ranks = engine.sets.get(number) if number is not None else None
+    if number is None or ranks is None:
+        raise ValueError(f"{process_set} is not registered; give it to hvd.init() or hvd.add_process_set() first")
+    if engine.rank not in ranks:
+        raise ValueError(f"rank {engine.rank} does not belong to {process_set}; only its ranks may use it")
+    return number
+
+
+def check_adasum(op: int, process_set: ProcessSet) -> None:
+    """Refuse what Adasum cannot do.
+
+    Raises:
+        NotImplementedError: the number of ranks is no power of two, or the process set is not the global one.
+    """
+    if op != ADASUM:
+        return
+    if process_set.process_set_id != 0:
+        raise NotImplementedError("Adasum does not support non-global process sets yet.")
+    if not num_rank_is_power_2(basics.size()):
+        raise NotImplementedError("Running Adasum with non-power of 2 ranks is not supported yet.")
+
+
+def poll(handle: int | Callable[[], Tensor]) -> bool:
+    """Whether an operation has ended: `synchronize` will not wait.
+
+    Raises:
+        ValueError: there is no such handle, or it was synchronized.
+    """
+    if callable(handle):
+        waits: Sequence[int] = getattr(handle, "waits_for", ())
+        return all(poll(one) for one in waits)
+    if handle not in _handles:
+        raise ValueError(f"handle {handle} was not created or has been cleared")
+    return _handles[handle][1].is_done
+
+
+def synchronize(handle: int | Callable[[], Tensor]) -> Any:
+    """Wait for an operation, and return its result: a tensor, or a list of a grouped operation.
+
+    Of alltoall, it is the tensor and the number of rows that came from each rank. A handle is good for one call.
+
+    Raises:
+        HorovodInternalError: it has failed: the ranks disagree, or a rank is gone.
+    """
+    if callable(handle):
+        return handle()
+    known = _handles.pop(handle, None)
+    if known is None:
+        return None
+    engine, entry = known
+    engine.wait(entry)
+    outputs = entry.outputs
+    if outputs is None:
+        return entry.received
+    if entry.request.kind == "alltoall":
+        like = entry.splits if entry.splits is not None else torch.empty(0, dtype=torch.int32)
+        return outputs[0], like.new_tensor(entry.received)
+    return list(outputs) if entry.grouped else outputs[0]
+
+
+def join() -> int:
+    """Take part with zeros in what the other ranks do, until all have joined.
+
+    Returns:
+        The rank that joined last.
+
+    Raises:
+        HorovodInternalError: a rank is gone.
+    """
+    return int(_without_tensors("join", "join", 0))
+
+
+def barrier(process_set: ProcessSet) -> None:
+    """Wait for all ranks of a process set.
+
+    Raises:
+        HorovodInternalError: a rank is gone.
+    """
+    number = member_of(basics.engine(), process_set)
+    _without_tensors("barrier", basics.unnamed("barrier", number), number)
+
+
+def _without_tensors(kind: str, name: str, number: int) -> Any:
+    engine = basics.engine()
+    entry = Entry(Request(kind, name, number), [])
+    engine.submit(entry)
+    engine.wait(entry)
+    return entry.received

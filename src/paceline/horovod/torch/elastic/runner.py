@@ -1,0 +1,86 @@
+"""`elastic.run`, and commits that outlive the processes.
+
+When a rank is lost, paceline starts all ranks again, so a commit is also written into the job's folder by the first
+rank of each machine. After a restart all ranks take the newest one.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from paceline.horovod.basics import init, is_initialized, local_rank, shutdown, size
+from paceline.horovod.common.elastic import ObjectState, run_fn
+from paceline.horovod.torch.functions import allgather_object, broadcast_object
+from paceline.train.loop.steps import run_folder
+
+T = TypeVar("T")
+_FILE = "horovod-state.pickle"
+
+
+def run(func: Callable[..., T]) -> Callable[..., T]:
+    """Call `func(state, …)` until it returns, on whichever ranks there are.
+
+    After a HorovodInternalError the state is that of the last commit; after a HostsUpdatedInterrupt it is kept. Then
+    the ranks join anew, the state of rank 0 is given to all, and `func` is called again. If the processes were started
+    anew, as paceline does when one is lost, the state is that of the last commit, too.
+
+    Args:
+        func: trains; its first argument is a `State`.
+    """
+    return run_fn(func, _reset, _resume)
+
+
+def _reset() -> None:
+    shutdown()
+    init()
+
+
+def _resume(state: Any) -> None:
+    """Take the newest commit of an earlier attempt, and write those of this one."""
+    folder = run_folder()
+    if folder is None or not isinstance(state, ObjectState):
+        return
+    if not is_initialized():
+        init()
+    file = folder / _FILE
+    count, saved = _read(file)
+    counts = allgather_object(count)
+    newest = max(range(size()), key=counts.__getitem__)
+    count = counts[newest]
+    if count:
+        state._take_committed(broadcast_object(saved, newest))
+    save, is_writer = state.save, local_rank() == 0
+
+    @functools.wraps(save)
+    def save_and_write() -> None:
+        nonlocal count
+        save()
+        count += 1
+        if is_writer:
+            _write(file, count, state._committed())
+
+    object.__setattr__(state, "save", save_and_write)
+
+
+def _read(file: Path) -> tuple[int, Any]:
+    """The number of a commit and the state; 0 if there is none."""
+    try:
+        count, saved = pickle.loads(file.read_bytes())
+    except FileNotFoundError:
+        return 0, None
+    return int(count), saved
+
+
+def _write(file: Path, count: int, saved: Any) -> None:
+    """Replace the file in one step: a killed rank leaves the old commit or the new one."""
+    new = file.with_suffix(".new")
+    with open(new, "wb") as out:
+        pickle.dump((count, saved), out, protocol=5)
+        out.flush()
+        os.fsync(out.fileno())
+    new.replace(file)
