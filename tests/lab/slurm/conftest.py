@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import eventually
-from tests.lab.lab import kill
+from tests.lab.lab import kill, need
 
 from .client import Client
 from .cluster import Cluster, missing
@@ -20,11 +19,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Three nodes; where that is impossible tests are skipped, in CI they fail."""
-    why = missing()
-    if why and os.environ.get("CI") == "true":
-        pytest.fail(why)
-    if why:
-        pytest.skip(why)
+    need(missing())
     it = Cluster(3)
     try:
         it.start()

@@ -123,7 +123,7 @@ def read(path: Path, choice: Choice, is_over: Callable[[], bool] | None = None) 
         return
     for attempt, chosen in _chosen(path, choice):
         with contextlib.closing(_Sources(path, attempt, chosen)) as sources:
-            yield from _last(_backlog(sources, choice, is_over=True), choice.tail)
+            yield from last(_backlog(sources, choice, is_over=True), choice.tail)
 
 
 def _folders(path: Path) -> list[int]:
@@ -312,7 +312,7 @@ def _skip(opened: dict[bytes, _Source], sizes: Sizes) -> None:
             source.begin(source.line_at(min(size, source.size)))
 
 
-def _last(texts: Iterable[Text], count: int | None) -> Iterator[Text]:
+def last(texts: Iterable[Text], count: int | None) -> Iterator[Text]:
     """The last lines of some text."""
     if count is None:
         yield from texts
@@ -397,7 +397,7 @@ class _LiveReader:
         for log in sources.opened:
             self._waker.watch(log)
         past = self._is_past(attempt)
-        yield from _last(_backlog(sources, choice, past), choice.tail)
+        yield from last(_backlog(sources, choice, past), choice.tail)
         if choice.raw and not past:
             for source in sources.opened.values():
                 yield from source.rest(time.time())

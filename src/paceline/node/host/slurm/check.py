@@ -24,7 +24,7 @@ from paceline.node.files import read_json
 from paceline.node.host.protocol import next_order
 
 from . import reasons, script
-from .commands import Away, Rejected, batch_environment, call, has
+from .commands import Away, Rejected, batch_environment, call, has, table
 from .folder import Jobs
 from .partitions import gpus
 from .trial import FACTS, ROUTES
@@ -50,7 +50,7 @@ _OTHERS = 10  # seconds that nodes go on when one has ended early
 _TRIES, _PAUSE = 5, 2.0  # of scancel, while Slurm does not answer
 # The options of sbatch that choose where a job runs, and for whom; others ask for more than a short job needs.
 _PLACES = (
-    "account", "cluster-constraint", "clusters", "constraint", "exclude", "mcs-label", "nodelist", "partition",
+    "account", "constraint", "exclude", "mcs-label", "nodelist", "partition",
     "prefer", "qos", "reservation", "wckey",
 )  # fmt: skip
 
@@ -197,8 +197,6 @@ def _chosen(partitions: Sequence[Mapping[str, Any]], options: Mapping[str, Any])
     given, known = str(options.get("partition") or ""), {it["name"]: it for it in partitions}
     names = [name for name in given.split(",") if name] or [it["name"] for it in partitions if it["is_default"]]
     chosen = {"given": given, "names": names, "unknown": [name for name in names if name not in known], "up": 0}
-    if options.get("clusters"):  # those partitions are of this cluster alone
-        return {**chosen, "unknown": [], "up": 1}
     chosen["up"] = max((known[name]["up"] for name in names if name in known), default=0)
     return chosen
 
@@ -266,7 +264,6 @@ class _Trial:
         job.update({FACTS: [], ROUTES: [], "said": ""})
         self._is_submitted = False
         self._submitted = 0.0
-        self._clusters: list[str] = []
         self._silences = 0  # of squeue, one after another
 
     def submit(self, options: Mapping[str, Any]) -> None:
@@ -276,7 +273,6 @@ class _Trial:
             Refused: Slurm does not take it, or does not answer.
         """
         self._is_submitted, self._submitted = True, time.monotonic()
-        self._clusters = [f"--clusters={options['clusters']}"] if options.get("clusters") else []
         env = batch_environment({}, secrets.token_hex(16))
         try:
             said = call("sbatch", "--parsable", "--export=ALL", env=env, text=self._script(options))
@@ -358,21 +354,17 @@ class _Trial:
             Refused: it does not answer again and again.
         """
         widths = {"State": 24, "Reason": 80, "StartTime": 24, "NodeList": 256, "Comment": 2048}
-        form = ",".join(f"{name}:{width}" for name, width in widths.items())
-        column = dict.fromkeys(widths, "")
+        number = f"--job={self._job['id']}"
         try:
-            number = f"--job={self._job['id']}"
-            text = call("squeue", "--noheader", *self._clusters, number, "--states=all", "-O", form).rstrip("\n")
+            rows = table("squeue", number, "--states=all", columns=widths)
         except Rejected:  # Slurm has forgotten it
-            text = ""
+            rows = []
         except Away:
             self._silences += 1
             if self._silences == _SILENCES:
                 raise
             return "silent"
-        self._silences, text = 0, text.rpartition("\n")[2]
-        for name, width in widths.items():
-            column[name], text = text[:width].strip(), text[width:]
+        self._silences, column = 0, rows[-1] if rows else dict.fromkeys(widths, "")
         state, start = column["State"], column["StartTime"]
         self._job["state"] = state
         self._job["nodelist"] = column["NodeList"]
@@ -392,7 +384,7 @@ class _Trial:
             return None
         for left in range(_TRIES - 1, -1, -1):
             try:
-                call("scancel", "--quiet", *self._clusters, f"--user={os.getuid()}", f"--name={self._name}")
+                call("scancel", "--quiet", f"--user={os.getuid()}", f"--name={self._name}")
                 return None
             except Away as error:
                 if not left:

@@ -148,12 +148,8 @@ def _unseen(folder: JobFolder) -> str:
 
 
 def said(folder: JobFolder) -> str:
-    """The last line that srun or the batch script printed."""
-    with contextlib.suppress(OSError):
-        lines = folder.output.read_text(errors="replace").strip().splitlines()
-        if lines:
-            return f"{lines[-1]}; see {folder.output}"
-    return f"srun started nothing; see {folder.output}"
+    """Why there is no word of any node."""
+    return folder.last_words or f"srun started nothing; see {folder.output}"
 
 
 def _requeue(folder: JobFolder, life: Life, outcome: dict[str, Any], exit_code: int) -> int:

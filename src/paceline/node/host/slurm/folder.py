@@ -35,7 +35,7 @@ from paceline.node.rundir.directory import MARKER, RunDirectory
 from paceline.node.rundir.staging import remove_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _NUMBER = re.compile(r"\d+(_\d+)?")  # of a job of Slurm, or of a task of an array
 _BUILDING = ".new"  # ends the name of a folder that is being made
@@ -98,6 +98,15 @@ class JobFolder:
         if found is None:
             raise Refused(f"{self.job} is damaged or gone; delete the job")
         return found
+
+    @property
+    def last_words(self) -> str:
+        """The last line that its batch scripts or srun printed, and where; "" if there is none."""
+        with contextlib.suppress(OSError):
+            lines = self.output.read_text(errors="replace").strip().splitlines()
+            if lines:
+                return f"{lines[-1]}; see {self.output}"
+        return ""
 
     # -- the Slurm jobs ------------------------------------------------------------------------------------------------
 
@@ -181,6 +190,10 @@ class Jobs:
         """The job of this name."""
         folder = JobFolder(self.path / name)
         return folder if not name.startswith(".") and "/" not in name and (folder.path / MARKER).exists() else None
+
+    def named(self, names: Iterable[str]) -> list[JobFolder]:
+        """Those of these jobs that are here."""
+        return [folder for name in names if (folder := self.find(name)) is not None]
 
     def of(self, name: str) -> JobFolder:
         """The job of this name.

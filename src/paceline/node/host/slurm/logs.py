@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
 from paceline.node.host.protocol import end_with_stdin
-from paceline.node.logs.reader import Choice, attempts, check, read
+from paceline.node.logs.reader import Choice, attempts, check, last, read
+from paceline.node.store import records
 
 from . import view
 from .folder import Jobs
@@ -77,17 +78,7 @@ def _written(folder: JobFolder, choice: Choice) -> Iterator[Text]:
         yield from read(runs[0].path, choice)
         return
     found = sorted((text for run in runs for text in read(run.path, choice)), key=lambda it: (it.attempt, it.time))
-    if choice.tail is None:
-        yield from found
-        return
-    kept: list[Text] = []
-    left = choice.tail
-    while found and left > 0:
-        text = found.pop()
-        lines = text.data.splitlines(keepends=True)[-left:]
-        kept.append(text._replace(data=b"".join(lines)))
-        left -= len(lines)
-    yield from reversed(kept)
+    yield from last(found, choice.tail)
 
 
 def _runs(folder: JobFolder, choice: Choice) -> list[RunDirectory]:
@@ -132,7 +123,7 @@ class Follower:
 
     def _has_ended(self) -> bool:
         found = view.record(self._folder, Queue(self._home.root))
-        return found is None or found["state"] in ("SUCCEEDED", "FAILED", "STOPPED", "LOST")
+        return found is None or found["state"] in records.FINAL
 
     def _begin(self, is_first: bool) -> None:
         """Start to read what has come: at first the chosen lines of the last life, then all of the later ones."""
@@ -156,7 +147,7 @@ class Follower:
     def _is_past(self, run: RunDirectory, life: str) -> bool:
         """Whether nothing is written to a run directory any more."""
         state = (run.read_status() or {}).get("state")
-        return state in ("SUCCEEDED", "FAILED", "STOPPED") or life in self._over
+        return state in records.FINAL or life in self._over
 
     def _follow(self, run: RunDirectory, is_over: Callable[[], bool], choice: Choice) -> None:
         try:

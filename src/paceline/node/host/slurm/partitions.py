@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from .commands import call
+from .commands import table
 
 if TYPE_CHECKING:
     from paceline.node.store.home import Answer, Home, Request
 
-# A text of fixed columns: all versions from 22.05 to 25 have these, while their JSON differs.
 _FIELDS = {
     "NodeHost": 64, "Partition": 64, "StateLong": 24, "CPUsState": 32, "CPUsLoad": 16, "Memory": 20, "AllocMem": 20,
     "FreeMem": 20, "Gres": 256, "GresUsed": 256, "Reason": 128,
@@ -21,12 +20,8 @@ _MEBIBYTE = 1 << 20
 
 def slurm_nodes(home: Home, request: Request) -> Answer:
     """The nodes, each with its partitions, its state, and its CPUs, memory and GPUs in all and allocated."""
-    form = ",".join(f"{name}:{width}" for name, width in _FIELDS.items())
     nodes: dict[str, dict[str, Any]] = {}
-    for line in call("sinfo", "--noheader", "--Node", "-O", form).splitlines():
-        column, rest = {}, line
-        for name, width in _FIELDS.items():
-            column[name], rest = rest[:width].strip(), rest[width:]
+    for column in table("sinfo", "--Node", columns=_FIELDS):
         if column["NodeHost"] in nodes:
             nodes[column["NodeHost"]]["partitions"].append(column["Partition"].rstrip("*"))
         else:

@@ -16,17 +16,16 @@ from paceline.node.errors import Refused
 from paceline.node.files import read_json, write_json
 
 from . import reasons
-from .commands import call
+from .commands import table
 from .folder import COMMENT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 FRESH = 10.0  # seconds for which an answer is used
 _LATE = 3.0  # seconds that Slurm may take to list a job that it has taken
 _BACK_OFF = 60.0  # at most so many seconds between two calls while Slurm does not answer
-# A text of fixed columns: all versions from 22.05 to 25 have these, while their JSON differs.
 _FIELDS = {
     "JobID": 24, "ArrayJobID": 24, "ArrayTaskID": 24, "State": 24, "Reason": 80, "StartTime": 24, "RestartCnt": 12,
     "Partition": 64, "NumNodes": 12, "TimeLeft": 24, "Comment": 128,
@@ -106,9 +105,9 @@ class Queue:
     def _read(self) -> dict[str, Entry]:
         kept = read_json(self._file)
         if not _is_fresh(kept, self._fresh):
-            with _only_one(self._file) as is_first:
+            with _only_one(self._file):
                 kept = read_json(self._file)
-                if is_first and not _is_fresh(kept, self._fresh):
+                if not _is_fresh(kept, self._fresh):
                     kept = self._ask(kept)
         kept = kept or {}
         if kept.get("problem"):
@@ -143,36 +142,29 @@ def _is_fresh(kept: dict[str, object] | None, fresh: float) -> bool:
 
 
 @contextlib.contextmanager
-def _only_one(file: Path) -> Iterator[bool]:
-    """Whether this process asks; others that come meanwhile wait for its answer, as far as locks work there."""
+def _only_one(file: Path) -> Iterator[None]:
+    """Let one process ask; others that come meanwhile wait for its answer, as far as locks work there."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
-        yield True
+        yield
         return
     try:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(fd, fcntl.LOCK_EX)
-        yield True
+        yield
     finally:
         os.close(fd)
 
 
 def _listed() -> list[Entry]:
-    form = ",".join(f"{name}:{width}" for name, width in _FIELDS.items())
-    user = str(os.getuid())
-    return [
-        _entry(line)
-        for line in call("squeue", "--noheader", "--array", "--states=all", f"--user={user}", "-O", form).splitlines()
-    ]
+    rows = table("squeue", "--array", "--states=all", f"--user={os.getuid()}", columns=_FIELDS)
+    return [_entry(row) for row in rows]
 
 
-def _entry(line: str) -> Entry:
-    """A line of squeue."""
-    column: dict[str, str] = {}
-    for name, width in _FIELDS.items():
-        column[name], line = line[:width].strip(), line[width:]
+def _entry(column: Mapping[str, str]) -> Entry:
+    """A row of squeue."""
     start = column["StartTime"]
     restarts = column["RestartCnt"]
     comment = column["Comment"]

@@ -75,15 +75,8 @@ def slurm_submit(home: Home, request: Request) -> Iterator[Answer]:
         archive.skip()
         yield {"taken": str(jobs.path / job["name"])}
         return
-    building = jobs.new(job["name"])
-    try:
-        _fill(jobs, building, request, archive)
-        folder = jobs.settle(building)
-    except BaseException:
-        jobs.discard(building)
-        raise
+    folder = _settled(jobs, job["name"], request, archive)
     if folder is None:
-        jobs.discard(building)
         yield {"taken": str(jobs.path / job["name"])}
         return
     yield {"made": True}
@@ -130,6 +123,8 @@ def _submit_array(home: Home, request: Request) -> Iterator[Answer]:
             return
         yield {"made": True}
         number = _submitted(folders[0], request)
+    except Unknown:
+        raise
     except BaseException:
         for folder in folders:
             jobs.remove(folder)
@@ -163,8 +158,7 @@ def _run_step(home: Home, folder: JobFolder, request: Request) -> Iterator[Answe
         env = allocated.environment(request["secrets"], request["token"], request["allocation"])
         minder = allocated.start(folder, env)
     except OSError as error:
-        jobs = Jobs(home.root)
-        jobs.remove(folder)
+        Jobs(home.root).remove(folder)
         raise Refused(f"cannot start the job here: {error.strerror}; nothing of it is left") from None
     yield {"record": view.record(folder, Queue(home.root)), "id": folder.ids[-1]}
     yield from follow(home, folder, request["shown"], minder.wait)
@@ -214,7 +208,7 @@ def _old(jobs: Jobs, job: Mapping[str, Any]) -> JobFolder | None:
     """The job that this one goes on from.
 
     Raises:
-        Refused: it is gone, or has not ended.
+        Refused: it is gone, or its code is.
     """
     if job["resume_from"] is None:
         return None

@@ -36,7 +36,7 @@ def slurm_describe(home: Home, request: Request) -> Answer:
     names, since, now = request["names"], request["since"] or 0.0, time.time()
     if names is None:
         jobs.sweep()
-    folders = list(jobs) if names is None else [it for name in names if (it := jobs.find(name)) is not None]
+    folders = list(jobs) if names is None else jobs.named(names)
     found = []
     for folder in folders:
         record = view.record(folder, queue)
@@ -75,7 +75,7 @@ def slurm_wait(home: Home, request: Request) -> Iterator[Answer]:
     """One line per job when it has ended, and a last line."""
     end_with_stdin()
     jobs = Jobs(home.root)
-    left = [folder for name in request["names"] if (folder := jobs.find(name)) is not None]
+    left = jobs.named(request["names"])
     while left:
         queue = Queue(home.root)
         for folder in list(left):
@@ -95,7 +95,7 @@ def slurm_stop(home: Home, request: Request) -> Answer:
         Refused: Slurm does not answer; then they go on.
     """
     jobs, queue = Jobs(home.root), Queue(home.root)
-    folders = [folder for name in request["names"] if (folder := jobs.find(name)) is not None]
+    folders = jobs.named(request["names"])
     for folder in folders:
         record = view.record(folder, queue)
         if record is not None and record["state"] not in records.FINAL:
@@ -161,7 +161,7 @@ def slurm_delete(home: Home, request: Request) -> Answer:
         Refused: one has not ended.
     """
     jobs, queue = Jobs(home.root), Queue(home.root)
-    folders = [folder for name in request["names"] if (folder := jobs.find(name)) is not None]
+    folders = jobs.named(request["names"])
     for folder in folders:
         record = view.record(folder, queue)
         if record is not None and record["state"] not in records.FINAL:

@@ -107,16 +107,8 @@ class _Looked:
         if not self._folder.ids:
             why = "Slurm never got it: the command that submitted it was ended; submit it again"
         else:
-            why = self._said() or "Slurm does not know it any more, and no node has started it"
+            why = self._folder.last_words or "Slurm does not know it any more, and no node has started it"
         return self._plain("FAILED", error=why, finished=_time_of(self._folder))
-
-    def _said(self) -> str:
-        """The last line that its batch script printed."""
-        with contextlib.suppress(OSError):
-            lines = self._folder.output.read_text(errors="replace").strip().splitlines()
-            if lines:
-                return f"{lines[-1]}; see {self._folder.output}"
-        return ""
 
     def _ended_by_slurm(self, entry: Entry) -> dict[str, Any]:
         """A job that Slurm has ended before any node wrote something."""
@@ -125,7 +117,7 @@ class _Looked:
             return self._plain("STOPPED", entry, finished=finished)
         state = "STOPPED" if entry.state == "CANCELLED" else "FAILED"
         why = reasons.ENDED.get(entry.state, f"Slurm says {entry.state}")
-        said = "" if state == "STOPPED" else self._said()
+        said = "" if state == "STOPPED" else self._folder.last_words
         return self._plain(
             state, entry, error=f"{why} before it started{f': {said}' if said else ''}", finished=finished
         )
