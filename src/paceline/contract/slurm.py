@@ -97,10 +97,10 @@ class SlurmContract(Contract):
 
 
 def agreed_port(job_id: str, step_id: str = "0") -> int:
-    """A port in 20000 … 60000 that everybody who knows the step computes alike."""
+    """A port that everybody who knows the step computes alike; Linux gives those from 32768 on to connections."""
     from random import Random  # costs more than this whole package, and only Slurm needs it
 
-    return Random(f"{job_id}.{step_id}").randint(20000, 60000)  # a text seed gives the same number on every Python
+    return Random(f"{job_id}.{step_id}").randint(20000, 32767)  # a text seed gives the same number on every Python
 
 
 def expand_hosts(nodelist: str) -> list[str]:

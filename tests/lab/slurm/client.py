@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.conftest import Paceline
+from tests.conftest import GENEROUS, Paceline
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from .cluster import Cluster
 
 
@@ -36,6 +36,20 @@ class Client(Paceline):
         done = self(*args, **kwargs)
         assert not check or done.returncode == 0, f"{args}: exit {done.returncode}: {done.stderr}"
         return done
+
+    def wait(self, process: subprocess.Popen[str]) -> tuple[str, str]:
+        """What a command that was started prints until its end; a failure tells all that is known of it."""
+        try:
+            return process.communicate(timeout=GENEROUS)
+        except subprocess.TimeoutExpired as error:
+            parts = [f"it has not ended; exit code {process.poll()}", f"printed {error.stdout!r} {error.stderr!r}"]
+            for pid in (process.pid, *self.processes()):
+                for name in ("cmdline", "status"):
+                    with contextlib.suppress(OSError):
+                        parts.append(Path(f"/proc/{pid}/{name}").read_text().replace("\0", " "))
+            parts += [self.cluster.slurm("scontrol", "show", "job"), *self.cluster.calls, *self.cluster.calls_of_jobs]
+            parts += [f"{path}: {path.read_text()}" for path in self.folder.rglob("slurm.out")]
+            raise AssertionError("\n".join(parts)) from None
 
     def sh(self, script: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
         """Run a line of shell as this user, in the client's folder."""

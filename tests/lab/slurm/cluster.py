@@ -19,8 +19,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import shlex
-import shutil
 import signal
 import stat
 import subprocess
@@ -32,62 +32,16 @@ from typing import TYPE_CHECKING
 from tests.conftest import eventually
 from tests.lab import lab
 
+from . import programs
+from .accounting import NO_ACCOUNTING, Accounting
+from .config import CONFIG
+from .machine import NETWORK, Machine
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_NETWORK = "10.78.0"
-_DAEMONS = ("munged", "slurmctld", "slurmd")
-_CLIENTS = ("sbatch", "squeue", "scancel", "sinfo", "scontrol", "sacct", "srun")
+_CLIENTS = ("sbatch", "squeue", "scancel", "sinfo", "scontrol", "sacct", "srun", "salloc")
 _count = itertools.count()
-
-# The machine has fewer processors and less memory than its nodes say.
-_CONFIG = """\
-ClusterName=lab
-SlurmctldHost=ctl({network}.1)
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-CredType=cred/munge
-# A job that is put back into the queue stays there until its credential has expired, else for 120 s.
-AuthInfo=socket={folder}/munge.socket,cred_expire={expire}
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-MpiDefault=none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-SchedulerType=sched/backfill
-SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core_Memory
-DefMemPerCPU=1024
-SlurmdParameters=config_overrides
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
-JobRequeue=1
-ReturnToService=2
-SlurmdTimeout=5
-SlurmctldTimeout=10
-MessageTimeout=5
-TCPTimeout=1
-InactiveLimit=0
-KillWait=5
-UnkillableStepTimeout=30
-OverTimeLimit=0
-MinJobAge=300
-GresTypes=gpu
-NodeName=DEFAULT CPUs={cpus} CoresPerSocket={cpus} RealMemory=65536 Gres=gpu:{gpus} State=UNKNOWN
-{nodes}
-PartitionName=DEFAULT Nodes=ALL State=UP MaxTime=INFINITE
-PartitionName=main Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace}
-PartitionName=urgent PriorityTier=10 PreemptMode=OFF
-PartitionName=short PriorityTier=1 MaxTime=1 PreemptMode=OFF
-"""
 
 _WRAPPER = """\
 #!/bin/sh
@@ -103,51 +57,7 @@ printf '%s\\n' "$call" >> {calls}
 
 def missing() -> str:
     """What keeps this machine from being a cluster, or ""."""
-    for program in (*_DAEMONS, *_CLIENTS):
-        if _path(program) is None:
-            return f"the cluster needs {program}"
-    return lab.missing()
-
-
-def _path(program: str) -> str | None:
-    return shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
-
-
-class Machine:
-    """A network namespace with a host name.
-
-    Attributes:
-        name: its host name.
-        address: in the cluster's network.
-    """
-
-    def __init__(self, cluster: Cluster, name: str, number: int) -> None:
-        self.name, self.address = name, f"{_NETWORK}.{number}"
-        self.namespace = f"{cluster.prefix}-{name}"
-        self._number, self._cluster = number, cluster
-
-    def start(self) -> None:
-        mac = f"02:00:00:00:02:{self._number:02x}"
-        lab.add_namespace(self.namespace, self._cluster.hub, f"v{self._number}", mac, f"{self.address}/24")
-
-    def command(self, argv: Sequence[str]) -> list[str]:
-        """What runs a command on it; the process is the command's from then on."""
-        # A mount namespace for /etc/hosts; not `ip netns exec`, whose /sys has no cgroups, and slurmd wants them.
-        unshare = ["unshare", "--uts", "--mount", "--propagation", "slave"]
-        program = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
-        shell = ["sh", "-c", program, self.name, str(self._cluster.folder / "hosts")]
-        return ["nsenter", f"--net=/run/netns/{self.namespace}", *unshare, *shell, *argv]
-
-    def processes(self) -> list[int]:
-        return lab.inside(self.namespace)
-
-    def cut(self) -> None:
-        """Take it off the network."""
-        lab.set_link(self._cluster.hub, f"v{self._number}", up=False)
-
-    def heal(self) -> None:
-        """Undo `cut`."""
-        lab.set_link(self._cluster.hub, f"v{self._number}", up=True)
+    return programs.missing("munged", "slurmctld", "slurmd", *_CLIENTS) or lab.missing()
 
 
 class Cluster:
@@ -162,11 +72,13 @@ class Cluster:
         folder: its files: `slurmctld.log`, `n0.log` …
     """
 
-    def __init__(self, nodes: int = 3, *, cpus: int = 8, gpus: int = 2, grace: int = 3, expire: int = 5) -> None:
+    def __init__(
+        self, nodes: int = 3, *, cpus: int = 8, gpus: int = 2, grace: int = 3, expire: int = 5, accounts: bool = False
+    ) -> None:
         """Nothing is made yet.
 
         `grace` is how many seconds a job keeps its nodes that is to give way, `expire` for how many seconds a job that
-        was put back into the queue does not start.
+        was put back into the queue does not start. With `accounts` it has accounting, see `accounting.py`.
         """
         self.prefix = f"pl{os.getpid()}s{next(_count)}"
         self.hub = f"{self.prefix}-hub"
@@ -174,6 +86,7 @@ class Cluster:
         self.nodes = [f"n{number}" for number in range(nodes)]
         self.login = Machine(self, "login", 2)
         self._controller = Machine(self, "ctl", 1)
+        self._accounting = Accounting(self.folder, self._controller, f"{NETWORK}.1") if accounts else None
         self._node = {name: Machine(self, name, 10 + number) for number, name in enumerate(self.nodes)}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._settings = {"cpus": cpus, "gpus": gpus, "grace": grace, "expire": expire}
@@ -186,14 +99,22 @@ class Cluster:
         """Make it; comes back when all nodes are idle."""
         lab.remove_leftovers()
         self._write()
-        lab.add_hub(self.hub, f"{_NETWORK}.254/24")
+        lab.add_hub(self.hub, f"{NETWORK}.254/24")
         for machine in self._machines():
             machine.start()
         self.start_munged()
+        if self._accounting is not None:
+            self._accounting.start(self._launch, self.slurm)
         for name in self.nodes:
             self._start_slurmd(name)
         self.start_slurmctld()
         self._wait_until_idle()
+        if self._accounting is not None:
+            eventually(self._is_registered, "slurmdbd tells slurmctld what changes")
+
+    def _is_registered(self) -> bool:
+        shown = self.slurm("sacctmgr", "--noheader", "--parsable2", "show", "cluster", "format=controlport")
+        return shown.strip() not in ("", "0")
 
     def stop(self) -> None:
         """End everything, and remove it."""
@@ -209,13 +130,18 @@ class Cluster:
     def _write(self) -> None:
         """Write all files that are read."""
         nodes = "\n".join(f"NodeName={name} NodeAddr={machine.address}" for name, machine in self._node.items())
-        text = _CONFIG.format(folder=self.folder, network=_NETWORK, nodes=nodes, **self._settings)
+        accounting = NO_ACCOUNTING if self._accounting is None else self._accounting.settings
+        text = CONFIG.format(
+            folder=self.folder, network=NETWORK, nodes=nodes, accounting=accounting, plugins=programs.plugins(),
+            **self._settings,
+        )  # fmt: skip
         (self.folder / "slurm.conf").write_text(text)
+        (self.folder / "patient.conf").write_text(re.sub("(?m)^MessageTimeout=.*", "MessageTimeout=60", text))
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         gpus = [self.folder / f"gpu{number}" for number in range(self._settings["gpus"])]
         for path in gpus:  # slurmd insists on devices, and opens none
             os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
-        (self.folder / "gres.conf").write_text("".join(f"Name=gpu File={path}\n" for path in gpus))
+        (self.folder / "gres.conf").write_text("".join(f"Name=gpu Type=a100 File={path}\n" for path in gpus))
         lines = [f"{machine.address} {machine.name}\n" for machine in self._machines()]
         (self.folder / "hosts").write_text("".join(["127.0.0.1 localhost\n", *lines]))
         key = self.folder / "munge.key"
@@ -229,9 +155,9 @@ class Cluster:
     # -- users' commands -----------------------------------------------------------------------------------------------
 
     def slurm(self, *argv: str) -> str:
-        """What a command of Slurm prints; it is not counted."""
-        command = self.login.command([str(_path(argv[0])), *argv[1:]])
-        env = {**os.environ, **self.env}
+        """What a command of Slurm prints; it is not counted, and waits longer for a slow machine than users' do."""
+        command = self.login.command([programs.path(argv[0]), *argv[1:]])
+        env = {**os.environ, **self.env, "SLURM_CONF": str(self.folder / "patient.conf")}
         done = subprocess.run(command, env=env, cwd=self.folder, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{shlex.join(argv)}: exit {done.returncode}: {done.stderr.strip()}")
@@ -241,7 +167,9 @@ class Cluster:
         """Put a script before a command, which writes down how it was called."""
         path = self.folder / "bin" / name
         new = path.with_suffix(".new")
-        new.write_text(_WRAPPER.format(name=name, real=_path(name), calls=self.folder / "calls") + f"{script}\n")
+        new.write_text(
+            _WRAPPER.format(name=name, real=programs.path(name), calls=self.folder / "calls") + f"{script}\n"
+        )
         new.chmod(0o755)
         new.replace(path)  # a shell that reads the old one goes on with that
 
@@ -290,7 +218,7 @@ class Cluster:
         folder = self.folder
         names = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munged.pid", "seed-file": "munge.seed"}
         options = [f"--{option}={folder / name}" for option, name in names.items()]
-        command = [str(_path("munged")), "--foreground", "--force", *options]
+        command = [programs.path("munged"), "--foreground", "--force", *options]
         self._launch("munged", ["nsenter", f"--net=/run/netns/{self.hub}", *command])
         probe = ["munge", f"--socket={folder}/munge.socket", "--no-input"]
         answers = lambda: subprocess.run(probe, capture_output=True, check=False).returncode == 0  # noqa: E731
@@ -303,7 +231,7 @@ class Cluster:
 
     def start_slurmctld(self, forget: bool = False) -> None:
         """Start it; comes back when it is up. With `forget` it knows no jobs, as when its disk was lost."""
-        command = [str(_path("slurmctld")), "-D", *(["-c"] if forget else [])]
+        command = [programs.path("slurmctld"), "-D", *(["-c"] if forget else [])]
         self._launch("slurmctld", self._controller.command(command))
         eventually(self._is_up, "slurmctld is up")
 
@@ -326,7 +254,7 @@ class Cluster:
         self._daemons["slurmctld"].send_signal(signal.SIGCONT)
 
     def _start_slurmd(self, node: str) -> None:
-        self._launch(node, self._node[node].command([str(_path("slurmd")), "-D", "-N", node]))
+        self._launch(node, self._node[node].command([*programs.slurmd(), "-D", "-N", node]))
 
     def start_slurmd(self, node: str) -> None:
         """Start it, and connect its node; comes back when slurmctld has its answer."""
@@ -347,9 +275,17 @@ class Cluster:
                 lab.kill(pids)
         self._kill(node)
 
+    def forget_neighbours(self) -> None:
+        """After a cut: let all machines find each other anew."""
+        lab.forget_neighbours(self.hub, [machine.namespace for machine in self._machines()])
+
     def processes(self, node: str) -> list[int]:
         """What runs on a node beside its slurmd."""
         return [pid for pid in self._node[node].processes() if pid != self._daemons[node].pid]
+
+    def daemon(self, node: str) -> int:
+        """The slurmd of a node, which sees what jobs there see."""
+        return self._daemons[node].pid
 
     def machine(self, node: str) -> Machine:
         """A node as a place to run commands, or to cut off."""
@@ -363,7 +299,7 @@ class Cluster:
         try:
             yield
         finally:
-            subprocess.run([*inside, "umount", "--lazy", str(folder)], check=True)
+            subprocess.run([*inside, "umount", "--lazy", str(folder)], check=False)  # it may be another slurmd
 
     @contextlib.contextmanager
     def unnamed(self, name: str) -> Iterator[None]:

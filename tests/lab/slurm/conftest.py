@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import eventually
-from tests.lab.lab import kill, need
+from tests.conftest import all_end
+from tests.lab.lab import need
 
 from .client import Client
 from .cluster import Cluster, missing
@@ -38,7 +38,4 @@ def client(cluster: Cluster, tmp_path: Path) -> Iterator[Client]:
     def left() -> list[int]:
         return [*it.processes(), *(pid for node in cluster.nodes for pid in cluster.processes(node))]
 
-    try:
-        eventually(lambda: not left(), "all processes of the client and of its jobs have ended")
-    finally:
-        kill(left())
+    all_end(left, "the client and of its jobs", tmp_path)

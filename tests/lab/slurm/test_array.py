@@ -32,7 +32,7 @@ def test_each_task_is_a_job(client: Client, cluster: Cluster) -> None:
     flags = ("--array", "0-3", "-n", "2", "--framework", "indexed", "--start-method", "exec")
     done = client.paceline("submit", "--on", "slurm", "--name", "it", *flags, client.script(TASK))
     assert done.stdout == "it-0\n"
-    assert "an array of 4 jobs, it-0 to it-3" in done.stderr
+    assert "an array of 4 jobs: it-0, it-1, it-2, it-3" in done.stderr
     assert len([call for call in cluster.calls if call.startswith("sbatch --parsable")]) == 1
     jobs = listed(client)
     assert sorted(jobs) == ["it-0", "it-1", "it-2", "it-3"]
@@ -77,3 +77,12 @@ def test_what_is_no_array(client: Client) -> None:
     assert (done.returncode, done.stderr) == (
         2, "paceline: --array: its jobs go on without this terminal; start them with paceline submit\n",
     )  # fmt: skip
+
+
+def test_many_tasks_are_stopped_together(client: Client, cluster: Cluster) -> None:
+    forever = client.script("import threading; threading.Event().wait()")
+    client.paceline("submit", "--on", "slurm", "--name", "it", "--array", "0-9%8", forever)
+    eventually(lambda: [job["state"] for job in listed(client).values()].count("RUNNING") == 8, "eight run")
+    client.paceline("stop", *listed(client))
+    assert {job["state"] for job in listed(client).values()} == {"STOPPED"}
+    assert not cluster.slurm("squeue", "--noheader")

@@ -44,6 +44,7 @@ def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(client: Client, clu
     eventually(lambda: worlds(client)[-1:] == [2], "two nodes train")
     found = job(client, "it")
     assert (found["state"], found["nodes"], found["attempt"]) == ("RUNNING", 2, 1)
+    assert [(it["rank"], it["state"]) for it in found["instances"]] == [(0, "RUNNING"), (1, "RUNNING")]
     end.touch()
     done = client.paceline("wait", "--on", "slurm", "it", check=False)
     found = job(client, "it")

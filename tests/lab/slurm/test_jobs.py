@@ -130,6 +130,34 @@ def test_gpus_are_those_that_slurm_grants(user: Client) -> None:
     ]
 
 
+def test_nodes_with_different_numbers_of_gpus(user: Client) -> None:
+    script = "import os; print(*(os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'CUDA_VISIBLE_DEVICES')))"
+    submit(user, script, "--nnodes", "2", "--slurm", "gpus=3", "-n", "gpu")
+    user.paceline("wait", "it")
+    said = user.paceline("logs", "--all", "it").stdout
+    assert sorted(re.findall(r"[0-9] 3 [0-9,]+$", said, re.M)) == ["0 3 0,1", "1 3 0,1", "2 3 0"]
+
+
+def test_verbs_that_slurm_lacks_say_what_to_do_instead(user: Client) -> None:
+    submit(user, "pass")
+    user.paceline("wait", "it")
+    for verb, said in {
+        ("resubmit", "--on", "local", "it"): "lab: jobs do not move between a Slurm cluster and other machines; submit",
+        (
+            "scaleout",
+            "--on",
+            "lab",
+            "it",
+        ): "lab: its jobs keep their nodes: Slurm adds none to a running job, and takes none away; stop",
+        ("tensorboard", "--on", "lab", "it"): "lab: it starts no TensorBoard later; submit with --tensorboard, or type",
+    }.items():
+        done = user.paceline(*verb, check=False)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert done.stderr.startswith(f"paceline: {said} ")
+    shown = user.paceline("top", "job", "--on", "lab", "it")
+    assert shown.stderr == "", "it does not run"
+
+
 def test_why_a_job_waits(user: Client, cluster: Cluster) -> None:
     submit(user, FOREVER, "--nnodes", "3", "--slurm", "exclusive", name="first")
     reaches(user, "RUNNING", "first")
@@ -190,6 +218,6 @@ def test_many_watchers_ask_slurm_once_in_ten_seconds(user: Client, cluster: Clus
     for process in waiting:
         process.communicate()
     calls = [call for call in cluster.calls if not call.startswith("scancel")]
-    times = [float(json.loads((path).read_text())["asked"]) for path in user.folder.rglob("squeue.json")]
+    times = [float(json.loads((path).read_text())["asked"]) for path in user.folder.rglob("squeue-lab.json")]
     assert len(times) == 1 and all(call.startswith("squeue") for call in calls), calls
     assert len(calls) <= 10, calls  # a generous bound: each is at least ten seconds after the one before

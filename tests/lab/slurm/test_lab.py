@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from tests.conftest import eventually
 from tests.lab.lab import inside
+
+from paceline.backends.slurm.sbatch import ABBREVIATED, KNOWN, OURS
 
 from .cluster import Cluster
 
@@ -91,7 +94,7 @@ def test_urgent_job_takes_a_node_away(client: Client) -> None:
     eventually(lambda: starts(client), "the first job runs")
     second = submit(client, WAITING, "-p urgent", "-w n1")
     eventually(lambda: state(client, second) == "RUNNING", "the urgent job runs")
-    assert state(client, first) == "PENDING"
+    eventually(lambda: state(client, first) == "PENDING", "the first job waits")
     client.cluster.slurm("scancel", second)
     eventually(lambda: len(starts(client)) == 3, "the first job runs again")
     assert starts(client)[2] == "start 1 n[0-2]"
@@ -183,3 +186,9 @@ def test_killed_cluster_is_removed_by_the_next() -> None:
     assert not any(Path("/proc", str(pid), "fd").exists() and os.listdir(f"/proc/{pid}/fd") for pid in daemons)
     assert not Path(folder).exists()
     assert not [name for name in os.listdir("/run/netns") if name.startswith(f"{prefix}-")]
+
+
+def test_each_option_of_sbatch_is_known(cluster: Cluster) -> None:
+    said = cluster.slurm("sbatch", "--help")
+    assert set(re.findall(r"--([a-z][a-z-]+)", said)) <= KNOWN | OURS.keys()
+    assert dict(re.findall(r"-([a-zA-Z]), --([a-z][a-z-]+)", said)).items() <= ABBREVIATED.items()

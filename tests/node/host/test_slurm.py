@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import string
 import subprocess
@@ -16,12 +15,12 @@ from hypothesis import strategies as st
 
 from paceline.job.spec import JobSpec
 from paceline.node.errors import Refused
-from paceline.node.host.slurm import accounts, reasons, script
-from paceline.node.host.slurm.folder import JobFolder, Jobs, Life
+from paceline.node.host.slurm import reasons, script
+from paceline.node.host.slurm.folder import JobFolder, Life
+from paceline.node.host.slurm.jobs import Jobs
 from paceline.node.host.slurm.partitions import gpus
-from paceline.node.host.slurm.queue import Queue
 
-OPTIONS: dict[str, Any] = {"slurm": {}, "no_kill": False, "container": [], "python": "python3"}
+OPTIONS: dict[str, Any] = {"slurm": {}, "no_kill": False, "container": None, "python": "python3"}
 
 
 def job(**fields: Any) -> dict[str, Any]:
@@ -49,9 +48,12 @@ def test_the_users_words_take_precedence() -> None:
     assert "--gres" not in shown and "--mem=" not in shown
     assert "#SBATCH --gpus-per-node=a100:2\n" in shown and "#SBATCH --partition=big\n" in shown
     assert "#SBATCH --exclusive\n" in text(slurm={"exclusive": True})
-    assert "--requeue" not in text(slurm={"requeue": False})
+    assert "#SBATCH --requeue" not in text(slurm={"no-requeue": True})
     assert "--cpus-per-task=4\n" in text(ranks=4)
+    assert "--cpus-per-task=8\n" in text(ranks="gpu", devices=8), "a CPU for each rank"
     assert "--cpus-per-task" not in text(ranks=4, slurm={"exclusive": True}).partition("\n\n")[0]
+    shown = text(slurm={"qos": "no", "kill-on-invalid-dep": "yes"})
+    assert "#SBATCH --qos=no\n#SBATCH --kill-on-invalid-dep=yes\n" in shown, "their values are Slurm's"
     with pytest.raises(Refused, match="line end"):
         text(slurm={"mail-user": "a\nb"})
 
@@ -74,73 +76,43 @@ def test_gpus_of_a_node(gres: str, found: tuple[str, int]) -> None:
 
 def test_why_a_job_waits() -> None:
     assert reasons.waiting("(Resources)", "7", None) == "the resources that it asks for are in use (Slurm: Resources)"
-    assert "a limit of its QOS is reached" in reasons.waiting("QOSMaxJobsPerUserLimit", "7", None)
     assert "scontrol release 7" in reasons.waiting("JobHeldUser", "7", None)
     assert "estimated start: " in reasons.waiting("Priority", "7", time.time() + 3600)
     assert "Slurm has not started it (Slurm: SomethingNew)" in reasons.waiting("SomethingNew", "7", None)
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("QOSMaxJobsPerUserLimit", "its QOS allows one user no more jobs at the same time"),
+        ("AssocMaxJobsLimit", "its account allows no more jobs at the same time"),
+        ("QOSGrpSubmitJobsLimit", "its QOS allows no more jobs in the queue at the same time"),
+        ("AssocGrpCpuLimit", "its account allows no more CPUs at the same time"),
+        ("QOSMaxGRESPerUser", "its QOS allows one user no more GPUs (GRES) at the same time"),
+        ("QOSMaxNodePerJobLimit", "it asks for more nodes than its QOS allows one job, so it does not start"),
+        (
+            "AssocMaxWallDurationPerJobLimit",
+            "it asks for more time than its account allows one job, so it does not start",
+        ),
+        ("QOSMinGRES", "its QOS wants more GPUs (GRES) than it asks for"),
+        ("AssocGrpCPUMinutesLimit", "its account has used up its minutes of CPUs"),
+        ("QOSGrpCPURunMinutesLimit", "the running jobs of its QOS take all its minutes of CPUs"),
+        ("QOSGrpWallLimit", "its QOS has used up its time"),
+        ("QOSUsageThreshold", "a limit of its QOS is reached"),
+        ("QOSNotAllowed", "its QOS may not be used in this partition"),
+        (
+            "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+            "nodes that it needs are down, drained or reserved",
+        ),
+    ],
+)
+def test_limits_of_a_qos_or_an_account(word: str, said: str) -> None:
+    assert reasons.waiting(word, "7", None) == f"{said} (Slurm: {word})"
+
+
 @given(st.text())
 def test_any_reason_is_one_line(word: str) -> None:
     assert isinstance(reasons.waiting(word, "7", None), str)
-
-
-def squeue(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
-    (folder / "bin").mkdir(exist_ok=True)
-    path = folder / "bin" / "squeue"
-    path.write_text(f"#!/bin/sh\necho called >> {folder}/calls\n{body}\n")
-    path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}/bin:/usr/bin:/bin")
-
-
-def line(**columns: str) -> str:
-    from paceline.node.host.slurm.queue import _FIELDS
-
-    return "".join(columns.get(name, "").ljust(width) for name, width in _FIELDS.items())
-
-
-def test_squeue_is_asked_once_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [line(JobID="7", State="PENDING", Reason="Priority", StartTime="1700000000", Comment="paceline:abc")]
-    rows.append(line(JobID="8", State="RUNNING", RestartCnt="2", Comment="mine"))
-    (tmp_path / "rows").write_text("\n".join(rows) + "\n")
-    squeue(tmp_path, monkeypatch, f"cat {tmp_path}/rows")
-    for _ in range(20):
-        queue = Queue(tmp_path / "root")
-        entry = queue.entry("7")
-        assert entry is not None and entry.is_pending and entry.start == 1700000000 and entry.job_id == "abc"
-        other = queue.entry("8")
-        assert other is not None and other.is_running and (other.restarts, other.job_id) == (2, "")
-        assert queue.entry("9") is None
-    assert (tmp_path / "calls").read_text() == "called\n"
-
-
-@pytest.mark.parametrize(
-    ("failures", "age", "is_asked"),
-    [(0, 9, False), (0, 11, True), (1, 15, False), (1, 25, True), (2, 35, False), (9, 55, False), (9, 61, True)],
-)
-def test_squeue_is_asked_less_often_while_slurm_does_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int, age: float, is_asked: bool
-) -> None:
-    squeue(tmp_path, monkeypatch, "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
-    problem = "it was down" if failures else None
-    kept = {"time": 0.0, "entries": [], "asked": time.time() - age, "failures": failures, "problem": problem}
-    (tmp_path / "squeue.json").write_text(json.dumps(kept))
-    queue = Queue(tmp_path)
-    assert queue.entry("7") is None and not queue.knows_since(0.0)
-    assert (tmp_path / "calls").exists() == is_asked
-    if is_asked:
-        assert "slurmctld" in str(queue.problem)
-        assert json.loads((tmp_path / "squeue.json").read_text())["failures"] == failures + 1
-
-
-@given(st.binary(max_size=40))
-def test_a_damaged_answer_is_asked_for_again(data: bytes) -> None:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        squeue(Path(folder), patch, "exit 0")
-        (Path(folder) / "squeue.json").write_bytes(data)
-        assert Queue(Path(folder)).entry("7") is None
 
 
 def test_a_folder_becomes_a_job_in_one_step(tmp_path: Path) -> None:
@@ -171,18 +143,3 @@ def test_a_job_folder_names_its_files(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="damaged or gone"):
         folder.read()
     assert (folder.ids, folder.lives) == ([], [])
-
-
-def test_sacct_is_asked_once_where_there_are_accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    squeue(tmp_path, monkeypatch, "exit 0")
-    program = tmp_path / "bin" / "sacct"
-    program.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$*\" >> {tmp_path}/calls\necho 'CANCELLED by 1000'\n")
-    program.chmod(0o755)
-    for _ in range(3):
-        assert accounts.state_of("12", tmp_path / "kept") == "CANCELLED"
-    assert (tmp_path / "calls").read_text() == "-n -X -P -o State -j 12\n"
-    program.write_text("#!/bin/sh\necho 'Slurm accounting storage is disabled' >&2; exit 1\n")
-    assert accounts.state_of("13", tmp_path / "none") == ""
-    program.write_text("#!/bin/sh\necho 'sacct: error: Unable to contact slurm controller' >&2; exit 1\n")
-    assert accounts.state_of("14", tmp_path / "away") == ""
-    assert not (tmp_path / "none").exists() and not (tmp_path / "away").exists(), "it is asked again"

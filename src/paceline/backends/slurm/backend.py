@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from .foreground import SlurmRun
 
+_SHOWN = 4  # names of the jobs of an array
+
 
 class Slurm(Backend):
     """Jobs of this user on a Slurm cluster."""
@@ -46,6 +48,15 @@ class Slurm(Backend):
         "rendezvous.main_port": "the nodes find each other by Slurm's variables",
         "rendezvous.node_rank": "Slurm numbers the nodes",
         "rendezvous.local_address": "the nodes find out their own names",
+    }
+
+    lacks: ClassVar[Mapping[str, str]] = {
+        "Moves": "jobs do not move between a Slurm cluster and other machines; submit the script there, with"
+        " --checkpoint-dir, and what is saved copied into that folder",
+        "Elastic": "its jobs keep their nodes: Slurm adds none to a running job, and takes none away; stop it, and"
+        " resubmit it with another --nnodes",
+        "TensorBoards": "it starts no TensorBoard later; submit with --tensorboard, or type tensorboard --logdir FOLDER"
+        " where the folder can be seen that paceline get shows",
     }
 
     def __init__(self, name: str, options: target.Options, where: str = "") -> None:
@@ -70,7 +81,7 @@ class Slurm(Backend):
                     " leave it out, or use paceline submit"
                 )
         found = Slurm(self.name, self._given, self.where)
-        found._allocation = allocation
+        found._allocation, found.typed = allocation, self.typed
         return found
 
     # -- start ---------------------------------------------------------------------------------------------------------
@@ -81,11 +92,20 @@ class Slurm(Backend):
         Raises:
             UserError: it cannot run there, its name is taken, or Slurm does not answer.
         """
+        from .precedence import asked
         from .submit import prepare
 
         self.refuse_unsupported(spec)
         allocation = None if detached else self._allocation
-        return prepare(self._login, self._given, spec, detached=detached, target=self.name, allocation=allocation)
+        typed = target.Options.model_validate({"slurm": self.typed.get("slurm", {})}).slurm
+        if typed.get("requeue") and self._given.broadcast and spec.checkpoint_dir is None:
+            raise UserError(
+                "--slurm requeue: with broadcast, checkpoints are on the nodes' own disks, and another start may be on"
+                " other nodes; name a disk that all nodes see with --checkpoint-dir"
+            )
+        slurm = asked(spec, self._given.slurm, typed)
+        options = self._given.model_copy(update={"slurm": slurm})
+        return prepare(self._login, options, spec, detached=detached, target=self.name, allocation=allocation)
 
     def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
         """Submit a job.
@@ -96,11 +116,14 @@ class Slurm(Backend):
         from .submit import SlurmPrepared, start
 
         assert isinstance(prepared, SlurmPrepared)
-        connection, _, answer = start(self._login, prepared, progress)
-        with connection:
+        opened, answer = start(prepared, progress)
+        with opened:
             first, *others = [self._noted(self._job(record)) for record in (answer["record"], *answer["others"])]
+            opened.keep(first.name)
         if others:
-            progress.say(f"an array of {len(others) + 1} jobs, {first.name} to {others[-1].name}")
+            names = [job.name for job in (first, *others)]
+            shown = names if len(names) <= _SHOWN else [*names[:2], "…", names[-1]]
+            progress.say(f"an array of {len(names)} jobs: {', '.join(shown)}")
         return first
 
     def run(self, prepared: Prepared, progress: ProgressReporter, shown: Shown) -> SlurmRun:
@@ -113,8 +136,8 @@ class Slurm(Backend):
         from .submit import SlurmPrepared, start
 
         assert isinstance(prepared, SlurmPrepared)
-        connection, answers, answer = start(self._login, prepared, progress, shown)
-        return SlurmRun(self._noted(self._job(answer["record"])), connection, answers, self.where, self._allocation)
+        opened, answer = start(prepared, progress, shown)
+        return SlurmRun(self._noted(self._job(answer["record"])), opened, self.where, self._allocation)
 
     def _noted(self, job: Job) -> Job:
         if self.where == f" --on {shlex.quote(self.name)}":
@@ -139,6 +162,7 @@ class Slurm(Backend):
         warnings: tuple[str, ...] = ()
         if answer["problem"]:
             warnings = (f"{self._login.says}{answer['problem']}; the states are those that the nodes wrote last",)
+        warnings += _elsewhere(answer["elsewhere"])
         if names is None:
             jobs.sort(key=lambda job: job.created, reverse=True)
             return Listing(jobs, len(answer["names"]) - len(jobs), warnings)
@@ -207,7 +231,10 @@ class Slurm(Backend):
     def usage(self, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
         """Nothing: what the processes of a job use is known on its nodes alone."""
         if names:
-            warn("what jobs use on the nodes is not measured; see: paceline attach JOB -- nvidia-smi")
+            warn(
+                "what jobs use on the nodes is not measured; look there yourself:"
+                f" paceline attach{self.where} JOB -- nvidia-smi"
+            )
         return {}
 
     def volumes(self, warn: Callable[[str], None]) -> list[Volume]:
@@ -271,11 +298,11 @@ class Slurm(Backend):
             )
         terminal = ["--pty"] if sys.stdin.isatty() else []
         step = [
-            "srun", "--overlap", f"--jobid={found['id']}", f"--relative={found['node_rank']}", "--nodes=1",
-            "--ntasks=1", "--cpu-bind=none", "--quiet", *terminal,
+            "srun", "--overlap", f"--jobid={found['id']}", f"--nodelist={found['node']}", "--nodes=1",
+            "--ntasks=1", "--cpu-bind=none", "--chdir=/", "--quiet", *terminal,
         ]  # fmt: skip
         request = {"run": found["run"], "rank": rank, "command": list(command)}
-        line = self._login.beside(step, request)
+        line = self._login.beside(step, request, found["program"])
         return Shell(tuple(self._login.command(line, "-t" if terminal else "-T")), dict(os.environ), os.getcwd())
 
     def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:
@@ -294,3 +321,14 @@ class Slurm(Backend):
         for name in names:
             noted.forget(self.name, name)
         return []
+
+
+def _elsewhere(jobs: Mapping[str, str]) -> tuple[str, ...]:
+    """A line for the jobs of each other cluster: names, and why Slurm is not asked for them here."""
+    names: dict[str, list[str]] = {}
+    for name, why in jobs.items():
+        names.setdefault(why, []).append(name)
+    return tuple(
+        f"{', '.join(those)}: {why.replace('it is in', 'in', 1)}; shown is what the nodes wrote last"
+        for why, those in names.items()
+    )

@@ -8,26 +8,24 @@ from typing import TYPE_CHECKING, Any
 from paceline.backends.foreground import Event, Output, Update
 
 if TYPE_CHECKING:
-    import contextlib
     from collections.abc import Iterator
 
     from paceline.backends.base import Allocation
-    from paceline.backends.remote.connection import Answer, Answers
+    from paceline.backends.remote.connection import Answer
     from paceline.job.job import Job
+
+    from .submit import Opened
 
 
 class SlurmRun:
     """Its output and events come over the connection that has submitted it; without that connection it is stopped."""
 
-    def __init__(
-        self, job: Job, connection: contextlib.ExitStack, answers: Answers, where: str, allocation: Allocation | None
-    ) -> None:
+    def __init__(self, job: Job, opened: Opened, where: str, allocation: Allocation | None) -> None:
         """Take over a job that has been submitted.
 
         Args:
             job: it.
-            connection: is closed at the end.
-            answers: of the login node.
+            opened: the connection that has submitted it; it is closed at the end.
             where: the flags that lead to it.
             allocation: in which it runs; None if it has its own.
         """
@@ -36,15 +34,15 @@ class SlurmRun:
             f"Slurm has it as job {job.external_id}" if allocation is None else f"it is in allocation {allocation.id}"
         )
         self.first_line = f"{place}; see it with: paceline get{where} {job.name}"
-        self._connection, self._answers = connection, answers
+        self._opened = opened
         self._ended: Answer | None = None
-        self._is_interrupted = False
+        self._interrupted = 0  # the first signal that asked to stop it
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
         """Ask to stop the job; asked twice, it is stopped at once."""
-        said = signal.SIGQUIT if self._is_interrupted else number
-        self._is_interrupted = True
-        self._answers.say(f"signal {int(said)}")
+        said = signal.SIGQUIT if self._interrupted else number
+        self._interrupted = self._interrupted or number
+        self._opened.answers.say(f"signal {int(said)}")
 
     def leads(self, output: Output) -> bool:
         """Whether this is rank 0."""
@@ -52,8 +50,8 @@ class SlurmRun:
 
     def updates(self) -> Iterator[Update]:
         """Output of the ranks and events, until the job has ended."""
-        with self._connection:
-            for answer in self._answers:
+        with self._opened:
+            for answer in self._opened.answers:
                 if "output" in answer:
                     attempt, rank, local_rank, stream = answer["output"]
                     yield Output(attempt, rank, local_rank, stream, answer["data"])
@@ -72,5 +70,7 @@ class SlurmRun:
         if found is None:
             return 1, ["the job was deleted"]
         why = f": {found['error']}" if found["error"] else ""
-        code = found["exit_code"] if found["exit_code"] is not None else 1
+        code = found["exit_code"]
+        if code is None:  # no rank has ended
+            code = 128 + self._interrupted if self._interrupted and found["state"] == "STOPPED" else 1
         return code, [f"job {self.name} {found['state'].lower()}{why}"]

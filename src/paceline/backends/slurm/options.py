@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from paceline.job.errors import nearest
 
-from .sbatch import ABBREVIATED, KNOWN, OURS
+from .sbatch import ABBREVIATED, KNOWN, MAY_LACK_VALUE, OPPOSITE, OURS, SWITCHES, YES_OR_NO
 
 MOST_TASKS = 1000  # of an array: each is a job of its own
 
@@ -24,13 +24,37 @@ def indices(array: str) -> list[int]:
     text, percent, most = array.partition("%")
     found: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
-        if match is None or int(match[3] or 1) < 1 or int(match[2] or match[1]) - int(match[1]) >= MOST_TASKS:
-            raise ValueError(f"{array!r} names no array of up to {MOST_TASKS} jobs; write for example 0-3 or 1,5,7%2")
-        found.update(range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1)))
-    if not found or len(found) > MOST_TASKS or (percent and (not most.isdecimal() or int(most) < 1)):
-        raise ValueError(f"{array!r} names no array of up to {MOST_TASKS} jobs; write for example 0-3 or 1,5,7%2")
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", part)
+        those = range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1) or 1) if match else range(0)
+        if match is None or match[3] == "0" or not those or len(those) > MOST_TASKS:
+            raise ValueError(_no_array(array))
+        found.update(those)
+    if len(found) > MOST_TASKS or (percent and (not most.isdecimal() or int(most) < 1)):
+        raise ValueError(_no_array(array))
     return sorted(found)
+
+
+def _no_array(array: str) -> str:
+    return f"{array!r} names no array of up to {MOST_TASKS} jobs; write for example 0-3 or 1,5,7%2"
+
+
+def _as_sbatch_has_it(given: str, name: str, value: str | int | bool) -> tuple[str, str | int | bool]:
+    """An option and its value: True for one that has none, False for one that is left out.
+
+    Raises:
+        ValueError: it needs a value, or has none.
+    """
+    if name in SWITCHES or name in MAY_LACK_VALUE:
+        value = {"": True, "true": True, "yes": True, "false": False, "no": False}.get(str(value).lower(), value)
+        if name in OPPOSITE and value is False:
+            return OPPOSITE[name], True
+        if name in SWITCHES and not isinstance(value, bool):
+            raise ValueError(f"{given} is a switch of sbatch and has no value; leave ={value} out")
+    elif name in YES_OR_NO and isinstance(value, bool):
+        value = "yes" if value else "no"
+    elif value is True or value == "":
+        raise ValueError(f"{given} needs a value; write it as {given}=VALUE")
+    return name, value
 
 
 class Options(BaseModel):
@@ -46,6 +70,7 @@ class Options(BaseModel):
         {}, description="options of sbatch, such as partition, qos, account, constraint"
     )
     chain: bool = Field(False, description="when a time limit ends the job, it goes on in a new job of Slurm")
+    broadcast: bool = Field(False, description="the nodes do not see root: the code is sent to their own disks")
     array: str | None = Field(None, description="a job for each of these indices, such as 0-3%2")
     containers: Literal["pyxis", "apptainer", "singularity"] | None = Field(
         None, description="what runs the images of --image"
@@ -54,7 +79,7 @@ class Options(BaseModel):
     @field_validator("slurm")
     @classmethod
     def _known(cls, options: dict[str, Any]) -> dict[str, Any]:
-        found = {}
+        found: dict[str, str | int | bool] = {}
         for given, value in options.items():
             name = ABBREVIATED.get(given.lstrip("-"), given.lstrip("-").replace("_", "-"))
             if name in OURS:
@@ -63,7 +88,10 @@ class Options(BaseModel):
                 raise ValueError(f"sbatch has no option {given!r}; {nearest(name, KNOWN)}")
             if isinstance(value, str) and any(letter in value for letter in "\n\r\0"):
                 raise ValueError(f"{given}: its value has a line end, which no batch script can; write it in one line")
-            found[name] = value
+            name, written = _as_sbatch_has_it(given, name, value)
+            if written is not False:
+                found.pop(OPPOSITE.get(name, ""), None)  # the last one counts
+                found[name] = written
         return found
 
     @field_validator("array")

@@ -1,13 +1,13 @@
 """The options of sbatch that a user may give, and those that paceline sets itself.
 
-Source: https://slurm.schedmd.com/sbatch.html, the versions 22.05 to 25.05.
+Source: https://slurm.schedmd.com/sbatch.html, the versions 22.05 to 26.05.
 """
 
 from __future__ import annotations
 
 KNOWN = frozenset({
     "account", "acctg-freq", "batch", "bb", "bbf", "begin",
-    "consolidate-segments", "constraint", "container", "container-id", "contiguous", "core-spec",
+    "consolidate-segments", "constraint", "container", "container-id", "container-type", "contiguous", "core-spec",
     "cores-per-socket", "cpu-freq", "cpus-per-gpu", "cpus-per-task", "deadline", "delay-boot", "dependency",
     "distribution", "exclude", "exclusive", "extra", "extra-node-info", "get-user-env", "gid",
     "gpu-bind", "gpu-freq", "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres", "gres-flags",
@@ -15,13 +15,26 @@ KNOWN = frozenset({
     "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus", "network", "nice", "no-kill", "no-requeue", "nodefile",
     "nodelist", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket", "oom-kill-step", "overcommit",
     "oversubscribe", "partition", "power", "prefer", "priority", "profile", "propagate", "qos", "reboot",
-    "requeue", "resv-ports", "reservation", "resources", "segment", "sockets-per-node", "spread-job", "stepmgr",
-    "switches", "thread-spec", "threads-per-core", "time", "time-min", "tmp", "tres-bind", "tres-per-task", "uid",
-    "use-min-nodes", "wait-all-nodes", "wckey",
+    "requeue", "resv-ports", "reservation", "resources", "segment", "sockets-per-node", "spread-job",
+    "spread-segments", "stepmgr", "switches", "thread-spec", "threads-per-core", "time", "time-min", "tmp", "tres-bind",
+    "tres-per-task", "uid", "use-min-nodes", "wait-all-nodes", "wckey",
 })  # fmt: skip
+# Those without a value, and those whose value may be left out.
+SWITCHES = frozenset({
+    "consolidate-segments", "contiguous", "hold", "ignore-pbs", "no-requeue", "overcommit", "oversubscribe", "reboot",
+    "requeue", "spread-job", "spread-segments", "stepmgr", "use-min-nodes",
+})  # fmt: skip
+MAY_LACK_VALUE = frozenset({
+    "exclusive", "get-user-env", "nice", "no-kill", "oom-kill-step", "propagate", "resv-ports",
+})  # fmt: skip
+YES_OR_NO = frozenset({"kill-on-invalid-dep"})
+OPPOSITE = {"requeue": "no-requeue", "no-requeue": "requeue"}
 ABBREVIATED = {
-    "A": "account", "C": "constraint", "G": "gpus", "L": "licenses", "c": "cpus-per-task",
-    "d": "dependency", "p": "partition", "q": "qos", "t": "time", "w": "nodelist", "x": "exclude",
+    "A": "account", "B": "extra-node-info", "C": "constraint", "D": "chdir", "F": "nodefile", "G": "gpus", "H": "hold",
+    "J": "job-name", "L": "licenses", "M": "clusters", "N": "nodes", "O": "overcommit", "Q": "quiet", "S": "core-spec",
+    "V": "version", "W": "wait", "a": "array", "b": "begin", "c": "cpus-per-task", "d": "dependency", "e": "error",
+    "h": "help", "i": "input", "k": "no-kill", "m": "distribution", "n": "ntasks", "o": "output", "p": "partition",
+    "q": "qos", "s": "oversubscribe", "t": "time", "v": "verbose", "w": "nodelist", "x": "exclude",
 }  # fmt: skip
 OURS = {
     "job-name": "give --name",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import secrets
 import shutil
@@ -23,11 +24,11 @@ from paceline.node.ranks.placement import CHOSEN
 from .options import indices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
     from paceline.backends.base import Allocation, ProgressReporter
     from paceline.backends.foreground import Shown
-    from paceline.backends.remote.connection import Answer, Answers, Input
+    from paceline.backends.remote.connection import Answer
     from paceline.job.spec import JobSpec
 
     from .login import Login
@@ -42,18 +43,87 @@ class SlurmPrepared(Prepared):
     """A job that Slurm would take.
 
     Attributes:
-        request: the order to the login node, without the code.
-        script: the batch script.
-        notes: lines for the user.
+        job: the specification as the login node gets it.
+        opened: has checked it.
     """
 
-    request: dict[str, Any] = dataclasses.field(default_factory=dict)
-    script: str = ""
-    notes: tuple[str, ...] = ()
+    job: dict[str, Any] = dataclasses.field(default_factory=dict)
+    opened: Opened | None = None
 
     def text(self) -> str:
-        """The batch script."""
-        return self.script.rstrip("\n")
+        """The batch script; the job cannot be started any more."""
+        assert self.opened is not None
+        with self.opened as opened:
+            return str(opened.checked["script"]).rstrip("\n")
+
+
+class Opened:
+    """A connection to the login node that has checked a job, and waits for the order to submit it.
+
+    Attributes:
+        checked: the answer: `script`, the batch script, and `notes`, lines for the user.
+        answers: those that follow.
+    """
+
+    def __init__(self, login: Login, request: dict[str, Any], *, apart: bool) -> None:
+        """Check the job; writes nothing.
+
+        Raises:
+            UserError: it cannot run there.
+            NameTaken: its name is taken.
+        """
+        self._login, self._request, self._apart = login, request, apart
+        with contextlib.ExitStack() as stack:
+            self.answers = stack.enter_context(login.listen({**request, "do": "slurm_submit"}, apart=apart))
+            self.checked = self._next()
+            self._connection = stack.pop_all()
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def again(self, name: str) -> Opened:
+        """Another one, for the same job by another name."""
+        return Opened(self._login, {**self._request, "job": {**self._request["job"], "name": name}}, apart=self._apart)
+
+    def order(self, order: Mapping[str, Any], archive: Path | None = None) -> Answer:
+        """The answer to an order, with the archive of the code.
+
+        Raises:
+            UserError: it is not done, and nothing is left.
+            NameTaken: the name was taken meanwhile.
+        """
+        with contextlib.suppress(BrokenPipeError):  # the answer says why
+            stdin = self.answers.send()
+            stdin.write(f"{json.dumps(order)}\n".encode())
+            if archive is not None:
+                with open(archive, "rb") as source:
+                    shutil.copyfileobj(source, stdin)
+        return self._next()
+
+    def keep(self, name: str) -> None:
+        """Confirm that the job is to stay, and wait until that has arrived: the connection may end before.
+
+        Raises:
+            UserError: no answer came, so it may be gone.
+        """
+        self.answers.say("keep")
+        try:
+            next(self.answers)
+        except UserError as error:
+            raise UserError(f"{error}; so job {name} may have been cancelled again: paceline list shows it") from None
+
+    def _next(self) -> Answer:
+        answer = next(self.answers)
+        if "taken" in answer:
+            place = answer["taken"]
+            raise NameTaken(
+                f"a job named {os.path.basename(place)} has its files in {place}; choose another --name, or delete that"
+                " job"
+            )
+        return answer
 
 
 def prepare(
@@ -70,20 +140,16 @@ def prepare(
     if options.array is not None:
         _refuse_with_array(spec, options, detached=detached)
     if allocation is not None:
-        _refuse_in(allocation, spec)
+        _refuse_in(allocation, spec, options)
     spec = checked(spec, detached=detached).model_copy(update={"backend": target})
     folder = spec.working_dir
     if options.ssh is None and not folder.startswith("~") and (spec.code is None or folder != "."):
         spec = spec.model_copy(update={"working_dir": os.path.normpath(Path.cwd() / folder)})
     name = shown_name(spec)
-    request = {
+    request: dict[str, Any] = {
         "job": {**spec.for_node(), "name": name},
         "data": _sources(spec),
         "job_id": CHOSEN,
-        "token": None,
-        "secrets": {},
-        "code": None,
-        "bytes": 0,
         "terminal": {} if detached else terminal_size(),
         "target": target,
         "tasks": [] if options.array is None else indices(options.array),
@@ -91,16 +157,17 @@ def prepare(
         "options": {
             "slurm": options.slurm,
             "chain": options.chain,
+            "broadcast": options.broadcast,
             "array": options.array,
             "no_kill": spec.node_range[0] < spec.node_range[1],
             "container": _container(spec, options),
             "python": options.python or "python3",
         },
     }
-    answer = login.ask({**request, "do": "slurm_prepare"})
-    _refuse_taken(answer, name)
     ranks = spec.ranks if isinstance(spec.ranks, int) else MOST_RANKS
-    return SlurmPrepared(spec, (), ranks, request=request, script=answer["script"], notes=tuple(answer["notes"]))
+    opened = Opened(login, request, apart=not detached)
+    notes = tuple(opened.checked["notes"])
+    return SlurmPrepared(spec, (), ranks, notes=notes, job=request["job"], opened=opened)
 
 
 def _refuse(spec: JobSpec, options: Options) -> None:
@@ -111,8 +178,10 @@ def _refuse(spec: JobSpec, options: Options) -> None:
     """
     if isinstance(spec.devices, tuple):
         raise UserError("--devices: Slurm chooses the devices; give their number with --gpus")
-    if spec.time_limit is not None and "time" in options.slurm:
-        raise UserError("--time-limit and --slurm time say the same; give one")
+    if options.broadcast and (options.chain or options.array):
+        raise UserError(
+            f"--{'chain' if options.chain else 'array'}: its nodes need to see the root; leave it or broadcast out"
+        )
     if spec.image is not None and options.containers is None:
         raise UserError(
             "--image: it is not said what runs containers there; give --containers pyxis, apptainer or singularity, or"
@@ -136,7 +205,7 @@ def _refuse_with_array(spec: JobSpec, options: Options, *, detached: bool) -> No
         raise UserError(f"--name {spec.name}: the jobs of an array add their index; give at most {_MOST_NAME} letters")
 
 
-def _refuse_in(allocation: Allocation, spec: JobSpec) -> None:
+def _refuse_in(allocation: Allocation, spec: JobSpec, options: Options) -> None:
     """Refuse what an allocation cannot give.
 
     Raises:
@@ -148,19 +217,33 @@ def _refuse_in(allocation: Allocation, spec: JobSpec) -> None:
             f"--nnodes {spec.nodes}, but the allocation {allocation.id} has {there} node{'s' if there > 1 else ''}; ask"
             " for fewer, or make a larger one with salloc"
         )
+    if options.broadcast:
+        raise UserError(
+            f"broadcast is for a new job of Slurm, and paceline run uses allocation {allocation.id}; use submit,"
+            " or a root that its nodes see"
+        )
     if spec.queue is not None:
         raise UserError(
             f"--queue: the allocation {allocation.id} has its partition already; leave it out, or use paceline submit"
         )
 
 
-def _container(spec: JobSpec, options: Options) -> list[str]:
-    """How srun starts the agent in a container; empty without one."""
+def _container(spec: JobSpec, options: Options) -> dict[str, str] | None:
+    """What runs the job's image, and the image; None without one.
+
+    Raises:
+        UserError: the image is a path that means another file on the login node.
+    """
     if spec.image is None:
-        return []
-    if options.containers == "pyxis":
-        return [f"--container-image={spec.image}", "--container-mount-home", "--no-container-remap-root"]
-    return [str(options.containers), "exec", "--nv", spec.image]
+        return None
+    image, program = spec.image, str(options.containers)
+    is_path = image.startswith(("./", "../")) if program == "pyxis" else "://" not in image and image[0] not in "/~"
+    if is_path and options.ssh is not None:
+        raise UserError(
+            f"--image {image}: it is looked for on the login node; give its whole path there, or for example"
+            f" docker://{image}"
+        )
+    return {"program": program, "image": os.path.abspath(image) if is_path else image}
 
 
 def _sources(spec: JobSpec) -> list[dict[str, Any]]:
@@ -173,60 +256,43 @@ def _sources(spec: JobSpec) -> list[dict[str, Any]]:
     return sources(spec.data, load())
 
 
-def _refuse_taken(answer: Answer, name: str) -> None:
-    if "taken" in answer:
-        raise NameTaken(
-            f"a job named {name} has its files in {answer['taken']}; choose another --name, or delete that job"
-        )
-
-
-def start(
-    login: Login, prepared: SlurmPrepared, progress: ProgressReporter, shown: Shown | None = None
-) -> tuple[contextlib.ExitStack, Answers, Answer]:
+def start(prepared: SlurmPrepared, progress: ProgressReporter, shown: Shown | None = None) -> tuple[Opened, Answer]:
     """Submit a job; returns the open connection, which follows the job if `shown` says so, and its record.
+
+    A job that is not followed has to be confirmed by a line on the connection; else nothing is left of it.
 
     Raises:
         UserError: Slurm does not take it; nothing of it is left.
     """
-    spec = prepared.spec
+    spec, opened = prepared.spec, prepared.opened
+    assert opened is not None
     for line in prepared.notes:
         progress.say(line)
-    with tempfile.TemporaryDirectory() as folder:
-        archive, record = Path(folder, "code.tar"), None
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        stack.enter_context(opened)
+        archive, record = None, None
         if spec.code is not None and spec.resume_from is None:
             record = fetched(spec, Path(folder, "code"), progress)
+            archive = Path(folder, "code.tar")
             with tarfile.open(archive, "w") as tar:
                 tar.add(Path(folder, "code"), arcname=".")
 
-        def send(stdin: Input) -> None:
-            if archive.exists():
-                with open(archive, "rb") as source:
-                    shutil.copyfileobj(source, stdin)
+        first = [opened]
 
-        def start_as(name: str) -> tuple[contextlib.ExitStack, Answers, Answer]:
+        def start_as(name: str) -> tuple[Opened, Answer]:
             progress(f"submitting {name}", 0, None)
-            request = {
-                **prepared.request,
-                "do": "slurm_submit",
-                "job": {**prepared.request["job"], "name": name},
+            to = first.pop() if first else stack.enter_context(opened.again(name))
+            order = {
+                "job": {**prepared.job, "name": name},
                 "job_id": uuid.uuid4().hex,
                 "token": secrets.token_hex(16),
                 "secrets": {name: os.environ[name] for name in spec.secrets},
                 "code": record,
-                "bytes": archive.stat().st_size if archive.exists() else 0,
+                "bytes": archive.stat().st_size if archive is not None else 0,
                 "shown": shown and dataclasses.asdict(shown),
             }
-            return _submitted(login, name, request, send, apart=shown is not None)
+            return to, to.order(order, archive)
 
-        return start_named(spec, start_as)
-
-
-def _submitted(
-    login: Login, name: str, request: dict[str, Any], send: Callable[[Input], None], *, apart: bool
-) -> tuple[contextlib.ExitStack, Answers, Answer]:
-    with contextlib.ExitStack() as stack:
-        answers = stack.enter_context(login.listen(request, send, apart=apart))
-        answer = next(answers)
-        _refuse_taken(answer, name)
-        found = next(answers)
-        return stack.pop_all(), answers, found
+        found = start_named(spec, start_as)
+        stack.pop_all()
+        return found

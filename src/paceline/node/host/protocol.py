@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from paceline.node.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from io import BufferedReader
 
     from .code_stream import Stream
 
@@ -130,6 +132,12 @@ def send(answer: dict[str, Any]) -> None:
 def next_order() -> str:
     """The next line of stdin, "" at its end."""
     return sys.stdin.buffer.readline().decode().strip()
+
+
+def client_is_gone() -> bool:
+    """Whether stdin has ended, which nothing else follows on: the client was interrupted, or the connection broke."""
+    stdin = cast("BufferedReader", sys.stdin.buffer)
+    return bool(select.select([stdin], [], [], 0)[0]) and not stdin.peek(1)
 
 
 class Bytes:

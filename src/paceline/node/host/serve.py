@@ -33,7 +33,7 @@ _VERBS = {
     "plan": ("plan", "preflight"),
     "start": ("start",),
     "moving": ("left", "carry"),
-    "slurm.submit": ("slurm_prepare", "slurm_submit"),
+    "slurm.submit": ("slurm_submit",),
     "slurm.verbs": (
         "slurm_describe", "slurm_spec", "slurm_events", "slurm_wait", "slurm_stop", "slurm_delete", "slurm_shell",
     ),

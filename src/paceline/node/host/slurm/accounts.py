@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
 
 from . import reasons
 from .commands import call, has
+from .jobs import disk_time
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _SECONDS = 10.0  # that sacct may take
+_AGAIN = 60.0  # seconds until sacct is asked again for a job that it did not know, or when it failed
+
+
+class _Silence:
+    """After sacct has failed it is not asked for other jobs before this time."""
+
+    until = 0.0
 
 
 def state_of(number: str, kept: Path) -> str:
@@ -21,18 +30,33 @@ def state_of(number: str, kept: Path) -> str:
 
     Args:
         number: of the Slurm job.
-        kept: the file with the answer: sacct is asked once for each job.
+        kept: the file with the answer: sacct is asked once for each job, and once in a minute for one without.
     """
     with contextlib.suppress(OSError):
-        return kept.read_text().strip()
-    said = ""
-    if has("sacct"):
-        with contextlib.suppress(Refused):  # there are no accounts, or it may answer the next time
-            said = call("sacct", "-n", "-X", "-P", "-o", "State", "-j", number, seconds=_SECONDS)
-    lines = said.split("\n")
-    word = lines[0].partition(" ")[0]  # of "CANCELLED by 1000"
-    word = word if word in reasons.ENDED else ""  # accounts may be late
-    if word:
-        with contextlib.suppress(OSError):
-            kept.write_text(word)
+        word = kept.read_text().strip()
+        if word or disk_time(kept.parent) < kept.stat().st_mtime + _AGAIN:
+            return word
+    word = _asked(number)
+    with contextlib.suppress(OSError):
+        kept.write_text(word)
+        kept.touch()  # also if there is nothing in it
     return word
+
+
+def keep(word: str, kept: Path) -> None:
+    """Note what squeue says of a job that has ended: Slurm forgets it, and there may be no accounts."""
+    with contextlib.suppress(OSError):
+        if not kept.exists() or kept.read_text().strip() != word:
+            kept.write_text(word)
+
+
+def _asked(number: str) -> str:
+    if not has("sacct") or time.monotonic() < _Silence.until:
+        return ""
+    try:
+        said = call("sacct", "-n", "-X", "-P", "-o", "State", "-j", number, seconds=_SECONDS)
+    except Refused:  # there are no accounts, or it may answer the next time
+        _Silence.until = time.monotonic() + _AGAIN
+        return ""
+    word = said.partition("\n")[0].partition(" ")[0]  # of "CANCELLED by 1000"
+    return word if word in reasons.ENDED else ""  # accounts may be late

@@ -86,7 +86,7 @@ def main(path: str) -> int:
             code = step.wait(_LOOK)
             break
         except subprocess.TimeoutExpired:
-            if not is_told and folder.stop.exists() and folder.step(life) is None:
+            if not is_told and folder.is_stopped and folder.step(life) is None:
                 step.terminate()  # it still waits for its nodes
                 is_told = True
     with contextlib.suppress(OSError):  # the job was deleted
@@ -107,16 +107,17 @@ def _stop_with_client(folder: JobFolder) -> None:
 
 def _outcome(folder: JobFolder, life: Life, code: int) -> dict[str, Any]:
     """How the step ended, if its nodes do not say that."""
-    from paceline.node.agent.agent import TIMED_OUT
+    from paceline.node.failure import TIMED_OUT
 
     from . import reasons, view
-    from .finish import said, shown_by_slurm
+    from .finish import said
+    from .own_job import shown_by_slurm
 
     found = view.merged_of(folder, life, is_alive=False)
     state = found["state"] if found else None
     if state in ("SUCCEEDED", "FAILED") or folder.refusals(life):
         return {"next": None}
-    if folder.stop.exists():
+    if folder.is_stopped:
         return {"next": None, "state": "STOPPED"}
     for _ in range(_COMPLETING):
         word = re.search(r"\bJobState=(\w+)", shown_by_slurm())

@@ -25,7 +25,8 @@ from paceline.node.host.protocol import next_order
 
 from . import reasons, script
 from .commands import Away, Rejected, batch_environment, call, has, table
-from .folder import Jobs
+from .folder import names
+from .jobs import Jobs
 from .partitions import gpus
 from .trial import FACTS, ROUTES
 
@@ -56,8 +57,8 @@ _PLACES = (
 
 _ON_NODE = """\
 say() { echo "paceline-check $SLURMD_NODENAME $1"; exit 0; }
-[ -d "$1" ] || say folder
 command -v "$2" > /dev/null || say python
+[ -d "$1" ] || say folder
 said=$("$2" "$3" slurm-check "$1" 2>&1) || say "failed $(printf %s "$said" | tail -n 1)"
 """
 _BODY = """
@@ -285,7 +286,7 @@ class _Trial:
         given = {
             "job-name": self._name, "comment": f"{_COMMENT}{self._name}", "nodes": str(self._job["nodes"]),
             "ntasks-per-node": "1", "time": script.duration(self._job["limit"]), "mem": "512M", "output": "/dev/null",
-            "error": "/dev/null", "chdir": "/", "no-requeue": "true",
+            "error": "/dev/null", "chdir": "/", "no-requeue": "",
         }  # fmt: skip
         if self._job["gpus"]["asked"]:
             given["gres"] = "gpu:1"
@@ -330,9 +331,10 @@ class _Trial:
 
     def _read(self) -> int:
         """Read what nodes have written; returns how many have written all."""
-        found, nodes = {}, range(self._job["nodes"])
+        found, nodes, there = {}, range(self._job["nodes"]), names(self._folder)
         for kind in (FACTS, ROUTES):
-            pairs = ((rank, read_json(self._folder / f"{kind}-{rank}.json")) for rank in nodes)
+            files = [(rank, f"{kind}-{rank}.json") for rank in nodes]
+            pairs = ((rank, read_json(self._folder / file)) for rank, file in files if file in there)
             found[kind] = [{**read, "rank": rank} for rank, read in pairs if read is not None]
             self._job[kind] = found[kind]
         if found[FACTS] and "took" not in self._job:

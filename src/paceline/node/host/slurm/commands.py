@@ -89,7 +89,7 @@ def call(
     return out.decode(errors="replace")
 
 
-def table(command: str, *args: str, columns: Mapping[str, int]) -> list[dict[str, str]]:
+def table(command: str, *args: str, columns: Mapping[str, int], seconds: float = SECONDS) -> list[dict[str, str]]:
     """The rows that `squeue` or `sinfo` print: the text of each column, by its name.
 
     All versions of Slurm from 22.05 to 25 have these texts of fixed columns, while their JSON differs.
@@ -98,10 +98,11 @@ def table(command: str, *args: str, columns: Mapping[str, int]) -> list[dict[str
         command: see `call`, also for what it raises.
         args: other arguments.
         columns: names of fields as `-O` has them, and how wide each is.
+        seconds: that it may take.
     """
     form = ",".join(f"{name}:{width}" for name, width in columns.items())
     rows = []
-    for line in call(command, "--noheader", *args, "-O", form).splitlines():
+    for line in call(command, "--noheader", *args, "-O", form, seconds=seconds).splitlines():
         row, rest = {}, line
         for name, width in columns.items():
             row[name], rest = rest[:width].strip(), rest[width:]

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract import TOKEN
-from paceline.node.agent.agent import TIMED_OUT
 from paceline.node.errors import Refused
-from paceline.node.failure import is_loss
+from paceline.node.failure import TIMED_OUT, is_loss
 from paceline.node.files import write_json
 from paceline.node.rundir.directory import SAVED
 
-from . import view
-from .commands import Away, batch_environment, call
+from . import handover, mirror, view
+from .commands import SECONDS, Away, batch_environment, call
 from .folder import JobFolder, current_life, own_number
+from .own_job import shown_by_slurm
 from .queue import Queue
 
 if TYPE_CHECKING:
@@ -33,17 +33,30 @@ _NUMBER = re.compile(r"^(\d+)", re.MULTILINE)
 
 
 def main(path: str, code: str) -> int:
+    """Decide what follows, whatever signals come; see `decide`."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it must decide, however the job ends
+    return decide(path, code)
+
+
+def decide(path: str, code: str) -> int:
     """Decide what follows; returns the exit code of the batch script.
 
     Args:
         path: the job's folder.
         code: of srun.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it must decide, however the job ends
     folder, life = JobFolder(Path(path)), current_life()
     if not folder.job.exists():  # it has succeeded, and was deleted
         return int(code) if code.isdecimal() else 1
+    if not folder.has(life, own_number()):  # its agents have refused to work
+        with contextlib.suppress(OSError):
+            folder.of(life).rmdir()
+        return int(code) if code.isdecimal() else 1
     folder.of(life).mkdir(parents=True, exist_ok=True)
+    if folder.follower(life):  # its Slurm job is not its own any more
+        write_json(folder.of(life) / "outcome.json", {"next": None, "time": time.time()})
+        return 1
+    handover.gather(folder, life)
     found = view.merged_of(folder, life, is_alive=False)
     state = found["state"] if found else "FAILED"
     exit_code = int(code) if code.isdecimal() else 1
@@ -52,14 +65,16 @@ def main(path: str, code: str) -> int:
     outcome = _outcome(folder, life, found, exit_code)
     if outcome is None:
         return exit_code or 1
+    outcome = handover.settled(folder, outcome)
     follows = outcome.get("next")
     if follows == view.CHAIN:
         with contextlib.suppress(OSError):
             outcome = _chain(folder, outcome)
     write_json(folder.of(life) / "outcome.json", {**outcome, "time": time.time()})
+    handover.report(folder, life, outcome, found, exit_code)
     if outcome.get("next") == view.REQUEUE:
         return _requeue(folder, life, outcome, exit_code)
-    if folder.stop.exists() and state != "SUCCEEDED":
+    if folder.is_stopped and state != "SUCCEEDED":
         with contextlib.suppress(Refused):  # so that Slurm says CANCELLED, and not FAILED
             call("scancel", "--quiet", own_number())
     return 0 if state == "SUCCEEDED" else exit_code or 1
@@ -70,12 +85,12 @@ def _outcome(folder: JobFolder, life: Life, found: dict[str, Any] | None, exit_c
     state = found["state"] if found else None
     if state == "SUCCEEDED":
         return {"next": None, "state": "SUCCEEDED", "exit_code": 0}
-    if folder.stop.exists():
+    if folder.is_stopped:
         return {"next": None, "state": "STOPPED"}
     if folder.refusals(life):
         return {"next": None}
     if state in ("STOPPED", None) and _warned(folder, life) == "limit":
-        return _at_limit(folder)
+        return _at_limit(folder, life)
     if state == "FAILED" and found is not None and is_loss(found["error"] or ""):
         losses = sum(is_loss((folder.outcome(other) or {}).get("why") or "") for other in folder.lives if other != life)
         if losses < _MOST_LOSSES:
@@ -90,14 +105,16 @@ def _outcome(folder: JobFolder, life: Life, found: dict[str, Any] | None, exit_c
         if unseen := _unseen(folder):
             return {"next": None, "state": "FAILED", "exit_code": 2, "why": unseen}
     if state is None:
-        return {"next": None, "state": "FAILED", "exit_code": exit_code or 1, "why": said(folder)}
+        return {"next": None, "state": "FAILED", "exit_code": exit_code or 1, "why": said(folder), "is_printed": True}
     return {"next": None}
 
 
-def _at_limit(folder: JobFolder) -> dict[str, Any]:
+def _at_limit(folder: JobFolder, life: Life) -> dict[str, Any]:
     """What follows when Slurm has warned the job of its time limit."""
     if not folder.read()["options"].get("chain"):
-        why = f"stopped at its time limit in Slurm; paceline resubmit {folder.name} goes on from its last checkpoint"
+        why = f"stopped at its time limit in Slurm; {mirror.how_to_go_on(folder)}"
+    elif not any((run.read_status() or {}).get("start") is not None for run in folder.runs(life)):
+        why = "its time limit ended before its ranks had started; give it a longer --time-limit"
     elif _gets_nowhere(folder):
         why = f"its last {_IDLE} jobs of Slurm ended before they saved a checkpoint; give it a longer --time-limit"
     else:
@@ -119,18 +136,6 @@ def _preempted(shown: str) -> dict[str, Any] | None:
     if "Requeue=0" in shown:
         return {"next": None, "state": "FAILED", "why": "Slurm preempted it, and it may not be requeued"}
     return {"next": view.REQUEUE, "why": "Slurm preempted it for a job with a higher priority"}
-
-
-def shown_by_slurm() -> str:
-    """What Slurm says of the job that this is part of; "" if it says nothing for long."""
-    for _ in range(_TRIES):
-        try:
-            return call("scontrol", "show", "job", own_number())
-        except Away:
-            time.sleep(_PAUSE)  # nothing says when the controller is back
-        except Refused:
-            break
-    return ""
 
 
 def _warned(folder: JobFolder, life: Life) -> str:
@@ -184,13 +189,13 @@ def _chain(folder: JobFolder, outcome: dict[str, Any]) -> dict[str, Any]:
         number = _NUMBER.search(said)
         if number is not None:
             folder.add_id(number[1])
-            if folder.stop.exists():  # it came meanwhile
+            if folder.is_stopped:  # it came meanwhile
                 call("scancel", "--quiet", number[1])
                 return {"next": None, "state": "STOPPED"}
             return outcome
         why = f"sbatch says {said.strip()!r}"
     except Away as error:
-        others = Queue(folder.path.parent.parent, 0.0).of(stored["job_id"])
+        others = Queue(folder.root, 0.0, SECONDS).of(folder.identity(stored))
         if new := [entry.id for entry in others if entry.id not in folder.ids]:  # Slurm has taken it all the same
             folder.add_id(new[0])
             return outcome

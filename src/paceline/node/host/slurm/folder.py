@@ -6,18 +6,22 @@ code/<name>               the copy of its code, if it has its own
 batch.sh                  the script that sbatch got
 ids                       the numbers of its Slurm jobs, one per line; --chain adds some
 slurm.out                 what the batch scripts and srun printed
-stop                      somebody has asked to stop it
-current                   the life that may work; agents of another one end
+stop                      somebody has asked to stop it; the number of the signal, once that has been sent
 checkpoints               where the library saves, unless the job says
 lives/<id>.<restarts>/    one time that Slurm started it
+    followed              the life that has taken its place, whose agents alone may work; empty until then
     step                  the number of its step in Slurm
     <node rank>/<name>    the run directory of a node
+    <node rank>/node      Slurm's name of the node
     <node rank>/refused   why the job cannot run on that node
     warned                what Slurm announced: that the time limit is near, or a preemption
     outcome.json          what the batch script has decided at its end
+lives/sacct-<id>          how Slurm's accounts say that a life, or a Slurm job, has ended
 ```
 
-Nothing here relies on locks: they may not work between machines.
+Nothing here relies on locks: they may not work between machines. Nor on the clocks of machines, which may differ by
+minutes: times of files are compared with times of files. A file that another machine may write later is looked for by
+reading its folder, which shows what is there: that a file was missing may be remembered for a minute (NFS).
 """
 
 from __future__ import annotations
@@ -25,21 +29,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.node.errors import Refused
 from paceline.node.files import read_json
-from paceline.node.rundir.directory import MARKER, RunDirectory
-from paceline.node.rundir.staging import remove_folder
+from paceline.node.rundir.directory import RunDirectory
+from paceline.node.store.records import FINAL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Mapping
 
 _NUMBER = re.compile(r"\d+(_\d+)?")  # of a job of Slurm, or of a task of an array
-_BUILDING = ".new"  # ends the name of a folder that is being made
-_ABANDONED = 3600.0  # seconds after which one has been left by a client that was ended
 COMMENT = "paceline:"  # begins the comment of a Slurm job; the identifier follows
 
 
@@ -75,6 +76,20 @@ def own_number() -> str:
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
 
 
+class Identity(NamedTuple):
+    """By what a Slurm job is known to be one of paceline's: the comment has the identifier, unless the site changes it.
+
+    Attributes:
+        job_id: paceline's identifier; of an array that of the whole.
+        name: of the Slurm job.
+        folder: where it works.
+    """
+
+    job_id: str
+    name: str
+    folder: str
+
+
 class JobFolder:
     """The folder of a job, see above."""
 
@@ -85,7 +100,7 @@ class JobFolder:
         self.script = path / "batch.sh"
         self.output = path / "slurm.out"
         self.stop = path / "stop"
-        self.current = path / "current"
+        self.carried = path / "carried"
         self.code = path / "code" / path.name
 
     def read(self) -> dict[str, Any]:
@@ -98,6 +113,28 @@ class JobFolder:
         if found is None:
             raise Refused(f"{self.job} is damaged or gone; delete the job")
         return found
+
+    @property
+    def root(self) -> Path:
+        """Paceline's root."""
+        return self.path.parent.parent
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether somebody has asked to stop it."""
+        return self.stop.name in names(self.path)
+
+    def is_broadcast(self, job: Mapping[str, Any] | None = None) -> bool:
+        """Whether its nodes do not share the disk of its folder; `job` is what `job.json` holds, if known."""
+        stored = job or read_json(self.job) or {}
+        return bool((stored.get("options") or {}).get("broadcast"))
+
+    def identity(self, job: Mapping[str, Any]) -> Identity:
+        """By what its Slurm jobs are known; `job` is what `read` returns."""
+        if not job.get("task"):
+            return Identity(job["job_id"], self.name, str(self.path))
+        array, task = job["task"]
+        return Identity(array, self.name[: -len(f"-{task}")], str(self.path.parent))
 
     @property
     def last_words(self) -> str:
@@ -113,10 +150,7 @@ class JobFolder:
     @property
     def ids(self) -> list[str]:
         """The numbers of its Slurm jobs, the newest last."""
-        try:
-            return [line for line in (self.path / "ids").read_text().split() if _NUMBER.fullmatch(line)]
-        except OSError:
-            return []
+        return [line for line in self._read(self.path / "ids").split() if _NUMBER.fullmatch(line)]
 
     def add_id(self, number: str) -> None:
         """Note another Slurm job; one that is noted already is not noted again."""
@@ -132,18 +166,73 @@ class JobFolder:
 
     @property
     def lives(self) -> list[Life]:
-        """Its lives, the newest last."""
-        order = {number: position for position, number in enumerate(self.ids)}
+        """Its lives, the newest last; those of Slurm jobs that are not its own are left out."""
+        ids = self.ids
         found = []
-        for name in _names(self.path / "lives"):
+        for name in names(self.path / "lives"):
             number, _, restarts = name.partition(".")
-            if number.isdecimal() and restarts.isdecimal():
+            if number.isdecimal() and restarts.isdecimal() and _may_be(number, ids):
                 found.append(Life(number, int(restarts)))
-        return sorted(found, key=lambda life: (order.get(life.id, len(order)), int(life.id), life.restarts))
+        return sorted(found, key=lambda life: _order(life, ids))
+
+    def has(self, life: Life, number: str) -> bool:
+        """Whether the Slurm job of a life is one of its own, as far as its Slurm jobs are noted.
+
+        Args:
+            life: that of this process.
+            number: see `own_number`.
+        """
+        ids = self.ids
+        return not ids or number in ids or life.id in ids
+
+    def take_over(self, life: Life) -> Life | None:
+        """Make this the life that may work, unless a newer one is there, which is returned.
+
+        Each life first shows that it is there, and then looks for others, so of two at least one sees the other.
+        """
+        self.of(life).mkdir(parents=True, exist_ok=True)
+        (self.of(life) / "followed").touch()
+        others = [other for other in self.claimed if other != life]
+        ids = self.ids
+        newer = [other for other in others if _order(other, ids) > _order(life, ids)]
+        if newer:
+            return newer[-1]
+        for other in others:
+            if not self.follower(other):
+                (self.of(other) / "followed").write_text(str(life))
+        return None
+
+    @property
+    def claimed(self) -> list[Life]:
+        """Those of its lives of which a node has begun, the newest last."""
+        return [life for life in self.lives if "followed" in names(self.of(life))]
+
+    def follower(self, life: Life) -> str:
+        """The life that has taken the place of this one; "" if none has."""
+        return self._read(self.of(life) / "followed")
+
+    def is_over(self, life: Life) -> bool:
+        """Whether all nodes of a life that have begun have ended."""
+        if self.outcome(life) is not None:
+            return True
+        runs = {run.path.parent.name: run for run in self.runs(life)}
+        parts = [name for name in names(self.of(life)) if name.isdecimal()]
+        return bool(parts) and all(
+            "refused" in names(self.of(life) / part)
+            or (part in runs and (runs[part].read_status() or {}).get("state") in FINAL)
+            for part in parts
+        )
 
     def of(self, life: Life) -> Path:
         """The folder of a life."""
         return self.path / "lives" / str(life)
+
+    def accounted(self, name: str) -> Path:
+        """The file with what the accounts say of a life or a Slurm job.
+
+        It is in no folder whose time of change says when something has happened to the job.
+        """
+        return self.path / "lives" / f"sacct-{name}"
 
     def part(self, life: Life, node_rank: int) -> Path:
         """The folder in which a node has its run directory."""
@@ -151,126 +240,49 @@ class JobFolder:
 
     def step(self, life: Life) -> str | None:
         """The step of a life, as Slurm's commands take it; None before a node has started."""
-        with contextlib.suppress(OSError):
-            number = (self.of(life) / "step").read_text()
-            return f"{life.id}.{number}" if number.isdecimal() else None
-        return None
+        number = self._read(self.of(life) / "step")
+        return f"{life.id}.{number}" if number.isdecimal() else None
+
+    def node(self, life: Life, node_rank: int) -> str:
+        """Slurm's name of a node; "" before it has started."""
+        return self._read(self.part(life, node_rank) / "node")
 
     def runs(self, life: Life) -> list[RunDirectory]:
         """The run directories of the nodes of a life, node 0 first."""
-        ranks = sorted(int(name) for name in _names(self.of(life)) if name.isdecimal())
+        ranks = sorted(int(name) for name in names(self.of(life)) if name.isdecimal())
         # A folder that is read anew shows what is there; a file that is looked for may be remembered as missing (NFS).
-        paths = [self.part(life, rank) / self.name for rank in ranks if self.name in _names(self.part(life, rank))]
-        return [RunDirectory(path) for path in paths if "spec.json" in _names(path)]
+        paths = [self.part(life, rank) / self.name for rank in ranks if self.name in names(self.part(life, rank))]
+        return [RunDirectory(path) for path in paths if "spec.json" in names(path)]
 
     def refusals(self, life: Life) -> list[str]:
         """Why the job cannot run on nodes of a life."""
-        found = []
-        for name in _names(self.of(life)):
-            with contextlib.suppress(OSError):
-                found.append((self.of(life) / name / "refused").read_text().strip())
-        return found
+        parts = [name for name in names(self.of(life)) if name.isdecimal()]
+        return [why for part in parts if (why := self._read(self.of(life) / part / "refused"))]
 
     def outcome(self, life: Life) -> dict[str, Any] | None:
         """What the batch script decided at the end of a life; None before it has."""
-        return read_json(self.of(life) / "outcome.json")
+        file = self.of(life) / "outcome.json"
+        return read_json(file) if file.name in names(file.parent) else None
 
-
-class Jobs:
-    """The folders of jobs below paceline's root."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.path = root / "slurm"
-
-    def __iter__(self) -> Iterator[JobFolder]:
-        return (JobFolder(self.path / name) for name in _names(self.path) if not name.startswith("."))
-
-    def find(self, name: str) -> JobFolder | None:
-        """The job of this name."""
-        folder = JobFolder(self.path / name)
-        return folder if not name.startswith(".") and "/" not in name and (folder.path / MARKER).exists() else None
-
-    def named(self, names: Iterable[str]) -> list[JobFolder]:
-        """Those of these jobs that are here."""
-        return [folder for name in names if (folder := self.find(name)) is not None]
-
-    def of(self, name: str) -> JobFolder:
-        """The job of this name.
-
-        Raises:
-            Refused: there is none.
-        """
-        found = self.find(name)
-        if found is None:
-            raise Refused(f"no job {name}")
-        return found
-
-    def new(self, name: str) -> JobFolder:
-        """A folder to fill for a new job; it becomes the job by `settle`.
-
-        Raises:
-            OSError: it cannot be made.
-        """
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self.path / f".{name}.{os.uname().nodename}.{os.getpid()}{_BUILDING}" / name
-        path.mkdir(mode=0o700, parents=True)
-        RunDirectory(path).mark()
-        return JobFolder(path)
-
-    def settle(self, building: JobFolder) -> JobFolder | None:
-        """Give a new folder its place; None if there is a job of its name already."""
-        place = self.path / building.name
-        try:
-            os.rename(building.path, place)  # fails if the other folder has files, and each has
-        except OSError:
-            if os.path.lexists(place):
-                return None
-            raise
-        self.discard(building)
-        return JobFolder(place)
-
-    def sweep(self) -> None:
-        """Remove what clients have left that were ended while they made or removed a job."""
-        for name in _names(self.path):
-            left = self.path / name
-            with contextlib.suppress(OSError):
-                if (
-                    name.startswith(".")
-                    and name.endswith(_BUILDING)
-                    and time.time() - left.stat().st_mtime > _ABANDONED
-                ):
-                    for inner in _names(left):
-                        remove_folder(left / inner)
-                    left.rmdir()
-
-    def discard(self, building: JobFolder) -> None:
-        """Remove a folder that did not become a job, or what is left of it."""
-        remove_folder(building.path)
+    def _read(self, file: Path) -> str:
+        """What is in a small file; "" if it is not there."""
         with contextlib.suppress(OSError):
-            building.path.parent.rmdir()
-
-    def remove(self, folder: JobFolder) -> None:
-        """Remove a job: first its name, in one step, then its files.
-
-        Raises:
-            Refused: it cannot be removed.
-        """
-        hidden = self.path / f".{folder.name}.{os.uname().nodename}.{os.getpid()}{_BUILDING}"
-        try:
-            hidden.mkdir(mode=0o700, exist_ok=True)
-            os.rename(folder.path, hidden / folder.name)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise Refused(f"cannot remove {folder.path}: {error.strerror}; remove it by hand") from None
-        if not remove_folder(hidden / folder.name):
-            raise Refused(f"cannot remove all of {hidden}; remove it by hand")
-        with contextlib.suppress(OSError):
-            hidden.rmdir()
+            return file.read_text().strip() if file.name in names(file.parent) else ""
+        return ""
 
 
-def _names(folder: Path) -> list[str]:
+def _may_be(number: str, ids: list[str]) -> bool:
+    """Whether this may be the number of one of these Slurm jobs; a task of an array has another one, too."""
+    return not ids or number in ids or any("_" in known for known in ids)
+
+
+def _order(life: Life, ids: list[str]) -> tuple[int, int, int]:
+    """The key by which the newest life is the last one."""
+    return ids.index(life.id) if life.id in ids else len(ids), int(life.id), life.restarts
+
+
+def names(folder: Path) -> list[str]:
+    """What is in a folder, in order; nothing if it cannot be read."""
     try:
         return sorted(os.listdir(folder))
     except OSError:

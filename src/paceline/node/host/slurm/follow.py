@@ -14,7 +14,7 @@ from paceline.node.host.protocol import next_order
 from paceline.node.logs.live import STREAM_BITS, Output, updates
 from paceline.node.store import records
 
-from . import verbs, view
+from . import mirror, verbs, view
 from .queue import Queue
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from .folder import JobFolder
 
 _LOOK = 0.5  # seconds between two looks; the kernel does not report what other machines write
+_LAST = 300.0  # seconds for which a job is stopped whose client is gone, while Slurm does not answer
+_TRY, _LONGEST_TRY = 10.0, 60.0  # seconds for which Slurm is asked to stop a job, at first and at most
+_AGAIN = 10.0  # seconds until it is asked again
 _KEPT = 64  # updates that nobody has taken yet; then the readers wait
 _ONCE = ("waiting", "restarting", "stopping", "exec", "unjoined")  # events that each node reports
 
@@ -46,34 +49,72 @@ def follow(
         close: waits until nothing of the job is left here.
     """
     has_ended = threading.Event()
-    threading.Thread(target=_obey, args=(folder, has_ended), daemon=True).start()
-    yield from _Following(home, folder, shown).answers()
+    refused: queue.SimpleQueue[str] = queue.SimpleQueue()
+    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
+    obeying = threading.Thread(target=_obey, args=(folder, orders, has_ended, refused), daemon=True)
+    obeying.start()
+    threading.Thread(target=_listen, args=(orders,), daemon=True).start()
+    try:
+        with mirror.Following(home.root, folder):
+            yield from _Following(home, folder, shown, refused).answers()
+    except GeneratorExit:  # nobody reads the answers any more, so stdin has ended, too
+        obeying.join(_LAST)  # it stops the job
+        raise
     has_ended.set()
     close()
     yield {"ended": view.record(folder, Queue(home.root))}
     yield {"end": True}
 
 
-def _obey(folder: JobFolder, has_ended: threading.Event) -> None:
-    """Stop the job as stdin says, unless it has ended."""
-    asked = False
+def _listen(orders: queue.SimpleQueue[str]) -> None:
+    """Take the orders from stdin, while another thread may be busy with the one before; "" at its end."""
     while order := next_order():
-        number = int(order.split()[-1])
-        now = asked or number == signal.SIGQUIT
-        asked = True
-        with contextlib.suppress(Refused):  # the next signal tries again
-            verbs.stop(folder, now, number)
+        orders.put(order)
+    orders.put("")
+
+
+def _obey(
+    folder: JobFolder, orders: queue.SimpleQueue[str], has_ended: threading.Event, refused: queue.SimpleQueue[str]
+) -> None:
+    """Stop the job as stdin says, unless it has ended; why that fails goes into `refused`, and it is tried again."""
+    asked = owed = now = False
+    number, patience = int(signal.SIGTERM), _TRY
+    last = ""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            order = orders.get(timeout=_AGAIN if owed else None)
+            if not order:
+                break
+            number = int(order.split()[-1])
+            now = now or asked or number == signal.SIGQUIT
+            asked = owed = True
+        if has_ended.is_set():
+            owed = False
+            continue
+        try:
+            verbs.stop(folder, now, number, patience)
+            owed = False
+        except (Refused, OSError) as error:
+            why = str(error).partition("; it was tried")[0]
+            if why != last:
+                refused.put(f"{why}; paceline tries again to stop the job")
+            last, patience = why, min(2 * patience, _LONGEST_TRY)
+            number = signal.SIGTERM  # if a SIGINT has arrived all the same, a second one would end the ranks at once
     if not has_ended.is_set():
-        with contextlib.suppress(Refused):
-            verbs.stop(folder, asked)
+        for now in (asked, True):  # one that is suspended can only be ended
+            with contextlib.suppress(Refused, OSError):
+                verbs.stop(folder, now, patience=_LAST)
+                break
     os._exit(0)
 
 
 class _Following:
     """The output and events of all nodes of a job."""
 
-    def __init__(self, home: Home, folder: JobFolder, shown: Mapping[str, Any]) -> None:
-        self._home, self._folder, self._shown = home, folder, shown
+    def __init__(
+        self, home: Home, folder: JobFolder, shown: Mapping[str, Any], refused: queue.SimpleQueue[str]
+    ) -> None:
+        self._home, self._folder, self._shown, self._refused = home, folder, shown, refused
         self._news: queue.Queue[Update | None] = queue.Queue(_KEPT)
         self._followed: dict[Path, int] = {}  # run directory → what ends its thread; -1 once that was used
         self._active = 0
@@ -88,6 +129,8 @@ class _Following:
             record = view.record(self._folder, Queue(self._home.root))
             is_over = is_over or record is None or record["state"] in records.FINAL
             yield from self._report_waiting(record)
+            while not self._refused.empty():
+                yield {"event": "note", "details": {"why": self._refused.get()}}
             self._look(is_over)
             try:
                 update = self._news.get(timeout=_LOOK)

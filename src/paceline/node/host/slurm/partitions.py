@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from .commands import table
+from .commands import call, table
+from .script import seconds_of
 
 if TYPE_CHECKING:
     from paceline.node.store.home import Answer, Home, Request
@@ -15,18 +16,39 @@ _FIELDS = {
     "FreeMem": 20, "Gres": 256, "GresUsed": 256, "Reason": 128,
 }  # fmt: skip
 _GPU = re.compile(r"\bgpu(?::(?P<type>[A-Za-z][\w.-]*))?:(?P<count>\d+)")
+NOT_UP = re.compile(r"down|drain|fail|maint|unk|inval|\*$")  # states in which a node starts nothing
 _MEBIBYTE = 1 << 20
 
 
 def slurm_nodes(home: Home, request: Request) -> Answer:
+    """The nodes, see `nodes`."""
+    return {"nodes": nodes()}
+
+
+def nodes() -> list[dict[str, Any]]:
     """The nodes, each with its partitions, its state, and its CPUs, memory and GPUs in all and allocated."""
-    nodes: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for column in table("sinfo", "--Node", columns=_FIELDS):
-        if column["NodeHost"] in nodes:
-            nodes[column["NodeHost"]]["partitions"].append(column["Partition"].rstrip("*"))
+        if column["NodeHost"] in found:
+            found[column["NodeHost"]]["partitions"].append(column["Partition"].rstrip("*"))
         else:
-            nodes[column["NodeHost"]] = _node(column)
-    return {"nodes": [{**node, "partitions": sorted(node["partitions"])} for node in nodes.values()]}
+            found[column["NodeHost"]] = _node(column)
+    return [{**node, "partitions": sorted(node["partitions"])} for node in found.values()]
+
+
+def limit(asked: str) -> float | None:
+    """The time limit in seconds of jobs that ask for none; None if they have none.
+
+    Args:
+        asked: the partitions that the job may use, separated by commas; "" for the default one.
+    """
+    found = []
+    for line in call("scontrol", "show", "partition", "--oneliner").splitlines():
+        said = dict(re.findall(r"(\w+)=(\S*)", line))
+        if said.get("PartitionName") in asked.split(",") or (not asked and said.get("Default") == "YES"):
+            times = (seconds_of(said.get(name, "")) for name in ("DefaultTime", "MaxTime"))
+            found.append(next((time for time in times if time is not None), None))
+    return min((time for time in found if time is not None), default=None)
 
 
 def _node(column: dict[str, str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Source: https://slurm.schedmd.com/job_reason_codes.html and https://slurm.schedm
 
 from __future__ import annotations
 
+import re
 import time
 
 _WAITING = {
@@ -34,15 +35,24 @@ _WAITING = {
     "JobHoldMaxRequeue": "it was requeued too often, and is held; let it go with: scontrol release {id}",
     "JobLaunchFailure": "it could not be started on a node, and is held; let it go with: scontrol release {id}",
     "launch failed requeued held": "it could not be started on a node; let it go with: scontrol release {id}",
+    "DependencyNeverSatisfied": "a job that it waits for did not end as it must, so it never starts",
+    "Nodes required for job are DOWN": "nodes that it needs are down, drained or reserved",
+    "MaxMemPerLimit": "it asks for more memory than its partition allows",
     "FrontEndDown": "no front end can start it",
     "DeadLine": "it cannot end before its deadline",
     "None": "Slurm has not looked at it yet",
 }  # fmt: skip
-_LIMITS = {  # the words that reasons such as QOSMaxJobsPerUserLimit and AssocGrpCpuLimit are made of
-    "QOS": "a limit of its QOS",
-    "Assoc": "a limit of its account",
-    "MaxJobs": "a limit on the number of jobs",
-}
+# Such as QOSMaxJobsPerUserLimit, AssocGrpCpuLimit and QOSMaxWallDurationPerJobLimit.
+_LIMIT = re.compile(
+    r"(?P<of>QOS|Assoc)(?:iation)?(?P<least>Min)?(?:Grp|Max)?(?P<what>[A-Za-z]*?)"
+    r"(?P<per>PerUser|PerAccount|PerAcct|PerJob|PerNode)?(?:Limit|NotSatisfied)?"
+)
+_OF = {"QOS": "its QOS", "Assoc": "its account"}
+_COUNTED = {  # the beginnings of what is limited
+    "SubmitJob": "jobs in the queue", "Job": "jobs", "Cpu": "CPUs", "CPU": "CPUs", "Node": "nodes", "Mem": "memory",
+    "GRES": "GPUs (GRES)", "Wall": "time", "Time": "time", "Billing": "billed resources", "License": "licenses",
+}  # fmt: skip
+_WHOSE = {"PerUser": " one user", "PerAccount": " one account", "PerAcct": " one account"}
 ENDED = {
     "CANCELLED": "it was cancelled in Slurm",
     "TIMEOUT": "it reached its time limit in Slurm",
@@ -56,7 +66,10 @@ ENDED = {
     "REVOKED": "it was revoked",
 }
 RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "STOPPED", "RESIZING")
-PENDING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+PENDING = (
+    "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "POWER_UP_NODE",
+    "EXPEDITING",
+)  # fmt: skip
 
 
 def waiting(reason: str, number: str, start: float | None) -> str:
@@ -70,9 +83,32 @@ def waiting(reason: str, number: str, start: float | None) -> str:
     word = reason.strip("()").partition(",")[0].strip()
     found = _WAITING.get(word)
     if found is None:
-        limit = next((text for begin, text in _LIMITS.items() if word.startswith(begin)), None)
-        found = f"{limit} is reached" if limit else "Slurm has not started it"
+        found = _limit(word) or "Slurm has not started it"
     line = f"{found.format(id=number)} (Slurm: {reason.strip('()') or 'no reason'})"
     if start is not None and start > time.time():
         line += f"; estimated start: {time.strftime('%Y-%m-%d %H:%M', time.localtime(start))}"
     return line
+
+
+def _limit(word: str) -> str | None:
+    """A limit of a QOS or an account that keeps a job waiting; None if the word is not for one."""
+    match = _LIMIT.fullmatch(word)
+    if match is None:
+        return None
+    of = _OF[match["of"]]
+    what = next((text for begin, text in _COUNTED.items() if match["what"].startswith(begin)), None)
+    if what is None:
+        return f"a limit of {of} is reached"
+    is_time = what == "time"
+    if "Minutes" in word:
+        is_time, what = True, f"minutes of {what}"
+    if match["least"]:
+        return f"{of} wants more {what} than it asks for"
+    if match["per"] in ("PerJob", "PerNode") or (what == "time" and "Max" in word):
+        each = "one node" if match["per"] == "PerNode" else "one job"
+        return f"it asks for more {what} than {of} allows {each}, so it does not start"
+    if "RunMinutes" in word:
+        return f"the running jobs of {of} take all its {what}"
+    if is_time:
+        return f"{of} has used up its {what}"
+    return f"{of} allows{_WHOSE.get(match['per'], '')} no more {what} at the same time"

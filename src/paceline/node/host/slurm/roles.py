@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import NoReturn
 
-_MODULES = {"slurm": "task", "slurm-step": "allocated", "slurm-finish": "finish", "slurm-check": "trial"}
+_MODULES = {
+    "slurm": "task", "slurm-step": "allocated", "slurm-finish": "finish", "slurm-check": "trial",
+    "slurm-send": "sender", "slurm-unpack": "broadcast",
+}  # fmt: skip
 
 
 def main(role: str, *args: str) -> NoReturn:

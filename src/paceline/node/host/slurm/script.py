@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.node.errors import Refused
 
+from . import container
 from .folder import COMMENT
 
 if TYPE_CHECKING:
@@ -21,26 +22,31 @@ if TYPE_CHECKING:
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,=@%+*\[\]&|!()-]+")
 _CLOSING = 60.0  # seconds beyond its grace that a job may take to end: to commit, and to say so
 _LEAST_WARNING = 10  # seconds before the time limit, at least
-_SWITCHES = ("true", "yes", "")  # values of options that have none
-_NOT = ("false", "no")
+_MOST_WARNING = 65535  # more than that sbatch does not take
+
+_SEES = (
+    '[ -e "$0/job.json" ] || {\n'
+    '  echo "paceline: $(uname -n) does not see $0, which is not on a shared disk; set root in the settings,'
+    ' or broadcast = true" >&2\n'
+    '  scancel --quiet --signal=TERM "$number.$SLURM_STEP_ID"\n'
+    "  exit 2\n"
+    '}; exec "$@"'
+)
 
 _BODY = """
 # One agent on each node. The agents start the ranks, and end with the job's exit code.
+# Each rank runs: {program}
 job={job}
 life="$job/lives/$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}"
-mkdir -p "$life"
 export SLURM_EXPORT_ENV=ALL
 export number=${{SLURM_ARRAY_TASK_ID:+${{SLURM_ARRAY_JOB_ID}}_}}${{SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}}
 heard=
 # Slurm sends USR2 before the time limit: all nodes are asked to save and to stop.
 trap 'heard=1; echo limit > "$life/warned"; scancel --quiet --signal=TERM "$number"' USR2
 trap 'heard=1' TERM CONT
-sees='[ -e "$0/job.json" ] || {{
-  echo "paceline: $(uname -n) does not see $0, which is not on a shared disk; set root in the settings" >&2
-  scancel --quiet --signal=TERM "$number.$SLURM_STEP_ID"
-  exit 2
-}}; exec "$@"'
-srun {srun} sh -c "$sees" "$job" {task} "$job" &
+{begin}mkdir -p "$life"
+sees='{sees}'
+{unpack}srun {srun} sh -c "$sees" "$job" {task} "$job" &
 started=$!
 while :; do
   heard=
@@ -60,8 +66,9 @@ def text(job: Mapping[str, Any], folder: Path, command: Sequence[str], options: 
         job: what the user asks for, as a `JobSpec` in JSON.
         folder: the job's folder.
         command: runs paceline's node side.
-        options: `slurm`, more options of sbatch; `no_kill`, whether the job goes on without nodes that are lost;
-            `container`, flags of srun or a program that runs the agent in a container, and `python`, that in it.
+        options: `slurm`, more options of sbatch; `limit`, the time limit of jobs that ask for none, if it is known;
+            `no_kill`, whether the job goes on without nodes that are lost; `container`, see `container.described`, and
+            `python`, that in it.
         job_id: paceline's identifier.
 
     Raises:
@@ -73,13 +80,38 @@ def text(job: Mapping[str, Any], folder: Path, command: Sequence[str], options: 
         "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}", *map(shlex.quote, flags(job, options)),
     ]  # fmt: skip
     task = agent(command, options)
+    is_carried = options.get("broadcast")
+    begin, sees, unpack = "", _SEES, ""
+    if is_carried:
+        from . import broadcast  # takes long to import
+
+        flags_of_step = [*srun[:3], "--cpu-bind=none", "--input=none"]
+        begin = broadcast.begin(job_id, job["name"], flags_of_step, options.get("deleted") or ())
+        sees, unpack = broadcast.SEES, broadcast.unpacking(command)
     body = _BODY.format(
+        program=_program(job),
+        begin=begin,
+        sees=sees,
+        unpack=unpack,
         job=shlex.quote(str(folder)) + ('-"$SLURM_ARRAY_TASK_ID"' if options.get("array") else ""),
         srun=" ".join(srun),
-        task=shlex.join(task),
+        task=shlex.join([*(_own(command, options) if is_carried else ()), *task]),
         command=shlex.join(command),
     )
     return "#!/bin/sh\n" + "".join(asked) + body
+
+
+def _own(command: Sequence[str], options: Mapping[str, Any]) -> list[str]:
+    """The Python that puts paceline in its place on a node, and the place; pyxis does that in the container."""
+    is_inside = options["container"] and options["container"]["program"] == "pyxis"
+    return [options["python"] if is_inside else command[0], command[1]]
+
+
+def _program(job: Mapping[str, Any]) -> str:
+    """The program of a job with its arguments, in one line."""
+    first = ["-m", job["module"]] if job["module"] else [job["script"] or job["command"] or ""]
+    words = shlex.join(map(str, [*first, *job["args"]]))
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in words)
 
 
 def lines(options: Mapping[str, str]) -> list[str]:
@@ -89,9 +121,7 @@ def lines(options: Mapping[str, str]) -> list[str]:
         Refused: an option cannot be written into a script.
     """
     return [
-        f"#SBATCH --{name}" + ("" if value in _SWITCHES else f"={_quoted(name, value)}") + "\n"
-        for name, value in options.items()
-        if value not in _NOT
+        f"#SBATCH --{name}" + (f"={_quoted(name, value)}" if value else "") + "\n" for name, value in options.items()
     ]
 
 
@@ -99,7 +129,7 @@ def flags(job: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:
     """The flags of srun that do not depend on the nodes."""
     return [
         "--cpu-bind=none", "--kill-on-bad-exit=0", f"--wait={_wait(job, options)}",
-        "--input=none", *(["--no-kill"] if options["no_kill"] else []), *options["container"],
+        "--input=none", *(["--no-kill"] if options["no_kill"] else []), *container.flags(options["container"]),
     ]  # fmt: skip
 
 
@@ -110,7 +140,8 @@ def _wait(job: Mapping[str, Any], options: Mapping[str, Any]) -> int:
 
 def agent(command: Sequence[str], options: Mapping[str, Any]) -> list[str]:
     """The command of an agent on a node, or in a container there, without the job's folder."""
-    return [*([options["python"], *command[1:]] if options["container"] else command), "slurm"]
+    own = [options["python"], *command[1:]] if options["container"] else command
+    return [*container.command(options["container"]), *own, "slurm"]
 
 
 def directives(job: Mapping[str, Any], folder: Path, options: Mapping[str, Any], job_id: str) -> dict[str, str]:
@@ -123,12 +154,13 @@ def directives(job: Mapping[str, Any], folder: Path, options: Mapping[str, Any],
         **({} if most else {"ntasks-per-node": "1"}),  # of a range of nodes Slurm would take the least then
         "output": str(folder).replace("%", "%%") + ("-%a/" if options.get("array") else "/") + "slurm.out",
         "open-mode": "append",
+        **({"output": "/dev/null"} if options.get("broadcast") else {}),  # its folder is not on the nodes yet
         "chdir": str(folder.parent if options.get("array") else folder),
-        "requeue": "true",
+        "no-requeue" if options.get("broadcast") and job["checkpoint_dir"] is None else "requeue": "",
         **({"array": options["array"]} if options.get("array") else {}),
-        "signal": f"B:USR2@{_warning(job)}",
+        "signal": f"B:USR2@{_warning(job, limit_of(job, options['slurm'], options.get('limit')))}",
     }
-    ranks = job["ranks"]
+    ranks = job["devices"] if job["ranks"] in ("gpu", "auto") else job["ranks"]
     if job["cpus"] is not None:
         found["cpus-per-task"] = str(job["cpus"])
     elif isinstance(ranks, int) and ranks > 1 and not {"cpus-per-gpu", "exclusive"} & options["slurm"].keys():
@@ -142,30 +174,61 @@ def directives(job: Mapping[str, Any], folder: Path, options: Mapping[str, Any],
     if job["time_limit"] is not None:
         found["time"] = duration(job["time_limit"])
     if options["no_kill"]:
-        found["no-kill"] = "true"
-    given = {
-        name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options["slurm"].items()
-    }
-    if "gres" in found and "gres" in given and "gpu" not in given["gres"]:
-        given["gres"] = f"{found['gres']},{given['gres']}"
+        found["no-kill"] = ""
+    users = given(options["slurm"])
+    if "gres" in found and "gres" in users and "gpu" not in users["gres"]:
+        users["gres"] = f"{found['gres']},{users['gres']}"
+    if "no-requeue" in found:
+        users.pop("requeue", None)
     for own, others in _INSTEAD.items():  # the user's words for the same
-        if own in found and any(other in given for other in others):
+        if own in found and any(other in users for other in others):
             del found[own]
-    return {**found, **given}
+    return {**found, **users}
+
+
+def given(options: Mapping[str, Any]) -> dict[str, str]:
+    """The options of sbatch that the user gives, each with its value; "" if it has none."""
+    return {name: "" if value is True else str(value) for name, value in options.items() if value is not False}
 
 
 _INSTEAD = {
     "gres": ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"),
     "mem": ("mem-per-cpu", "mem-per-gpu"),
+    "requeue": ("no-requeue",),
 }
 
 
-def _warning(job: Mapping[str, Any]) -> int:
+def _warning(job: Mapping[str, Any], limit: float | None) -> int:
     """How many seconds before the time limit a job is asked to stop."""
     needed = math.ceil(float(job["grace"]) + _CLOSING)
-    if job["time_limit"] is None:
-        return needed
-    return max(_LEAST_WARNING, min(needed, int(job["time_limit"] / 2)))
+    if limit is not None:
+        needed = min(needed, int(limit / 2))
+    return min(_MOST_WARNING, max(_LEAST_WARNING, needed))
+
+
+def limit_of(job: Mapping[str, Any], options: Mapping[str, Any], of_partition: float | None) -> float | None:
+    """The time limit of a job in seconds; None if it has none, or it is not known.
+
+    Args:
+        job: what the user asks for.
+        options: those of sbatch that the user gives.
+        of_partition: the limit of jobs that ask for none.
+    """
+    if "time" in options:
+        return seconds_of(str(options["time"]))
+    return float(job["time_limit"]) if job["time_limit"] is not None else of_partition
+
+
+def seconds_of(text: str) -> float | None:
+    """A time limit that Slurm has written, or takes: minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S; None if it is none."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
+    if match is None:
+        return None
+    days, *parts = (None if part is None else int(part) for part in match.groups())
+    first, second, third = parts
+    if days is None and third is None:  # minutes first
+        return float((first or 0) * 60 + (second or 0))
+    return float((days or 0) * 86400 + (first or 0) * 3600 + (second or 0) * 60 + (third or 0))
 
 
 def duration(seconds: float) -> str:

@@ -6,9 +6,11 @@ whoever is ended meanwhile leaves either nothing in Slurm, or a job that is foun
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-import re
 import shlex
+import signal
 import sys
 import time
 from pathlib import Path
@@ -17,16 +19,13 @@ from typing import TYPE_CHECKING, Any
 from paceline.node import ENTRY
 from paceline.node.errors import Refused
 from paceline.node.files import write_json
-from paceline.node.host.protocol import Bytes
+from paceline.node.host.protocol import Bytes, client_is_gone, next_order
 from paceline.node.planning.script import program_kind
-from paceline.node.store import lifecycle
-from paceline.node.store.code_copy import copy_of, unpacked
 
-from . import allocated, script, view
-from .commands import Away, Rejected, batch_environment, call, found
-from .folder import Jobs
-from .follow import follow
-from .queue import Queue
+from . import allocated, cluster, container, sbatch, script, view
+from .commands import SECONDS, found
+from .jobs import Jobs
+from .queue import NothingAsked, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,114 +34,141 @@ if TYPE_CHECKING:
 
     from .folder import JobFolder
 
-_TRIES = 3  # of sbatch, while Slurm does not answer
-_PAUSE = 2.0  # seconds between two of them
-_FREE = 60.0  # seconds that sbatch may take
-_NUMBER = re.compile(r"^(\d+)", re.MULTILINE)
-
-
-def slurm_prepare(home: Home, request: Request) -> Answer:
-    """What `slurm_submit` would do: the batch script; writes nothing, and asks Slurm whether it would take it.
-
-    Raises:
-        Refused: the job cannot run there, or its name is taken.
-    """
-    jobs, job = Jobs(home.root), request["job"]
-    found("sbatch" if request["allocation"] is None else "srun")
-    if jobs.find(job["name"]) is not None:
-        return {"taken": str(jobs.path / job["name"])}
-    _old(jobs, job)
-    if job["code"] is None:
-        _check_program(job, _working_dir(job))
-    batch = _script(jobs.path / job["name"], request)
-    notes = _tested(batch, request) if request["allocation"] is None else []
-    return {"root": str(home.root), "script": batch, "notes": notes}
+_LAST = 300.0  # seconds for which a job is cancelled whose client is gone, while Slurm does not answer
 
 
 def slurm_submit(home: Home, request: Request) -> Iterator[Answer]:
-    """Submit a job; the archive (tar) of its code, of `bytes` bytes, follows on stdin.
+    """Check a job, and submit it when the client says so.
+
+    The first answer is the batch script, which Slurm would take, or the folder of a job that has the name. The rest of
+    the request follows on stdin if the job is to be submitted, and then the archive (tar) of its code, of `bytes`
+    bytes. The answer to that is the job's record. A job that is not followed is kept once the client has confirmed it
+    by another line, which is answered: until then nothing is left of it if the client ends.
 
     Raises:
-        Refused: Slurm does not take it; nothing of it is left.
+        Refused: the job cannot run there, or Slurm does not take it; nothing of it is left.
     """
-    if request["tasks"]:
-        yield from _submit_array(home, request)
-        return
-    jobs, job = Jobs(home.root), request["job"]
-    archive = Bytes(request["bytes"])
+    jobs = Jobs(home.root)
     found("sbatch" if request["allocation"] is None else "srun")
-    if jobs.find(job["name"]) is not None:
-        archive.skip()
-        yield {"taken": str(jobs.path / job["name"])}
+    taken = _taken_folder(jobs, request)
+    if taken is not None:
+        yield {"taken": str(taken)}
         return
-    folder = _settled(jobs, job["name"], request, archive)
-    if folder is None:
-        yield {"taken": str(jobs.path / job["name"])}
+    _check(jobs, request)
+    notes: list[str] = []
+    if request["allocation"] is None:
+        asking = sbatch.Limit(request)  # Slurm is asked both at once
+        notes = sbatch.tested(_script(jobs, request), request)
+        request["options"]["limit"] = asking.answer()
+    yield {"script": _script(jobs, request), "notes": notes}
+    order = next_order()
+    if not order:
         return
-    yield {"made": True}
-    if request["allocation"] is not None:
-        yield from _run_step(home, folder, request)
-        return
-    try:
-        number = _submitted(folder, request)
-    except Unknown:
-        raise
-    except Refused:
-        jobs.remove(folder)
-        raise
-    folder.add_id(number)
-    yield {"record": view.record(folder, Queue(home.root)), "id": number, "others": []}
-    if request["shown"] is not None:
-        yield from follow(home, folder, request["shown"])
+    request = {**request, **json.loads(order)}
+    folders = _settled(jobs, request)
+    if folders is None:
+        yield {"taken": str(_taken_folder(jobs, request))}
+    elif request["allocation"] is not None:
+        yield from _run_step(home, folders[0], request)
+    else:
+        yield from _run_batch(home, folders, request)
 
 
-def _submit_array(home: Home, request: Request) -> Iterator[Answer]:
-    """Submit a job for each index of an array, as one array of Slurm; see `slurm_submit`."""
-    jobs, job = Jobs(home.root), request["job"]
-    archive = Bytes(request["bytes"])
-    found("sbatch")
-    names = {task: f"{job['name']}-{task}" for task in request["tasks"]}
-    batch = _script(jobs.path / job["name"], request)
-    folders: list[JobFolder] = []
+def _run_batch(home: Home, folders: list[JobFolder], request: Request) -> Iterator[Answer]:
+    """Submit jobs whose folders are complete: one, or an array."""
+    jobs = Jobs(home.root)
     try:
-        for task, name in names.items():
-            part = {
-                **request, "job": {**job, "name": name}, "job_id": f"{request['job_id'][:-4]}{task:04x}"[-32:],
-                "task": [request["job_id"], task], "script": batch, "first": folders[0] if folders else None,
-            }  # fmt: skip
-            folder = _settled(jobs, name, part, archive)
-            if folder is None:
-                break
-            folders.append(folder)
-        if len(folders) < len(names):
-            for folder in folders:
-                jobs.remove(folder)
-            if not folders:
-                archive.skip()
-            yield {"taken": str(jobs.path / names[request["tasks"][len(folders)]])}
-            return
-        yield {"made": True}
-        number = _submitted(folders[0], request)
-    except Unknown:
+        if client_is_gone():
+            raise Refused("the client has ended")
+        number = sbatch.submitted(folders[0], request)
+    except sbatch.Unknown:
         raise
     except BaseException:
         for folder in folders:
             jobs.remove(folder)
         raise
-    for task, folder in zip(names, folders):
-        folder.add_id(f"{number}_{task}")
-    queue = Queue(home.root)
-    first, *others = [view.record(folder, queue) for folder in folders]
-    yield {"record": first, "id": number, "others": others}
-
-
-def _settled(jobs: Jobs, name: str, request: Request, archive: Bytes) -> JobFolder | None:
-    """The complete folder of a new job; None if its name is taken."""
-    if jobs.find(name) is not None:
-        return None
-    building = jobs.new(name)
+    is_kept = False
     try:
-        _fill(jobs, building, request, archive)
+        for folder, task in zip(folders, request["tasks"] or [None]):
+            folder.add_id(number if task is None else f"{number}_{task}")
+        first, *others = [view.record(folder, NothingAsked(home.root)) for folder in folders]
+        yield {"record": first, "id": number, "others": others}
+        is_kept = request["shown"] is not None or bool(next_order())
+    finally:
+        if not is_kept:
+            _undo(jobs, folders, number)
+    if request["shown"] is not None:
+        from .follow import follow  # takes long to import
+
+        yield from follow(home, folders[0], request["shown"])
+    elif is_kept:
+        yield {"kept": True}
+
+
+def _undo(jobs: Jobs, folders: list[JobFolder], number: str) -> None:
+    """Cancel what was just submitted; jobs that have started meanwhile keep their folders, and are stopped."""
+    from .cleanup import remove
+    from .verbs import cancel
+
+    for folder in folders:  # nodes that share the disk see this if Slurm does not answer
+        folder.stop.write_text(f"{int(signal.SIGTERM)}\n")
+    with contextlib.suppress(Refused):
+        cancel(number, _LAST)
+    queue, identity = Queue(jobs.root, 0.0, SECONDS), folders[0].identity(folders[0].read())
+    is_over = all(entry.is_over for entry in queue.of(identity)) and queue.problem is None
+    if is_over and not any(folder.lives for folder in folders):
+        for folder in folders:
+            with contextlib.suppress(Refused):
+                remove(jobs, folder)
+
+
+def _names(request: Request) -> list[str]:
+    """The names of the jobs: one, or one for each index of an array."""
+    name = request["job"]["name"]
+    return [f"{name}-{task}" for task in request["tasks"]] or [name]
+
+
+def _taken_folder(jobs: Jobs, request: Request) -> Path | None:
+    """The folder of a job that has one of the names already."""
+    return next((folder.path for folder in jobs.named(_names(request))), None)
+
+
+def _settled(jobs: Jobs, request: Request) -> list[JobFolder] | None:
+    """The complete folders of new jobs; None if a name is taken, and then there are none."""
+    archive = Bytes(request["bytes"])
+    if _taken_folder(jobs, request) is not None:
+        archive.skip()
+        return None
+    folders: list[JobFolder] = []
+    batch = _script(jobs, request)
+    try:
+        for number, name in enumerate(_names(request)):
+            part = {**request, "job": {**request["job"], "name": name}, "script": batch}
+            if request["tasks"]:
+                task = request["tasks"][number]
+                part["task"] = [request["job_id"], task]
+                part["job_id"] = f"{request['job_id'][:-4]}{task:04x}"[-32:]
+            folder = _settled_one(jobs, part, archive, folders[0] if folders else None)
+            if folder is None:
+                break
+            folders.append(folder)
+    except BaseException:
+        for folder in folders:
+            jobs.remove(folder)
+        raise
+    if len(folders) == len(_names(request)):
+        return folders
+    for folder in folders:
+        jobs.remove(folder)
+    return None
+
+
+def _settled_one(jobs: Jobs, request: Request, archive: Bytes, first: JobFolder | None) -> JobFolder | None:
+    """The complete folder of a new job, with the code of the first one of its array; None if its name is taken."""
+    building = jobs.new(request["job"]["name"])
+    try:
+        with jobs.filling(building):
+            _fill(jobs, building, request, archive, first)
         folder = jobs.settle(building)
     except BaseException:
         jobs.discard(building)
@@ -160,11 +186,13 @@ def _run_step(home: Home, folder: JobFolder, request: Request) -> Iterator[Answe
     except OSError as error:
         Jobs(home.root).remove(folder)
         raise Refused(f"cannot start the job here: {error.strerror}; nothing of it is left") from None
-    yield {"record": view.record(folder, Queue(home.root)), "id": folder.ids[-1]}
+    from .follow import follow  # takes long to import
+
+    yield {"record": view.record(folder, NothingAsked(home.root)), "id": folder.ids[-1], "others": []}
     yield from follow(home, folder, request["shown"], minder.wait)
 
 
-def _fill(jobs: Jobs, folder: JobFolder, request: Request, archive: Bytes) -> None:
+def _fill(jobs: Jobs, folder: JobFolder, request: Request, archive: Bytes, first: JobFolder | None) -> None:
     job, code = request["job"], request["code"]
     old = _old(jobs, job)
     node = {**job, "code": None, "resume_from": None, "queue": None, "log_dir": None}
@@ -172,8 +200,10 @@ def _fill(jobs: Jobs, folder: JobFolder, request: Request, archive: Bytes) -> No
         node["time_limit"] = None
     place = jobs.path / job["name"]  # where the folder will be
     if job["code"] is not None:
-        if request.get("first") is not None:
-            code = copy_of(request["first"].read()["code"])(folder.code)
+        from paceline.node.store.code_copy import copy_of, linked, unpacked  # takes long to import
+
+        if first is not None:
+            code = linked(first.read()["code"])(folder.code)
         elif old is not None:
             code = copy_of(old.read()["code"])(folder.code)
         else:
@@ -182,26 +212,51 @@ def _fill(jobs: Jobs, folder: JobFolder, request: Request, archive: Bytes) -> No
         node["working_dir"] = code["path"]
         _check_program(job, folder.code)
     else:
-        node["working_dir"] = _working_dir(job)
+        node["working_dir"] = _working_dir(job, request["options"])
     if job["checkpoint_dir"] is None:
         node["checkpoint_dir"] = str(place / "checkpoints")
     if old is not None and not job["fresh"]:
+        from paceline.node.store import lifecycle
+
         lifecycle.take_checkpoints(old.path, folder.path)
-    batch = request.get("script") or _script(place, request)
-    folder.script.write_text(batch)
+    folder.script.write_text(request["script"])
     write_json(
         folder.job,
         {
             "job_id": request["job_id"], "created": time.time(), "spec": job, "node": node, "code": code,
             "data": list(request["data"]), "options": dict(request["options"]), "terminal": dict(request["terminal"]),
             "allocation": request["allocation"], "task": request.get("task"),
+            "program": [sys.executable, ENTRY], "cluster": cluster.asked(jobs.root, SECONDS),
+            "followed": request.get("shown") is not None,
         },
     )  # fmt: skip
     folder.job.chmod(0o600)
+    if request["options"].get("broadcast"):
+        from . import broadcast  # takes long to import
+
+        broadcast.add_to(folder.script, folder)
+        (folder.path / "id").write_text(f"{request['job_id']}\n")  # a node that shares the disk sees whose this is
     (folder.path / "lives").mkdir()  # now, so that no client remembers that they are missing (NFS)
-    folder.current.touch()
     if request["allocation"] is not None:
         folder.add_id(str(request["allocation"]["id"]))
+
+
+def _check(jobs: Jobs, request: Request) -> None:
+    """Check a job, as far as that is possible without its code.
+
+    Raises:
+        Refused: it cannot run there.
+    """
+    job, options = request["job"], request["options"]
+    old = _old(jobs, job)
+    if options.get("broadcast") or (old is not None and old.is_broadcast()):
+        from . import broadcast  # takes long to import
+
+        broadcast.check(job, options, old)
+    if job["code"] is None:
+        folder = _working_dir(job, options)
+        if not options.get("broadcast"):  # else it is on the nodes alone
+            _check_program(job, folder)
 
 
 def _old(jobs: Jobs, job: Mapping[str, Any]) -> JobFolder | None:
@@ -220,9 +275,9 @@ def _old(jobs: Jobs, job: Mapping[str, Any]) -> JobFolder | None:
     return old
 
 
-def _working_dir(job: Mapping[str, Any]) -> str:
+def _working_dir(job: Mapping[str, Any], options: Mapping[str, Any]) -> str:
     folder: str = os.path.abspath(os.path.expanduser(job["working_dir"]))
-    if not os.path.isdir(folder):
+    if not options.get("broadcast") and not os.path.isdir(folder):
         raise Refused(f"no folder {folder} here; name one on the shared disk with --working-dir, or send the code")
     return folder
 
@@ -237,88 +292,16 @@ def _check_program(job: Mapping[str, Any], folder: str | Path) -> None:
         program_kind(job["script"], Path(folder))
 
 
-def _script(place: Path, request: Request) -> str:
+def _script(jobs: Jobs, request: Request) -> str:
     job_id: str = request["job_id"]
+    job, options, place = request["job"], request["options"], jobs.path / request["job"]["name"]
+    shown = container.described(options["container"], job, place, request["data"], is_here=not options.get("broadcast"))
+    options = {**options, "container": shown}
+    if options.get("broadcast"):
+        from . import cleanup  # takes long to import
+
+        options["deleted"] = cleanup.deleted(jobs, job["name"])
     if request["allocation"] is not None:
-        job, options = request["job"], request["options"]
         task = script.agent([sys.executable, ENTRY], options)
         return shlex.join(allocated.argv(place, request["allocation"], script.flags(job, options), task)) + "\n"
-    return script.text(request["job"], place, [sys.executable, ENTRY], request["options"], job_id)
-
-
-# -- sbatch ------------------------------------------------------------------------------------------------------------
-
-
-def _tested(batch: str, request: Request) -> list[str]:
-    """Let Slurm check a script, and submit nothing; returns what it says of the start.
-
-    Raises:
-        Refused: Slurm would refuse it, or does not answer.
-    """
-    try:
-        call("sbatch", "--test-only", env=batch_environment({}, None), text=batch)
-    except Rejected as error:
-        said = error.said.removeprefix("allocation failure: ")
-        raise Refused(
-            f"Slurm refuses the job: {said}; see what there is with paceline top node --on {request['target']}"
-        ) from None
-    return []
-
-
-class Unknown(Refused):
-    """Slurm may have taken the job: it did not say so, and does not answer."""
-
-
-def _submitted(folder: JobFolder, request: Request) -> str:
-    """The number of the new Slurm job.
-
-    If sbatch is not heard of, Slurm may have taken the job all the same. So its list is searched before the next try.
-
-    Raises:
-        Refused: Slurm refuses it, or does not answer.
-    """
-    for left in range(_TRIES - 1, -1, -1):
-        try:
-            said = call(
-                "sbatch",
-                "--parsable",
-                "--export=ALL",
-                str(folder.script),
-                env=batch_environment(request["secrets"], request["token"]),
-                seconds=_FREE,
-            )
-            number = _NUMBER.search(said)
-            if number is None:
-                raise Refused(f"sbatch says {said.strip()!r}, and no job number")
-            return str(number[1])
-        except Rejected as error:
-            raise Refused(f"Slurm refuses the job: {error.said}") from None
-        except Away as error:
-            try:
-                taken = _taken(folder)
-            except Away:
-                if left:
-                    time.sleep(_PAUSE)
-                    continue
-                raise Unknown(f"{error}; Slurm may have taken it: see paceline get {folder.name}") from None
-            if taken is not None:
-                return taken
-            if not left:
-                raise Refused(f"{error}; nothing was submitted") from None
-            time.sleep(_PAUSE)  # nothing says when the controller is back
-    raise AssertionError
-
-
-def _taken(folder: JobFolder) -> str | None:
-    """The number under which Slurm has a job although its sbatch failed; None if it has none.
-
-    Raises:
-        Away: that is not known.
-    """
-    stored = folder.read()
-    job_id = stored["task"][0] if stored.get("task") else stored["job_id"]
-    queue = Queue(folder.path.parent.parent, fresh=0.0)
-    found = queue.of(job_id)
-    if not found and queue.problem is not None:
-        raise Away(str(queue.problem))
-    return (found[0].task.partition("_")[0] or str(found[0].id)) if found else None
+    return script.text(job, place, [sys.executable, ENTRY], options, job_id)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.contract import TOKEN, ContractError
 from paceline.contract.slurm import SlurmContract, agreed_port
-from paceline.node.agent.agent import CURRENT_SECONDS
 from paceline.node.errors import Refused
 from paceline.node.machine import volumes
-from paceline.node.store import make, records
+from paceline.node.spec import CURRENT_SECONDS
+from paceline.node.store import make
 from paceline.node.store.home import Home
 from paceline.node.store.plan import Order, make_plan, this_machine
 
@@ -34,34 +34,66 @@ if TYPE_CHECKING:
 
     from .folder import Life
 
-_LOOK = 0.2  # seconds between two looks at what another node writes
-_PATIENCE = 60.0  # seconds for node 0 to say that this life may work
+_LEAST_LOOK, _LOOK = 0.02, 0.2  # seconds between two looks at what another machine writes, at first and later
+_NOTING = 30.0  # seconds in which who has submitted a Slurm job notes its number
 _REFUSED = 2  # the exit code if the job cannot run here
 _ALIASES = ("SLURM_LAUNCH_NODE_IPADDR",)  # where srun runs: on the first node, since the batch script does
 
 
 def main(path: str) -> NoReturn:
     """Run this node's part of the job with this folder."""
-    folder = JobFolder(Path(path))
-    life = current_life()
-    placement = _placement()
-    if placement.node_rank == 0:  # before it looks for a stop: who stops the job does it the other way round
-        with contextlib.suppress(OSError):
-            folder.of(life).mkdir(parents=True, exist_ok=True)
-            (folder.of(life) / "step").write_text(os.environ["SLURM_STEP_ID"])
-    if folder.stop.exists():  # the signal came before this process
-        sys.exit(128 + signal.SIGTERM)
+    folder, life, placement = JobFolder(Path(path)), current_life(), _placement()
     part = folder.part(life, placement.node_rank)
     try:
+        if folder.carried.exists():
+            from . import broadcast  # takes long to import
+
+            broadcast.unpack(folder)
+        _claim(folder, life)
+        if placement.node_rank == 0:  # before it looks for a stop: who stops the job does it the other way round
+            with contextlib.suppress(OSError):
+                (folder.of(life) / "step").write_text(os.environ["SLURM_STEP_ID"])
+        if folder.is_stopped:  # the signal came before this process
+            sys.exit(128 + signal.SIGTERM)
         part.mkdir(parents=True, exist_ok=True)
         _become(folder, life, placement)
+    except _Other as error:  # the life that may work says how the job is
+        _give_up(f"{socket.gethostname()}: {error}")
     except Refused as error:
         why = f"{socket.gethostname()}: {error}"
     except OSError as error:
         why = f"{socket.gethostname()}: {error.filename or path}: {error.strerror or error}"
-    print(f"paceline: {why}", file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
         (part / "refused").write_text(why)
+    _give_up(why)
+
+
+class _Other(Refused):
+    """It is not for this life to work on the job."""
+
+
+def _claim(folder: JobFolder, life: Life) -> None:
+    """Make this the life that may work: Slurm starts a job elsewhere when it has lost a node, which may go on.
+
+    Raises:
+        _Other: another one may.
+    """
+    until, pause = time.monotonic() + _NOTING, _LEAST_LOOK
+    while not folder.has(life, own_number()):
+        if time.monotonic() > until:
+            raise _Other(
+                f"Slurm job {own_number()} is none of the job {folder.name}, whose script it has; to run that again:"
+                f" paceline resubmit {folder.name}"
+            )
+        time.sleep(pause)  # the kernel does not report what other machines write
+        pause = min(2 * pause, _LOOK)
+    newer = folder.take_over(life)
+    if newer is not None:
+        raise _Other(f"Slurm has started the job {folder.name} again meanwhile, as {newer}; this start, {life}, ends")
+
+
+def _give_up(why: str) -> NoReturn:
+    print(f"paceline: {why}", file=sys.stderr, flush=True)
     with contextlib.suppress(Refused):  # the other nodes need not wait for this one
         call("scancel", "--quiet", "--signal=TERM", f"{own_number()}.{os.environ.get('SLURM_STEP_ID', '0')}")
     sys.exit(_REFUSED)
@@ -93,12 +125,17 @@ def _become(folder: JobFolder, life: Life, placement: Placement) -> NoReturn:
     stored = folder.read()
     job: dict[str, Any] = {**stored["node"], "node_rank": placement.node_rank}
     job["queue"] = os.environ.get("SLURM_JOB_PARTITION")
-    _take_over(folder, life, placement.node_rank)
+    if placement.node_rank == 0:  # whom the others wait for
+        _await_end(folder, life)
     hosts = _hosts()
+    node = os.environ.get("SLURMD_NODENAME") or hosts[placement.node_rank]
+    (folder.part(life, placement.node_rank) / "node").write_text(node)
     if len(hosts) > 1 or str(job["nodes"]) != "1":
         is_allocated = stored.get("allocation") is not None
         job["main_address"] = _address(placement.main_address, () if is_allocated else _ALIASES)
         job["main_port"] = agreed_port(life.id, f"{life.restarts}.{os.environ['SLURM_STEP_ID']}")
+        if placement.node_rank == 0:
+            _check_free(job["main_port"], folder.name)
     home = Home(folder.path.parent.parent, folder.part(life, placement.node_rank), is_remote=True)
     work = job["working_dir"]
     order = Order(
@@ -107,7 +144,8 @@ def _become(folder: JobFolder, life: Life, placement: Placement) -> NoReturn:
         job_id=stored["job_id"],
         hosts=tuple(hosts),
         first_attempt=_first_attempt(folder, life),
-        current=(str(folder.current), str(life)),
+        current=(str(folder.of(life) / "followed"), ""),
+        stop_file=str(folder.stop),
         terminal=stored["terminal"],
         secrets={name: os.environ[name] for name in job["secrets"] if name in os.environ},
         token=os.environ.get(TOKEN),
@@ -116,32 +154,27 @@ def _become(folder: JobFolder, life: Life, placement: Placement) -> NoReturn:
     make.become(plan)
 
 
-def _take_over(folder: JobFolder, life: Life, node_rank: int) -> None:
-    """Make this the life that may work, and wait for agents of the one before that may still run.
+def _check_free(port: int, name: str) -> None:
+    """Check that the port at which the nodes meet is free on the first one.
 
-    Slurm starts a job elsewhere when it has lost a node, which may go on all the same.
+    Raises:
+        Refused: it is not.
     """
-    if node_rank:
-        until = time.monotonic() + _PATIENCE
-        while _current(folder) != str(life) and time.monotonic() < until:
-            time.sleep(_LOOK)  # the kernel does not report what other machines write
-        return
-    temporary = folder.path / f".current.{life}"
-    temporary.write_text(str(life))
-    temporary.replace(folder.current)
-    before = [other for other in folder.lives if other != life and folder.outcome(other) is None]
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        raise Refused(
+            f"cannot listen on port {port}, which follows from the number of the Slurm job: {error.strerror}; start it"
+            f" again to get another port: paceline resubmit {name}"
+        ) from None
+
+
+def _await_end(folder: JobFolder, life: Life) -> None:
+    """Wait for agents of the lives before that may still run, until they have seen that this one has taken over."""
+    before = [other for other in folder.claimed if folder.follower(other) == str(life)]
     until = time.monotonic() + 2 * CURRENT_SECONDS + _LOOK
-    while before and time.monotonic() < until:
-        states = [(run.read_status() or {}).get("state") for run in folder.runs(before[-1])]
-        if all(state in records.FINAL for state in states):
-            break
-        time.sleep(_LOOK)
-
-
-def _current(folder: JobFolder) -> str:
-    with contextlib.suppress(OSError):
-        return folder.current.read_text()
-    return ""
+    while time.monotonic() < until and not all(map(folder.is_over, before)):
+        time.sleep(_LOOK)  # the kernel does not report what other machines write
 
 
 def _hosts() -> list[str]:
@@ -172,4 +205,8 @@ def _first_attempt(folder: JobFolder, life: Life) -> int:
             status = run.read_status() or {}
             if status.get("start") is not None:
                 last = max(last, int(status["attempt"]))
+    if life.restarts:
+        from . import handover  # takes long to import
+
+        last = max(last, handover.first_attempt(folder, life) - 1)
     return last + 1

@@ -21,6 +21,8 @@ from paceline.node.files import read_json, write_json
 from paceline.node.host import routes
 from paceline.node.machine import gpus, network, software
 
+from .folder import names
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -40,9 +42,9 @@ def main(path: str) -> int:
         write_json(folder / f"{FACTS}-{rank}.json", {**_facts(hosts[rank]), "port": listener.port})
         others = [number for number in range(len(hosts)) if number != rank]
         found = _wait(folder, FACTS, others)
-        names = {hosts[number]: _resolved(hosts[number]) for number in range(len(hosts))}
-        tried = {hosts[number]: _route(hosts[number], names, found.get(number), token) for number in others}
-        problems = {name: problem for name, (_, problem) in names.items()}
+        addresses = {hosts[number]: _resolved(hosts[number]) for number in range(len(hosts))}
+        tried = {hosts[number]: _route(hosts[number], addresses, found.get(number), token) for number in others}
+        problems = {name: problem for name, (_, problem) in addresses.items()}
         write_json(folder / f"{ROUTES}-{rank}.json", {"name": hosts[rank], "names": problems, "routes": tried})
         _wait(folder, ROUTES, others)
     finally:
@@ -71,9 +73,10 @@ def _wait(folder: Path, kind: str, ranks: Sequence[int]) -> dict[int, Mapping[st
     """What other nodes have written; after a while without those that have not."""
     found: dict[int, Mapping[str, Any]] = {}
     until = time.monotonic() + _PATIENCE
-    while len(found) < len(ranks) and time.monotonic() < until and folder.is_dir():
+    while len(found) < len(ranks) and time.monotonic() < until and (there := names(folder)):
         for rank in ranks:
-            read = read_json(folder / f"{kind}-{rank}.json")
+            file = folder / f"{kind}-{rank}.json"
+            read = read_json(file) if file.name in there else None
             if read is not None:
                 found[rank] = read
         if len(found) < len(ranks):

@@ -1,8 +1,8 @@
 """The state of a Slurm job: from the run directories of its nodes first, then from Slurm.
 
 The nodes write into the run directories on the shared disk. Whether a node still works on the job is not asked of its
-lock, which may not work between machines: Slurm knows it. While Slurm does not answer, what the nodes have written
-last is taken for true.
+lock, which may not work between machines: Slurm knows it. While Slurm does not answer, and for a job of another cluster
+that shares the disk, what the nodes have written last is taken for true.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _CLOSING = 30.0  # seconds in which the process that waits for a step says how i
 _SUBMITTING = 600.0  # seconds that a client may take to submit: it tries again while Slurm does not answer
 NEW = "Slurm has just got it"
 CLOSING = "it has ended on its nodes; its batch script finds out whether it goes on"
-_STARTING = "its nodes start"
+_SUSPENDED = "Slurm has suspended it (Slurm: SUSPENDED)"
+STARTING = "its nodes start"
 
 
 def record(folder: JobFolder, queue: Queue) -> dict[str, Any] | None:
@@ -38,6 +39,10 @@ def record(folder: JobFolder, queue: Queue) -> dict[str, Any] | None:
     job = read_json(folder.job)
     if job is None:
         return None
+    if folder.is_broadcast(job):
+        from . import mirror  # takes long to import
+
+        mirror.absorb(folder, queue)
     found = _Looked(folder, job, queue).record()
     if found is None:
         return None
@@ -61,7 +66,7 @@ class _Looked:
 
     def __init__(self, folder: JobFolder, job: dict[str, Any], queue: Queue) -> None:
         self._folder, self._job, self._queue = folder, job, queue
-        self._is_stopped = folder.stop.exists()
+        self._is_stopped = folder.is_stopped
 
     @property
     def _is_allocated(self) -> bool:
@@ -85,6 +90,8 @@ class _Looked:
         if self._is_allocated and (outcome := self._any_outcome()) is not None:
             state = "STOPPED" if self._is_stopped else outcome.get("state") or "FAILED"
             return self._plain(state, error=outcome.get("why"), finished=float(outcome["time"]))
+        if elsewhere := self._queue.elsewhere(self._job):
+            return self._plain("PENDING", waiting=elsewhere)
         entry = self._entry()
         if entry is None:
             if not self._is_known_gone(self._asked_since()):
@@ -95,8 +102,17 @@ class _Looked:
             waiting = NEW if is_new else reasons.waiting(entry.reason, entry.id, entry.start)
             return self._plain("PENDING", entry, waiting=waiting)
         if entry.is_running:
-            return self._plain("STARTING", entry, waiting=_STARTING)
-        return self._ended_by_slurm(entry)
+            return self._plain("STARTING", entry, waiting=self._mirror_problem() or STARTING)
+        accounts.keep(entry.state, self._folder.accounted(self._folder.ids[-1]))
+        return self._ended_by_slurm(entry.state, entry)
+
+    def _mirror_problem(self) -> str:
+        """Why it cannot be seen what its nodes write; "" if it can."""
+        if not self._folder.is_broadcast(self._job):
+            return ""
+        from . import mirror  # takes long to import
+
+        return mirror.problem(self._folder)
 
     def _any_outcome(self) -> dict[str, Any] | None:
         return next(filter(None, map(self._folder.outcome, self._folder.lives)), None)
@@ -106,18 +122,26 @@ class _Looked:
             return self._plain("STOPPED", finished=_time_of(self._folder))
         if not self._folder.ids:
             why = "Slurm never got it: the command that submitted it was ended; submit it again"
+        elif word := self._accounted():
+            return self._ended_by_slurm(word)
+        elif self._folder.is_broadcast():
+            return self._ended_by_slurm("")
         else:
             why = self._folder.last_words or "Slurm does not know it any more, and no node has started it"
         return self._plain("FAILED", error=why, finished=_time_of(self._folder))
 
-    def _ended_by_slurm(self, entry: Entry) -> dict[str, Any]:
-        """A job that Slurm has ended before any node wrote something."""
+    def _ended_by_slurm(self, word: str, entry: Entry | None = None) -> dict[str, Any]:
+        """A job that Slurm has ended before any node wrote something; `word` is Slurm's for how."""
         finished = _time_of(self._folder)
+        if self._folder.is_broadcast():
+            return self._unseen(word, self._plain("FAILED", entry, finished=finished))
         if self._is_stopped:
             return self._plain("STOPPED", entry, finished=finished)
-        state = "STOPPED" if entry.state == "CANCELLED" else "FAILED"
-        why = reasons.ENDED.get(entry.state, f"Slurm says {entry.state}")
+        state = "STOPPED" if word == "CANCELLED" else "FAILED"
+        why = reasons.ENDED.get(word, f"Slurm says {word}")
         said = "" if state == "STOPPED" else self._folder.last_words
+        if word == "FAILED" and not said:
+            said = f"perhaps its node does not see {self._folder.path}; paceline check --on the target tries that"
         return self._plain(
             state, entry, error=f"{why} before it started{f': {said}' if said else ''}", finished=finished
         )
@@ -131,11 +155,16 @@ class _Looked:
             return self._after(life, found, outcome)
         if found["state"] == "SUCCEEDED":
             return found
+        if self._queue.elsewhere(self._job):
+            is_closing = found["state"] in records.FINAL and not self._is_silent(life)
+            return self._closing(found) if is_closing else found
         entry = self._entry()
         if self._is_allocated:
             return self._of_step(life, found, entry)
         if entry is not None and entry.id == life.id and entry.restarts <= life.restarts and not entry.is_over:
-            return self._closing(found) if found["state"] in records.FINAL else found
+            if found["state"] in records.FINAL:
+                return self._closing(found)
+            return {**found, "waiting": _SUSPENDED} if entry.state == "SUSPENDED" else found
         if entry is not None and not entry.is_over:  # Slurm has requeued it, or another one goes on
             return self._again(found, entry)
         if entry is None and not self._is_known_gone(max(self._begun(life), self._asked_since())):
@@ -146,7 +175,7 @@ class _Looked:
         """A job in an allocation of its user, before its step has ended."""
         over = entry if entry is not None and entry.is_over else None
         if found["state"] in records.FINAL:
-            is_late = time.time() > float(found["finished"]) + _CLOSING
+            is_late = self._is_silent(life)
             is_ours = found["state"] != "STOPPED" or self._is_stopped  # else it was stopped with Slurm's commands
             if is_ours or (is_late and over is None):
                 return found
@@ -154,15 +183,22 @@ class _Looked:
         is_gone = self._is_known_gone(self._begun(life)) if entry is None else entry.restarts > life.restarts
         return self._lost(life, over) if is_gone or over is not None else found
 
+    def _is_silent(self, life: Life) -> bool:
+        """Whether its nodes have written nothing for so long that its batch script says nothing any more."""
+        last = max((_time_of(self._folder, run.status) for run in self._folder.runs(life)), default=0.0)
+        return self._queue.is_past(last, _CLOSING)
+
     def _after(self, life: Life, found: dict[str, Any], outcome: dict[str, Any]) -> dict[str, Any]:
         """A life that has ended, with what its batch script has decided."""
         follows = outcome.get("next")
         if follows:
-            entry = self._entry()
+            if self._queue.elsewhere(self._job):
+                return self._again(found, None, str(outcome["why"]))
+            entry, decided = self._entry(), _time_of(self._folder, self._folder.of(life) / "outcome.json")
             is_old = entry is not None and entry.id == life.id and entry.restarts <= life.restarts
-            if entry is None and self._is_known_gone(max(float(outcome["time"]), self._asked_since())):
+            if entry is None and self._is_known_gone(max(decided, self._asked_since())):
                 return self._not_again(found, outcome, entry)
-            if entry is not None and entry.is_over and (not is_old or self._queue.knows_since(float(outcome["time"]))):
+            if entry is not None and entry.is_over and (not is_old or self._queue.knows_since(decided)):
                 return self._not_again(found, outcome, entry)
             return self._again(found, None if is_old else entry, str(outcome["why"]))
         if outcome.get("state"):
@@ -184,8 +220,9 @@ class _Looked:
 
     def _not_again(self, found: dict[str, Any], outcome: dict[str, Any], entry: Entry | None) -> dict[str, Any]:
         """A job that was to start again, and was ended in Slurm before."""
-        state = "STOPPED" if self._is_stopped or (entry is not None and entry.state == "CANCELLED") else "FAILED"
-        then = reasons.ENDED.get(entry.state, entry.state) if entry is not None else "Slurm does not know it any more"
+        word = entry.state if entry is not None else self._accounted()
+        state = "STOPPED" if self._is_stopped or word == "CANCELLED" else "FAILED"
+        then = reasons.ENDED.get(word, word) or "Slurm does not know it any more"
         error = None if self._is_stopped else f"{outcome['why']}, then {then}"
         return {
             **found, "state": state, "waiting": None, "error": error,
@@ -201,7 +238,12 @@ class _Looked:
         found = self._merged(life, is_alive=False)
         if self._is_stopped:
             return {**found, "state": "STOPPED", "error": None}
-        word = entry.state if entry is not None else accounts.state_of(life.id, self._folder.of(life) / "sacct")
+        kept = self._folder.accounted(str(life))
+        if entry is not None:
+            accounts.keep(entry.state, kept)
+        word = entry.state if entry is not None else accounts.state_of(life.id, kept)
+        if self._folder.is_broadcast() and word != "FAILED":
+            return self._unseen(word, found)
         if word in ("", "COMPLETED", "FAILED"):
             return found
         why = reasons.ENDED.get(word, f"Slurm says {word}")
@@ -209,6 +251,16 @@ class _Looked:
             return {**found, "state": "STOPPED", "error": f"{why}, not by paceline"}
         again = f"paceline resubmit {self._folder.name} goes on from its last checkpoint"
         return {**found, "state": "FAILED", "error": f"{why}; {again}"}
+
+    def _unseen(self, word: str, found: dict[str, Any]) -> dict[str, Any]:
+        """A job that has ended, and whose nodes' disks say more of it than is here; `word` is Slurm's for how."""
+        if self._is_stopped:
+            return {**found, "state": "STOPPED", "error": None}
+        from . import mirror  # takes long to import
+
+        state, why = mirror.ended(self._folder, word)
+        code = 0 if state == "SUCCEEDED" else found["exit_code"] or 1
+        return {**found, "state": state, "error": why, "exit_code": code, "waiting": None}
 
     def _merged(self, life: Life, *, is_alive: bool) -> dict[str, Any]:
         """The record of all nodes of a life; FAILED if one refused the job."""
@@ -226,24 +278,27 @@ class _Looked:
 
     def _entry(self) -> Entry | None:
         """Its Slurm job, the newest."""
-        ids = self._folder.ids
+        mine, ids = self._folder.identity(self._job), self._folder.ids
         if not ids:
-            array, task = (self._job.get("task") or [self._job["job_id"], None])[:2]
-            for entry in self._queue.of(array):  # its client was ended before it noted the number
+            task = (self._job.get("task") or [None, None])[1]
+            for entry in self._queue.of(mine):  # its client was ended before it noted the number
                 if task is not None and not entry.task.endswith(f"_{task}"):
                     continue
                 with contextlib.suppress(OSError):
-                    self._folder.add_id(entry.task or entry.id)
-                ids.append(entry.task or entry.id)
-        found = self._queue.entry(ids[-1]) if ids else None
-        mine = (self._job.get("task") or [self._job["job_id"]])[0]
-        return found if found is None or self._is_allocated or found.job_id == mine else None
+                    self._folder.add_id(entry.number)
+                ids.append(entry.number)
+        return self._queue.entry(ids[-1], None if self._is_allocated else mine) if ids else None
 
     def _asked_since(self) -> float:
-        """From when on Slurm's answers name its Slurm job."""
+        """From when on Slurm's answers name its Slurm job, by the clock of the disk."""
         if self._folder.ids:
             return _time_of(self._folder, self._folder.path / "ids")
-        return float(self._job["created"]) + _SUBMITTING
+        return _time_of(self._folder, self._folder.job) + _SUBMITTING
+
+    def _accounted(self) -> str:
+        """How its newest Slurm job has ended by Slurm's accounts; "" if they do not say it."""
+        ids = self._folder.ids
+        return accounts.state_of(ids[-1], self._folder.accounted(ids[-1])) if ids else ""
 
     def _is_known_gone(self, since: float) -> bool:
         """Whether Slurm has answered later than this, and did not name it."""
@@ -273,6 +328,13 @@ class _Looked:
         }  # fmt: skip
 
 
+def is_requeued(folder: JobFolder, life: Life, queue: Queue) -> bool:
+    """Whether Slurm has taken a life's nodes away and starts the job again; agents that it killed do not say so."""
+    job = read_json(folder.job)
+    entry = _Looked(folder, job, queue)._entry() if job is not None else None
+    return entry is not None and not entry.is_over and entry.id == life.id and entry.restarts > life.restarts
+
+
 def merged_of(folder: JobFolder, life: Life, *, is_alive: bool) -> dict[str, Any] | None:
     """The record of the nodes of a life; None if none has written anything.
 
@@ -281,12 +343,23 @@ def merged_of(folder: JobFolder, life: Life, *, is_alive: bool) -> dict[str, Any
         life: of it.
         is_alive: whether the nodes may still work on it.
     """
-    parts = []
-    for run in folder.runs(life):
+    runs, parts = folder.runs(life), []
+    for run in _there(runs) if is_alive else runs:
         part = records.record(run.path, list, lambda _: is_alive)
         if part is not None:
             parts.append(with_ids(run, part))
     return merged(parts)[0] if parts else None
+
+
+def _there(runs: list[RunDirectory]) -> list[RunDirectory]:
+    """Those of the nodes of the last attempt, and of nodes that may be about to take part in it; others are lost."""
+    starts = {run.path: start for run in runs if (start := (run.read_status() or {}).get("start")) is not None}
+    with contextlib.suppress(KeyError, IndexError, TypeError, ValueError):  # damaged, or none has begun
+        last = max(starts.values(), key=lambda start: start["attempt"])
+        ids = {node["id"] for node in last["nodes"]}
+        lost = {path for path, start in starts.items() if start["nodes"][start["node_rank"]]["id"] not in ids}
+        return [run for run in runs if run.path not in lost]
+    return runs
 
 
 def runs_of(folder: JobFolder) -> list[tuple[Life, list[RunDirectory]]]:
@@ -309,7 +382,7 @@ def _command(spec: dict[str, Any]) -> str:
 
 
 def _time_of(folder: JobFolder, path: Any = None) -> float:
-    """When the last thing happened to a job."""
+    """When the last thing happened to a job, or to one of its files, by the clock of the disk."""
     times = [0.0]
     for each in (path,) if path is not None else (folder.path, folder.stop, folder.output):
         with contextlib.suppress(OSError):

@@ -1,0 +1,103 @@
+"""The container in which the agents and ranks of a job run, and what they see of the machine there.
+
+Sources: https://apptainer.org/docs/user/main/bind_paths_and_mounts.html and https://github.com/NVIDIA/pyxis.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.node.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_PATHS = ("/", "./", "../", "~")  # what the image of pyxis begins with if it is a file
+
+
+def described(
+    given: Mapping[str, str] | None,
+    job: Mapping[str, Any],
+    place: Path,
+    data: Iterable[Mapping[str, Any]],
+    *,
+    is_here: bool = True,
+) -> dict[str, Any] | None:
+    """The container of a job: its `program`, its `image` and the `binds`, folders that it sees; None if it has none.
+
+    Args:
+        given: the program and the image that the user has named.
+        job: as a `JobSpec` in JSON.
+        place: the job's folder.
+        data: its volumes.
+        is_here: whether this machine sees what the nodes see.
+
+    Raises:
+        Refused: there is no such image, or a folder cannot be shown in a container.
+    """
+    if given is None:
+        return None
+    folders = [place.parent.parent, *(_whole(source["path"]) for source in data)]
+    if job["code"] is None:
+        folders.append(_whole(job["working_dir"]))
+    if job["checkpoint_dir"] is not None and os.path.isabs(os.path.expanduser(job["checkpoint_dir"])):
+        folders.append(_there(_whole(job["checkpoint_dir"])))
+    binds = [str(folder) for folder in _outermost(folders)]
+    for folder in binds:
+        if any(letter in folder for letter in ",:"):
+            raise Refused(f"{folder}: {given['program']} cannot show a folder with ',' or ':' in its name; rename it")
+    return {
+        "program": given["program"],
+        "image": _image(given["program"], given["image"], is_here=is_here),
+        "binds": binds,
+    }
+
+
+def flags(container: Mapping[str, Any] | None) -> list[str]:
+    """Flags of srun."""
+    if container is None or container["program"] != "pyxis":
+        return []
+    mounts = ",".join(f"{folder}:{folder}" for folder in container["binds"])
+    image = [f"--container-image={container['image']}", f"--container-mounts={mounts}"]
+    return [*image, "--container-mount-home", "--no-container-remap-root"]
+
+
+def command(container: Mapping[str, Any] | None) -> list[str]:
+    """What goes before the command that runs in the container."""
+    if container is None or container["program"] == "pyxis":
+        return []
+    binds = [f"--bind={folder}" for folder in container["binds"]]
+    return [container["program"], "exec", "--nv", *binds, container["image"]]
+
+
+def _image(program: str, image: str, *, is_here: bool) -> str:
+    """An image as the program takes it: the whole path of a file, or where it comes from.
+
+    Raises:
+        Refused: there is no such file.
+    """
+    if "://" in image or (program == "pyxis" and not image.startswith(_PATHS)):
+        return image
+    path = _whole(image)
+    if is_here and not path.exists():
+        raise Refused(
+            f"--image {image}: no {path} here; name a file on the shared disk, or for example docker://{image}"
+        )
+    return str(path)
+
+
+def _whole(path: str) -> Path:
+    return Path(os.path.abspath(os.path.expanduser(path)))
+
+
+def _there(folder: Path) -> Path:
+    """The innermost folder above that is there: the job makes the rest."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def _outermost(folders: Iterable[Path]) -> list[Path]:
+    """The same without those that are in others, and without /, which no container can show."""
+    found = sorted({folder for folder in folders if folder != Path("/")})
+    return [folder for folder in found if not any(other in folder.parents for other in found)]

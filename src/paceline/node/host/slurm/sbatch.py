@@ -1,0 +1,147 @@
+"""Calls sbatch: to check a job, and to submit it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from paceline.node.errors import Refused
+from paceline.node.host.protocol import client_is_gone
+
+from . import partitions, script
+from .commands import SECONDS, Away, Rejected, batch_environment, call
+from .queue import Queue
+
+if TYPE_CHECKING:
+    from paceline.node.store.home import Request
+
+    from .folder import JobFolder
+
+_TRIES = 3  # of sbatch, while Slurm does not answer
+_PAUSE = 2.0  # seconds between two of them
+_FREE = 60.0  # seconds that sbatch may take
+_UNAVAILABLE = "Requested node configuration is not available"  # also if nodes are down; sbatch lets it wait then
+_NUMBER = re.compile(r"^(\d+)", re.MULTILINE)
+
+
+class Limit:
+    """Asks, in another thread, for the time limit of a job that asks for none."""
+
+    def __init__(self, request: Request) -> None:
+        """Begin to ask."""
+        self._request = request
+        self._found: float | None = None
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
+
+    def answer(self) -> float | None:
+        """In seconds; None if there is none, it is not needed, or Slurm does not answer."""
+        self._thread.join()
+        return self._found
+
+    def _ask(self) -> None:
+        job, options = self._request["job"], script.given(self._request["options"]["slurm"])
+        if job["time_limit"] is None and "time" not in options:
+            with contextlib.suppress(Refused):
+                self._found = partitions.limit(options.get("partition", job["queue"] or ""))
+
+
+def tested(batch: str, request: Request) -> list[str]:
+    """Let Slurm check a script, and submit nothing; returns notes for the user.
+
+    Raises:
+        Refused: Slurm would refuse it, or does not answer.
+    """
+    try:
+        call("sbatch", "--test-only", env=batch_environment({}, None), text=batch)
+    except Rejected as error:
+        if _UNAVAILABLE in error.said and (down := _missing_nodes(request)):
+            return [f"it waits until nodes are back that are down or drained now: {', '.join(down)}"]
+        raise _refusal(error, request) from None
+    return []
+
+
+def _missing_nodes(request: Request) -> list[str]:
+    """The nodes that are not up and without which the job has too few; empty if it has too few with them, too."""
+    job, options = request["job"], script.given(request["options"]["slurm"])
+    asked = options.get("partition", job["queue"] or "")
+    needed = {"gpus": job["devices"] if isinstance(job["devices"], int) else 0, "cpus": job["cpus"] or 0}
+    fitting = [
+        node
+        for node in partitions.nodes()
+        if (not asked or set(asked.split(",")) & set(node["partitions"]))
+        and all(node[what] >= count for what, count in needed.items())
+        and node["memory"] >= (job["memory"] or 0)
+    ]
+    if len(fitting) < int(str(job["nodes"]).partition(":")[0]):
+        return []
+    return [f"{it['name']} ({it['state']})" for it in fitting if partitions.NOT_UP.search(it["state"])]
+
+
+def _refusal(error: Rejected, request: Request) -> Refused:
+    said = re.sub("^(allocation failure|Batch job submission failed): ", "", error.said)
+    wrong = re.search(r"Invalid (--[a-z-]+)", said)
+    hint = f"see what there is with paceline top node --on {request['target']}"
+    if wrong is not None:
+        hint = f"correct {wrong[1]}"
+    return Refused(f"Slurm refuses the job: {said}; {hint}")
+
+
+class Unknown(Refused):
+    """Slurm may have taken the job: it did not say so, and does not answer."""
+
+
+def submitted(folder: JobFolder, request: Request) -> str:
+    """The number of the new Slurm job.
+
+    If sbatch is not heard of, Slurm may have taken the job all the same. So its list is searched before the next try.
+
+    Raises:
+        Refused: Slurm refuses it, or does not answer.
+    """
+    for left in range(_TRIES - 1, -1, -1):
+        try:
+            said = call(
+                "sbatch",
+                "--parsable",
+                "--export=ALL",
+                str(folder.script),
+                env=batch_environment(request["secrets"], request["token"]),
+                seconds=_FREE,
+            )
+            number = _NUMBER.search(said)
+            if number is None:
+                raise Refused(f"sbatch says {said.strip()!r}, and no job number")
+            return str(number[1])
+        except Rejected as error:
+            raise _refusal(error, request) from None
+        except Away as error:
+            try:
+                taken = _taken(folder)
+            except Away:
+                if left:
+                    time.sleep(_PAUSE)
+                    continue
+                raise Unknown(f"{error}; Slurm may have taken it: see paceline get {folder.name}") from None
+            if taken is not None:
+                return taken
+            if not left or client_is_gone():
+                raise Refused(f"{error}; nothing was submitted") from None
+            time.sleep(_PAUSE)  # nothing says when the controller is back
+    raise AssertionError
+
+
+def _taken(folder: JobFolder) -> str | None:
+    """The number under which Slurm has a job although its sbatch failed; None if it has none.
+
+    Raises:
+        Away: that is not known.
+    """
+    queue = Queue(folder.root, 0.0, SECONDS)
+    found = queue.of(folder.identity(folder.read()))
+    if not found and queue.problem is not None:
+        raise Away(str(queue.problem))
+    return (found[0].task.partition("_")[0] or str(found[0].id)) if found else None

@@ -1,0 +1,166 @@
+"""Which Slurm job is a job's own: other clusters, other submissions of its script, sites that change comments."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.conftest import eventually
+
+if TYPE_CHECKING:
+    from .client import Client
+    from .cluster import Cluster
+
+SETTINGS = '[targets.lab]\nbackend = "slurm"\n'
+FOREVER = "import threading; print('here', flush=True); threading.Event().wait()"
+
+
+@pytest.fixture
+def user(client: Client) -> Client:
+    (client.folder / "paceline.toml").write_text(SETTINGS)
+    return client
+
+
+def job(user: Client, name: str = "it") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(user.paceline("get", "--on", "lab", name, "-o", "json").stdout)
+    return found
+
+
+def submit(user: Client, script: str, *flags: str, name: str = "it") -> None:
+    user.paceline("submit", "--on", "lab", "--name", name, *flags, user.script(script))
+
+
+def reaches(user: Client, state: str, name: str = "it") -> None:
+    eventually(lambda: job(user, name)["state"] == state, f"{name} is {state}; it is {job(user, name)}")
+
+
+def other_cluster(user: Client, cluster: Cluster, rows: str) -> None:
+    """Let the login node be that of another cluster with the same home, whose squeue says this."""
+    (user.folder / "rows").write_text(rows)
+    cluster.break_command(
+        "scontrol", 'case "$*" in "show config") echo "ClusterName = Other";; *) exec "$real" "$@";; esac'
+    )
+    cluster.break_command(
+        "squeue", f'case "$SLURMD_NODENAME" in "") cat {user.folder}/rows;; *) exec "$real" "$@";; esac'
+    )
+    for path in user.folder.rglob("clusters.json"):  # as on another machine
+        path.unlink()
+
+
+def test_a_cluster_that_shares_the_home(user: Client, cluster: Cluster) -> None:
+    from paceline.node.host.slurm.queue import _FIELDS
+
+    submit(user, "pass", name="done")
+    reaches(user, "SUCCEEDED", "done")
+    submit(user, FOREVER)
+    submit(user, FOREVER, "--slurm", "hold", name="waits")
+    reaches(user, "RUNNING")
+    mine = job(user)
+    columns = {"JobID": mine["external_id"], "State": "FAILED", "Name": "it", "Comment": "another's"}
+    other_cluster(user, cluster, "".join(columns.get(name, "").ljust(width) for name, width in _FIELDS.items()) + "\n")
+    cluster.forget_calls()
+    listed = user.paceline("list", "--on", "lab")
+    for name, state in (("it", "RUNNING"), ("done", "SUCCEEDED"), ("waits", "PENDING")):
+        assert re.search(rf"^{name} +{state} ", listed.stdout, re.M), listed.stdout
+    assert "it, waits: in the Slurm cluster lab, and this machine belongs to other" in listed.stderr, listed.stderr
+    assert "it is in the Slurm cluster lab" in job(user, "waits")["waiting"]
+    for verb in (
+        ("stop", "it"),
+        ("stop", "--now", "waits"),
+        ("delete", "--force", "it"),
+        ("attach", "it", "--", "true"),
+    ):
+        refused = user.paceline(verb[0], "--on", "lab", *verb[1:], check=False)
+        assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1, refused
+        assert "it is in the Slurm cluster lab" in refused.stderr, refused.stderr
+    assert user.paceline("logs", "--on", "lab", "it").stdout == "here\n"
+    user.paceline("delete", "--on", "lab", "done")
+    calls = [call.split()[0] for call in cluster.calls]
+    assert calls.count("scontrol") == 1 and set(calls) <= {"scontrol", "squeue"}, calls
+    for name in ("scontrol", "squeue"):
+        cluster.break_command(name, 'exec "$real" "$@"')
+    for path in user.folder.rglob("clusters.json"):
+        path.unlink()
+    assert job(user)["state"] == "RUNNING"
+    user.paceline("stop", "--on", "lab", "it", "waits")
+    reaches(user, "STOPPED")
+
+
+def test_a_script_that_is_submitted_by_hand(user: Client, cluster: Cluster) -> None:
+    submit(user, FOREVER)
+    reaches(user, "RUNNING")
+    (script,) = user.folder.rglob("slurm/it/batch.sh")
+    number = cluster.slurm("sbatch", "--parsable", str(script)).strip()
+    said = lambda: f"Slurm job {number} is none of the job it" in (script.parent / "slurm.out").read_text()  # noqa: E731
+    eventually(said, "it refuses to work")
+    eventually(lambda: f"JobId={number} " in (shown := cluster.slurm("scontrol", "show", "job", number))
+               and "JobState=FAILED" in shown, "it has ended")  # fmt: skip
+    assert job(user)["state"] == "RUNNING" and job(user)["external_id"] != number
+    assert user.paceline("logs", "--on", "lab", "it").stdout == "here\n"
+    user.paceline("stop", "--on", "lab", "it")
+    reaches(user, "STOPPED")
+
+
+def test_a_site_that_changes_comments(user: Client, cluster: Cluster) -> None:
+    submit(user, FOREVER, "--slurm", "hold")
+    number = job(user)["external_id"]
+    cluster.slurm("scontrol", "update", f"jobid={number}", "comment=billing: 7")
+    cluster.slurm("scontrol", "release", number)
+    reaches(user, "RUNNING")
+    submit(user, FOREVER, "--slurm", "hold", name="waits")
+    cluster.slurm("scontrol", "update", f"jobid={job(user, 'waits')['external_id']}", "comment=billing: 8")
+    user.paceline("stop", "--on", "lab", "it", "waits")
+    for name in ("it", "waits"):
+        reaches(user, "STOPPED", name)
+    eventually(lambda: not cluster.slurm("squeue", "--noheader"), "Slurm has no job any more")
+
+
+def test_attach_finds_the_node_of_a_rank(user: Client, cluster: Cluster) -> None:
+    submit(user, FOREVER, "--nnodes", "2")
+    reaches(user, "RUNNING")
+    nodes = {rank["rank"]: rank["node"] for rank in job(user)["instances"]}
+    for rank, node in nodes.items():
+        assert user.paceline("attach", "--on", "lab", "it", "-i", str(rank), "--", "uname", "-n").stdout == f"{node}\n"
+    assert any(call.startswith("srun ") and "--nodelist=n1" in call for call in cluster.calls), cluster.calls
+    user.paceline("stop", "--on", "lab", "it")
+    reaches(user, "STOPPED")
+
+
+def test_a_controller_that_hangs(user: Client, cluster: Cluster) -> None:
+    submit(user, FOREVER)
+    reaches(user, "RUNNING")
+    cluster.break_command("squeue", "exec sleep 600")
+    cluster.break_command("scancel", "exec sleep 600")
+    eventually(lambda: "squeue does not answer within" in user.paceline("list", "--on", "lab").stderr, "it is said")
+    assert job(user)["state"] == "RUNNING"
+    stopped = user.paceline("stop", "--on", "lab", "it", check=False)
+    assert stopped.returncode == 2 and len(stopped.stderr.splitlines()) == 1, stopped.stderr
+    assert "it was tried for 30 s, nothing was stopped, try again" in stopped.stderr
+    for name in ("squeue", "scancel"):
+        cluster.break_command(name, 'exec "$real" "$@"')
+    user.paceline("stop", "--on", "lab", "it")
+    reaches(user, "STOPPED")
+
+
+def test_a_job_that_is_suspended(user: Client, cluster: Cluster) -> None:
+    submit(user, FOREVER)
+    reaches(user, "RUNNING")
+    cluster.slurm("scontrol", "suspend", job(user)["external_id"])
+    eventually(lambda: "Slurm has suspended it" in (job(user)["waiting"] or ""), "it is shown")
+    refused = user.paceline("stop", "--on", "lab", "it", check=False)
+    assert refused.returncode == 2 and re.fullmatch(r".*job it is suspended in Slurm, .*\n", refused.stderr), refused
+    user.paceline("stop", "--on", "lab", "--now", "it")
+    reaches(user, "STOPPED")
+
+
+def test_attach_to_a_job_that_was_requeued_and_is_held(user: Client, cluster: Cluster) -> None:
+    submit(user, FOREVER)
+    reaches(user, "RUNNING")
+    cluster.slurm("scontrol", "requeuehold", job(user)["external_id"])
+    eventually(lambda: "held" in (job(user)["waiting"] or ""), "it is shown")
+    refused = user.paceline("attach", "--on", "lab", "it", "--", "true", check=False)
+    assert refused.returncode == 2 and "job it does not run now: Slurm has requeued it" in refused.stderr, refused
+    user.paceline("stop", "--on", "lab", "it")
+    reaches(user, "STOPPED")

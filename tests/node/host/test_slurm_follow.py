@@ -1,0 +1,57 @@
+"""A client in the foreground that is gone: its job is stopped before the process that followed it ends."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from paceline.node.host.slurm import follow, mirror, verbs
+from paceline.node.host.slurm.folder import JobFolder
+from paceline.node.store.home import Home
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_a_job_is_stopped_before_its_follower_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone, stopped, ended = threading.Event(), threading.Event(), threading.Event()
+
+    class Answers:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def answers(self) -> Any:
+            return ({"waiting": str(number)} for number in itertools.count())
+
+    def order() -> str:
+        gone.wait(60)
+        return ""
+
+    def stop(*_: Any, **__: Any) -> None:
+        assert not stopped.wait(0.5), "Slurm takes a moment"
+        stopped.set()
+
+    class Unmirrored:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(follow, "_Following", Answers)
+    monkeypatch.setattr(follow, "next_order", order)
+    monkeypatch.setattr(mirror, "Following", Unmirrored)
+    monkeypatch.setattr(verbs, "stop", stop)
+    monkeypatch.setattr(os, "_exit", lambda _: ended.set())
+    answers = follow.follow(Home(tmp_path), JobFolder(tmp_path / "it"), {})
+    assert next(answers) == {"waiting": "0"}
+    gone.set()
+    answers.close()  # as a write fails that nobody reads
+    assert stopped.is_set() and ended.is_set()

@@ -1,0 +1,295 @@
+"""What Slurm is asked about a user's jobs, how often, and whose jobs are whose."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.conftest import GENEROUS
+
+from paceline.job.spec import JobSpec
+from paceline.node.errors import Refused
+from paceline.node.host.slurm import accounts, cluster, queue, verbs
+from paceline.node.host.slurm.folder import Identity, JobFolder, Life
+from paceline.node.host.slurm.jobs import Jobs
+from paceline.node.host.slurm.queue import _FIELDS, Queue
+from paceline.node.rundir.directory import RunDirectory
+from paceline.node.store.home import Home
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CONFIG = 'echo "$@" >> "$(dirname "$0")/../asked"; echo "ClusterName             = Here"'
+
+
+def squeue(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    (folder / "bin").mkdir(exist_ok=True)
+    for name, does in (("squeue", f"echo called >> {folder}/calls\n{body}"), ("scontrol", CONFIG)):
+        command(folder, name, does)
+    for name in ("SLURM_JOB_ID", "SLURM_CLUSTER_NAME", "SLURM_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", f"{folder}/bin:/usr/bin:/bin")
+
+
+def command(folder: Path, name: str, body: str) -> None:
+    path = folder / "bin" / name
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+
+
+def line(**columns: str) -> str:
+    return "".join(columns.get(name, "").ljust(width) for name, width in _FIELDS.items())
+
+
+@pytest.fixture
+def still(monkeypatch: pytest.MonkeyPatch) -> float:
+    """The disk's clock stands still: answers are not too old because this machine is slow."""
+    monkeypatch.setattr(queue, "disk_time", lambda _: 1e9)
+    return 1e9
+
+
+def test_squeue_is_asked_once_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, still: float) -> None:
+    rows = [line(JobID="7", State="PENDING", Reason="Priority", StartTime="1700000000", Comment="paceline:abc")]
+    rows.append(line(JobID="8", State="RUNNING", RestartCnt="2", Comment="mine"))
+    (tmp_path / "rows").write_text("\n".join(rows) + "\n")
+    squeue(tmp_path, monkeypatch, f"cat {tmp_path}/rows")
+    for _ in range(20):
+        found = Queue(tmp_path / "root")
+        entry = found.entry("7", None)
+        assert entry is not None and entry.is_pending and entry.start == 1700000000 and entry.job_id == "abc"
+        other = found.entry("8", None)
+        assert other is not None and other.is_running and (other.restarts, other.job_id) == (2, "")
+        assert found.entry("9", None) is None
+    assert (tmp_path / "calls").read_text() == "called\n"
+    assert (tmp_path / "asked").read_text() == "show config\n", "the name of the cluster is remembered"
+
+
+@pytest.mark.parametrize(
+    ("failures", "age", "is_asked"),
+    [(0, 9, False), (0, 11, True), (1, 15, False), (1, 25, True), (2, 35, False), (9, 55, False), (9, 61, True)],
+)
+def test_squeue_is_asked_less_often_while_slurm_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, still: float, failures: int, age: float, is_asked: bool
+) -> None:
+    squeue(tmp_path, monkeypatch, "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    problem = "it was down" if failures else None
+    kept = {"time": 0.0, "entries": [], "asked": still - age, "failures": failures, "problem": problem}
+    assert cluster.asked(tmp_path, GENEROUS) == "here"
+    (tmp_path / "squeue-here.json").write_text(json.dumps(kept))
+    found = Queue(tmp_path)
+    assert found.entry("7", None) is None and not found.knows_since(0.0)
+    assert (tmp_path / "calls").exists() == is_asked
+    if is_asked:
+        assert "slurmctld" in str(found.problem)
+        assert json.loads((tmp_path / "squeue-here.json").read_text())["failures"] == failures + 1
+
+
+@given(st.binary(max_size=40))
+def test_a_damaged_answer_is_asked_for_again(data: bytes) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        squeue(Path(folder), patch, "exit 0")
+        (Path(folder) / "squeue-here.json").write_bytes(data)
+        assert Queue(Path(folder)).entry("7", None) is None
+
+
+@pytest.fixture
+def sacct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Sets what sacct runs."""
+    squeue(tmp_path, monkeypatch, "exit 0")
+    monkeypatch.setattr(accounts._Silence, "until", 0.0)
+    program = tmp_path / "bin" / "sacct"
+
+    def runs(body: str) -> None:
+        program.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$*\" >> {tmp_path}/calls\n{body}\n")
+        program.chmod(0o755)
+
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("said", "word"),
+    [
+        ("CANCELLED by 1000", "CANCELLED"), ("TIMEOUT", "TIMEOUT"), ("OUT_OF_MEMORY", "OUT_OF_MEMORY"),
+        ("NODE_FAIL", "NODE_FAIL"), ("PREEMPTED", "PREEMPTED"), ("COMPLETED", "COMPLETED"), ("RUNNING", ""), ("", ""),
+    ],
+)  # fmt: skip
+def test_sacct_is_asked_once(tmp_path: Path, sacct: Callable[[str], None], said: str, word: str) -> None:
+    sacct(f"echo '{said}'")
+    for _ in range(3):
+        assert accounts.state_of("12", tmp_path / "kept") == word
+    assert (tmp_path / "calls").read_text() == "-n -X -P -o State -j 12\n"
+    os.utime(tmp_path / "kept", (1, 1))
+    assert accounts.state_of("12", tmp_path / "kept") == word
+    assert (tmp_path / "calls").read_text().count("\n") == (1 if word else 2), "without an answer it is asked again"
+
+
+@pytest.mark.parametrize(
+    "said", ["Slurm accounting storage is disabled", "sacct: error: Unable to contact slurm controller"]
+)
+def test_an_sacct_that_fails_is_not_asked_for_each_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sacct: Callable[[str], None], said: str
+) -> None:
+    sacct(f"echo '{said}' >&2; exit 1")
+    for number in ("13", "14", "15"):
+        assert accounts.state_of(number, tmp_path / number) == ""
+    assert (tmp_path / "calls").read_text().count("\n") == 1
+    monkeypatch.setattr(accounts._Silence, "until", 0.0)
+    sacct("echo TIMEOUT")
+    assert accounts.state_of("16", tmp_path / "16") == "TIMEOUT"
+
+
+def job(folder: Path, **fields: Any) -> JobFolder:
+    """A job, made as a client does it."""
+    jobs = Jobs(folder / "root")
+    new = jobs.new("it")
+    new.job.write_text(json.dumps({"job_id": "abc", "task": None, "allocation": None, "cluster": "here", **fields}))
+    (new.path / "lives").mkdir()
+    made = jobs.settle(new)
+    assert made is not None
+    return made
+
+
+@pytest.mark.parametrize(
+    ("comment", "name", "place", "is_ours"),
+    [
+        ("paceline:abc", "it", "FOLDER", True),
+        ("site=7;paceline:abc queue=x", "renamed", "/", True),
+        ("paceline:other", "it", "FOLDER", False),
+        ("the site's own words", "it", "FOLDER", True),
+        ("", "it", "FOLDER", True),
+        ("", "it", "/home/me", False),
+        ("the site's own words", "its", "FOLDER", False),
+        ("x" * 1014 + "paceline:a", "it", "FOLDER", True),
+    ],
+)
+def test_only_the_jobs_own_slurm_job_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comment: str, name: str, place: str, is_ours: bool
+) -> None:
+    it = job(tmp_path)
+    it.add_id("7")
+    where = place.replace("FOLDER", str(it.path))
+    (tmp_path / "rows").write_text(line(JobID="7", State="RUNNING", Comment=comment, Name=name, WorkDir=where) + "\n")
+    squeue(tmp_path, monkeypatch, f"cat {tmp_path}/rows")
+    command(tmp_path, "scancel", f'echo "$@" >> {tmp_path}/cancelled')
+    verbs.stop(it, now=True)
+    assert (tmp_path / "cancelled").exists() == is_ours
+    assert not is_ours or (tmp_path / "cancelled").read_text() == "--quiet 7\n"
+    found = Queue(it.root).of(it.identity(it.read()))
+    assert [entry.id for entry in found] == (["7"] if is_ours else [])
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_that_a_job_has_left_the_queue_is_seen_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: bool
+) -> None:
+    it = job(tmp_path)
+    it.add_id("7")
+    (tmp_path / "rows").write_text(line(JobID="7", State="PENDING", Comment="paceline:abc") + "\n")
+    squeue(tmp_path, monkeypatch, f"cat {tmp_path}/rows")
+    command(tmp_path, "scancel", f"sed -i s/PENDING/CANCELLED/ {tmp_path}/rows")
+    verbs.stop(it, now=now)
+    entry = Queue(it.root).entry("7", None)
+    assert entry is not None and entry.state == "CANCELLED"
+
+
+def test_a_job_of_an_array_is_known_by_the_arrays_name(tmp_path: Path) -> None:
+    it = JobFolder(tmp_path / "slurm" / "sweep-3")
+    assert it.identity({"job_id": "x", "task": ["abc", 3]}) == Identity("abc", "sweep", str(tmp_path / "slurm"))
+
+
+def test_stop_is_tried_for_a_while_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    it = job(tmp_path)
+    it.add_id("7")
+    squeue(tmp_path, monkeypatch, "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    clock = [0.0]
+    monkeypatch.setattr(
+        verbs, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda s: clock.append(clock.pop() + s))
+    )
+    with pytest.raises(Refused, match=r"slurmctld.*it was tried for 30 s, nothing was stopped, try again"):
+        verbs.stop(it, now=True, patience=30.0)
+    assert not it.is_stopped
+    assert len((tmp_path / "calls").read_text().splitlines()) == 1 + clock[0] / verbs._PAUSE == 16
+
+
+def test_the_wait_for_slurm_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    squeue(tmp_path, monkeypatch, "exec sleep 600")
+    found = Queue(tmp_path, seconds=1.0)
+    assert found.entry("7", None) is None
+    assert "does not answer within" in str(found.problem)
+    again = Queue(tmp_path, seconds=600.0)
+    assert again.entry("7", None) is None and again.problem is not None, "it is not asked again at once"
+
+
+def test_a_client_that_hangs_while_it_asks_does_not_hold_up_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    squeue(tmp_path, monkeypatch, "exit 0")
+    assert cluster.asked(tmp_path, GENEROUS) == "here"
+    listed = queue._listed
+    monkeypatch.setattr(queue, "_listed", lambda _: listed(GENEROUS))  # the limit is for the wait alone
+    with open(tmp_path / "squeue-here.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert Queue(tmp_path, seconds=1.0).knows_since(0.0)
+
+
+def test_clusters_that_share_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, still: float) -> None:
+    row = line(JobID="7", State="RUNNING", Comment="paceline:abc")
+    (tmp_path / "rows").write_text(row + "\n")
+    squeue(tmp_path, monkeypatch, f"cat {tmp_path}/rows")
+    assert Queue(tmp_path).entry("7", None) is not None
+    (tmp_path / "rows").write_text("")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm/that.conf")
+    command(tmp_path, "scontrol", "echo ClusterName = that")
+    there = Queue(tmp_path)
+    assert there.entry("7", None) is None, "the answers of one are not those of the other"
+    assert there.elsewhere({"cluster": "here"}) == "it is in the Slurm cluster here, and this machine belongs to that"
+    assert there.elsewhere({"cluster": "that"}) == there.elsewhere({}) == ""
+    monkeypatch.delenv("SLURM_CONF")
+    assert Queue(tmp_path).entry("7", None) is not None
+    assert (tmp_path / "calls").read_text() == "called\n" * 2
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "That")
+    assert Queue(tmp_path).entry("7", None) is None, "a job knows its cluster"
+
+
+def test_a_suspended_job_can_only_be_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    it = job(tmp_path)
+    it.add_id("7")
+    (tmp_path / "rows").write_text(line(JobID="7", State="SUSPENDED", Comment="paceline:abc") + "\n")
+    squeue(tmp_path, monkeypatch, f"cat {tmp_path}/rows")
+    command(tmp_path, "scancel", f'echo "$@" >> {tmp_path}/cancelled')
+    with pytest.raises(Refused, match=r"job it is suspended in Slurm, so it cannot save; end it with .* --now it, or"):
+        verbs.stop(it, now=False)
+    assert not it.is_stopped and not (tmp_path / "cancelled").exists()
+    verbs.stop(it, now=True)
+    assert it.is_stopped and (tmp_path / "cancelled").read_text() == "--quiet 7\n"
+
+
+def test_a_requeued_job_whose_agents_were_killed_has_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = {**JobSpec(script="train.py").for_node(), "name": "it"}
+    it = job(tmp_path, spec=spec, created=1.0, options={"slurm": {}}, data=[], node={"working_dir": "/"})
+    it.add_id("7")
+    run = RunDirectory(it.part(Life("7", 0), 0) / "it")
+    run.path.mkdir(parents=True)
+    run.spec.write_text(json.dumps(spec))
+    agent = {"pid": 1, "host": "n0", "boot_id": "x", "start_time": 1}
+    run.status.write_text(json.dumps({"state": "RUNNING", "ranks": [], "agent": agent, "attempt": 0}))
+    row = {"JobID": "7", "Comment": "paceline:abc"}
+    squeue(tmp_path, monkeypatch, f"cat {tmp_path}/rows")
+    request = {"name": "it", "rank": 0}
+    (tmp_path / "rows").write_text(line(State="RUNNING", RestartCnt="0", **row) + "\n")
+    assert verbs.slurm_shell(Home(it.root), request)["node"] == "n0"
+    (it.root / "squeue-here.json").unlink()
+    (tmp_path / "rows").write_text(line(State="PENDING", RestartCnt="1", Reason="JobHeldUser", **row) + "\n")
+    with pytest.raises(Refused, match="job it does not run now: Slurm has requeued it; its user holds it"):
+        verbs.slurm_shell(Home(it.root), request)

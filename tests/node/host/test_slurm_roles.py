@@ -1,0 +1,79 @@
+"""What Slurm starts on a node: the agent's beginning, and the end of the batch script, without Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from paceline.contract.slurm import agreed_port
+from paceline.node import ENTRY
+from paceline.node.host.slurm.folder import JobFolder, Life
+from paceline.node.host.slurm.jobs import Jobs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LIFE = Life("7", 0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> JobFolder:
+    jobs = Jobs(tmp_path)
+    made = jobs.settle(jobs.new("it"))
+    assert made is not None
+    (made.path / "lives").mkdir()
+    made.add_id("7")
+    for name in ("sbatch", "scancel", "scontrol"):
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/calls\n')
+        path.chmod(0o755)
+    return made
+
+
+def describe(folder: JobFolder, **more: Any) -> None:
+    spec = {"secrets": [], "nodes": "2"}
+    stored = {"job_id": "id", "created": 1.0, "spec": spec, "node": spec, "options": {}, "data": [], **more}
+    folder.job.write_text(json.dumps(stored))
+
+
+def start(folder: JobFolder, role: str, *args: str, **env: str) -> int:
+    """The exit code of a role on the first of two nodes."""
+    own = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "localhost,n1", **env}
+    path = f"{folder.path.parent.parent}/bin:{os.environ['PATH']}"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    command = [sys.executable, ENTRY, role, str(folder.path), *args]
+    return subprocess.run(command, env={**kept, **own, "PATH": path}, check=False).returncode
+
+
+def test_ports_are_none_that_linux_gives_to_connections() -> None:
+    assert {20000 <= agreed_port(str(number)) < 32768 for number in range(2000)} == {True}
+
+
+def test_a_port_that_is_taken(folder: JobFolder) -> None:
+    describe(folder)
+    port = agreed_port("7", "0.0")
+    ranks = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    step = {**ranks, "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    with socket.create_server(("", port)):
+        assert start(folder, "slurm", **step) == 2
+    (said,) = folder.refusals(LIFE)
+    assert f"cannot listen on port {port}, which follows from the number of the Slurm job" in said
+    assert said.endswith("start it again to get another port: paceline resubmit it")
+
+
+def test_a_chain_ends_with_a_job_that_never_trained(folder: JobFolder) -> None:
+    describe(folder, options={"chain": True})
+    folder.of(LIFE).mkdir()
+    (folder.of(LIFE) / "warned").write_text("limit\n")
+    assert start(folder, "slurm-finish", "143") != 0
+    outcome = folder.outcome(LIFE)
+    assert outcome is not None and (outcome["next"], outcome["state"], outcome["exit_code"]) == (None, "FAILED", 124)
+    assert outcome["why"] == "its time limit ended before its ranks had started; give it a longer --time-limit"
+    assert not (folder.path.parent.parent / "calls").exists(), "no other job was submitted"
