@@ -144,7 +144,8 @@ def disagreements() -> None:
     if handle is not None:
         with pytest.raises(ValueError, match="Duplicate tensor name 'twice'"):
             hvd.allreduce_async(torch.ones(1), name="twice")
-    else:
+    hvd.barrier()  # until here, the other rank has not come
+    if handle is None:
         handle = hvd.allreduce_async(torch.ones(1), name="twice")
     hvd.synchronize(handle)
     for splits in ([1] * (size + 1), [9] * size, torch.tensor([1.0] * size), [-1, 3, 0][:size]):
@@ -310,11 +311,11 @@ def test_a_single_rank_needs_nobody() -> None:
 
 
 def test_machines_with_different_numbers_of_ranks() -> None:
-    machines = {0: "a", 1: "b", 2: "b", 3: "c", 4: "c"}
+    nodes = {0: 1, 1: 2, 2: 2}
     second = Placement(rank=4, world_size=5, local_rank=1, local_world_size=2, node_rank=2, node_count=3)
-    assert basics._cross(second, machines) == (1, 2)  # of b and c, which have a second rank
+    assert basics.cross_of(second, nodes) == (1, 2)  # of the two that have a second rank
     first = Placement(rank=3, world_size=5, local_rank=0, local_world_size=2, node_rank=2, node_count=3)
-    assert basics._cross(first, machines) == (2, 3)
+    assert basics.cross_of(first, nodes) == (2, 3)
 
 
 def test_what_is_not_there_says_what_to_use() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -14,14 +15,20 @@ from paceline.horovod import basics
 from tests.conftest import eventually, free_port
 from tests.train.launching import launch
 
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Semaphore
 
-def killed(rank: int, port: int, answers: multiprocessing.Queue[str]) -> None:
+
+def killed(rank: int, port: int, answers: multiprocessing.Queue[str], ended: Semaphore) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     hvd.init()
     hvd.allreduce(torch.ones(1), name="before")
     if rank == 1:
+        for _ in range(2):
+            ended.acquire()  # else it may fail on the others, for which it has not ended yet
         os.kill(os.getpid(), signal.SIGKILL)
+    ended.release()
     for name in ("after", "another"):
         with pytest.raises(hvd.HorovodInternalError, match=r"rank 1 is gone"):
             hvd.allreduce(torch.ones(1), name=name)
@@ -31,8 +38,8 @@ def killed(rank: int, port: int, answers: multiprocessing.Queue[str]) -> None:
 
 def test_a_rank_that_is_killed_fails_what_the_others_wait_for() -> None:
     context = multiprocessing.get_context("fork")
-    answers, port = context.Queue(), free_port()
-    processes = [context.Process(target=killed, args=(rank, port, answers)) for rank in range(3)]
+    answers, port, ended = context.Queue(), free_port(), context.Semaphore(0)
+    processes = [context.Process(target=killed, args=(rank, port, answers, ended)) for rank in range(3)]
     for process in processes:
         process.start()
     try:
@@ -47,10 +54,11 @@ def shut_down() -> str:
     torch.set_num_threads(1)
     hvd.init()
     rank = hvd.rank()
-    done = hvd.allreduce_async(torch.ones(1), name="done", op=hvd.Sum)
     message = ""
     if rank:
         waits = hvd.allreduce_async(torch.ones(1), name="waits")
+    done = hvd.allreduce_async(torch.ones(1), name="done", op=hvd.Sum)  # from here on, rank 0 may shut down
+    if rank:
         with pytest.raises(hvd.HorovodInternalError) as failure:
             hvd.synchronize(waits)
         message = str(failure.value)
@@ -86,3 +94,14 @@ def stalled() -> None:
 
 def test_ranks_that_are_missing_are_named_and_given_up() -> None:
     launch(stalled, nproc=2)
+
+
+def only_begins() -> None:
+    hvd.init()
+    hvd.shutdown()
+    hvd.init()
+
+
+def test_a_rank_may_end_while_others_still_begin() -> None:
+    for _ in range(8):  # without order among them about every fourth fails
+        launch(only_begins, nproc=4)

@@ -114,7 +114,7 @@ def test_joined_ranks_count_as_ready_and_the_last_one_is_named() -> None:
 def test_what_waits_names_the_missing_ranks() -> None:
     negotiator = Negotiator(3)
     negotiator.receive(1, 0, [allreduce("a")])
-    assert [(name, missing) for name, _, missing in negotiator.waiting(0.0)] == [("a", [0, 2])]
+    assert [(name, missing) for name, _, missing in negotiator.waiting(0.0)] == [("allreduce.a", [0, 2])]
 
 
 def test_alike_operations_are_fused_up_to_the_threshold() -> None:

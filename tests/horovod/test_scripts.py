@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.conftest import free_port
+
 if TYPE_CHECKING:
     from tests.conftest import Paceline
 
@@ -94,3 +96,30 @@ def test_a_killed_rank_costs_what_was_done_since_the_last_commit(paceline: Pacel
     assert "from 0" in done.stdout
     assert "from 2" in done.stdout or "from 3" in done.stdout
     assert "weight 4.0" in done.stdout
+
+
+UNEVEN = """
+    import os
+    import horovod.torch as hvd
+
+    hvd.init()
+    place = (hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), hvd.is_homogeneous())
+    print("places", hvd.allgather_object(place))
+    assert "HOROVOD_CROSS_SIZE" not in os.environ
+"""
+
+
+def test_machines_may_have_different_numbers_of_ranks(paceline: Paceline) -> None:
+    script = paceline.script(UNEVEN)
+    meet = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--nnodes", "3")
+    counts = ("1", "3", "2")  # 3 nodes of 2 ranks would be as many
+    parts = [
+        paceline.start("run", "-n", count, *meet, "--node-rank", str(rank), "--name", f"part{rank}", script)
+        for rank, count in enumerate(counts)
+    ]
+    out, err = parts[0].communicate()
+    for part in parts[1:]:
+        part.communicate()
+    assert [part.returncode for part in parts] == [0, 0, 0], err
+    rows = [(0, 1, 0, 3), (0, 3, 1, 3), (1, 3, 0, 2), (2, 3, 0, 1), (0, 2, 2, 3), (1, 2, 1, 2)]
+    assert f"places {[(*row, False) for row in rows]}" in out

@@ -43,15 +43,22 @@ class HorovodContract(Contract):
         if p.local_world_size * p.node_count != p.world_size:
             raise ContractError(
                 f"horovod needs the same number of ranks on every node, but this node has {p.local_world_size} of "
-                f"{p.world_size} ranks on {p.node_count} nodes"
+                f"{p.world_size} ranks on {p.node_count} nodes; take as many on each, or add --horovod paceline"
             )
+        return {
+            **self.write_on_any_nodes(p),
+            "HOROVOD_CROSS_RANK": str(p.node_rank),
+            "HOROVOD_CROSS_SIZE": str(p.node_count),
+        }
+
+    def write_on_any_nodes(self, placement: Placement) -> Variables:
+        """The variables without those that follow from equal nodes; paceline's own API finds out about nodes itself."""
+        p = placement
         return {
             "HOROVOD_RANK": str(p.rank),
             "HOROVOD_SIZE": str(p.world_size),
             "HOROVOD_LOCAL_RANK": str(p.local_rank),
             "HOROVOD_LOCAL_SIZE": str(p.local_world_size),
-            "HOROVOD_CROSS_RANK": str(p.node_rank),
-            "HOROVOD_CROSS_SIZE": str(p.node_count),
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": p.main_address,
             "HOROVOD_GLOO_RENDEZVOUS_PORT": str(p.main_port),
             "HOROVOD_CONTROLLER": "gloo",

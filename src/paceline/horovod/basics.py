@@ -28,6 +28,7 @@ from .entries import Entry
 from .execution import Members
 from .negotiation import UNNAMED, Request
 from .settings import Settings
+from .sums import share_memory
 from .timeline import Timeline
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ _COLLECTIVE = timedelta(days=1)  # that a rank is gone is known from its connect
 _lock = threading.RLock()
 _state: _State | None = None
 _counts: dict[str, int] = {}
+_joins = 0  # that have ended
 _kept: list[Any] = []  # process groups are never freed: see `paceline.train.group.join.leave`
 
 
@@ -73,9 +75,9 @@ def init(
         ranks = _ranks_of(comm)
         placement, machines, store = meet(settings.start_timeout, ranks)
         if ranks is not None:
-            placement, machines = _part(ranks, placement, machines)
-        _counts.clear()
-        _state = _start(placement, machines, store, settings)
+            placement = _part(ranks, placement, machines)
+        _begin_counting(0)
+        _state = _start(placement, store, settings)
         sets.start(sets.Job(placement.rank, placement.world_size, add_process_set, remove_process_set))
         if settings.timeline:
             start_timeline(settings.timeline, settings.mark_cycles)
@@ -99,47 +101,55 @@ def shutdown() -> None:
 atexit.register(shutdown)
 
 
-def _start(placement: Placement, machines: dict[int, str], store: Store | None, settings: Settings) -> _State:
+def _start(placement: Placement, store: Store | None, settings: Settings) -> _State:
     rank, size = placement.rank, placement.world_size
-    is_even = placement.local_world_size * placement.node_count == size
-    cross = (placement.node_rank, placement.node_count) if is_even else _cross(placement, machines)
     if store is None:
         engine = Engine(rank, Members((0,), 0, None), {}, settings, lambda _, ranks: Members(ranks, 0, None))
-        return _State(placement, cross, True, engine, os.getpid())
-    store.set(f"network-{rank}", network())
-    networks = {bytes(store.get(f"network-{other}")) for other in range(size)}
+        return _State(placement, (0, 1), True, engine, os.getpid())
+    nodes, networks = _nodes(placement, store)
 
     def share(offer: connect.Offer | None) -> connect.Offer:
         if offer is not None:
             store.set("offer", json.dumps([offer, asdict(settings)]))
         return tuple(json.loads(store.get("offer"))[0])
 
-    links = connect.connect(rank, size, share, "horovod", local=len(networks) == 1)
+    links = connect.connect(rank, size, share, "horovod", local=len(set(networks)) == 1)
     common = json.loads(store.get("offer"))[1]
     for name in ("fusion_threshold", "cache_capacity"):
         settings = replace(settings, **{name: common[name]})
 
     def members(number: int, ranks: tuple[int, ...]) -> Members:
-        return Members(ranks, rank, _group(PrefixStore(f"set-{number}", store), ranks.index(rank), len(ranks)))
+        index, own = ranks.index(rank), PrefixStore(f"set-{number}", store)
+        shared = None
+        if len(ranks) > 1 and len({networks[other] for other in ranks}) == 1:
+            shared = share_memory(PrefixStore("memory", own), index, len(ranks), wanted=settings.shared_memory)
+        return Members(ranks, rank, _group(own, index, len(ranks)), shared)
 
     engine = Engine(rank, members(0, tuple(range(size))), links, settings, members)
-    return _State(placement, cross, is_even, engine, os.getpid())
+    return _State(placement, cross_of(placement, nodes), len(set(nodes.values())) == 1, engine, os.getpid())
 
 
-def _cross(placement: Placement, machines: dict[int, str]) -> tuple[int, int]:
-    """This machine's position among those that have a rank of this local rank, and their number."""
-    names = [machines[rank] for rank in sorted(machines)]
-    alike = [name for name in dict.fromkeys(names) if names.count(name) > placement.local_rank]
-    mine = machines[placement.rank]
-    if mine not in alike:  # the launcher counts several nodes on one machine
-        return placement.node_rank, placement.node_count
-    return alike.index(mine), len(alike)
+def _nodes(placement: Placement, store: Store) -> tuple[dict[int, int], list[str]]:
+    """The number of ranks of each node, and the network namespace of each rank. A collective of all ranks."""
+    store.set(f"node-{placement.rank}", json.dumps([placement.node_rank, placement.local_world_size, network()]))
+    found = [json.loads(store.get(f"node-{rank}")) for rank in range(placement.world_size)]
+    nodes: dict[int, int] = {}
+    for node, count, _ in found:
+        nodes[node] = max(count, nodes.get(node, 0))
+    return nodes, [where for *_, where in found]
+
+
+def cross_of(placement: Placement, nodes: dict[int, int]) -> tuple[int, int]:
+    """This node's position among those that have a rank of this local rank, and their number."""
+    alike = [node for node in sorted(nodes) if nodes[node] > placement.local_rank]
+    return alike.index(placement.node_rank), len(alike)
 
 
 def _group(store: Store, rank: int, size: int) -> Any:
     if size == 1:
         return None
-    group = ProcessGroupGloo(store, rank, size, _COLLECTIVE)
+    group: Any = ProcessGroupGloo(store, rank, size, _COLLECTIVE)
+    group.barrier().wait()  # a rank that ends now would break the connections that others still make
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
     return group
 
@@ -164,12 +174,12 @@ def _ranks_of(comm: Sequence[int] | Any | None) -> list[int] | None:
     return ranks
 
 
-def _part(ranks: list[int], placement: Placement, machines: dict[int, str]) -> tuple[Placement, dict[int, str]]:
+def _part(ranks: list[int], placement: Placement, machines: dict[int, str]) -> Placement:
     """This rank's place among some of the ranks."""
     there = {index: machines[rank] for index, rank in enumerate(ranks)}
     alone = replace(placement, rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, node_count=1)
     part = replace(alone, rank=ranks.index(placement.rank), world_size=len(ranks))
-    return with_neighbours(part, there, {}), there
+    return with_neighbours(part, there, {})
 
 
 # -- queries -----------------------------------------------------------------------------------------------------------
@@ -373,4 +383,16 @@ def unnamed(kind: str, process_set: int) -> str:
     with _lock:
         where = f"{kind}{process_set}"
         _counts[where] = _counts.get(where, -1) + 1
-        return f"{kind}{UNNAMED}{_counts[where]}"
+        return f"{kind}{UNNAMED}{f'{_joins}.' if _joins else ''}{_counts[where]}"
+
+
+def join_ended() -> None:
+    """Number operations without a name anew: the ranks have done different numbers of them."""
+    _begin_counting(_joins + 1)
+
+
+def _begin_counting(joins: int) -> None:
+    global _joins  # noqa: PLW0603 - see `_state`
+    with _lock:
+        _counts.clear()
+        _joins = joins

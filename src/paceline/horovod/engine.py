@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from paceline.train.control.forks import forget_in_children
 
 from .common.exceptions import HorovodInternalError
-from .execution import Execution, Members, zeros
+from .execution import Members, zeros
 from .fusion import Batch, Buffers, batches
+from .mixed import execute
 from .negotiation import Negotiator, Request, Response, numbers_of
 from .peers import Peer
 from .stall import StallCheck
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("paceline")
 _END = 20.0  # seconds that shutdown waits for collectives that other ranks are still in
 _ENOUGH = 8 << 20  # bytes that are sent without waiting for more
-_CYCLES = 10  # cycles for which fewer are collected while no thread waits in `synchronize`
+_PLANS = 1000  # sets of operations that become ready together, for which batches are kept
+_CYCLES = 20  # cycles for which fewer are collected while no thread waits in `synchronize`
 _SHUT_DOWN = "Horovod has been shut down"
 
 
@@ -195,6 +197,8 @@ class Engine:
         finally:
             for peer in self._peers.values():
                 peer.close()
+            for members in self._members.values():
+                members.close()
             self._selector.close()
 
     def _timeout(self) -> float | None:
@@ -299,6 +303,8 @@ class Engine:
         if mask:
             plan = self._plans.get(mask)
             if plan is None:
+                if len(self._plans) >= _PLANS:
+                    self._plans.clear()
                 known = [self._cached[number] for number in numbers_of(mask) if number in self._cached]
                 plan = self._plans[mask] = batches(known, self.settings.fusion_threshold)
             for batch in plan:
@@ -353,7 +359,7 @@ class Engine:
             self._finish(parts, error and f"{kind} of {first.request.name} failed: {error}", was_in_flight=True)
 
         try:
-            Execution(batch, parts, members, self._buffers, done, mark).start()
+            execute(batch, parts, members, self._buffers, done, mark)
         except Exception as error:
             done(str(error) or type(error).__name__)
 
@@ -375,7 +381,9 @@ class Engine:
 
     def _remove(self, number: int) -> None:
         self.sets.pop(number, None)
-        self._members.pop(number, None)
+        members = self._members.pop(number, None)
+        if members is not None:
+            members.close()
         with self._changed:
             for kept in [kept for kept, known in self._cached.items() if known.request.process_set == number]:
                 self._numbers.pop(self._cached.pop(kept).request.key, None)

@@ -10,8 +10,9 @@ from torch._C._distributed_c10d import AllreduceOptions, AllToAllOptions, Broadc
 
 from .adasum import combine
 from .entries import Entry
-from .fusion import dtype_of
+from .fusion import dtype_of, size_of
 from .negotiation import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
+from .sums import Sum
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from .fusion import Batch, Buffers
     from .negotiation import Request, Response
+    from .sums import Sums
 
 # gloo reduces none of these. The wider type has the same sums, up to its own overflow, which is cut off again.
 _WIDER = {"int16": torch.int32, "uint16": torch.int32, "uint32": torch.int64, "uint64": torch.int64}
@@ -32,6 +34,8 @@ _OPS = {
     PRODUCT: ReduceOp.PRODUCT,
 }
 _LARGE = 1 << 16  # numbers in a buffer whose memory does not fit into the caches
+_SHARED = 1 << 16  # bytes that are added up in shared memory, if there is any
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 class Members:
@@ -41,17 +45,26 @@ class Members:
         ranks: their global ranks.
         index: of this rank among them.
         group: their process group; None for a single rank.
+        shared: adds up in memory that they share; None if they are on several machines.
     """
 
-    def __init__(self, ranks: tuple[int, ...], rank: int, group: ProcessGroup | None) -> None:
+    def __init__(
+        self, ranks: tuple[int, ...], rank: int, group: ProcessGroup | None, shared: Sums | None = None
+    ) -> None:
         self.ranks = ranks
         self.index = ranks.index(rank)
         self.group = group
+        self.shared = shared
 
     @property
     def size(self) -> int:
         """Number of ranks."""
         return len(self.ranks)
+
+    def close(self) -> None:
+        """Release the memory that they share; what is under way there fails."""
+        if self.shared is not None:
+            self.shared.close()
 
 
 class Execution:
@@ -92,6 +105,8 @@ class Execution:
         if kind in ("allreduce", "reducescatter"):
             if self._request.op == ADASUM:
                 self._adasum()
+            elif self._members.shared is not None and self._is_for_shared_memory():
+                self._add_up(self._members.shared)
             else:
                 self._reduce()
         elif kind == "broadcast":
@@ -112,14 +127,9 @@ class Execution:
                     future.value()  # raises its failure
                 self._mark("")
                 self._mark("MEMCPY_OUT_FUSION_BUFFER")
-                with torch.no_grad():
-                    finish()
-                    for entry in self._entries:
-                        _unstage(entry)
-                self._mark("")
             except Exception as failure:
-                error = str(failure) or type(failure).__name__
-            self._done(error)
+                error = _text(failure)
+            self._end(error, finish)
 
         self._mark(what)
         if group is None or collective is _nothing:
@@ -128,6 +138,53 @@ class Execution:
         self._work = collective(group)
         self._work.get_future().add_done_callback(end)
 
+    def _end(self, error: str, finish: Callable[[], None]) -> None:
+        """Give the results to the entries unless there is a failure, and report the end."""
+        try:
+            if not error:
+                with torch.no_grad():
+                    finish()
+                    for entry in self._entries:
+                        _unstage(entry)
+            self._mark("")
+        except Exception as failure:
+            error = _text(failure)
+        self._done(error)
+
+    # -- in shared memory ----------------------------------------------------------------------------------------------
+
+    def _is_for_shared_memory(self) -> bool:
+        """Whether these are sums of large tensors; all ranks say the same."""
+        request = self._request
+        dtypes = {dtype for dtype, _ in request.tensors}
+        return (
+            request.kind == "allreduce"
+            and request.op in (AVERAGE, SUM)
+            and len(dtypes) == 1
+            and dtype_of(dtypes.pop()) in _FLOATS
+            and sum(size_of(response.request) for response in self._batch.responses) >= _SHARED
+        )
+
+    def _add_up(self, shared: Sums) -> None:
+        request = self._request
+        inputs = [tensor for entry in self._entries for tensor in entry.inputs]
+        targets = [tensor for entry in self._entries for tensor in entry.targets or ()]
+        sources = [tensor.reshape(-1) for tensor in inputs]
+        apart = (
+            [] if all([target.is_contiguous() for target in targets]) else [torch.empty_like(one) for one in sources]
+        )
+        results = apart or [target.view(-1) for target in targets]
+        divisor = self._members.size if request.op == AVERAGE else 1
+
+        def finish() -> None:
+            for target, result in zip(targets if apart else (), apart, strict=True):
+                target.copy_(result.view(target.shape))
+
+        self._mark("SHARED_MEMORY_ALLREDUCE")
+        shared.add_up(
+            Sum(sources, results, request.prescale, divisor, request.postscale), lambda error: self._end(error, finish)
+        )
+
     # -- reductions ----------------------------------------------------------------------------------------------------
 
     def _reduce(self) -> None:
@@ -135,8 +192,7 @@ class Execution:
         inputs = [tensor for entry in self._entries for tensor in entry.inputs]
         targets = [tensor for entry in self._entries for tensor in entry.targets or ()]
         name = request.tensors[0][0]
-        dtypes = {tensor.dtype for tensor in inputs}
-        work_type = _WIDER.get(name) or (dtype_of(name) if len(dtypes) == 1 else torch.float64)
+        work_type = _WIDER.get(name) or dtype_of(name)
         self._mark("MEMCPY_IN_FUSION_BUFFER")
         with torch.no_grad():
             alone = len(inputs) == 1 and request.kind == "allreduce" and work_type == inputs[0].dtype
@@ -407,3 +463,8 @@ def _unstage(entry: Entry) -> None:
         entry.outputs = [output.to(device) for output, device in zip(entry.outputs or (), devices, strict=True)]
     for device in set(devices):
         torch.cuda.current_stream(device).synchronize()
+
+
+def _text(failure: Exception) -> str:
+    """Why something has failed; never ""."""
+    return str(failure) or type(failure).__name__

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # A tensor of this size is not copied into a buffer with others: the copy costs more than a collective of its own.
 ALONE = 8 << 20
+_GRAIN = 1 << 20  # bytes of which the memory of buffers is a multiple: those of a step differ a little from the last
 _FUSED = ("allreduce", "reducescatter", "allgather", "broadcast")
 
 
@@ -86,16 +87,20 @@ class Buffers:
 
     def take(self, dtype: torch.dtype, size: int) -> torch.Tensor:
         """A buffer of one dimension, with any contents."""
+        needed = size * dtype.itemsize
         with self._lock:
-            for index in range(len(self._free) - 1, -1, -1):
-                if self._free[index].dtype == dtype and len(self._free[index]) == size:
-                    return self._free.pop(index)
-        return torch.empty(size, dtype=dtype)
+            fitting = [index for index, free in enumerate(self._free) if free.nbytes >= needed]
+            chosen = min(fitting, key=lambda index: self._free[index].nbytes, default=None)
+            whole = None if chosen is None else self._free.pop(chosen)
+        if whole is None:
+            whole = torch.empty(-(-needed // _GRAIN) * _GRAIN, dtype=torch.uint8)
+        return whole[:needed].view(dtype)
 
     def give_back(self, buffer: torch.Tensor) -> None:
         """A buffer is no longer used."""
+        whole = torch.empty(0, dtype=torch.uint8).set_(buffer.untyped_storage())
         with self._lock:
-            self._free.append(buffer)
+            self._free.append(whole)
             kept = sum(one.nbytes for one in self._free)
             while kept > self._most:
                 kept -= self._free.pop(0).nbytes

@@ -54,6 +54,11 @@ class Request(NamedTuple):
         """What identifies it among the operations that wait."""
         return self.process_set, self.kind, self.name
 
+    @property
+    def title(self) -> str:
+        """How warnings and the timeline call it, as Horovod does: `allreduce.NAME`."""
+        return self.name if self.name.startswith(f"{self.kind}.") else f"{self.kind}.{self.name}"
+
     @classmethod
     def of(cls, fields: list[object]) -> Request:
         """A request as JSON has it."""
@@ -132,10 +137,15 @@ class Negotiator:
             self._add(rank, self._cached[number].requests[rank])
         self._bits[rank] |= mask & ~self._retired
         for request in requests:
-            number = self._numbers.get(request.key, -1)
-            if number >= 0 and not self._retired >> number & 1:
-                self._retire(number)
+            for number in self._of_name(request):
+                if not self._retired >> number & 1:
+                    self._retire(number)
             self._add(rank, request)
+
+    def _of_name(self, request: Request) -> list[int]:
+        """The cached operation of a request's name: of any kind, since ranks may disagree about that."""
+        keys = ((request.process_set, kind, request.name) for kind in _CACHED)
+        return [self._numbers[key] for key in keys if key in self._numbers]
 
     def responses(self) -> tuple[int, list[Response]]:
         """What is ready now and was not before: cached operations as a mask, and others."""
@@ -181,7 +191,8 @@ class Negotiator:
             took = now - self._since[number, name]
             there = {rank for ranks in kinds.values() for rank in ranks} | self.joined
             if took >= longer_than and "join" not in kinds:
-                found.append((name, took, [rank for rank in self.sets[number] if rank not in there]))
+                title = next(iter(next(iter(kinds.values())).values())).title
+                found.append((title, took, [rank for rank in self.sets[number] if rank not in there]))
         self._bits_since = {number: self._bits_since.get(number, now) for number in numbers_of(self._some_bits())}
         for number, since in self._bits_since.items():
             request = self._cached[number].response.request
@@ -191,7 +202,7 @@ class Negotiator:
                 if not self._bits[rank] >> number & 1 and rank not in self.joined
             ]
             if now - since >= longer_than:
-                found.append((request.name, now - since, missing))
+                found.append((request.title, now - since, missing))
         return found
 
     @property
@@ -295,7 +306,7 @@ class Negotiator:
         return Response(request, value=number)
 
     def _cache(self, response: Response, requests: dict[int, Request]) -> Response:
-        if len(self._cached) >= self._capacity:
+        if len(self._cached) >= self._capacity or self._of_name(response.request):
             return response
         number = self._free.pop() if self._free else len(self._cached)
         response = response._replace(number=number)

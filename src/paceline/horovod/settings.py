@@ -18,6 +18,7 @@ class Settings:
         stall_shutdown: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS; 0 for never.
         timeline: HOROVOD_TIMELINE, a file; "" for none.
         mark_cycles: HOROVOD_TIMELINE_MARK_CYCLES.
+        shared_memory: PACELINE_SHARED_MEMORY, whether ranks of one machine add up in memory that they share.
         start_timeout: HOROVOD_ELASTIC_TIMEOUT, seconds that `init` waits for the other ranks.
     """
 
@@ -28,6 +29,7 @@ class Settings:
     stall_shutdown: float = 0.0
     timeline: str = ""
     mark_cycles: bool = False
+    shared_memory: bool = True
     start_timeout: float = 600.0
 
     @classmethod
@@ -46,6 +48,7 @@ class Settings:
             stall_shutdown=0.0 if off else _number("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", cls.stall_shutdown),
             timeline=os.environ.get("HOROVOD_TIMELINE", ""),
             mark_cycles=os.environ.get("HOROVOD_TIMELINE_MARK_CYCLES", "0") not in ("", "0"),
+            shared_memory=os.environ.get("PACELINE_SHARED_MEMORY", "1") != "0",
             start_timeout=_number("HOROVOD_ELASTIC_TIMEOUT", cls.start_timeout),
         )
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import basics
+from .common.process_sets import ProcessSet
 from .common.util import num_rank_is_power_2
 from .entries import Entry
 from .negotiation import ADASUM, AVERAGE, OP_NAMES, SUM, Request
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from .common.process_sets import ProcessSet
     from .engine import Engine
 
 _handles: dict[int, tuple[Engine, Entry]] = {}
@@ -80,20 +81,22 @@ def submit(
         splits: the tensor that they come from.
 
     Raises:
+        TypeError: a tensor or the process set is none.
         ValueError: the process set is not registered or lacks this rank, a name is taken, or a tensor cannot be sent.
         HorovodInternalError: Horovod was shut down, or a rank is gone.
     """
     engine = basics.engine()
     number = member_of(engine, process_set)
-    if not tensors:
-        raise ValueError(f"a grouped {kind} of no tensors does nothing; leave it out")
     described = []
     for tensor in tensors:
+        check_tensor(kind, tensor)
         if tensor.layout != torch.strided:
             raise ValueError(f"{kind} takes dense tensors, not {tensor.layout}; see sparse_allreduce_async")
         dtype = _names.get(tensor.dtype)
         if dtype is None:
             dtype = _names[tensor.dtype] = str(tensor.dtype).removeprefix("torch.")
+        if tensor.dtype.is_complex and op not in (SUM, AVERAGE):
+            raise ValueError(f"complex tensors are reduced with Sum or Average, not with {OP_NAMES[op]}")
         described.append((dtype, tuple(tensor.shape)))
     is_cuda = any(tensor.is_cuda for tensor in tensors)
     request = Request(
@@ -126,12 +129,43 @@ def submit(
     return handle
 
 
+def check_tensor(kind: str, tensor: object) -> None:
+    """Refuse what is no tensor.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{kind} takes a torch.Tensor, not {type(tensor).__name__}")
+
+
+def listed(kind: str, tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The tensors of a grouped operation.
+
+    Raises:
+        TypeError: these are not tensors in a list.
+        ValueError: there are none.
+    """
+    if isinstance(tensors, torch.Tensor) or not isinstance(tensors, Iterable):
+        raise TypeError(f"a grouped {kind} takes a list of tensors, not {type(tensors).__name__}")
+    made = list(tensors)
+    for tensor in made:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"a grouped {kind} takes a list of tensors; one of its items is {type(tensor).__name__}")
+    if not made:
+        raise ValueError(f"a grouped {kind} of no tensors does nothing; leave it out")
+    return made
+
+
 def member_of(engine: Engine, process_set: ProcessSet) -> int:
     """The number of a process set that this rank belongs to.
 
     Raises:
+        TypeError: it is no process set.
         ValueError: it is not registered, or lacks this rank.
     """
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(f"process_set={process_set!r} is no hvd.ProcessSet; see hvd.add_process_set()")
     number = process_set.process_set_id
     if number == 0:
         return 0
@@ -204,7 +238,9 @@ def join() -> int:
     Raises:
         HorovodInternalError: a rank is gone.
     """
-    return int(_without_tensors("join", "join", 0))
+    last = int(_without_tensors("join", "join", 0))
+    basics.join_ended()
+    return last
 
 
 def barrier(process_set: ProcessSet) -> None:

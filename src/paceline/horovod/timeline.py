@@ -58,17 +58,17 @@ class Timeline:
         """A rank has submitted operations; with the first rank, their negotiation begins."""
         self.cycle()
         for request in requests:
-            if request.name not in self._negotiated:
-                self._negotiated.add(request.name)
-                self.begin(request.name, f"NEGOTIATE_{request.kind.upper()}")
-            self.instant(request.name, str(rank))
+            if request.title not in self._negotiated:
+                self._negotiated.add(request.title)
+                self.begin(request.title, f"NEGOTIATE_{request.kind.upper()}")
+            self.instant(request.title, str(rank))
 
     def ready(self, requests: list[Request]) -> None:
         """All ranks have submitted operations."""
         for request in requests:
-            if request.name in self._negotiated:
-                self._negotiated.discard(request.name)
-                self.end(request.name, f"NEGOTIATE_{request.kind.upper()}")
+            if request.title in self._negotiated:
+                self._negotiated.discard(request.title)
+                self.end(request.title, f"NEGOTIATE_{request.kind.upper()}")
 
     def marker(self, requests: list[Request]) -> Callable[[str], None]:
         """Operations are begun as one; returns a function that takes their activities: "" ends one, "done" all."""
@@ -77,16 +77,16 @@ class Timeline:
         def mark(what: str) -> None:
             for request in requests:
                 if what in ("", "done"):
-                    self.end(request.name, stack[-1] if what == "" else request.kind.upper())
+                    self.end(request.title, stack[-1] if what == "" else request.kind.upper())
                 else:
-                    self.begin(request.name, what)
+                    self.begin(request.title, what)
             if what == "":
                 stack.pop()
             elif what != "done":
                 stack.append(what)
 
         for request in requests:
-            self.begin(request.name, request.kind.upper())
+            self.begin(request.title, request.kind.upper())
         return mark
 
     def cycle(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from .exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 T = TypeVar("T")
+_RESTART = 4  # in what happened to the hosts: the processes end, and others go on
 
 
 class HostUpdateResult:
@@ -32,9 +33,11 @@ class State:
     def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int]) -> None:
         self._bcast_object = bcast_object
         self._rank = get_rank
-        self._host_messages: queue.Queue[tuple[float, int]] = queue.Queue()
+        # A signal handler may put something in while it is read.
+        self._host_messages: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
         self._last_updated_timestamp: float = 0
         self._reset_callbacks: list[Callable[[], Any]] = []
+        self._restarts = False
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
         """Have functions called after the ranks have changed: to scale the learning rate, say."""
@@ -42,7 +45,7 @@ class State:
 
     def on_reset(self) -> None:
         """The ranks have changed."""
-        self._host_messages = queue.Queue()
+        self._host_messages = queue.SimpleQueue()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
@@ -50,6 +53,10 @@ class State:
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
         """Hosts have come or gone; the next `check_host_updates` says so on all ranks."""
         self._host_messages.put((timestamp, update_res))
+
+    def on_restart(self, timestamp: float) -> None:
+        """The processes are to end; the next `check_host_updates` says so on all ranks, and `elastic.run` saves."""
+        self._host_messages.put((timestamp, HostUpdateResult.mixed | _RESTART))
 
     def commit(self) -> None:
         """Save the state, and check whether the hosts have changed.
@@ -76,6 +83,7 @@ class State:
                 what |= update
         before, self._last_updated_timestamp, what = self._bcast_object((before, latest, what))
         if self._last_updated_timestamp > before:
+            self._restarts = bool(what & _RESTART)
             raise HostsUpdatedInterrupt(what == HostUpdateResult.removed)
 
     def save(self) -> None:
@@ -136,18 +144,25 @@ class ObjectState(State):
             setattr(self, name, value)
 
 
-def run_fn(func: Callable[..., T], reset: Callable[[], None], resume: Callable[[Any], None]) -> Callable[..., T]:
+def run_fn(
+    func: Callable[..., T],
+    reset: Callable[[], None],
+    resume: Callable[[Any], None] | None = None,
+    restart: Callable[[Any], None] | None = None,
+) -> Callable[..., T]:
     """A function that calls `func(state, …)` until it returns.
 
     Args:
         func: trains.
         reset: joins the ranks anew.
         resume: brings back what an earlier process of this job has committed.
+        restart: saves the state and ends this process; called where others are to go on.
     """
 
     @functools.wraps(func)
     def wrapper(state: Any, *args: Any, **kwargs: Any) -> T:
-        resume(state)
+        if resume is not None:
+            resume(state)
         is_reset = skips_sync = False
         while True:
             try:
@@ -161,6 +176,8 @@ def run_fn(func: Callable[..., T], reset: Callable[[], None], resume: Callable[[
                 state.restore()
                 skips_sync = False
             except HostsUpdatedInterrupt as interrupt:
+                if restart is not None and getattr(state, "_restarts", False):
+                    restart(state)
                 skips_sync = interrupt.skip_sync
             is_reset = True
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.horovod.basics import engine
 from paceline.horovod.common.process_sets import ProcessSet, global_process_set
 from paceline.horovod.negotiation import AVERAGE, SUM
-from paceline.horovod.submission import check_adasum, chosen_op, member_of, submit, synchronize
+from paceline.horovod.submission import check_adasum, check_tensor, chosen_op, listed, member_of, submit, synchronize
 
 
 def _reduce(
@@ -81,7 +81,15 @@ def grouped_allreduce_async(
 ) -> int:
     """Start to reduce tensors together; see `grouped_allreduce`. Returns a handle."""
     return _reduce(
-        tensors, average, name, op, prescale_factor, postscale_factor, process_set, in_place=False, grouped=True
+        listed("allreduce", tensors),
+        average,
+        name,
+        op,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+        in_place=False,
+        grouped=True,
     )
 
 
@@ -96,7 +104,15 @@ def grouped_allreduce_async_(
 ) -> int:
     """Start to reduce tensors together, in place; see `grouped_allreduce`. Returns a handle."""
     return _reduce(
-        tensors, average, name, op, prescale_factor, postscale_factor, process_set, in_place=True, grouped=True
+        listed("allreduce", tensors),
+        average,
+        name,
+        op,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+        in_place=True,
+        grouped=True,
     )
 
 
@@ -117,6 +133,7 @@ def sparse_allreduce_async(
     Raises:
         ValueError: `op` is another one.
     """
+    check_tensor("sparse_allreduce_async", tensor)
     if op not in (AVERAGE, SUM):
         raise ValueError(f"sparse tensors are reduced with Average or Sum, not op={op}")
     with torch.no_grad():
@@ -147,7 +164,7 @@ def grouped_allgather_async(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Start to concatenate each tensor with those of all ranks; see `allgather`. Returns a handle."""
-    return submit("allgather", tensors, name, process_set, grouped=True)
+    return submit("allgather", listed("allgather", tensors), name, process_set, grouped=True)
 
 
 def broadcast_async(
@@ -179,6 +196,7 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start to exchange parts of tensors; see `alltoall`. Returns a handle; its result is a pair in any case."""
+    check_tensor("alltoall", tensor)
     count = len(engine().sets[member_of(engine(), process_set)])
     rows = tensor.shape[0] if tensor.dim() else 0
     if splits is None:
@@ -255,4 +273,4 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Start to reduce tensors and share each out; see `reducescatter`. Returns a handle."""
-    return _scatter(tensors, name, op, process_set, prescale_factor, postscale_factor, True)
+    return _scatter(listed("reducescatter", tensors), name, op, process_set, prescale_factor, postscale_factor, True)

@@ -41,7 +41,7 @@ from paceline.horovod.basics import (
 )
 from paceline.horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from paceline.horovod.submission import barrier as _barrier
-from paceline.horovod.submission import check_adasum, chosen_op, poll, synchronize
+from paceline.horovod.submission import check_adasum, check_tensor, chosen_op, listed, poll, synchronize
 from paceline.horovod.submission import join as _join
 
 from . import gradients
@@ -157,6 +157,7 @@ def allreduce(
         HorovodInternalError: the ranks disagree, or a rank is gone.
         ValueError: an operation of this name has not ended, or `process_set` lacks this rank.
     """
+    check_tensor("allreduce", tensor)
     small, ctx = compression.compress(tensor)
     op = chosen_op(op, average)
     check_adasum(op, process_set)
@@ -191,7 +192,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
     """Reduce tensors when all ranks have all of them; the arguments are those of `allreduce`."""
-    small, ctxs = zip(*[compression.compress(tensor) for tensor in tensors], strict=True)
+    small, ctxs = zip(*map(compression.compress, listed("allreduce", tensors)), strict=True)
     op = chosen_op(op, average)
     check_adasum(op, process_set)
     scale = prescale_factor, postscale_factor
@@ -228,6 +229,7 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
     Raises:
         HorovodInternalError: the ranks disagree, or a rank is gone.
     """
+    check_tensor("allgather", tensor)
     (result,) = gradients.Allgather.apply(name, process_set, False, tensor)  # type: ignore[no-untyped-call]
     return result  # type: ignore[no-any-return]
 
@@ -236,7 +238,7 @@ def grouped_allgather(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Tensor]:
     """Concatenate each tensor with those of all ranks when all have all of them; see `allgather`."""
-    return list(gradients.Allgather.apply(name, process_set, True, *tensors))  # type: ignore[no-untyped-call]
+    return list(gradients.Allgather.apply(name, process_set, True, *listed("allgather", tensors)))  # type: ignore[no-untyped-call]
 
 
 def broadcast(
@@ -315,6 +317,7 @@ def reducescatter(
     Raises:
         HorovodInternalError: the ranks disagree, or a rank is gone.
     """
+    check_tensor("reducescatter", tensor)
     small, ctx = compression.compress(tensor)
     scale = prescale_factor, postscale_factor
     (result,) = gradients.Reducescatter.apply(name, op, scale, process_set, False, small)  # type: ignore[no-untyped-call]
@@ -331,7 +334,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
     """Reduce tensors and share each out when all ranks have all of them; see `reducescatter`."""
-    small, ctxs = zip(*[compression.compress(tensor) for tensor in tensors], strict=True)
+    small, ctxs = zip(*map(compression.compress, listed("reducescatter", tensors)), strict=True)
     scale = prescale_factor, postscale_factor
     results = gradients.Reducescatter.apply(name, op, scale, process_set, True, *small)  # type: ignore[no-untyped-call]
     return [compression.decompress(result, ctx) for result, ctx in zip(results, ctxs, strict=True)]

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.horovod.basics import unnamed
 from paceline.horovod.common.process_sets import ProcessSet, global_process_set
 from paceline.horovod.common.util import split_list
+from paceline.horovod.negotiation import UNNAMED
 
 from .adasum_optimizer import AdasumMethods
 from .compression import Compression, Compressor
@@ -20,6 +22,7 @@ from .functions import broadcast_object
 from .mpi_ops import (
     Adasum,
     Average,
+    Sum,
     allreduce_async_,
     grouped_allreduce_async_,
     size,
@@ -61,12 +64,16 @@ def DistributedOptimizer(
         process_set: who takes part.
 
     Raises:
-        ValueError: the names are not unique, or not those of all parameters; `groups` is malformed; or a predivide
-            factor is given with another reduction.
+        ValueError: the names are not unique, or not those of all parameters; `groups`, `op` or
+            `backward_passes_per_step` is malformed; or a predivide factor is given with another reduction.
         NotImplementedError: Adasum with a process set.
     """
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if op not in (Average, Sum, Adasum):
+        raise ValueError(f"op={op!r}: gradients are reduced with Average, Sum or Adasum")
+    if backward_passes_per_step < 1:
+        raise ValueError(f"backward_passes_per_step={backward_passes_per_step} must be 1 or more")
     if num_groups != 0:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
@@ -74,7 +81,8 @@ def DistributedOptimizer(
         raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
     if op == Adasum and process_set.process_set_id != 0:
         raise NotImplementedError("Adasum does not support non-global process sets yet.")
-    names = checked_names(optimizer, named_parameters)
+    base = unnamed("DistributedOptimizer", process_set.process_set_id or 0).replace(UNNAMED, ".")
+    names = checked_names(optimizer, named_parameters, base)
     methods: Any = AdasumMethods if op == Adasum and size() > 1 else _Methods
     kind = type(
         type(optimizer).__name__,
@@ -88,6 +96,7 @@ def DistributedOptimizer(
     # The hooks, defaults, groups and state are those of the optimizer itself; only the class differs.
     made.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
     made._original = type(optimizer)
+    made._base_name = base
     if methods is AdasumMethods:
         made._distribute(names, compression, backward_passes_per_step)
     else:
@@ -101,6 +110,7 @@ class _Methods:
 
     param_groups: list[dict[str, Any]]
     _original: Any
+    _base_name: str  # of parameters that have none
 
     def _distribute(
         self,
@@ -131,7 +141,8 @@ class _Methods:
         self._synchronized = False
         self._should_synchronize = True
         takes_part = process_set.included()
-        if takes_part and (process_set.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1"):
+        self._reduces = takes_part and (process_set.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1")
+        if self._reduces:
             self._register_hooks(groups)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -156,6 +167,8 @@ class _Methods:
         Raises:
             HorovodInternalError: the ranks disagree, or a rank is gone.
         """
+        if self._reduces:
+            self._adopt()
         for parameter in self._requires_update:
             handle, _ = self._handles.get(parameter, (None, None))
             number = self._group_of.get(parameter)
@@ -230,7 +243,19 @@ class _Methods:
         self._group_of = {p: number for number, group in enumerate(self._groups) for p in group}
         self._group_counts = [0] * len(self._groups)
         for parameter in trained:
+            if parameter.grad is None and not isinstance(self, torch.optim.SparseAdam):
+                parameter.grad = torch.zeros_like(parameter)  # as Horovod does; gradients are added to it
             self._hooks.append(parameter.register_post_accumulate_grad_hook(self._on_gradient))
+
+    def _adopt(self) -> None:
+        """Take in parameters that were added, or have begun to require gradients, since the last step."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad and parameter not in self._requires_update:
+                    self._parameter_names.setdefault(parameter, f"{self._base_name}.{len(self._parameter_names)}")
+                    self._allreduce_delay[parameter] = self.backward_passes_per_step
+                    self._requires_update[parameter] = None
+                    self._hooks.append(parameter.register_post_accumulate_grad_hook(self._on_gradient))
 
     def _on_gradient(self, parameter: Tensor) -> None:
         """The gradient of a parameter was accumulated."""

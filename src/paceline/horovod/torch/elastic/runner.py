@@ -1,7 +1,9 @@
 """`elastic.run`, and commits that outlive the processes.
 
 When a rank is lost, paceline starts all ranks again, so a commit is also written into the job's folder by the first
-rank of each machine. After a restart all ranks take the newest one.
+rank of each machine. After a restart all ranks take the newest one. Before machines join, or leave on request, paceline
+asks the ranks to save with SIGUSR2: then the next commit raises HostsUpdatedInterrupt, and the processes end when the
+state is saved.
 """
 
 from __future__ import annotations
@@ -9,6 +11,9 @@ from __future__ import annotations
 import functools
 import os
 import pickle
+import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +21,7 @@ from typing import Any, TypeVar
 from paceline.horovod.basics import init, is_initialized, local_rank, shutdown, size
 from paceline.horovod.common.elastic import ObjectState, run_fn
 from paceline.horovod.torch.functions import allgather_object, broadcast_object
+from paceline.train.control.exit_report import Preempted, record
 from paceline.train.loop.steps import run_folder
 
 T = TypeVar("T")
@@ -27,12 +33,13 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
 
     After a HorovodInternalError the state is that of the last commit; after a HostsUpdatedInterrupt it is kept. Then
     the ranks join anew, the state of rank 0 is given to all, and `func` is called again. If the processes were started
-    anew, as paceline does when one is lost, the state is that of the last commit, too.
+    anew, as paceline does when one is lost, the state is that of the last commit, too; when machines come or go, it is
+    the one with which HostsUpdatedInterrupt was raised. Reset callbacks are called in any of these cases.
 
     Args:
         func: trains; its first argument is a `State`.
     """
-    return run_fn(func, _reset, _resume)
+    return run_fn(func, _reset, _resume, _restart)
 
 
 def _reset() -> None:
@@ -54,6 +61,7 @@ def _resume(state: Any) -> None:
     count = counts[newest]
     if count:
         state._take_committed(broadcast_object(saved, newest))
+        state.on_reset()  # there may be other ranks than those that have committed it
     save, is_writer = state.save, local_rank() == 0
 
     @functools.wraps(save)
@@ -65,6 +73,22 @@ def _resume(state: Any) -> None:
             _write(file, count, state._committed())
 
     object.__setattr__(state, "save", save_and_write)
+    _heed_signals(state)
+
+
+def _restart(state: Any) -> None:
+    """Save the state for the processes that go on."""
+    state.save()
+    why = "its machines change, or it was asked to stop"
+    record("Preempted", f"saved its state for another start: {why}")
+    raise Preempted
+
+
+def _heed_signals(state: Any) -> None:
+    """Let SIGUSR2, with which paceline asks the ranks to save, raise HostsUpdatedInterrupt at the next commit."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
+        signal.signal(signal.SIGUSR2, lambda *_: state.on_restart(time.time()))
 
 
 def _read(file: Path) -> tuple[int, Any]:
