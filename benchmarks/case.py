@@ -25,11 +25,19 @@ class Side:
 
 @dataclass(frozen=True)
 class Goal:
-    """Upper limits of the median ratio, or of paceline's own median time or memory."""
+    """Upper limits of the median ratio, of paceline's own median time or memory, or of its median delay.
+
+    Attributes:
+        ratio: of the pairs.
+        seconds: of paceline.
+        megabytes: of paceline.
+        beyond: seconds by which paceline took longer than the other of its pair.
+    """
 
     ratio: float | None = None
     seconds: float | None = None
     megabytes: float | None = None
+    beyond: float | None = None
 
     def __str__(self) -> str:
         parts = [f"≤ {self.ratio:.2f}"] if self.ratio is not None else []
@@ -37,11 +45,17 @@ class Goal:
             parts.append(f"≤ {self.seconds * 1000:g} ms")
         if self.megabytes is not None:
             parts.append(f"≤ {self.megabytes:g} MB")
+        if self.beyond is not None:
+            parts.append(f"≤ {self.beyond * 1000:g} ms more")
         return ", ".join(parts)
 
-    def is_met(self, ratio: float | None, seconds: float | None, megabytes: float | None = None) -> bool:
+    def is_met(
+        self, ratio: float | None, seconds: float | None, megabytes: float | None = None, beyond: float | None = None
+    ) -> bool:
         """Whether all limits are met; a limit of something that was not measured is not met."""
-        pairs = ((ratio, self.ratio), (seconds, self.seconds), (megabytes, self.megabytes))
+        pairs = (
+            (ratio, self.ratio), (seconds, self.seconds), (megabytes, self.megabytes), (beyond, self.beyond),
+        )  # fmt: skip
         return all(limit is None or (measured is not None and measured <= limit) for measured, limit in pairs)
 
 

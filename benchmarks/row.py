@@ -55,6 +55,13 @@ class Row:
         return (counted if self.case.is_count else ratios)(self.paceline, self.other)
 
     @property
+    def delays(self) -> list[float]:
+        """How many seconds paceline took longer, for each pair; none for a reference time."""
+        if not self.case.paceline or not self.case.other:
+            return []
+        return [our.seconds - other.seconds for our, other in zip(self.paceline, self.other, strict=True)]
+
+    @property
     def pairs(self) -> int:
         """How often each side was measured."""
         return len(self.paceline if self.case.paceline else self.other)
@@ -66,7 +73,8 @@ class Row:
             return None
         ratio, seconds = Spread.of(self.ratios), Spread.of([s.seconds for s in self.paceline])
         memory = Spread.of([s.megabytes for s in self.paceline if s.megabytes is not None])
-        return self.case.goal.is_met(*(spread.median if spread else None for spread in (ratio, seconds, memory)))
+        spreads = ratio, seconds, memory, Spread.of(self.delays)
+        return self.case.goal.is_met(*(spread.median if spread else None for spread in spreads))
 
 
 def measure(case: Case, pairs: int, lab: Lab, progress: Callable[[str], None]) -> Row:

@@ -12,6 +12,7 @@ GROUPS = (
     "cli",
     "jobs",
     "ddp",
+    "sync",
     "horovod",
     "epoch",
     "checkpoint",

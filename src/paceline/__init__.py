@@ -9,23 +9,29 @@ from paceline._version import __version__
 
 __all__ = [
     "AccumulationChanged",
+    "AllReduce",
+    "AutoSync",
     "CheckpointError",
     "CheckpointFolderTaken",
     "CollectiveMismatch",
     "ContractError",
     "DataMismatch",
+    "DiLoCo",
     "Disagreement",
     "LeftEarly",
+    "LocalSGD",
     "LogMismatch",
     "ModelMismatch",
     "NotConnected",
     "NotExchanged",
     "OptimizerMismatch",
     "PeerLost",
+    "PowerSGD",
     "Preempted",
     "RankFailed",
     "Run",
     "Strategy",
+    "TopK",
     "UnusedParameters",
     "WrongDevice",
     "__version__",
@@ -53,12 +59,17 @@ if TYPE_CHECKING:
         WrongDevice,
     )
     from paceline.train.parallel.strategy import Strategy
+    from paceline.train.parallel.sync.options import AllReduce, AutoSync, DiLoCo, LocalSGD, PowerSGD, TopK
     from paceline.train.run import Run, init
 
     from . import jobs
 
 _HOMES = {
     "init": "train.run", "Run": "train.run", "Strategy": "train.parallel.strategy", "launch": "train.launch",
+    "AllReduce": "train.parallel.sync.options", "AutoSync": "train.parallel.sync.options",
+    "DiLoCo": "train.parallel.sync.options",
+    "LocalSGD": "train.parallel.sync.options",
+    "PowerSGD": "train.parallel.sync.options", "TopK": "train.parallel.sync.options",
     # errors
     "AccumulationChanged": "train.parallel.errors",
     "CheckpointError": "train.checkpoint.errors",

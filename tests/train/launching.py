@@ -10,6 +10,7 @@ import paceline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 T = TypeVar("T")
 _STUCK = 240.0  # seconds until a rank prints where it stands; less than a test may take
@@ -28,3 +29,10 @@ def _watched(fn: Callable[..., T], *args: Any) -> T:
         return fn(*args)
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+def say(file: Path, text: str) -> None:
+    """Write a file that others look for: it is there whole or not at all, also if this rank is ended meanwhile."""
+    new = file.parent.with_name(f"{file.parent.name}-{file.name}.new")
+    new.write_text(text)
+    new.replace(file)

@@ -90,6 +90,47 @@ def test_batches_are_normalised_over_all_ranks() -> None:
         assert seen["weights"] == pytest.approx(alone["weights"], abs=1e-3)
 
 
+def exchange(sync: Any) -> tuple[str, list[float], int]:
+    with paceline.init(seed=0) as run:
+        model = build(False)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model, optimizer = run.setup(model, optimizer, strategy=paceline.Strategy(sync=sync))
+        loader = run.dataloader(data(48), global_batch_size=8, shuffle=True)
+        for _ in run.epochs(2):
+            for x, y in loader:
+                run.backward((model(x) - y).pow(2).mean())
+                optimizer.step()
+                optimizer.zero_grad()
+        weights = torch.cat([p.detach().flatten().cpu() for p in model.parameters()]).tolist()
+        return str(run.device), weights, run.step
+
+
+METHODS = [
+    paceline.AllReduce(hierarchical=True),
+    paceline.AllReduce(communicators=2),
+    paceline.AllReduce(wire="fp16"),
+    paceline.AllReduce(wire="bf16"),
+    paceline.AllReduce(wire="int8"),
+    paceline.PowerSGD(rank=2, warmup=2),
+    paceline.TopK(fraction=0.5),
+    paceline.LocalSGD(every=2, warmup=2),
+    paceline.DiLoCo(every=4, fragments=2),
+    "auto",
+]
+
+
+@pytest.mark.parametrize("sync", METHODS, ids=str)
+@pytest.mark.skipif(GPUS < 2, reason="nccl wants a GPU for each of 2 ranks")
+def test_methods_of_exchange(sync: Any) -> None:
+    """All ranks end with one model, and it is near that of exact gradients where the method averages these."""
+    ((_, expected, _),) = paceline.launch(exchange, (None,))
+    seen = paceline.launch(exchange, (sync,), nproc=2)
+    assert [device for device, _, _ in seen] == ["cuda:0", "cuda:1"]
+    assert {steps for _, _, steps in seen} == {12}
+    assert seen[0][1] == seen[1][1]
+    assert seen[0][1] == pytest.approx(expected, abs=0.5)
+
+
 def save_and_resume(folder: str, stop: int) -> tuple[int, list[float]]:
     with paceline.init(seed=0, checkpoint_dir=folder, checkpoint_every=2) as run:
         model = build(False)

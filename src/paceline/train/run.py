@@ -25,6 +25,7 @@ from paceline.train.loop.checkpointing import Checkpointing, Interval, open_stor
 from paceline.train.loop.feed import Feed
 from paceline.train.loop.state import SavedState, State, make_reshard
 from paceline.train.loop.steps import Steps, run_folder
+from paceline.train.loop.trial import Trial, trial_steps
 from paceline.train.metrics.metrics import Metrics
 from paceline.train.parallel.prepared import Prepared
 from paceline.train.parallel.wrapper import unwrap
@@ -101,6 +102,9 @@ def init(
     )
     draws = SharedDraws(seed, membership.placement.rank)
     job = run_folder()
+    in_trial = job is not None and trial_steps(os.environ) is not None
+    if in_trial:  # it leaves nothing outside of its own folder
+        checkpoint_dir = log_dir = every = None
     folder = Path(checkpoint_dir) if checkpoint_dir is not None else _own_folder(job)
     store = open_store(folder, membership.placement, keep) if folder is not None else None
     if not stop_signals:
@@ -115,8 +119,9 @@ def init(
         every=every,
         log_dir=Path(log_dir) if log_dir is not None else job,
         log_every=log_every,
-        progress=progress,
+        progress=progress and not in_trial,
         progress_file=job / "progress.json" if job else None,
+        trial_steps=trial_steps(os.environ) if in_trial else None,
     )
 
 
@@ -136,6 +141,7 @@ class Run(Collectives):
         log_every: int | None,
         progress: bool,
         progress_file: Path | None,
+        trial_steps: int | None = None,
     ) -> None:
         self.seed = seed
         self._group = group
@@ -143,10 +149,23 @@ class Run(Collectives):
         self._same_data = SameData(group)
         self._is_closed = False
         self._states = 0  # number of objects that `state` has returned
-        self._metrics = Metrics(group, log_dir, progress=progress, progress_file=progress_file, every=log_every)
         self._prepared = Prepared(group)
+        self._metrics = Metrics(
+            group,
+            log_dir,
+            progress=progress,
+            progress_file=None if trial_steps else progress_file,
+            every=log_every,
+            sent=self._prepared.sent,
+            method=self._prepared.method,
+        )
         checkpoints = Checkpointing(group, self._prepared, store, every)
-        self._steps = Steps(group, self._prepared, checkpoints, self._metrics, watch=watch, close=self.close)
+        self._trial: Trial | None = None
+        if trial_steps is not None:
+            self._trial = Trial(trial_steps, progress_file, group, self._prepared.method, self._prepared.sent)
+        self._steps = Steps(
+            group, self._prepared, checkpoints, self._metrics, watch=watch, close=self.close, trial=self._trial
+        )
         self._keeps_workers = watch is not None and watch.stops  # a signal to stop lets the step finish
         self._pid = os.getpid()
         atexit.register(self._at_exit)
@@ -208,6 +227,9 @@ class Run(Collectives):
             if isinstance(thing, torch.optim.Optimizer):
                 self._metrics.watch(thing)
         prepared = [self._prepared.add(thing, strategy, self._steps) for thing in things]
+        for thing in things:
+            if isinstance(thing, torch.optim.Optimizer) and self._prepared.exchanges_after(thing):
+                self._metrics.watch_exchange(thing)
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
     def backward(
@@ -259,6 +281,9 @@ class Run(Collectives):
         is_sum = reduction == "sum"
         with self._steps.backward(weight, is_sum=is_sum, inputs=inputs, again=retain_graph) as factor:
             self._metrics.backward(loss, factor, **options)
+            self._prepared.saw_loss(loss)
+            if self._trial is not None:
+                self._trial.saw_loss(loss)
 
     def unwrap(self, model: Module) -> Module:
         """Return the module that was passed to `setup`, given what `setup` returned; another module is returned itself.
@@ -513,6 +538,7 @@ class Run(Collectives):
     def _leave(self, error: BaseException | None) -> None:
         if os.getpid() == self._pid and not self._is_closed:  # and not a child that the script has forked
             self._is_closed = True
+            self._prepared.clear()  # other ranks of this machine that wait for its gradients fail now
             self._steps.ending.leave(error)
             if self._group.owns_process_group:
                 file_meeting.leave()

@@ -8,6 +8,7 @@ from pathlib import Path
 from paceline.cli.verbs.resubmit import resubmit
 from paceline.cli.verbs.run import run
 from paceline.cli.verbs.submit import submit
+from paceline.cli.verbs.tune import tune
 from paceline.job.spec import JobSpec, Rendezvous
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference.md"
@@ -29,7 +30,7 @@ def table() -> dict[str, tuple[str, str]]:
 def test_every_flag_and_its_variable() -> None:
     flags = table()
     for parameter in {
-        parameter.name: parameter for parameter in (*run.params, *submit.params, *resubmit.params)
+        parameter.name: parameter for parameter in (*run.params, *submit.params, *resubmit.params, *tune.params)
     }.values():
         if parameter.param_type_name != "option":
             continue
@@ -37,7 +38,7 @@ def test_every_flag_and_its_variable() -> None:
             assert flag in flags, f"docs/reference.md lacks {flag}"
             variable = str(parameter.envvar or "")
             assert variable in flags[flag][1], f"docs/reference.md: the variable of {flag} is {variable}"
-    known = {flag for parameter in (*run.params, *submit.params, *resubmit.params) for flag in parameter.opts}
+    known = {flag for verb in (run, submit, resubmit, tune) for parameter in verb.params for flag in parameter.opts}
     assert not set(flags) - known, "docs/reference.md names flags that do not exist"
 
 

@@ -78,6 +78,29 @@ def test_jobs_and_the_machine(paceline: Paceline) -> None:
     assert (over["state"], over["cpu"], over["memory"], over["gpus"]) == ("SUCCEEDED", None, None, None)
 
 
+@pytest.mark.torch
+def test_what_a_job_sends_in_each_step(paceline: Paceline) -> None:
+    paceline.script("""
+        import torch
+        import paceline
+        with paceline.init(log_every=2) as run:
+            sync = paceline.AllReduce(wire="fp16", hierarchical=False)
+            model = run.setup(torch.nn.Linear(100, 10), strategy=paceline.Strategy(sync=sync))
+            for _ in run.steps(range(20)):
+                run.backward(model(torch.ones(2, 100)).sum())
+    """)
+    assert paceline("submit", "--name", "sends", "-n", "2", "script.py").returncode == 0
+    assert paceline("wait", "sends").returncode == 0
+    (found,) = look(paceline, "job", "sends")
+    sync = found["sync"]
+    assert (sync["method"], sync["sent_bytes"]) == ("fp16", 1010 * 2)
+    assert 0 < sync["sync_seconds"] < sync["step_seconds"]
+    head, row = (re.split(r"  +", line) for line in paceline("top", "job", "sends").stdout.splitlines())
+    assert head[-3:] == ["SYNC", "SENT/STEP", "NETWORK/STEP"]
+    assert row[-3:-1] == ["fp16", "2.0 KiB"]
+    assert re.fullmatch(r"[0-9.]+ ms \([0-9]+ %\)", row[-1])
+
+
 def test_an_unknown_job(paceline: Paceline) -> None:
     submit(paceline, "resnet")
     for flags in ((), ("-w",)):

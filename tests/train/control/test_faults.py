@@ -363,7 +363,8 @@ def test_a_checkpoint_that_one_rank_takes_at_the_end_is_an_error(paceline: Pacel
     )
     done = paceline.run("-n", "2", "script.py")
     assert done.returncode == 1, done.stderr
-    assert "rank 0 left after step 50, while rank 1" in done.stderr.splitlines()[-1]
+    last = done.stderr.splitlines()[-1]  # of both ranks either may find out first
+    assert re.search(r"rank 0 (left after step 50,|reached the end of the script) while rank 1", last), last
 
 
 @pytest.mark.parametrize("launcher", ["", "paceline"])
@@ -450,11 +451,13 @@ def test_a_slow_rank_is_named_and_waited_for(paceline: Paceline) -> None:
     late_ranks.LATE_SECONDS = 600.0
     for (x,) in train:
         step(x)
-        late_ranks.LATE_SECONDS = 1.0 if run.step == 3 else 600.0
-        if run.rank == 1 and run.step == 3:
-            while not os.path.exists("heard-0"):
-                time.sleep(0.01)
+        if run.step == 3:
+            late_ranks.LATE_SECONDS = 1.0
+            if run.rank == 1:
+                while not os.path.exists("heard-0"):
+                    time.sleep(0.01)
         run.barrier()
+        late_ranks.LATE_SECONDS = 600.0  # the next step may take longer than that
         if run.step == 5:
             break
     run.print(run.mean(1, 2))

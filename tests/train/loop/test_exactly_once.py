@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -137,7 +138,8 @@ def test_samples_survive_kills_of_the_job_and_other_numbers_of_ranks(paceline: P
         eventually(lambda p=process, g=goal: training.steps() >= g or p.poll() is not None, "steps are made")
         number = dice.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGUSR2])
         if kills < KILLS and process.poll() is None:
-            os.kill(status(paceline)["agent"]["pid"], number)  # type: ignore[index]
+            with contextlib.suppress(ProcessLookupError):  # it has just ended, and its client not yet
+                os.kill(status(paceline)["agent"]["pid"], number)  # type: ignore[index]
             kills += 1
         _, err = process.communicate(timeout=GENEROUS + 10 * KILLS)
         if process.returncode == 0:
@@ -161,8 +163,9 @@ def test_a_stream_with_workers_survives_kills_on_two_and_one_ranks(paceline: Pac
         if number < kills:
             goal = training.steps() + dice.randint(1, 25)
             eventually(lambda p=process, g=goal: training.steps() >= g or p.poll() is not None, "steps are made")
-            if process.poll() is None:
-                os.kill(status(paceline)["agent"]["pid"], dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM]))  # type: ignore[index]
+            how = dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
+            with contextlib.suppress(ProcessLookupError):  # it has just ended, and its client not yet
+                os.kill(status(paceline)["agent"]["pid"], how)  # type: ignore[index]
         _, err = process.communicate(timeout=GENEROUS + 10 * kills)
         if process.returncode == 0:
             break

@@ -90,7 +90,8 @@ def test_a_line_of_metrics(tmp_path: Path) -> None:
     launch(log_batches, (str(tmp_path), 8), nproc=1)
     line = read(tmp_path / "metrics.jsonl")[0]
     assert list(line) == [
-        "time", "epoch", "step", "attempt", "square", "stand_in", "value", *(f"{part}_seconds" for part in PARTS)
+        "time", "epoch", "step", "attempt", "square", "stand_in", "value", *(f"{part}_seconds" for part in PARTS),
+        "sent_bytes",
     ]  # fmt: skip
     assert began <= line["time"] <= time.time()
     assert (line["epoch"], line["step"], line["attempt"]) == (0, 2, 0)
@@ -337,7 +338,7 @@ def test_tensorboard_shows_the_last_attempt_of_each_step(paceline: Paceline) -> 
     assert [(line["attempt"], line["step"]) for line in lines] == [(0, 10), (0, 20), (0, 30), (1, 35), (1, 40)]
     events = accumulator.EventAccumulator(str(paceline.job() / "tensorboard"))
     events.Reload()
-    assert set(events.Tags()["scalars"]) == {"loss", *(f"step_seconds/{part}" for part in PARTS)}
+    assert set(events.Tags()["scalars"]) == {"loss", "sent_bytes", *(f"step_seconds/{part}" for part in PARTS)}
     assert [(e.step, e.value) for e in events.Scalars("loss")] == [
         (line["step"], pytest.approx(line["loss"])) for line in lines if line["step"] != 30
     ]

@@ -34,7 +34,8 @@ def program_of(given: dict[str, Any]) -> dict[str, Any]:
             words[:1] = shlex.split(words[0])
         except ValueError as error:
             raise UserError(f"{words[0]!r}: {str(error).lower()}; write the command without quotes around it") from None
-    if not _PYTHON.fullmatch(os.path.basename(words[0])) or os.path.isfile(os.path.join(folder, words[0])):
+    is_file = not os.path.isabs(words[0]) and os.path.isfile(os.path.join(folder, words[0]))
+    if not _PYTHON.fullmatch(os.path.basename(words[0])) or is_file:
         return {**given, "script": words[0], "args": tuple(words[1:])}
     python, *rest = words
     options = []

@@ -68,7 +68,10 @@ def ended_by_signals() -> Iterator[None]:
 
 def dry_run(spec: JobSpec, there: Backend, *, detached: bool = True) -> int:
     """Print what would be started; start nothing."""
-    click.echo(there.prepare(spec, detached=detached).text())
+    prepared = there.prepare(spec, detached=detached)
+    click.echo(prepared.text())
+    for line in prepared.notes:
+        click.echo(f"paceline: {line}", err=True)
     return 0
 
 

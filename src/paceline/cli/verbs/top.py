@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from paceline.job.job import Job, Node, Usage
 
+_OF_EXCHANGE = ("SYNC", "SENT/STEP", "NETWORK/STEP")  # columns that are shown if some job exchanges gradients
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
@@ -33,7 +34,7 @@ def top() -> None:
 
 
 def _job(jobs: tuple[str, ...], watch: bool, output: str) -> None:
-    """Show what JOBs use now: devices, cores, memory, and the use and memory of their GPUs.
+    """Show what JOBs use now: devices, cores, memory, the use and memory of their GPUs, and the network in each step.
 
     Without JOB, show all jobs that have not ended. With -w, continue until the named jobs have ended.
     """
@@ -42,7 +43,9 @@ def _job(jobs: tuple[str, ...], watch: bool, output: str) -> None:
     def look() -> bool:
         shown = known(jobs) if jobs else [job for job in all_jobs().jobs if not job.is_over]
         usage = here.usage([job.name for job in shown if not job.is_over], warn)
-        show([_Row(job, usage.get(job.name)) for job in shown], _job_columns(), output, _job_to_dict)
+        exchanges = any(_sync(job) for job in shown)
+        columns = [column for column in _job_columns() if exchanges or column.title not in _OF_EXCHANGE]
+        show([_Row(job, usage.get(job.name)) for job in shown], columns, output, _job_to_dict)
         return not jobs or not all(job.is_over for job in shown)
 
     once_or_live(look, watch, "paceline top job")
@@ -84,10 +87,26 @@ def _job_columns() -> list[Column[_Row]]:
         Column("MEMORY", lambda row: size(row.usage.memory) if row.usage else None),
         Column("GPU", lambda row: _percent(_sum(row.usage, "use"))),
         Column("GPU MEMORY", lambda row: size(_sum(row.usage, "memory"))),
+        Column("SYNC", lambda row: _sync(row.job).get("method")),
+        Column("SENT/STEP", lambda row: size(_sync(row.job).get("sent_bytes"))),
+        Column("NETWORK/STEP", lambda row: _waited(_sync(row.job))),
         Column("RANKS", lambda row: str(row.job.ranks), wide=True),
         Column("PROCESSES", lambda row: str(row.usage.processes) if row.usage else None, wide=True),
         Column("BY DEVICE", lambda row: _by_device(row.usage), wide=True),
     ]
+
+
+def _sync(job: Job) -> Mapping[str, Any]:
+    """What the library says of the exchange of gradients; empty if it says nothing."""
+    return (job.progress or {}).get("sync") or {}
+
+
+def _waited(sync: Mapping[str, Any]) -> str | None:
+    """How long a step waits for the network, and how much of the step that is."""
+    if not sync or not sync["step_seconds"]:
+        return None
+    share = 100 * sync["sync_seconds"] / sync["step_seconds"]
+    return f"{1000 * sync['sync_seconds']:.3g} ms ({_percent(share)})"
 
 
 def _asked(job: Job) -> str | None:
@@ -131,6 +150,7 @@ def _job_to_dict(row: _Row) -> dict[str, Any]:
         "cpu": usage and usage.cpu,
         "memory": usage and usage.memory,
         "gpus": usage and usage.gpus,
+        "sync": _sync(job) or None,
     }
 
 

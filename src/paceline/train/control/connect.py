@@ -141,7 +141,8 @@ def addresses(*, local: bool) -> list[str]:
     """Addresses at which this machine may be reached, the likeliest first; peers check that it is the right one."""
     if local:
         return [LOOPBACK]
-    found = [os.environ.get("MASTER_ADDR", ""), socket.gethostname()]
+    found = [os.environ.get(name, "") for name in ("MASTER_ADDR", "PACELINE_MAIN_ADDRESS")]
+    found.append(socket.gethostname())
     for family, outside in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as route:
             route.connect((outside, 9))  # sends nothing; tells which address of ours leads outside

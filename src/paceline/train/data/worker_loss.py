@@ -22,6 +22,8 @@ from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from .worker_start import starting
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from multiprocessing.process import BaseProcess
@@ -37,6 +39,7 @@ class WorkerDataLoader(DataLoader[Any]):
         if self.num_workers == 0:
             return super()._get_iterator()
         self.check_worker_number_rationality()
+        self.multiprocessing_context = starting(self.multiprocessing_context)
         return _Iterator(self)
 
 

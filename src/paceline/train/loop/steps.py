@@ -16,6 +16,7 @@ from .epochs import EpochLoops
 from .gradients import Gradients
 from .passes import Pass, Passes
 from .resuming import Resuming, TrainingLoader
+from .trial import TrialOver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from .checkpointing import Checkpointing
     from .epochs import Body
+    from .trial import Trial
 
 log = logging.getLogger("paceline")
 
@@ -53,6 +55,7 @@ class Steps:
         *,
         watch: Watch | None,
         close: Callable[[], None],
+        trial: Trial | None = None,
     ) -> None:
         """Initialize before the first step.
 
@@ -63,12 +66,13 @@ class Steps:
             metrics: metrics of the run.
             watch: agrees with the other ranks on the last step; None in a job of one process without checkpoints.
             close: closes the run.
+            trial: measures some steps, after which the run ends; None goes on.
         """
         self.done = 0
         self.in_loop = False
         self.feeds: list[TrainingLoader] = []
         self._group, self._prepared, self._checkpoints = group, prepared, checkpoints
-        self._metrics, self._watch, self._close = metrics, watch, close
+        self._metrics, self._watch, self._close, self._trial = metrics, watch, close, trial
         self._epochs = EpochLoops(keep_random=checkpoints.can_save)
         self._passes = Passes()
         if checkpoints.can_save:
@@ -287,6 +291,10 @@ class Steps:
         self._gradients.optimizer_stepped()
         if not self.in_loop and not self._has_looped and not (self.feeds and self.body is None):
             self._count_outside(number)
+        if self._trial is not None and self._trial.stepped(number):
+            self._trial.write()
+            self._close()
+            raise TrialOver
 
     def _count_outside(self, number: int) -> None:
         """Count a step in a loop of another form; of several optimizers, the one that steps first counts."""

@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .files import JsonLines, TensorBoard
-from .progress import Progress
+from .progress import Exchanging, Progress
 from .reduction import LogMismatch, Reduction, Span, Sum
 from .step_times import PARTS, StepTimes, make_clock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from paceline.train.group.group import Group
 
 _FEWEST, _MOST = 10, 100  # steps between two reductions of what the ranks have logged
 _SECONDS = 1.0  # approximate time between two reductions, if steps are short
-_OWN_NAMES = {"time", "epoch", "step", "attempt", *(f"{part}_seconds" for part in PARTS)}
+_OWN_NAMES = {"time", "epoch", "step", "attempt", "sent_bytes", "sync_method", *(f"{part}_seconds" for part in PARTS)}
+_SHOWN = {f"{part}_seconds": f"step_seconds/{part}" for part in PARTS}  # names in TensorBoard
 
 
 class Metrics:
@@ -40,6 +41,8 @@ class Metrics:
         progress: bool = True,
         progress_file: Path | None = None,
         every: int | None = None,
+        sent: Callable[[], int] = lambda: 0,
+        method: Callable[[], str | None] = lambda: None,
     ) -> None:
         """Initialize without writing.
 
@@ -49,8 +52,11 @@ class Metrics:
             progress: whether rank 0 shows the progress of the epoch.
             progress_file: file to which rank 0 writes the progress for other processes; None writes none.
             every: steps between two lines; None takes 10, or up to 100 if 10 steps take less than a second.
+            sent: returns the bytes that this rank has sent for its gradients.
+            method: returns the name of the method by which ranks exchange them; None if they do not.
         """
         self._group = group
+        self._sent, self._sent_before, self._method = sent, 0, method
         self._folder = folder
         self._times = StepTimes(make_clock(group.device), exchanges=group.world_size > 1)
         self._progress = Progress(screen=progress, file=progress_file) if group.is_main else None
@@ -77,6 +83,10 @@ class Metrics:
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         """Time the steps of an optimizer."""
         self._times.watch(optimizer)
+
+    def watch_exchange(self, optimizer: torch.optim.Optimizer) -> None:
+        """Time what ranks exchange after the steps of an optimizer; called once that was set up."""
+        self._times.watch_exchange(optimizer)
 
     # -- events of the loop --------------------------------------------------------------------------------------------
 
@@ -206,9 +216,11 @@ class Metrics:
             self._first = self._last
         steps, sums = self._steps, self._sums
         self._steps, self._sums = 0, {}
-        seconds = [sum(times[part]) / max(steps, 1) for part in PARTS]
+        sent = self._sent()
+        costs = [sum(times[part]) / max(steps, 1) for part in PARTS] + [(sent - self._sent_before) / max(steps, 1)]
+        self._sent_before = sent
         span = Span(steps, self._first, self._last)
-        self._pending = Reduction(self._group, self._names, values=self._values(sums), seconds=seconds, span=span)
+        self._pending = Reduction(self._group, self._names, values=self._values(sums), costs=costs, span=span)
 
     def settle(self) -> None:
         """Write and show what was reduced; waits for ranks that are not that far yet.
@@ -222,13 +234,18 @@ class Metrics:
         while not pending.is_complete():
             self._compare_names(pending)
             pending = pending.again(self._names)
-        means, seconds = pending.results()
+        means, (*seconds, sent) = pending.results()
         if self._adapts and pending.span.steps:  # these seconds are the same on all ranks, and so is the choice
             self._every = min(_MOST, max(_FEWEST, round(_SECONDS / max(seconds[PARTS.index("total")], 1e-9))))
         if self._progress is not None:
-            self._progress.measured(means)
+            named = dict(zip(PARTS, seconds, strict=True))
+            method = self._method() if pending.span.steps else None
+            sync = None if method is None else Exchanging(method, round(sent), named["sync"], named["total"])
+            self._progress.measured(means, sync)
         if self._lines is not None and (pending.span.steps or means):
-            self._write(pending.span.last, means, dict(zip(PARTS, seconds, strict=True)) if pending.span.steps else {})
+            costs = {f"{part}_seconds": round(value, 6) for part, value in zip(PARTS, seconds, strict=True)}
+            costs["sent_bytes"] = round(sent)
+            self._write(pending.span.last, means, costs if pending.span.steps else {})
 
     def _values(self, sums: dict[str, Sum]) -> dict[str, tuple[float, float, float]]:
         """For each name: the weighted sum, the weight, and 1 for this rank; waits for the tensors, once."""
@@ -256,16 +273,18 @@ class Metrics:
         rounded = {part: [round(seconds, 6) for seconds in row] for part, row in times.items()}
         self._step_lines.append({"epoch": epoch, "step": step, "attempt": self._group.attempt, **rounded})
 
-    def _write(self, last: tuple[int, int], means: dict[str, float], seconds: dict[str, float]) -> None:
+    def _write(self, last: tuple[int, int], means: dict[str, float], costs: dict[str, float]) -> None:
         assert self._lines is not None
         assert self._folder is not None
         (epoch, step), now = last, time.time()
-        line = {"time": now, "epoch": epoch, "step": step, "attempt": self._group.attempt, **means}
-        self._lines.append({**line, **{f"{part}_seconds": round(value, 6) for part, value in seconds.items()}})
+        line = {"time": now, "epoch": epoch, "step": step, "attempt": self._group.attempt, **means, **costs}
+        method = self._method() if costs else None
+        self._lines.append(line if method is None else {**line, "sync_method": method})
         if self._board is None:
             again = self._resumed_at > 0 or self._group.attempt > 0
             self._board = TensorBoard(self._folder / "tensorboard", self._resumed_at + 1 if again else None)
-        self._board.add({**means, **{f"step_seconds/{part}": value for part, value in seconds.items()}}, step, now)
+        shown = {_SHOWN.get(name, name): value for name, value in costs.items()}
+        self._board.add({**means, **shown}, step, now)
 
     @property
     def has_values(self) -> bool:

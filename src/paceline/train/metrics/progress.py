@@ -24,6 +24,23 @@ _WINDOW = 30.0  # seconds over which rates are averaged, approximately
 
 
 @dataclass(frozen=True)
+class Exchanging:
+    """What the last steps have cost the network.
+
+    Attributes:
+        method: name of the method by which ranks exchange gradients.
+        sent_bytes: that a rank has sent in a step, on average.
+        sync_seconds: that a rank has waited in a step, on average.
+        step_seconds: of a whole step.
+    """
+
+    method: str
+    sent_bytes: int
+    sync_seconds: float
+    step_seconds: float
+
+
+@dataclass(frozen=True)
 class Moment:
     """The current progress of the epoch.
 
@@ -37,6 +54,7 @@ class Moment:
         all_left: the same for all epochs, without the time between them.
         took: seconds that the epoch took, when it is over.
         means: the last metrics.
+        sync: what the exchange costs; None if unknown, or if there is none.
     """
 
     epoch: int
@@ -48,6 +66,7 @@ class Moment:
     all_left: float | None
     took: float | None
     means: Mapping[str, float]
+    sync: Exchanging | None
 
 
 class Progress:
@@ -66,6 +85,7 @@ class Progress:
         self._epoch = 0
         self._epochs: int | None = None
         self._means: dict[str, float] = {}
+        self._sync: Exchanging | None = None
         self._steps: int | None = None
         self._resumed_at = self._done = self._samples = 0
         self._began = self._next = 0.0
@@ -111,9 +131,10 @@ class Progress:
                     view.show(moment)
             self._next = min(view.next for view in self._views)
 
-    def measured(self, means: Mapping[str, float]) -> None:
-        """Set new metrics to show."""
+    def measured(self, means: Mapping[str, float], sync: Exchanging | None = None) -> None:
+        """Set new metrics to show, and what the exchange costs, if that is known."""
         self._means.update(means)
+        self._sync = sync or self._sync
 
     def end(self) -> None:
         """End the epoch: its last line stays on the screen."""
@@ -159,7 +180,7 @@ class Progress:
         return Moment(
             epoch=self._epoch, epochs=self._epochs, done=self._done, steps=self._steps,
             rate=(self._samples - samples) / seconds, left=left, all_left=all_left,
-            took=seconds if is_over else None, means=dict(self._means),
+            took=seconds if is_over else None, means=dict(self._means), sync=self._sync,
         )  # fmt: skip
 
 
@@ -271,6 +292,7 @@ class _File(_View):
                 "samples_per_second": round(moment.rate, 3),
                 "epoch_seconds_left": _rounded(moment.left),
                 "seconds_left": _rounded(moment.all_left),
+                "sync": moment.sync and _costs(moment.sync),
                 "metrics": {n: value if math.isfinite(value) else None for n, value in moment.means.items()},
             }
         )
@@ -316,6 +338,11 @@ def _text(moment: Moment) -> str:
     elif moment.left is not None:
         parts.append(f"{_duration(moment.left)} left")
     return " ".join(parts)
+
+
+def _costs(sync: Exchanging) -> dict[str, Any]:
+    seconds = {"sync_seconds": round(sync.sync_seconds, 6), "step_seconds": round(sync.step_seconds, 6)}
+    return {"method": sync.method, "sent_bytes": sync.sent_bytes, **seconds}
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -67,7 +67,7 @@ class Reduction:
     Args:
         names: the names that all ranks know.
         values: for each name that was logged: the weighted sum, the weight, and 1 for this rank.
-        seconds: this rank's seconds for each part of a step.
+        costs: this rank's seconds for each part of a step, and what else is always measured.
         span: the steps that these belong to.
     """
 
@@ -77,22 +77,22 @@ class Reduction:
         names: list[str],
         *,
         values: dict[str, tuple[float, float, float]],
-        seconds: list[float],
+        costs: list[float],
         span: Span,
     ) -> None:
         self._group = group
         self._names = names
-        self._seconds = seconds
+        self._costs = costs
         self.values = values
         self.span = span
         new = float(not values.keys() <= set(names))
-        local = [new, *seconds, *(x for name in names for x in values.get(name, (0.0, 0.0, 0.0)))]
+        local = [new, *costs, *(x for name in names for x in values.get(name, (0.0, 0.0, 0.0)))]
         self._reduced = group.start_all_reduce(torch.tensor(local, dtype=torch.float64))
         self._result: list[float] = []
 
     def again(self, names: list[str]) -> Reduction:
         """The same with other names."""
-        return Reduction(self._group, names, values=self.values, seconds=self._seconds, span=self.span)
+        return Reduction(self._group, names, values=self.values, costs=self._costs, span=self.span)
 
     def is_complete(self) -> bool:
         """Whether all ranks have logged the same known names; waits for the reduction."""
@@ -100,9 +100,9 @@ class Reduction:
         return not self._result[0] and all(count in (0, self._group.world_size) for count in self._of_names(2))
 
     def results(self) -> tuple[dict[str, float], list[float]]:
-        """Means of the logged values, and of the seconds, over all ranks."""
+        """Means of the logged values, and of the costs, over all ranks."""
         means = {n: t / w for n, t, w in zip(self._names, self._of_names(0), self._of_names(1), strict=True) if w}
-        return means, [x / self._group.world_size for x in self._result[1 : 1 + len(self._seconds)]]
+        return means, [x / self._group.world_size for x in self._result[1 : 1 + len(self._costs)]]
 
     def _of_names(self, which: int) -> list[float]:
-        return self._result[1 + len(self._seconds) + which :: 3]
+        return self._result[1 + len(self._costs) + which :: 3]

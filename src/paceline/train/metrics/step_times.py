@@ -125,6 +125,14 @@ class StepTimes:
         optimizer.register_step_pre_hook(self._optimizer_begins)
         optimizer.register_step_post_hook(self._optimizer_ends)
 
+    def watch_exchange(self, optimizer: torch.optim.Optimizer) -> None:
+        """Time what other hooks exchange after the steps of an optimizer, registered after those of `watch`."""
+        optimizer.register_step_post_hook(self._exchanged)
+
+    def _exchanged(self, *_: Any) -> None:
+        if self._in_step:
+            self._lap("sync")
+
     def _optimizer_begins(self, *_: Any) -> None:
         if self._in_step:  # a loop that calls loss.backward() itself has computed and exchanged until here
             self._lap(self._now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from .wrapper import ParallelModel
 
 if TYPE_CHECKING:
     from paceline.train.group.group import Group
+
+    from .strategy import Strategy
 
 
 def check_kind(module: torch.nn.Module) -> None:
@@ -44,16 +47,23 @@ _SHARDED = (
 )
 
 
-def check_alike(group: Group, module: torch.nn.Module) -> None:
-    """Check that every rank has the same model as rank 0; otherwise, DDP would hang or corrupt it.
+def check_alike(group: Group, module: torch.nn.Module, strategy: Strategy) -> None:
+    """Check that every rank has the same model and strategy as rank 0; otherwise, DDP would hang or corrupt the model.
 
     Raises:
         ModelMismatch: on every rank; a rank that differs names its first difference.
     """
     mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in module.named_parameters()]
-    theirs = group.broadcast_object(mine)
-    differ = [rank for rank, alike in enumerate(group.gather_objects(mine == theirs)) if not alike]
+    theirs, chosen = group.broadcast_object((mine, strategy))
+    is_alike = mine == theirs and strategy == chosen
+    differ = [rank for rank, alike in enumerate(group.gather_objects(is_alike)) if not alike]
     if group.rank in differ:
+        for field in dataclasses.fields(strategy):
+            ours, others = getattr(strategy, field.name), getattr(chosen, field.name)
+            if ours != others:
+                raise ModelMismatch(
+                    f"rank {group.rank} has Strategy({field.name}={ours!r}), rank 0 has {others!r}; give all the same"
+                )
         for ours, others in zip([*mine, None], [*theirs, None], strict=False):
             if ours != others:
                 raise ModelMismatch(f"rank {group.rank} has {_describe(ours)}, rank 0 has {_describe(others)}")

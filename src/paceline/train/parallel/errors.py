@@ -35,3 +35,7 @@ class AccumulationChanged(RuntimeError):
     """The gradients of an accumulation were changed before all of its batches had added theirs."""
 
     __module__ = "paceline"  # where users find it
+
+
+class FixedSync(ValueError):
+    """A script chooses the method of exchange itself, so that `paceline tune` cannot try others."""

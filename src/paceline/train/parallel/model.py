@@ -16,6 +16,9 @@ from paceline.train.diagnosis.collective_trace import line_of, script_call, scri
 
 from .errors import AccumulationChanged, NotExchanged, UnusedParameters, WrongDevice
 from .precision import HalfPrecision
+from .sync.make import make_synchroniser
+from .sync.saved import CommonState
+from .sync.wire import ring_bytes
 from .wrapper import ParallelModel
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from paceline.train.group.group import Group
 
     from .strategy import Strategy
+    from .sync.base import Synchroniser
 
 log = logging.getLogger("paceline")
 
@@ -69,8 +73,11 @@ class Model:
             module.register_forward_hook(half.leave, always_call=True)
         self.module = module
         self._exchange: Exchange | None = None
+        self._synchroniser: Synchroniser | None = None
+        self._sent = 0  # bytes, if DistributedDataParallel exchanges the gradients
         self._has_sync_norm = any(isinstance(m, torch.nn.SyncBatchNorm) for m in module.modules())
         self._trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self._sent_each = ring_bytes([p for _, p in self._trained], group.world_size)
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
         self._may_be_unused = strategy.find_unused_parameters
         self._was_called = False  # with gradients, since the last `check_gradients` or `forget_calls`
@@ -85,10 +92,13 @@ class Model:
                 module,
                 group.guard,
                 device_ids=[group.device] if group.device.type == "cuda" else None,
-                bucket_cap_mb=strategy.bucket_cap_mb,
+                bucket_cap_mb=strategy.bucket_cap,
                 find_unused_parameters=strategy.find_unused_parameters,
                 gradient_as_bucket_view=True,
             )
+            self._synchroniser = make_synchroniser(strategy.method, group, module)
+            if self._synchroniser is not None:
+                self._synchroniser.attach(self._exchange)
             ready = self._weak_gradient_ready()
             for _, parameter in self._trained if self._may_be_unused else (self._trained[0], self._trained[-1]):
                 parameter.register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
@@ -106,6 +116,38 @@ class Model:
         if self._exchange is not None:
             self._exchange.compile(**options)
         return alone, self._exchange if self._exchange is not None else alone
+
+    @property
+    def synchroniser(self) -> Synchroniser | None:
+        """Exchanges the gradients; None if DistributedDataParallel does."""
+        return self._synchroniser
+
+    @property
+    def stateful(self) -> Any:
+        """What checkpoints hold of the model: a state that is the same on all ranks."""
+        return self.module if self._synchroniser is None else CommonState(self.module, self._synchroniser)
+
+    def settle(self) -> None:
+        """Make the model the same on all ranks, which call this together."""
+        if self._synchroniser is not None:
+            self._synchroniser.settle()
+
+    @property
+    def sent(self) -> int:
+        """Bytes that this rank has sent for gradients."""
+        return self._sent if self._synchroniser is None else self._synchroniser.sent
+
+    @property
+    def method(self) -> str | None:
+        """The name of the method that exchanges gradients now; None if nothing is exchanged."""
+        if self._exchange is None:
+            return None
+        return "allreduce" if self._synchroniser is None else self._synchroniser.method
+
+    def close(self) -> None:
+        """Give back what the exchange of gradients holds."""
+        if self._synchroniser is not None:
+            self._synchroniser.close()
 
     # -- the forward pass ----------------------------------------------------------------------------------------------
 
@@ -142,7 +184,11 @@ class Model:
         if self._exchange is None or not torch.is_grad_enabled():
             return self._compute(*args, **kwargs)
         self._is_exchanging = True
-        shares_buffers = self.module.training and not self._is_evaluating
+        sync = self._synchroniser
+        if sync is not None and not sync.exchanges_gradients:
+            self._exchange.require_backward_grad_sync = False
+        are_alike = sync is None or sync.steps_alike
+        shares_buffers = self.module.training and not self._is_evaluating and are_alike
         if self._exchange.require_forward_param_sync != shares_buffers:
             self._exchange.require_forward_param_sync = shares_buffers
         try:
@@ -293,6 +339,8 @@ class Model:
             )
         if self._has_gradients:  # with adversarial models, one was called whose gradients may come later
             self._is_exchanging = self._has_gradients = False
+            if self._exchange.require_backward_grad_sync:
+                self._sent += self._sent_each
             self._may_repeat = again and not self._may_be_unused
         if any(p.requires_grad for p in self._frozen):
             raise NotExchanged(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from paceline.contract.exchange import SYNC, TRIAL_STEPS
 from paceline.train.diagnosis.collective_trace import script_line
 
 from .alike import check_alike, check_kind
@@ -16,13 +19,20 @@ from .model import Model
 from .optimizer import prepare_optimizer
 from .step_counts import StepCounts
 from .strategy import Strategy
+from .sync.options import describe
+from .sync.saved import SavedSync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from paceline.train.group.group import Group
 
+    from .sync.base import Synchroniser
+
     Reshard = Callable[[Sequence[Any], int, int], Any]
+
+
+log = logging.getLogger("paceline")
 
 
 class Stateful(Protocol):
@@ -77,6 +87,7 @@ class Prepared:
         self._registered: dict[str, Stateful] = {}
         self._rank_parts: dict[str, RankPart] = {}
         self._accumulates: set[int] = set()
+        self._follows: set[int] = set()  # places of optimizers after whose steps ranks may exchange something
         self._step_counts = StepCounts(group)
         self._factor: float | torch.Tensor = 1.0  # of the last loss
 
@@ -101,8 +112,13 @@ class Prepared:
             check_kind(thing)
             if any(thing is model.module for model in self._models):
                 raise ValueError(f"this {type(thing).__name__} was set up before; pass a model to run.setup once")
-            check_alike(self._group, thing)
-            model = Model(thing, self._group, strategy or Strategy())
+            chosen = (strategy or Strategy()).completed(os.environ)
+            self._warn_of_variable(chosen)
+            check_alike(self._group, thing, chosen)
+            model = Model(thing, self._group, chosen)
+            if model.synchroniser is not None:
+                part = SavedSync(model.synchroniser, model.strategy.method, self._group)
+                self.register_on_rank(f"run.sync-{len(self._models)}", part)
             self._models.append(model)
             self._accumulates.add(model.accumulate)
             return model.wrapped
@@ -112,9 +128,14 @@ class Prepared:
             strategy = self._strategy_of(thing, strategy)
             every = strategy.accumulate
             number = self._step_counts.add(thing)
+            followed = self._followed(thing)
+            self._follows |= {number} if followed else set()
 
             def stepped() -> None:
                 self._step_counts.stepped(number)
+                for synchroniser in followed:
+                    with self._group.guard:
+                        synchroniser.after_step()
                 loop.optimizer_stepped(number)
 
             prepare_optimizer(
@@ -129,6 +150,24 @@ class Prepared:
             self._accumulates.add(every)
             return thing
         raise TypeError(f"setup takes modules and optimizers, not {type(thing).__name__}")
+
+    def _warn_of_variable(self, strategy: Strategy) -> None:
+        """Warn if the script's own choice of a method keeps that of the environment from having an effect."""
+        name = os.environ.get(SYNC)
+        if name and name != strategy.sync and self._group.is_main and TRIAL_STEPS not in os.environ:
+            log.warning("%s=%s has no effect: the script says Strategy(sync=%r)", SYNC, name, strategy.sync)
+
+    def _followed(self, optimizer: torch.optim.Optimizer) -> list[Synchroniser]:
+        """The exchanges of models that this optimizer is the first to update, and that must know its steps."""
+        mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        found = []
+        for model in self._models:
+            synchroniser = model.synchroniser
+            is_updated = any(id(parameter) in mine for parameter in model.module.parameters())
+            if is_updated and synchroniser is not None and synchroniser.needs_optimizer:
+                synchroniser.follow(optimizer)
+                found.append(synchroniser)
+        return found
 
     def _strategy_of(self, optimizer: torch.optim.Optimizer, given: Strategy | None) -> Strategy:
         """The strategy of an optimizer, which must agree with that of its model."""
@@ -189,7 +228,7 @@ class Prepared:
     def stateful(self) -> dict[str, Stateful]:
         """The parts that are the same on all ranks: `model`, `optimizer` (numbered from the second on), registered."""
         named: dict[str, Stateful] = {}
-        kinds: dict[str, list[Any]] = {"model": [m.module for m in self._models], "optimizer": self._optimizers}
+        kinds: dict[str, list[Any]] = {"model": [m.stateful for m in self._models], "optimizer": self._optimizers}
         for kind, things in kinds.items():
             for number, thing in enumerate(things):
                 named[kind if number == 0 else f"{kind}-{number}"] = thing
@@ -201,7 +240,17 @@ class Prepared:
 
     def clear(self) -> None:
         """Release the models, before their process group ends."""
+        for model in self._models:
+            model.close()
         self._models.clear()
+
+    def sent(self) -> int:
+        """Bytes that this rank has sent to other machines, or to ranks with which it shares no memory."""
+        return sum(model.sent for model in self._models)
+
+    def method(self) -> str | None:
+        """The name of the method by which models exchange what they learn, or the names; None if none does."""
+        return ", ".join(dict.fromkeys(model.method for model in self._models if model.method)) or None
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -228,6 +277,10 @@ class Prepared:
             for param_group in optimizer.param_groups
             for p in param_group["params"]
         )
+
+    def exchanges_after(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether ranks may exchange something after the steps of an optimizer that was set up."""
+        return any(self._optimizers[place] is optimizer for place in self._follows)
 
     def accumulate_of_loss(self) -> int:
         """The number of batches per step of the models that the current loss was computed with.
@@ -264,6 +317,7 @@ class Prepared:
             paceline.UnusedParameters: the loss depends on no model, but the other ranks wait for gradients.
             ValueError: `inputs` has only some of a model's parameters.
         """
+        self._check_followed()
         self._factor = factor
         given = None if inputs is None else {id(tensor) for tensor in inputs}
         expects = given is None
@@ -277,13 +331,40 @@ class Prepared:
         with self._group.guard:
             for model in self._models:
                 model.prepare_to_repeat()
-            yield
+            try:
+                yield
+            except RuntimeError as error:
+                self._explain(error)
+                raise
         if expects and not any(model.has_gradients for model in self._models):
             raise UnusedParameters(
                 f"the loss of rank {self._group.rank} at {script_line()} depends on no model that was set up, while "
                 "the other ranks wait for its gradients; if a batch has nothing to learn from, use "
                 "model(x).sum() * 0"
             )
+
+    def saw_loss(self, loss: torch.Tensor) -> None:
+        """Note the loss of this rank's batch."""
+        for model in self._models:
+            if model.synchroniser is not None and model.was_called:
+                model.synchroniser.saw_loss(loss)
+
+    def _explain(self, error: RuntimeError) -> None:
+        """Raise why an exchange has failed, if that is why a backward has: torch passes on its text at most."""
+        for model in self._models:
+            cause = model.synchroniser.error if model.synchroniser is not None else None
+            if isinstance(cause, RuntimeError):
+                raise cause from error
+            if cause is not None:
+                raise RuntimeError(f"the exchange of gradients failed: {cause}") from cause
+
+    def _check_followed(self) -> None:
+        for model in self._models:
+            if model.synchroniser is not None and model.synchroniser.needs_optimizer:
+                method, name = describe(model.strategy.method), type(model.module).__name__
+                raise RuntimeError(
+                    f"{method} counts the steps of an optimizer; pass the one of {name} to run.setup, after the model"
+                )
 
     def check_partial(self) -> None:
         """Check that the gradients of an accumulation that is not complete were not changed.
@@ -298,6 +379,13 @@ class Prepared:
         """The loss over all ranks: what a closure has returned on each rank, weighted like its gradients."""
         if loss is None:
             return None
+        for model in self._models:
+            if model.synchroniser is not None and not model.synchroniser.steps_alike:
+                raise RuntimeError(
+                    "optimizer.step(closure) needs the loss of all ranks, and with "
+                    f"{describe(model.strategy.method)} each rank steps alone; use an optimizer without a closure, or "
+                    "another method in Strategy(sync=…)"
+                )
         own = loss.detach() if isinstance(loss, torch.Tensor) else torch.tensor(float(loss), device=self._group.device)
         # If a rank's batch is a stand-in, its loss may be NaN.
         own = own * self._factor if isinstance(self._factor, torch.Tensor) or self._factor else torch.zeros_like(own)
@@ -338,9 +426,10 @@ class Prepared:
         self._step_counts.compare()
 
     def share_buffers(self) -> None:
-        """Copy rank 0's buffers, such as running means, to all ranks; each rank computes them from its own batches."""
+        """Make models the same on all ranks; buffers, such as running means, are then rank 0's."""
         with self._group.guard:
             for model in self._models:
+                model.settle()
                 model.share_buffers()
 
     def evaluate(self, evaluating: bool) -> None:

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+from paceline.contract.exchange import SYNC, TRIAL_STEPS
+
+from .errors import FixedSync
+from .sync.options import Sync, parse, without_warmup
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_BUCKET_MB = 25  # as in torch
 
 
 @dataclass(frozen=True)
@@ -20,10 +31,14 @@ class Strategy:
             square root, for scripts whose batch per rank stays the same when ranks are added (Goyal et al. 2017,
             arXiv:1706.02677).
         find_unused_parameters: allow parameters without a gradient, at the cost of a search in every step.
-        bucket_cap_mb: megabytes of gradients that are exchanged at once.
+        bucket_mb: megabytes of gradients that are exchanged at once. With the default the first exchange has 1, so that
+            it begins early.
+        sync: how ranks exchange what they learn: a method such as `AllReduce(wire="fp16")`, or its name. "auto"
+            measures and chooses. None takes the name in the variable PACELINE_SYNC, or "allreduce".
 
     Raises:
         ValueError: an option has another value than those named.
+        TypeError: `sync` is neither a method nor a name.
     """
 
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -32,7 +47,8 @@ class Strategy:
     compile: bool | str = False
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     find_unused_parameters: bool = False
-    bucket_cap_mb: int = 25
+    bucket_mb: int = _BUCKET_MB
+    sync: Sync | str | None = None
 
     def __post_init__(self) -> None:
         if self.precision not in ("fp32", "bf16"):
@@ -41,6 +57,43 @@ class Strategy:
             raise ValueError(f"lr_scaling {self.lr_scaling!r} is none of 'none', 'linear', 'sqrt'")
         if self.accumulate < 1:
             raise ValueError(f"accumulate {self.accumulate} is less than 1")
+        if self.bucket_mb <= 0:
+            raise ValueError(f"bucket_mb {self.bucket_mb} is not more than 0")
+        if self.sync is not None:
+            parse(self.sync)
+
+    @property
+    def bucket_cap(self) -> int | None:
+        """The size of buckets for DistributedDataParallel, whose first bucket is smaller only if none is given."""
+        return None if self.bucket_mb == _BUCKET_MB else self.bucket_mb
+
+    @property
+    def method(self) -> Sync:
+        """The method that `sync` names."""
+        return parse("allreduce" if self.sync is None else self.sync)
+
+    def completed(self, env: Mapping[str, str]) -> Strategy:
+        """This strategy, with the method that the environment names if it has none itself.
+
+        In a trial of `paceline tune`, the method compresses from the first step on.
+
+        Raises:
+            FixedSync: it has a method in a trial.
+            ValueError: the environment names no method.
+        """
+        name = env.get(SYNC) or "allreduce"
+        if self.sync is not None:
+            if TRIAL_STEPS in env:
+                raise FixedSync(
+                    f"the script itself says Strategy(sync={self.sync!r}), so no other method can be tried; leave "
+                    f"sync= out, and {SYNC} decides"
+                )
+            return self
+        try:
+            method = parse(name)
+        except ValueError as error:
+            raise ValueError(f"{SYNC}: {error}") from None
+        return dataclasses.replace(self, sync=without_warmup(method) if TRIAL_STEPS in env else name)
 
     def learning_rate_factor(self, world_size: int) -> float:
         """The factor for learning rates."""

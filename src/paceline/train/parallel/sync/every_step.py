@@ -1,0 +1,121 @@
+"""Averages gradients in every step, while the backward pass goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from .averaging import average, average_within
+from .base import Synchroniser
+from .worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch._C._distributed_c10d import GradBucket
+    from torch.nn.parallel import DistributedDataParallel
+
+    from .routes import Route
+    from .wire import Wire
+
+
+class EveryStepExchange(Synchroniser):
+    """Averages the gradients of each bucket over all ranks, as soon as the backward pass has filled it.
+
+    Args:
+        ways: for each communicator its route, and its wire on ranks that exchange with other machines.
+        world_size: number of ranks.
+        parameters: those of the model, in its order.
+    """
+
+    def __init__(
+        self, ways: Sequence[tuple[Route, Wire | None]], world_size: int, parameters: Sequence[torch.nn.Parameter]
+    ) -> None:
+        self._ways = ways
+        self._workers = [Worker(f"exchange-{number}", self._part) for number in range(len(ways))]
+        self._world_size = world_size
+        self._steps = 0
+        self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
+
+    def attach(self, exchange: DistributedDataParallel) -> None:
+        """See `Synchroniser.attach`."""
+        exchange.register_comm_hook(None, lambda state, bucket: self.begin(bucket))  # no types: torch compares them
+
+    def begin(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Start to average a bucket of gradients."""
+        tensor = bucket.buffer()
+        if bucket.index() == 0:
+            self._steps += 1
+        step = self._steps - 1
+        if tensor.layout is not torch.strided:
+            return _sparse(tensor, self._world_size)
+        keys = [(self._numbers[id(each)], each.numel()) for each in bucket.parameters()]
+        number = bucket.index() % len(self._ways)
+        return self._workers[number].begin(lambda: self._average(self._ways[number], tensor, keys, step), tensor.device)
+
+    def begin_within(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Start to average a bucket of gradients over the ranks of this machine.
+
+        Raises:
+            RuntimeError: they are sparse.
+        """
+        tensor = bucket.buffer()
+        if tensor.layout is not torch.strided:
+            raise RuntimeError("sparse gradients cannot be averaged within a machine; leave hierarchical=… out")
+        number = bucket.index() % len(self._ways)
+        route = self._ways[number][0]
+        return self._workers[number].begin(lambda: average_within(route, tensor), tensor.device)
+
+    def average(self, tensor: torch.Tensor) -> None:
+        """Average a contiguous tensor of one dimension over all ranks, in place; nothing else is under way."""
+        self._average(self._ways[0], tensor, [], 0)
+
+    def _average(
+        self, way: tuple[Route, Wire | None], tensor: torch.Tensor, keys: Sequence[tuple[int, int]], step: int
+    ) -> torch.Tensor:
+        return average(way, self._world_size, tensor, keys, step)
+
+    @property
+    def sent(self) -> int:  # type: ignore[override]
+        """See `Synchroniser.sent`."""
+        within = sum(route.within.sent for route, _ in self._ways if route.within is not None)
+        return within + sum(wire.sent for _, wire in self._ways if wire is not None)
+
+    @property
+    def error(self) -> Exception | None:
+        """See `Synchroniser.error`."""
+        return next((worker.error for worker in self._workers if worker.error is not None), None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Synchroniser.state_dict`."""
+        wires = {str(number): wire.state_dict() for number, (_, wire) in enumerate(self._ways) if wire is not None}
+        return {"steps": self._steps, "wires": wires} if any(wires.values()) else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Synchroniser.load_state_dict`."""
+        if not state:
+            return
+        self._steps = state["steps"]
+        for number, (_, wire) in enumerate(self._ways):
+            if wire is not None and str(number) in state["wires"]:
+                wire.load_state_dict(state["wires"][str(number)])
+
+    def close(self) -> None:
+        """See `Synchroniser.close`."""
+        self._part()
+        for worker in self._workers:
+            worker.close()
+
+    def _part(self) -> None:
+        """Leave the other ranks of this machine; those that wait for this one fail."""
+        for route, _ in self._ways:
+            if route.within is not None:
+                route.within.close()
+
+
+def _sparse(tensor: torch.Tensor, world_size: int) -> torch.futures.Future[torch.Tensor]:
+    """Average a sparse gradient as DDP does."""
+    work = dist.all_reduce(tensor, async_op=True)
+    return work.get_future().then(lambda done: done.value()[0] / world_size)  # type: ignore[no-any-return]

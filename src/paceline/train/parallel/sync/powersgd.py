@@ -1,0 +1,111 @@
+"""PowerSGD: gradients as products of two thin matrices, with error feedback."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .forecast import matrix
+from .residuals import Residuals, starts
+from .wire import Wire, all_reduce, ring_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch.distributed as dist
+
+_SEED = 20190531  # of the first matrices Q, which must be the same on all ranks
+
+
+class PowerSGD(Wire):
+    """Sends a gradient of n rows and m columns as matrices of n x r and m x r numbers.
+
+    The second matrix of a step is the first guess of the next one. A rank sends 2 (K - 1) / K of the bytes of all
+    matrices, and of the gradients that are too small for that, with K ranks.
+
+    Source: Vogels et al. 2019, arXiv:1905.13727, algorithms 1 and 2.
+
+    Args:
+        group: the ranks.
+        shapes: of the parameters, by their numbers.
+        rank: r.
+        warmup: steps in which gradients are sent as they are.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, shapes: Sequence[torch.Size], rank: int, warmup: int) -> None:
+        super().__init__(group)
+        self._shapes = [matrix(shape, rank) for shape in shapes]
+        self._rank, self._warmup = rank, warmup
+        self._residuals = Residuals()
+        self._seconds: dict[int, torch.Tensor] = {}  # Q by the number of the parameter
+
+    def sum(self, tensor: torch.Tensor, keys: Sequence[tuple[int, int]], step: int) -> None:
+        """See `Wire.sum`."""
+        if step < self._warmup:
+            self._all_reduce(tensor)
+            return
+        kept = self._residuals.of(keys, starts(keys), tensor.numel(), tensor)
+        kept += tensor
+        result = tensor.to(kept.dtype)
+        gradients = [result[at : at + count] for at, (_, count) in zip(starts(keys), keys, strict=True)]
+        matrices, plain = [], []
+        for (number, count), begin, gradient in zip(keys, starts(keys), gradients, strict=True):
+            shape = self._shapes[number]
+            if shape is None:
+                plain.append(gradient)
+            else:
+                matrices.append((number, kept[begin : begin + count].view(shape), gradient.view(shape)))
+        self._compress(matrices, plain)
+        kept.sub_(result, alpha=1 / self.ranks).nan_to_num_(0.0, 0.0, 0.0)
+        if result is not tensor:
+            tensor.copy_(result)
+        for (number, count), begin in zip(keys, starts(keys), strict=True):
+            if self._shapes[number] is None:
+                kept[begin : begin + count].zero_()
+
+    def _compress(
+        self, matrices: Sequence[tuple[int, torch.Tensor, torch.Tensor]], plain: Sequence[torch.Tensor]
+    ) -> None:
+        """Sum gradients, those that are compressed as `(number, with residual, gradient)`."""
+        sizes = [each.numel() for each in plain]
+        firsts = [torch.mm(each, self._second(number, each)) for number, each, _ in matrices]
+        both = torch.cat([each.view(-1) for each in (*firsts, *plain)])
+        self._all_reduce(both)
+        *sums, rest = torch.split(both, [*(each.numel() for each in firsts), sum(sizes)])
+        for gradient, part in zip(plain, torch.split(rest, sizes), strict=True):
+            gradient.copy_(part)
+        if not matrices:
+            return
+        bases = [torch.linalg.qr(each.view(first.shape))[0] for each, first in zip(sums, firsts, strict=True)]
+        seconds = torch.cat(
+            [torch.mm(each.T, base).view(-1) for (_, each, _), base in zip(matrices, bases, strict=True)]
+        )
+        self._all_reduce(seconds)
+        parts = torch.split(seconds, [each.shape[1] * self._rank for _, each, _ in matrices])
+        for (number, _, gradient), base, part in zip(matrices, bases, parts, strict=True):
+            second = self._seconds[number] = part.view(gradient.shape[1], self._rank).clone()
+            torch.mm(base, second.T, out=gradient)
+            if not second.isfinite().all():  # on all ranks alike; a gradient was not finite
+                del self._seconds[number]
+
+    def _second(self, number: int, like: torch.Tensor) -> torch.Tensor:
+        found = self._seconds.get(number)
+        if found is None:
+            generator = torch.Generator().manual_seed(_SEED + number)
+            found = torch.randn(like.shape[1], self._rank, generator=generator)
+        return found.to(like)
+
+    def _all_reduce(self, tensor: torch.Tensor) -> None:
+        all_reduce(tensor, self.group)
+        self.sent += ring_bytes([tensor], self.ranks)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Wire.state_dict`."""
+        seconds = {str(number): each.clone() for number, each in self._seconds.items()}
+        return {"residuals": self._residuals.state_dict(), "seconds": seconds}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Wire.load_state_dict`."""
+        self._residuals.load_state_dict(state["residuals"])
+        self._seconds = {int(number): each for number, each in state["seconds"].items()}

@@ -1,0 +1,69 @@
+"""What a rank keeps for its exchange, in checkpoints."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from .options import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from paceline.train.group.group import Group
+
+    from .base import Synchroniser
+    from .options import Sync
+
+log = logging.getLogger("paceline")
+
+
+class CommonState:
+    """A model in checkpoints, where ranks may differ.
+
+    Args:
+        module: the model.
+        synchroniser: its exchange.
+    """
+
+    def __init__(self, module: torch.nn.Module, synchroniser: Synchroniser) -> None:
+        self._module, self._synchroniser = module, synchroniser
+
+    def state_dict(self) -> Any:
+        """The state that all ranks have in common; they call this together."""
+        common = self._synchroniser.common_state()
+        return self._module.state_dict() if common is None else common
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the common state."""
+        self._module.load_state_dict(state)
+        self._synchroniser.model_loaded()
+
+
+class SavedSync:
+    """The part of a checkpoint with what this rank keeps for its exchange.
+
+    Args:
+        synchroniser: the exchange.
+        options: what the user has chosen.
+        group: the ranks.
+    """
+
+    def __init__(self, synchroniser: Synchroniser, options: Sync, group: Group) -> None:
+        self._synchroniser, self._method, self._group = synchroniser, describe(options), group
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the exchange keeps, and its method."""
+        return {"method": self._method, "kept": self._synchroniser.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with it, if it is of the same method."""
+        if state["method"] == self._method:
+            self._synchroniser.load_state_dict(state["kept"])
+        elif state["kept"] and self._group.is_main:
+            log.warning(
+                "the checkpoint was taken with sync=%s; what that had not sent yet is left out, and the run goes on "
+                "with sync=%s", state["method"], self._method,
+            )  # fmt: skip

@@ -1,0 +1,510 @@
+"""DiLoCo: ranks train alone for many steps, and an outer optimizer steps by what they have learned."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from tests.conftest import eventually  # noqa: E402
+from tests.train.launching import launch, say  # noqa: E402
+from torch.utils.data import TensorDataset  # noqa: E402
+
+import paceline  # noqa: E402
+from paceline import DiLoCo  # noqa: E402
+from paceline.train.group import shared_memory  # noqa: E402
+from paceline.train.parallel.sync import make  # noqa: E402
+from paceline.train.parallel.sync.fragments import deal  # noqa: E402
+
+pytestmark = pytest.mark.torch
+WIRES: list[Any] = ["fp32", "fp16", "int8", "int4"]
+EXACT = DiLoCo(every=4, fragments=1, overlap=False, wire="fp32")
+
+
+def build() -> Any:
+    """Three layers, of which the second has buffers."""
+    torch.manual_seed(7)
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 40), torch.nn.Tanh(), torch.nn.BatchNorm1d(40), torch.nn.Linear(40, 3)
+    )
+
+
+def batch(rank: int, step: int) -> Any:
+    return torch.randn(6, 6, generator=torch.Generator().manual_seed(1000 * rank + step))
+
+
+def loss_of(model: Any, x: Any) -> Any:
+    return (model(x) - x[:, :3].sin()).square().mean()
+
+
+def optimizer_of(model: Any) -> Any:
+    return torch.optim.AdamW(model.parameters(), 0.01)
+
+
+def weights(model: Any) -> list[list[float]]:
+    return [each.detach().double().flatten().tolist() for each in model.parameters()]
+
+
+def over_sockets(ranks: int = 1) -> None:
+    """Let so many ranks of this machine be a machine of their own, so that what those send is compressed."""
+    make.make_groups = lambda group, options: [
+        list(range(first, first + ranks)) for first in range(0, group.world_size, ranks)
+    ]
+
+
+def trained(sync: Any, steps: int, ranks: int = 0) -> list[list[list[float]]]:
+    """The parameters of this rank after every step; see `over_sockets` for `ranks`."""
+    if ranks:
+        over_sockets(ranks)
+    with paceline.init() as run:
+        model = build()
+        model, optimizer = run.setup(model, optimizer_of(model), strategy=paceline.Strategy(sync=sync))
+        found = []
+        for step in range(steps):
+            optimizer.zero_grad()
+            run.backward(loss_of(model, batch(run.rank, step)))
+            optimizer.step()
+            found.append(weights(model))
+        return found
+
+
+def by_hand(ranks: int, steps: int, options: DiLoCo, delay: int) -> list[list[list[list[float]]]]:
+    """The same with torch.optim.SGD as the outer optimizer; the parameters of all ranks after every step."""
+    models = [build() for _ in range(ranks)]
+    optimizers = [optimizer_of(model) for model in models]
+    common = build()
+    layers = [list(common[0].parameters()), list(common[2].parameters()), list(common[3].parameters())]
+    local = [[list(m[0].parameters()), list(m[2].parameters()), list(m[3].parameters())] for m in models]
+    # the layers have 280, 80 and 123 parameters
+    fragments = {1: [[0, 1, 2]], 2: [[0], [1, 2]], 3: [[0], [2], [1]]}[options.fragments]
+    outer = [
+        torch.optim.SGD(
+            [p for layer in each for p in layers[layer]], options.outer_lr, options.outer_momentum,
+            nesterov=options.outer_momentum > 0,
+        )
+        for each in fragments
+    ]  # fmt: skip
+    sent: dict[int, list[Any]] = {}
+    found: list[list[list[list[float]]]] = [[] for _ in models]
+    for step in range(1, steps + 1):
+        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            optimizer.zero_grad()
+            loss_of(model, batch(rank, step - 1)).backward()
+            optimizer.step()
+        for number, (each, outer_optimizer) in enumerate(zip(fragments, outer, strict=True)):
+            turn = (number + 1) * options.every // options.fragments % options.every
+            if step % options.every == turn:
+                sent[number] = [
+                    torch.stack([p.detach() - mine[layer][place].detach() for mine in local]).mean(0)
+                    for layer in each
+                    for place, p in enumerate(layers[layer])
+                ]
+            if step > delay and (step - delay) % options.every == turn:
+                for p, gradient in zip(outer_optimizer.param_groups[0]["params"], sent.pop(number), strict=True):
+                    p.grad = gradient
+                outer_optimizer.step()
+                with torch.no_grad():
+                    for layer in each:
+                        for place, p in enumerate(layers[layer]):
+                            for mine in local:
+                                own = mine[layer][place]
+                                own.copy_(0.5 * own + 0.5 * p if delay else p)
+        for rank, model in enumerate(models):
+            found[rank].append(weights(model))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "delay"),
+    [
+        (EXACT, 0),
+        (DiLoCo(every=4, outer_lr=1.0, outer_momentum=0.0, fragments=2, overlap=False, wire="fp32"), 0),
+        (DiLoCo(every=7, fragments=3, overlap=False, wire="fp32"), 0),
+        (DiLoCo(every=6, fragments=3, delay=3, wire="fp32"), 3),
+        (DiLoCo(every=2, fragments=3, wire="fp32"), 1),
+    ],
+)
+def test_outer_steps_are_those_of_nesterov_sgd(options: DiLoCo, delay: int) -> None:
+    expected = by_hand(3, 15, options, delay)
+    for mine, theirs in zip(launch(trained, (options, 15), 3), expected, strict=True):
+        for one, other in zip(mine, theirs, strict=True):
+            for values, others in zip(one, other, strict=True):
+                assert values == pytest.approx(others, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_machines_with_several_ranks_send_once(wire: Any) -> None:
+    options = DiLoCo(every=3, fragments=2, overlap=False, wire=wire)
+    expected = by_hand(4, 3, options, 0)
+    results = launch(trained, (options, 3, 2), 4)
+    bits = {"fp32": 1e-5, "fp16": 1e-4, "int8": 1e-3, "int4": 2e-2}[wire]  # of an outer step of 0.01 to 0.1
+    for mine, theirs in zip(results, expected, strict=True):
+        for values, others in zip(mine[2], theirs[2], strict=True):
+            assert values == pytest.approx(others, abs=bits)
+    second = [result[2][2:4] for result in results]  # the fragment whose turn it was last
+    assert all(each == second[0] for each in second)
+
+
+def test_fragments_take_turns() -> None:
+    options = DiLoCo(every=6, fragments=3, overlap=False, wire="fp32")
+    one, other = launch(trained, (options, 12), 2)
+    same = [[mine == theirs for mine, theirs in zip(*pair, strict=True)] for pair in zip(one, other, strict=True)]
+    turns = {2: [0, 1], 4: [4, 5], 6: [2, 3]}  # the parameters of the largest layer first
+    for step, found in enumerate(same, 1):
+        expected = turns.get((step - 1) % 6 + 1, [])
+        assert [number for number, is_same in enumerate(found) if is_same] == expected, step
+
+
+@given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=9), data=st.data())
+def test_fragments_have_all_layers_and_similar_sizes(sizes: list[int], data: Any) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(1, size) for size in sizes))
+    count = data.draw(st.integers(1, len(sizes)))
+    fragments = deal(model, count)
+    places = {id(parameter): place for place, parameter in enumerate(model.parameters())}
+    numbers = [[places[id(parameter)] for parameter in fragment.parameters] for fragment in fragments]
+    assert sorted(number for each in numbers for number in each) == list(range(2 * len(sizes)))
+    assert all({number ^ 1 for number in each} == set(each) for each in numbers)  # layers are whole
+    totals = [sum(parameter.numel() for parameter in fragment.parameters) for fragment in fragments]
+    assert [fragment.key for fragment in fragments] == list(enumerate(totals))
+    assert max(totals) - min(totals) <= 2 * max(sizes)
+
+
+# -- a real problem ----------------------------------------------------------------------------------------------------
+
+
+def converged(sync: Any) -> tuple[float, float, bool]:
+    """The loss on unseen data before and after training, and whether all ranks have the same model."""
+    over_sockets()
+    with paceline.init(seed=1, progress=False) as run:
+        model = build()
+        model, optimizer = run.setup(model, optimizer_of(model), strategy=paceline.Strategy(sync=sync))
+        x = torch.randn(640, 6, generator=torch.Generator().manual_seed(1))
+        unseen = torch.randn(200, 6, generator=torch.Generator().manual_seed(2))
+        train = run.dataloader(TensorDataset(x), global_batch_size=32, shuffle=True)
+
+        def loss() -> float:
+            model.eval()
+            with torch.no_grad():
+                found = float(loss_of(model, unseen))
+            model.train()
+            return found
+
+        before = loss()
+        for _ in run.epochs(12):
+            for (samples,) in train:
+                optimizer.zero_grad()
+                run.backward(loss_of(model, samples))
+                run.clip_grad_norm(5.0)
+                optimizer.step()
+        values = torch.cat([each.flatten().double() for each in model.state_dict().values()])
+        return before, loss(), all(torch.equal(values, each) for each in run.all_gather(values))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("wire", WIRES)
+def test_it_trains(wire: Any, overlap: bool) -> None:
+    results = launch(converged, (DiLoCo(every=8, fragments=2, overlap=overlap, delay=3, wire=wire),), 3)
+    _, exact, _ = launch(converged, ("allreduce",), 3)[0]
+    for before, after, is_same in results:
+        assert is_same
+        assert after < before / 5
+        assert after < 2 * exact
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+def data() -> Any:
+    return TensorDataset(torch.randn(70, 6, generator=torch.Generator().manual_seed(2)))
+
+
+def resumable(folder: str, sync: Any, stop_at: int | None, by_sockets: bool) -> tuple[list[float], int]:
+    if by_sockets:
+        over_sockets()
+    with paceline.init(seed=5, checkpoint_dir=folder, checkpoint_every=1, progress=False) as run:
+        model = build()
+        model, optimizer = run.setup(model, optimizer_of(model), strategy=paceline.Strategy(sync=sync))
+        train = run.dataloader(data(), global_batch_size=12, shuffle=True)
+        begin = -1
+        for _ in run.epochs(3):
+            begin = run.step if begin < 0 else begin
+            for (x,) in train:
+                optimizer.zero_grad()
+                run.backward(loss_of(model, x))
+                optimizer.step()
+                if run.step + 1 == stop_at:
+                    return [], begin
+        return [value for each in model.state_dict().values() for value in each.double().flatten().tolist()], begin
+
+
+@pytest.mark.parametrize(
+    ("options", "stop_at"),
+    [
+        (DiLoCo(every=4, fragments=2, overlap=False, wire="fp32"), 4),
+        (DiLoCo(every=8, fragments=2, delay=3, wire="int4"), 6),  # the first exchange is under way
+        (DiLoCo(every=8, fragments=2, delay=3, wire="int8"), 9),
+        (DiLoCo(every=5, fragments=3, delay=2, wire="fp16"), 7),  # just after an epoch
+    ],
+)
+@pytest.mark.parametrize("by_sockets", [True, False])
+def test_a_resumed_run_has_the_bits_of_an_undisturbed_one(
+    options: DiLoCo, stop_at: int, by_sockets: bool, tmp_path: Path
+) -> None:
+    undisturbed = launch(resumable, (str(tmp_path / "one"), options, None, by_sockets), 2)
+    assert undisturbed[0][0] == undisturbed[1][0], "an epoch ends with a common model"
+    launch(resumable, (str(tmp_path / "two"), options, stop_at, by_sockets), 2)
+    resumed = launch(resumable, (str(tmp_path / "two"), options, None, by_sockets), 2)
+    assert [begin for _, begin in resumed] == [stop_at - 1, stop_at - 1]
+    assert [found for found, _ in resumed] == [found for found, _ in undisturbed]
+
+
+def test_other_ranks_go_on_from_the_common_model(tmp_path: Path) -> None:
+    options = DiLoCo(every=8, fragments=2, delay=3, wire="int8")
+    launch(resumable, (str(tmp_path), options, 6, True), 2)
+    results = launch(resumable, (str(tmp_path), options, None, True), 3)
+    assert [begin for _, begin in results] == [5, 5, 5]
+    assert results[0][0] == results[1][0] == results[2][0]
+
+
+def changed(folder: str, sync: Any) -> tuple[list[float], int, list[str]]:
+    import logging
+
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("paceline").addHandler(handler)
+    return (*resumable(folder, sync, None, False), lines)
+
+
+@pytest.mark.parametrize("sync", ["allreduce", "local_sgd(4)", DiLoCo(every=4, fragments=2)])
+def test_a_change_of_method_is_named(sync: Any, tmp_path: Path) -> None:
+    launch(resumable, (str(tmp_path), DiLoCo(every=8, fragments=2), 6, False), 2)
+    (values, begin, lines), (others, _, _) = launch(changed, (str(tmp_path), sync), 2)
+    assert begin == 5
+    assert values == others
+    assert any("taken with sync=DiLoCo(every=8, fragments=2)" in line for line in lines)
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+def fails_within(folder: str) -> None:
+    """An exchange fails on rank 1 while the training goes on."""
+    with paceline.init() as run:
+        if run.rank == 1:
+            shared_memory._add = refuse
+        model = build()
+        strategy = paceline.Strategy(sync=DiLoCo(every=4, fragments=1, delay=2))
+        model, optimizer = run.setup(model, optimizer_of(model), strategy=strategy)
+        for step in range(1, 9):
+            run.backward(loss_of(model, batch(run.rank, step)))
+            try:
+                optimizer.step()
+            except RuntimeError as error:
+                say(Path(folder, str(run.rank)), f"{step}: {error}")
+                if run.rank == 0:  # whose end would end rank 1 before it comes to this step
+                    eventually(Path(folder, "1").exists, "rank 1 says why")
+                raise
+
+
+def refuse(*_: Any) -> None:
+    raise MemoryError("no room for the sum")
+
+
+def test_a_failed_exchange_ends_the_run_when_its_result_is_due(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        launch(fails_within, (str(tmp_path),), 2)
+    said = (tmp_path / "1").read_text()
+    assert said == "6: the exchange of parameters failed: no room for the sum"
+
+
+# -- other features ----------------------------------------------------------------------------------------------------
+
+
+def with_all_features() -> tuple[list[bool], list[bool], list[float], list[float]]:
+    """Two models with accumulation, a scheduler, a frozen and an unused parameter."""
+    with paceline.init() as run:
+        models, optimizers, schedulers = [], [], []
+        for frozen in (True, False):
+            model = build()
+            model.add_module("unused", torch.nn.Linear(2, 2))
+            model.forward = lambda x, m=model: m[3](m[2](m[1](m[0](x))))
+            model[3].bias.requires_grad_(not frozen)
+            strategy = paceline.Strategy(
+                sync=DiLoCo(every=2, fragments=2, overlap=False), accumulate=2, find_unused_parameters=True
+            )
+            optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.05, momentum=0.9)
+            model, optimizer = run.setup(model, optimizer, strategy=strategy)
+            models.append(model)
+            optimizers.append(optimizer)
+            schedulers.append(torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))
+        frozen_before = models[0].module[3].bias.tolist()
+        same: list[list[bool]] = []
+        for x in run.steps([batch(run.rank, step) for step in range(6)]):
+            for model, optimizer, scheduler in zip(models, optimizers, schedulers, strict=True):
+                run.backward(loss_of(model, x))
+                optimizer.step()
+                optimizer.zero_grad()
+                if not run.accumulating:
+                    scheduler.step()
+            values = torch.cat([p.detach().flatten() for model in models for p in model.parameters()])
+            same.append([bool(torch.equal(values, each)) for each in run.all_gather(values)])
+        values = torch.cat([p.detach().flatten() for model in models for p in model.parameters()])
+        same.append([bool(torch.equal(values, each)) for each in run.all_gather(values)])
+        rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+        is_frozen = models[0].module[3].bias.tolist() == frozen_before
+        return [all(each) for each in same], [is_frozen], rates, values.tolist()
+
+
+def test_other_features() -> None:
+    for same, frozen, rates, values in launch(with_all_features, (), 2):
+        assert same == [True, False, False, False, False, False, True]
+        assert frozen == [True]
+        assert rates == [pytest.approx(0.05 / 8)] * 2
+        assert bool(torch.tensor(values).isfinite().all())
+
+
+def sent(folder: str) -> None:
+    over_sockets()
+    for wire in WIRES:
+        with paceline.init(log_dir=f"{folder}/{wire}", log_every=8, progress=False) as run:
+            model = build()
+            strategy = paceline.Strategy(sync=DiLoCo(every=8, fragments=2, wire=wire, overlap=False))
+            model, optimizer = run.setup(model, optimizer_of(model), strategy=strategy)
+            for x in run.steps([batch(run.rank, step) for step in range(32)]):
+                optimizer.zero_grad()
+                run.backward(loss_of(model, x))
+                optimizer.step()
+
+
+# one of two ranks, in a cycle: fragments of 280 and 203 parameters, each in blocks of 256, as many for both ranks
+PER_CYCLE = {"fp32": 483 * 4, "fp16": (280 + 204) * 2, "int8": (2 + 2) * 260, "int4": (2 + 2) * 132}
+
+
+def test_metrics_have_the_bytes_sent_per_step(tmp_path: Path) -> None:
+    launch(sent, (str(tmp_path),), 2)
+    for wire, expected in PER_CYCLE.items():
+        lines = [json.loads(line) for line in (tmp_path / wire / "metrics.jsonl").read_text().splitlines()]
+        assert [line["sent_bytes"] for line in lines[:3]] == [round(expected / 8)] * 3, wire
+
+
+WAITING = 0.4  # seconds that rank 1 comes later
+
+
+def slow(folder: str) -> None:
+    waits = Path(folder, "rank-0-waits")
+    all_reduce = shared_memory.SharedMemory.all_reduce
+
+    def noted(memory: Any, *args: Any) -> None:
+        waits.touch()
+        all_reduce(memory, *args)
+
+    with paceline.init(log_dir=folder, log_every=4, progress=False) as run:
+        model = build()
+        strategy = paceline.Strategy(sync=DiLoCo(every=4, fragments=1, overlap=False))
+        model, optimizer = run.setup(model, optimizer_of(model), strategy=strategy)
+        for step, x in enumerate(run.steps([batch(run.rank, step) for step in range(8)])):
+            optimizer.zero_grad()
+            run.backward(loss_of(model, x))
+            if step == 3 and run.rank == 0:
+                shared_memory.SharedMemory.all_reduce = noted
+            if step == 3 and run.rank == 1:
+                eventually(waits.exists, "rank 0 exchanges")
+                time.sleep(WAITING)  # it is what the other rank waits for
+            optimizer.step()
+
+
+def test_metrics_have_the_time_of_waiting_for_outer_steps(tmp_path: Path) -> None:
+    launch(slow, (str(tmp_path),), 2)
+    line = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    assert line["sync_seconds"] >= WAITING / 2 / 4 * 0.9  # the mean of two ranks and four steps
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": 0}, "every=0 is not a number of 1 or more"),
+        ({"fragments": 0}, "fragments=0 is not"),
+        ({"delay": 0}, "delay=0 is not"),
+        ({"outer_lr": 0}, "outer_lr=0 is not more than 0"),
+        ({"outer_lr": float("nan")}, "outer_lr=nan"),
+        ({"outer_momentum": 1.0}, "outer_momentum=1.0 is not from 0"),
+        ({"wire": "int2"}, "wire='int2' is none of 'fp32', 'fp16', 'int8', 'int4'"),
+    ],
+)
+def test_bad_options(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DiLoCo(**options)
+
+
+def test_its_name() -> None:
+    assert paceline.Strategy(sync="diloco(3)").method == DiLoCo(every=3)
+    with pytest.raises(ValueError, match="every=0 is not"):
+        paceline.Strategy(sync="diloco(0)")
+
+
+def refused() -> list[str]:
+    """What each script is told before its first step."""
+    said = []
+
+    def refuse(model: Any, sync: Any) -> None:
+        with paceline.init() as run:
+            with pytest.raises((ValueError, RuntimeError)) as error:
+                model = run.setup(model, strategy=paceline.Strategy(sync=sync(run.rank)))
+                run.backward(loss_of(model, batch(run.rank, 0)))
+            said.append(str(error.value))
+
+    refuse(build(), lambda _: DiLoCo(fragments=4))
+    with_integers = build()
+    with_integers.register_parameter("table", torch.nn.Parameter(torch.arange(3), requires_grad=False))
+    refuse(with_integers, lambda _: DiLoCo(fragments=2, wire="int4"))
+    refuse(torch.nn.Linear(6, 3, dtype=torch.complex64), lambda _: DiLoCo(fragments=1))
+    refuse(build(), lambda _: DiLoCo(fragments=2))
+    refuse(build(), lambda rank: DiLoCo(fragments=2, every=8 + rank))
+    return said
+
+
+def test_what_diloco_cannot_do() -> None:
+    one, other = launch(refused, (), 2)
+    assert one[:4] == other[:4]
+    messages = [
+        "fragments=4 is more than the 3 layers of Sequential that have trained parameters; pass fragments=3 or less",
+        "the parameter table of type torch.int64 cannot be sent as int4; use DiLoCo(wire='fp32'), or make it a buffer",
+        "the parameter weight of type torch.complex64 cannot be sent as fp16; use DiLoCo(wire='fp32')",
+        "DiLoCo(fragments=2) counts the steps of an optimizer; "
+        "pass the one of Sequential to run.setup, after the model",
+    ]
+    assert one[:4] == messages
+    assert "Strategy(sync=DiLoCo(every=9" in other[4]
+    assert "rank 1 differs" in one[4]
+    assert all("\n" not in line for line in one + other)
+
+
+def with_closure() -> None:
+    with paceline.init() as run:
+        model = build()
+        optimizer = torch.optim.LBFGS(model.parameters())
+        model, optimizer = run.setup(model, optimizer, strategy=paceline.Strategy(sync=DiLoCo(fragments=1)))
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = loss_of(model, batch(run.rank, 0))
+            run.backward(loss)
+            return loss
+
+        optimizer.step(closure)
+
+
+def test_closures_are_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"with DiLoCo\(fragments=1\) each rank steps alone"):
+        launch(with_closure, (), 2)

@@ -1,0 +1,720 @@
+"""How ranks exchange gradients: by which way, in how many bits, and what a rank keeps for it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import mmap
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from tests.conftest import eventually  # noqa: E402
+from tests.train.launching import launch, say  # noqa: E402
+from torch.utils.data import TensorDataset  # noqa: E402
+
+import paceline  # noqa: E402
+from paceline import AllReduce, PowerSGD, TopK  # noqa: E402
+from paceline.train.group import neighbours, shared_memory  # noqa: E402
+from paceline.train.group.shared_memory import SharedMemory, SharedMemoryError  # noqa: E402
+from paceline.train.parallel.sync import pieces  # noqa: E402
+from paceline.train.parallel.sync.options import name_of  # noqa: E402
+from paceline.train.parallel.sync.wire import all_reduce  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.conftest import Paceline
+
+pytestmark = pytest.mark.torch
+PAIRS = ((0, 1), (2, 3))
+EXACT = [AllReduce(), AllReduce(hierarchical=False), AllReduce(hierarchical=PAIRS), AllReduce(communicators=2)]
+LOSSY = [
+    AllReduce(wire="fp16", hierarchical=False), AllReduce(wire="bf16", hierarchical=PAIRS),
+    AllReduce(wire="int8", hierarchical=False), AllReduce(wire="int8", hierarchical=PAIRS),
+    PowerSGD(rank=2, warmup=3, hierarchical=False), TopK(fraction=0.2, hierarchical=False),
+    AllReduce(wire="fp16", hierarchical=False, communicators=2),
+]  # fmt: skip
+
+
+def build() -> Any:
+    torch.manual_seed(7)
+    return torch.nn.Sequential(torch.nn.Linear(9, 300), torch.nn.Tanh(), torch.nn.Linear(300, 4))
+
+
+def batch(rank: int, step: int) -> Any:
+    return torch.randn(6, 9, generator=torch.Generator().manual_seed(1000 * rank + step))
+
+
+def loss_of(model: Any, x: Any) -> Any:
+    return (model(x) - x[:, :4].sin()).square().mean()
+
+
+Result = tuple[list[float], float, list[bool]]
+
+
+def trained(syncs: Any, steps: int) -> list[Result]:
+    """With each method: the parameters, the last loss, and which ranks have the same parameters."""
+    return [_trained(sync, steps) for sync in syncs]
+
+
+def _trained(sync: Any, steps: int) -> Result:
+    with paceline.init() as run:
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), 0.2)
+        model, optimizer = run.setup(model, optimizer, strategy=paceline.Strategy(sync=sync, bucket_mb=1))
+        loss = torch.tensor(0.0)
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss = loss_of(model, batch(run.rank, step))
+            run.backward(loss)
+            run.clip_grad_norm(10.0)
+            optimizer.step()
+        values = torch.cat([p.detach().flatten() for p in model.parameters()])
+        same = [bool(torch.equal(values, each)) for each in run.all_gather(values)]
+        return values.tolist(), run.mean(float(loss), 1), same
+
+
+def by_hand(ranks: int, steps: int) -> list[float]:
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), 0.2)
+    for step in range(steps):
+        optimizer.zero_grad()
+        torch.stack([loss_of(model, batch(rank, step)) for rank in range(ranks)]).mean().backward()
+        optimizer.step()
+    return [value for p in model.parameters() for value in p.flatten().tolist()]
+
+
+def test_exact_methods_give_the_mean_of_all_ranks() -> None:
+    expected = by_hand(4, 6)
+    for results in launch(trained, (EXACT, 6), 4):
+        for values, _, same in results:
+            assert values == pytest.approx(expected, rel=1e-4, abs=1e-6)
+            assert all(same)
+
+
+def test_compressed_gradients_train_as_exact_ones() -> None:
+    for results in launch(trained, ([AllReduce(), *LOSSY], 40), 4):
+        (_, exact, _), *lossy = results
+        for sync, (_, loss, same) in zip(LOSSY, lossy, strict=True):
+            assert loss == pytest.approx(exact, rel=0.2), sync
+            assert all(same), sync
+
+
+def test_on_one_machine_two_ranks_get_the_bits_of_the_network() -> None:
+    for here, network in launch(trained, ([AllReduce(), AllReduce(hierarchical=False)], 6), 2):
+        assert here == network
+
+
+# -- shared memory -----------------------------------------------------------------------------------------------------
+
+
+class Telling:
+    """Gathers texts from threads, as ranks do."""
+
+    def __init__(self, count: int) -> None:
+        self._barrier = threading.Barrier(count, timeout=60)
+        self._said = [""] * count
+
+    def by(self, position: int) -> Any:
+        def tell(text: str) -> list[str]:
+            self._said[position] = text
+            self._barrier.wait()
+            said = list(self._said)
+            self._barrier.wait()
+            return said
+
+        return tell
+
+
+def in_threads(count: int, do: Any) -> list[Any]:
+    results: list[Any] = [None] * count
+
+    def run(position: int) -> None:
+        try:
+            results[position] = do(position)
+        except BaseException as error:  # raised below
+            results[position] = error
+
+    threads = [threading.Thread(target=run, args=(position,)) for position in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    count=st.integers(2, 5),
+    sizes=st.lists(st.sampled_from([1, 2, 3, 7, 1000, 1_048_576, 1_048_577, 3_000_001]), min_size=1, max_size=3),
+    dtype=st.sampled_from(TYPES),
+)
+def test_shared_memory_sums_in_the_order_of_ranks(count: int, sizes: list[int], dtype: Any) -> None:
+    telling = Telling(count)
+    tensors = [
+        [torch.randn(size, generator=torch.Generator().manual_seed(97 * position + size)).to(dtype) for size in sizes]
+        for position in range(count)
+    ]
+    expected = []
+    for each in zip(*tensors, strict=True):
+        total = each[0].float() if dtype in (torch.float16, torch.bfloat16) else each[0].clone()
+        for other in each[1:]:
+            total += other
+        expected.append((total / count).to(dtype))
+
+    def reduce(position: int) -> list[Any]:
+        memory = SharedMemory(position, count, telling.by(position), 60)
+        try:
+            own = [each.clone() for each in tensors[position]]
+            for each in own:
+                memory.all_reduce(each, count)
+            first = tensors[position][0].clone()
+            memory.reduce(first)
+            memory.broadcast(first)
+            return [*own, first / count]
+        finally:
+            memory.close()
+
+    for results in in_threads(count, reduce):
+        assert all(torch.equal(one, other) for one, other in zip(results, expected, strict=False))
+        assert torch.allclose(results[-1], expected[0], rtol=0.02, atol=1e-3)
+
+
+FACTORS = [(1.0, 1.0, 1.0), (4.0, 3.0, 0.5), (1.0, 2.0, 1.0), (0.25, 1.0, 2.0)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    count=st.integers(2, 5),
+    sizes=st.lists(st.sampled_from([0, 1, 5, 16, 700, 70_000, 1_500_003]), min_size=1, max_size=6),
+    factors=st.sampled_from(FACTORS),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    in_place=st.booleans(),
+)
+def test_shared_memory_sums_many_tensors(
+    count: int, sizes: list[int], factors: Any, dtype: Any, in_place: bool
+) -> None:
+    telling = Telling(count)
+    prescale, divisor, postscale = factors
+
+    def given(position: int) -> list[Any]:
+        return [(torch.arange(size) % 16 * (position + 1)).to(dtype) for size in sizes]
+
+    def add(position: int) -> list[Any]:
+        memory = SharedMemory(position, count, telling.by(position), 60)
+        try:
+            sources = given(position)
+            targets = sources if in_place else [torch.empty_like(each) for each in sources]
+            memory.sum(sources, targets, prescale=prescale, divisor=divisor, postscale=postscale)
+            assert in_place or all(torch.equal(*each) for each in zip(sources, given(position), strict=True))
+            return targets
+        finally:
+            memory.close()
+
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    total = sum(range(1, count + 1)) * prescale
+    expected = [((torch.arange(size) % 16).to(wide) * total / divisor * postscale).to(dtype) for size in sizes]
+    for results in in_threads(count, add):
+        assert all(torch.equal(one, other) for one, other in zip(results, expected, strict=True))
+
+
+def test_memory_goes_with_the_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(neighbours, "_FOLDER", str(tmp_path))  # in /dev/shm, other processes have files too
+
+    def descriptors() -> set[str]:
+        found = set()
+        for each in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # that of this list
+                found.add(f"{each} {os.readlink(f'/proc/self/fd/{each}')}")
+        return found
+
+    def add(position: int) -> None:
+        memory = SharedMemory(position, 3, telling.by(position), 60)
+        ones = torch.ones(1000)
+        memory.all_reduce(ones)
+        assert os.listdir(tmp_path) == [], "it never has a name"
+        memory.close()
+        assert float(ones.sum()) == 3000
+
+    def forbidden(*_: object) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    before = descriptors()
+    for _ in range(2):
+        telling = Telling(3)
+        in_threads(3, add)
+        assert os.listdir(tmp_path) == []
+        assert descriptors() <= before  # what earlier tests have left may be collected meanwhile
+        monkeypatch.setattr(os, "memfd_create", forbidden)  # then in that folder
+
+
+def test_a_rank_that_leaves_wakes_those_that_wait() -> None:
+    telling = Telling(3)
+    are_waiting = threading.Barrier(2, timeout=60)
+
+    def wait(position: int) -> str:
+        memory = SharedMemory(position, 3, telling.by(position), None)
+        try:
+            if position == 1:
+                are_waiting.wait()
+                return ""
+            if position == 0:
+                are_waiting.wait()
+            with pytest.raises(ConnectionError) as error:
+                memory.all_reduce(torch.ones(10))
+            return str(error.value)
+        finally:
+            memory.close()
+
+    assert in_threads(3, wait) == ["another rank of this machine is gone", "", "another rank of this machine is gone"]
+
+
+def test_ranks_that_sum_different_tensors_fail() -> None:
+    telling = Telling(2)
+
+    def add(position: int) -> str:
+        memory = SharedMemory(position, 2, telling.by(position), 60)
+        try:
+            memory.all_reduce(torch.ones(10 + position))
+        except (ConnectionError, RuntimeError) as error:
+            return str(error)
+        finally:
+            memory.close()
+        return "summed"
+
+    assert "the ranks of this machine exchange different tensors" in in_threads(2, add)
+
+
+def test_a_rank_that_does_not_come_is_not_waited_for_longer_than_the_timeout() -> None:
+    telling = Telling(2)
+    memories = in_threads(2, lambda position: SharedMemory(position, 2, telling.by(position), 0.25))
+    with pytest.raises(RuntimeError, match=r"did not come within 0.25 s"):
+        memories[0].all_reduce(torch.ones(10))
+    for memory in memories:
+        memory.close()
+
+
+def test_all_ranks_know_if_one_cannot_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    telling = Telling(3)
+    allocate = os.posix_fallocate
+
+    def full(fd: int, offset: int, length: int) -> None:
+        allocate(fd, offset, 4096)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+
+    def fail(position: int) -> str:
+        with pytest.raises(SharedMemoryError) as error:
+            SharedMemory(position, 3, telling.by(position), 60)
+        return str(error.value)
+
+    assert set(in_threads(3, fail)) == {"local rank 0: No space left on device"}
+
+
+def without_shared_memory() -> tuple[list[float], list[str]]:
+    import logging
+
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("paceline").addHandler(handler)
+    os.posix_fallocate = refuse  # type: ignore[assignment]
+    return _trained(AllReduce(), 6)[0], lines
+
+
+def refuse(*_: object) -> Any:
+    raise OSError(28, "No space left on device")
+
+
+def test_without_room_for_shared_memory_ranks_use_the_network() -> None:
+    results = launch(without_shared_memory, (), 2)
+    for values, _ in results:
+        assert values == pytest.approx(by_hand(2, 6), rel=1e-4, abs=1e-6)
+    assert sum("No space left on device" in line for _, lines in results for line in lines) == 1
+
+
+@pytest.mark.parametrize("failing", [0, 3])
+def test_other_groups_know_if_one_cannot_share_memory(failing: int) -> None:
+    for values, _ in launch(of_two_groups, (failing,), 4):
+        assert values == pytest.approx(by_hand(4, 6), rel=1e-4, abs=1e-6)
+
+
+def of_two_groups(failing: int) -> tuple[list[float], list[str]]:
+    with paceline.init() as run:
+        is_failing = run.rank == failing
+    if is_failing:
+        if failing == 0:
+            os.posix_fallocate = refuse  # type: ignore[assignment]
+        else:
+            mmap.mmap = refuse  # type: ignore[assignment,misc]
+    return _trained(AllReduce(hierarchical=PAIRS), 6)[0], []
+
+
+def ends_early(how: str) -> str:
+    """A rank ends in the middle of training; returns what the others get."""
+    # The agent ends the others at once; rank 0 would be gone before it has told rank 2 of rank 1.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with paceline.init() as run:
+            model = run.setup(build())
+            for step in itertools.count():
+                if run.rank == 1 and step == 3:
+                    if how == "killed":
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    raise ValueError("this rank has had enough")
+                run.backward(loss_of(model, batch(run.rank, step)))
+    except RuntimeError as error:
+        say(Path(os.environ["SAID"], os.environ["RANK"]), f"{type(error).__name__}: {error}")
+        raise
+    raise AssertionError
+
+
+@pytest.mark.parametrize("how", ["killed", "failed"])
+def test_a_rank_that_ends_ends_the_exchange_of_the_others(paceline: Paceline, how: str) -> None:
+    paceline.script(
+        f"""
+        from tests.train.parallel.test_sync import ends_early
+        ends_early({how!r})
+        """
+    )
+    said = paceline.folder / "said"
+    said.mkdir()
+    done = paceline.run("-n", "3", "script.py", env={"SAID": str(said), "PYTHONPATH": str(Path(__file__).parents[3])})
+    assert done.returncode != 0
+    assert "rank 1" in done.stderr.splitlines()[-1]
+    texts = [path.read_text() for path in said.iterdir()]
+    assert all(text.startswith("PeerLost: ") and "rank 1" in text for text in texts), texts
+
+
+def fails_at(step: int, folder: str) -> None:
+    """Rank 1 fails within an exchange."""
+    with paceline.init() as run:
+        model = run.setup(build())
+        if run.rank == 1:
+            add, calls = shared_memory._add, itertools.count()
+
+            def failing(*args: Any) -> None:
+                if next(calls) == step:
+                    raise MemoryError("no room for the sum")
+                add(*args)
+
+            shared_memory._add = failing
+        for number in itertools.count():
+            try:
+                run.backward(loss_of(model, batch(run.rank, number)))
+            except RuntimeError as error:
+                say(Path(folder, str(run.rank)), f"{number}: {error}")
+                if run.rank == 0:  # it hears of it; the end of its process would end the other one
+                    eventually(Path(folder, "1").exists, "rank 1 says why")
+                raise
+
+
+def test_a_failure_within_an_exchange_says_why(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        launch(fails_at, (2, str(tmp_path)), 2)
+    failed = "the exchange of gradients failed: "
+    assert (tmp_path / "1").read_text() == f"2: {failed}no room for the sum"
+
+
+def after_close() -> None:
+    run = paceline.init()
+    model = run.setup(build())
+    run.backward(loss_of(model, batch(run.rank, 0)))
+    loss = loss_of(model, batch(run.rank, 1))
+    run.close()
+    loss.backward()
+
+
+def test_a_backward_after_the_end_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="the run is closed"):
+        launch(after_close, (), 2)
+
+
+# -- what a rank keeps -------------------------------------------------------------------------------------------------
+
+
+def nothing_is_lost(syncs: Any) -> list[float]:
+    """The largest difference between the sum of all gradients, and what was exchanged and what is kept of them."""
+    return [_lost(sync) for sync in syncs]
+
+
+def _lost(sync: Any) -> float:
+    with paceline.init() as run:
+        model, plain = build(), build()
+        wrapped = run.setup(model, strategy=paceline.Strategy(sync=sync, bucket_mb=1))
+        own, exchanged = ([torch.zeros_like(p) for p in model.parameters()] for _ in range(2))
+        for step in range(8):
+            wrapped.zero_grad()
+            plain.zero_grad()
+            x = batch(run.rank, step)
+            loss_of(plain, x).backward()
+            run.backward(loss_of(wrapped, x))
+            for total, p in zip(own, plain.parameters(), strict=True):
+                total.add_(p.grad / run.world_size)
+            for total, p in zip(exchanged, model.parameters(), strict=True):
+                total.add_(p.grad)
+        state = run._prepared.rank_parts()["run.sync-0"].thing.state_dict()["kept"]["wires"]["0"]
+        kept = state.get("residuals", state)
+        differences = [
+            run.all_reduce(mine - kept.get(str(number), torch.zeros(1)).expand(mine.numel()).view_as(mine)) - total
+            for number, (mine, total) in enumerate(zip(own, exchanged, strict=True))
+        ]
+        return max(float(each.abs().max()) for each in differences)
+
+
+def test_error_feedback_keeps_what_was_not_sent() -> None:
+    syncs = [
+        AllReduce(wire="int8", hierarchical=False), TopK(fraction=0.05, hierarchical=False),
+        PowerSGD(rank=1, warmup=0, hierarchical=False),
+    ]  # fmt: skip
+    for lost in launch(nothing_is_lost, (syncs,), 3):
+        assert max(lost) < 1e-5, lost
+
+
+def data() -> Any:
+    generator = torch.Generator().manual_seed(2)
+    return TensorDataset(torch.randn(64, 9, generator=generator))
+
+
+def resumable(folder: str, syncs: Any, stop_at: int | None) -> list[list[float]]:
+    return [_resumable(f"{folder}/{number}", sync, stop_at) for number, sync in enumerate(syncs)]
+
+
+def _resumable(folder: str, sync: Any, stop_at: int | None) -> list[float]:
+    with paceline.init(seed=5, checkpoint_dir=folder, checkpoint_every=3, progress=False) as run:
+        model = build()
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        model, optimizer = run.setup(model, optimizer, strategy=paceline.Strategy(sync=sync, bucket_mb=1))
+        train = run.dataloader(data(), batch_size=4, shuffle=True)
+        for _ in run.epochs(3):
+            for (x,) in train:
+                optimizer.zero_grad()
+                run.backward(loss_of(model, x))
+                optimizer.step()
+                if run.step + 1 == stop_at:
+                    return []
+        return [value for p in model.parameters() for value in p.flatten().tolist()]
+
+
+def test_a_resumed_run_has_the_bits_of_an_undisturbed_one(tmp_path: Path) -> None:
+    syncs = [*EXACT[:3], *LOSSY[:6]]
+    undisturbed = launch(resumable, (str(tmp_path / "one"), syncs, None), 4)
+    launch(resumable, (str(tmp_path / "two"), syncs, 7), 4)
+    resumed = launch(resumable, (str(tmp_path / "two"), syncs, None), 4)
+    for one, other in zip(undisturbed, resumed, strict=True):
+        for sync, expected, values in zip(syncs, one, other, strict=True):
+            assert values == expected, sync
+
+
+def test_a_checkpoint_of_another_method_is_taken_up(tmp_path: Path) -> None:
+    launch(resumable, (str(tmp_path), [AllReduce(wire="int8", hierarchical=False)], 7), 2)
+    values, other = launch(resumable, (str(tmp_path), ["powersgd(2)"], None), 2)
+    assert values == other
+    assert values[0]
+
+
+# -- other features ----------------------------------------------------------------------------------------------------
+
+
+class Words(torch.nn.Module):
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.table = torch.nn.Embedding(50, 8, sparse=sparse)
+        self.out = torch.nn.Linear(8, 2)
+        self.unused = torch.nn.Linear(2, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.out(self.table(x))
+
+
+def not_finite(syncs: Any) -> list[bool]:
+    """Whether a step with an infinite gradient leaves the later ones finite."""
+    found = []
+    for sync in syncs:
+        with paceline.init() as run:
+            model = run.setup(build(), strategy=paceline.Strategy(sync=sync))
+            for step in range(4):
+                model.zero_grad()
+                scale = float("inf") if step == 1 and run.rank == 0 else 1.0
+                run.backward(loss_of(model, batch(run.rank, step)) * scale)
+                is_finite = all(bool(p.grad.isfinite().all()) for p in model.parameters())
+                found.append(is_finite == (step != 1))
+    return found
+
+
+def test_a_gradient_that_is_not_finite_spoils_one_step_alone() -> None:
+    syncs = [
+        AllReduce(wire="int8", hierarchical=False), TopK(fraction=0.5, hierarchical=False),
+        PowerSGD(rank=2, warmup=0, hierarchical=False),
+    ]  # fmt: skip
+    for found in launch(not_finite, (syncs,), 2):
+        assert all(found), found
+
+
+def half_weights(syncs: Any) -> list[float]:
+    found = []
+    for sync in syncs:
+        with paceline.init() as run:
+            model = run.setup(build().to(torch.bfloat16), strategy=paceline.Strategy(sync=sync))
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            for step in range(10):
+                model.zero_grad()
+                loss = loss_of(model, batch(run.rank, step).to(torch.bfloat16))
+                run.backward(loss)
+                optimizer.step()
+            found.append(run.mean(float(loss), 1))
+    return found
+
+
+def test_weights_in_half_precision() -> None:
+    syncs = [AllReduce(hierarchical=False), *(each for each in LOSSY if each.hierarchical is False)]
+    for exact, *lossy in launch(half_weights, (syncs,), 4):
+        assert all(each == pytest.approx(exact, rel=0.2) for each in lossy)
+
+
+def complex_weights() -> None:
+    with paceline.init() as run:
+        run.setup(torch.nn.Linear(3, 3, dtype=torch.complex64), strategy=paceline.Strategy(sync="powersgd"))
+
+
+def test_complex_gradients_are_not_compressed() -> None:
+    with pytest.raises(ValueError, match="complex parameters are sent as they are only"):
+        launch(complex_weights, (), 2)
+
+
+def with_words(sparse: bool, accumulate: int, precision: str) -> list[float]:
+    with paceline.init() as run:
+        model = Words(sparse)
+        model.unused.requires_grad_(run.world_size > 5)
+        strategy = paceline.Strategy(accumulate=accumulate, precision=precision, sync="int8")  # type: ignore[arg-type]
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model, optimizer = run.setup(model, optimizer, strategy=strategy)
+        for step in range(4):
+            x = torch.randint(50, (3, 4), generator=torch.Generator().manual_seed(step + 10 * run.rank))
+            run.backward(model(x).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        return [value for p in model.parameters() for value in p.flatten().tolist()]
+
+
+@pytest.mark.parametrize(
+    ("sparse", "accumulate", "precision"), [(True, 1, "fp32"), (False, 2, "fp32"), (False, 1, "bf16")]
+)
+def test_sparse_gradients_accumulation_and_half_precision(sparse: bool, accumulate: int, precision: str) -> None:
+    one, other = launch(with_words, (sparse, accumulate, precision), 2)
+    assert one == other
+
+
+BYTES = [  # sent by one of two ranks for 4204 parameters
+    (AllReduce(), 0),
+    (AllReduce(hierarchical=False), 4204 * 4),
+    (AllReduce(wire="fp16", hierarchical=False), 4204 * 2),
+    (AllReduce(wire="int8", hierarchical=False), 22 * 260),  # blocks: 11, 2, 5 and 1, made even
+    (TopK(fraction=0.01, hierarchical=False), (27 + 3 + 12 + 1) * 8),
+    (PowerSGD(rank=2, warmup=0, hierarchical=False), (309 * 2 + 1200 + 300 + 4) * 4),
+]
+
+
+def logged(folder: str) -> None:
+    for number, (sync, _) in enumerate(BYTES):
+        with paceline.init(log_dir=f"{folder}/{number}", log_every=5, progress=False) as run:
+            model = run.setup(build(), strategy=paceline.Strategy(sync=sync))
+            for x in run.steps([batch(run.rank, step) for step in range(10)]):
+                run.backward(loss_of(model, x))
+
+
+def test_metrics_have_the_bytes_sent_per_step(tmp_path: Path) -> None:
+    launch(logged, (str(tmp_path),), 2)
+    for number, (sync, expected) in enumerate(BYTES):
+        lines = [json.loads(line) for line in (tmp_path / str(number) / "metrics.jsonl").read_text().splitlines()]
+        assert [line["sent_bytes"] for line in lines] == [expected, expected], sync
+        assert all(line["sync_seconds"] > 0 for line in lines)
+        assert {line["sync_method"] for line in lines} == {name_of(sync)}
+
+
+# -- large tensors in pieces -------------------------------------------------------------------------------------------
+
+
+def sums(sizes: Sequence[int]) -> list[bool]:
+    """For each size, whether a sum in pieces has the bits of one that is sent as it is."""
+    found = []
+    with paceline.init() as run:
+        for size in sizes:
+            both = []
+            for piece in (4096, 1 << 30):
+                pieces._PIECE = piece
+                tensor = torch.randn(size, generator=torch.Generator().manual_seed(run.rank))
+                all_reduce(tensor, torch.distributed.group.WORLD)
+                both.append(tensor)
+            found.append(torch.equal(*both))
+    return found
+
+
+def test_sums_in_pieces_have_the_same_bits() -> None:
+    for found in launch(sums, ([1, 3071, 3072, 3073, 6145, 100_000],), 3):
+        assert all(found)
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sync", "message"),
+    [
+        ("gossip", "'gossip' is none of 'allreduce'"),
+        ("powersgd(many)", "'many' is not a number"),
+        ("fp16(2)", "fp16 has no number"),
+        ("topk(0)", "fraction=0.0 is not more than 0"),
+        ("powersgd(0)", "rank=0 is less than 1"),
+        (3, "neither a name nor one of"),
+    ],
+)
+def test_what_is_no_method(sync: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        paceline.Strategy(sync=sync)
+
+
+@pytest.mark.parametrize("groups", [((0,),), ((0, 1), (1,)), ((0, 2),)])
+def test_groups_must_name_each_rank(groups: Any) -> None:
+    with pytest.raises(ValueError, match="must name each of the ranks 0 to 1 once"):
+        launch(trained, ([AllReduce(hierarchical=groups)], 1), 2)
+
+
+def different() -> list[str]:
+    said = []
+    with paceline.init() as run:
+        for mine, other in (("fp16", "bf16"), (AllReduce(), PowerSGD(rank=3))):
+            with pytest.raises(paceline.ModelMismatch) as error:
+                run.setup(build(), strategy=paceline.Strategy(sync=other if run.rank else mine))
+            said.append(str(error.value))
+    return said
+
+
+def test_ranks_with_different_methods() -> None:
+    first, second = launch(different, (), 2)
+    assert second[0] == "rank 1 has Strategy(sync='bf16'), rank 0 has 'fp16'; give all the same"
+    assert "PowerSGD" in second[1]
+    assert all("rank 1 differs" in line for line in first)
+
+
+def test_what_is_kept_for_a_gradient_is_kept_once() -> None:
+    with pytest.raises(ValueError, match="communicators=2: what PowerSGD keeps"):
+        PowerSGD(communicators=2)
