@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 # A shell without job control ignores SIGINT in what it starts in the background, and so would all that the tests start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -30,6 +30,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 settings.register_profile("paceline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("paceline")
 
+_LOG_BYTES = 4000  # of the end of each log, where processes are left
 GENEROUS = 120.0  # seconds until a test gives up waiting; machines are noisy
 # A test that is about these limits sets them itself.
 os.environ.update(PACELINE_LOOK_TIMEOUT="60s", PACELINE_ACT_TIMEOUT="60s")
@@ -67,6 +68,46 @@ def processes_with(variable: str) -> list[int]:
                 if marker in (path / "environ").read_bytes() + b"\0":
                     found.append(int(path.name))
     return found
+
+
+def all_end(processes: Callable[[], Sequence[int]], what: str, logs: Path | None = None) -> None:
+    """Wait until these have ended. If they do not, print what each of them does, and kill them.
+
+    Args:
+        processes: the pids of those that are left.
+        what: whose they are.
+        logs: a folder whose log files are printed too.
+
+    Raises:
+        AssertionError: some did not end.
+    """
+    try:
+        eventually(lambda: not processes(), f"all processes of {what} have ended")
+    finally:
+        pids = processes()
+        for pid in pids:
+            print(_describe(pid))
+        for path in sorted(logs.rglob("*.log")) if pids and logs is not None else ():
+            print(f"-- {path}\n{path.read_bytes()[-_LOG_BYTES:].decode(errors='replace')}")
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _describe(pid: int) -> str:
+    """A process's command line, and the stacks of its threads if it is Python."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return f"-- {pid} has ended"
+    spy = [Path(sys.executable).with_name("py-spy"), "dump", "--nonblocking", "--pid", str(pid)]
+    try:
+        done = subprocess.run(spy, capture_output=True, text=True, timeout=60, check=False)
+        stacks = done.stdout or done.stderr
+    except (OSError, subprocess.TimeoutExpired) as error:
+        stacks = str(error)
+    return f"-- {pid}, state {state[0]}, child of {state[1]}: {command}\n{stacks}"
 
 
 class Paceline:
@@ -129,11 +170,20 @@ def paceline(tmp_path: Path) -> Iterator[Paceline]:
     """paceline in an empty folder; after the test none of its processes may be left."""
     it = Paceline(tmp_path)
     yield it
-    try:
-        eventually(lambda: not it.processes(), "all processes of the job have ended")
-    finally:
-        for pid in it.processes():
-            os.kill(pid, signal.SIGKILL)
+    all_end(it.processes, "the job", it.home / "jobs")
+
+
+@pytest.fixture(autouse=True)
+def _signals_stay() -> Iterator[None]:
+    """What a test changes for this process, all that later tests start would inherit: ignored and blocked signals."""
+
+    def now() -> tuple[dict[int, object], set[int]]:
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+        return handlers, signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+    before = now()
+    yield
+    assert now() == before, "the test changes how this process takes signals"
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def test_the_same_files_give_the_same_archive() -> None:
     first = packing.archive()
     packing.archive.cache_clear()
-    assert packing.archive() == first
+    again = packing.archive()
+    assert (again.name, again.data) == (first.name, first.data)
 
 
 def test_it_holds_no_client_room() -> None:
@@ -38,3 +39,14 @@ def test_it_is_the_package_of_what_it_runs(tmp_path: Path) -> None:
     where, place = done.stdout.split()
     assert where == f"{file}/paceline/__init__.py"
     assert int(place) > 0
+
+
+def test_an_old_python_is_refused_in_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "paceline.pyz"
+    file.write_bytes(packing.archive().data)
+    program = "import runpy, sys; sys.version_info = (3, 8, 1); runpy.run_path(sys.argv[1], run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", program, file], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"paceline: {sys.executable} is Python 3.8.1, too old; choose an image or a Python with 3.9 or newer\n"
+    )

@@ -61,6 +61,12 @@ def test_goal_of_memory(megabytes, met):
     assert str(goal) == "≤ 10 ms, ≤ 10 MB"
 
 
+def test_goal_of_a_delay():
+    row = Row(a_case(None, None, Goal(beyond=0.5)), samples(1.4, 2.2, 9), samples(1, 2, 2))
+    assert row.is_goal_met is True and str(row.case.goal) == "≤ 500 ms more"
+    assert Row(row.case, samples(1.6), samples(1)).is_goal_met is False
+
+
 def test_both_sides_are_warmed_up_and_then_take_turns():
     calls = []
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.contract import CONTRACTS, OWN_CONTRACT, Contract, ContractError, Placement
+from paceline.contract.horovod import HorovodContract
 from paceline.contract.jax import JaxContract
 
 HOSTS = st.from_regex(r"[a-z][a-z0-9]{0,8}(-[0-9]{1,2})?(\.[a-z]{2,5})?", fullmatch=True) | st.ip_addresses(v=4).map(
@@ -71,6 +72,13 @@ def test_horovod_on_equal_nodes(placement: Placement) -> None:
 def test_horovod_refuses_unequal_nodes() -> None:
     with pytest.raises(ContractError, match="same number of ranks on every node, but this node has 3 of 4"):
         CONTRACTS["horovod"].write(Placement(world_size=4, local_world_size=3, node_count=2))
+
+
+@given(placement=placements())
+def test_horovod_on_any_nodes_has_no_cross_rank(placement: Placement) -> None:
+    written = HorovodContract().write_on_any_nodes(placement)
+    assert (written["HOROVOD_RANK"], written["HOROVOD_SIZE"]) == (str(placement.rank), str(placement.world_size))
+    assert not any("CROSS" in name for name in written)
 
 
 @pytest.mark.parametrize("contract", [*CONTRACTS.values(), OWN_CONTRACT], ids=lambda c: c.name)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import eventually
+from tests.conftest import all_end
 
 from .lab import Client, Lab, missing, need
 
@@ -36,10 +33,8 @@ def client(lab: Lab, tmp_path: Path) -> Iterator[Client]:
     yield it
     lab.repair()
     it.hang_up()
-    try:
-        eventually(lambda: not it.processes(), "all processes of the client have ended")
-        eventually(lambda: not any(host.processes() for host in lab.hosts), "all processes on the hosts have ended")
-    finally:
-        for pid in [*it.processes(), *(pid for host in lab.hosts for pid in host.processes())]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+
+    def left() -> list[int]:
+        return [*it.processes(), *(pid for host in lab.hosts for pid in host.processes())]
+
+    all_end(left, "the client, here and on the hosts", tmp_path)

@@ -118,6 +118,12 @@ def set_link(hub: str, link: str, up: bool) -> None:
     _ip("-n", hub, "link", "set", link, "up" if up else "down")
 
 
+def forget_neighbours(hub: str, namespaces: Iterable[str]) -> None:
+    """After a cut: let all ask anew who has an address. A question that was asked before may end as unanswered."""
+    for namespace, device in ((hub, "br0"), *((each, "eth0") for each in namespaces)):
+        _ip("-n", namespace, "neigh", "flush", "dev", device)
+
+
 def remove_namespace(namespace: str) -> None:
     """End all that runs in a namespace, and the namespace."""
     while pids := inside(namespace):
@@ -169,6 +175,8 @@ class Host:
         self.address6 = f"{_NETWORK6}:{10 + number}"
         self.home = lab.folder / self.name
         self._hub, self._link, self.mac = lab.hub, f"v{number}", f"02:00:00:00:01:{number:02x}"
+        self._lab = lab
+        self._is_cut = False
         self._lacks_ipv4 = False
         self._sshd: subprocess.Popen[bytes] | None = None
         self._folder = lab.folder
@@ -184,7 +192,7 @@ class Host:
             "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n"
             f"MaxStartups 100\nSetEnv PACELINE_LAB={self.namespace} HOME={self.home}\n"
         )
-        self.power_on()
+        self._switch_on()
 
     def enter(self) -> list[str]:
         """What runs a command in its network."""
@@ -199,6 +207,10 @@ class Host:
 
     def power_on(self) -> None:
         """Connect it to the network, and start its sshd; comes back when one can log in."""
+        self._switch_on()
+        self._lab.forget_neighbours()
+
+    def _switch_on(self) -> None:
         addresses = (f"{self.address}/24", f"{self.address6}/64")
         add_namespace(self.namespace, self._hub, self._link, self.mac, *addresses)
         program = f'hostname "$0" && exec {_SSHD} -D -e -f "$1"'
@@ -263,10 +275,14 @@ class Host:
     def cut(self) -> None:
         """Take it off the network."""
         set_link(self._hub, self._link, up=False)
+        self._is_cut = True
 
     def heal(self) -> None:
         """Undo `cut`."""
-        set_link(self._hub, self._link, up=True)
+        if self._is_cut:
+            set_link(self._hub, self._link, up=True)
+            self._lab.forget_neighbours()
+            self._is_cut = False
 
     def use_ipv6_alone(self) -> None:
         """Take its IPv4 address away."""
@@ -413,6 +429,10 @@ class Lab:
         """Undo `part` and `silence`."""
         for host in self.hosts:
             _ip("-n", host.namespace, "neigh", "flush", "dev", "eth0", "nud", "permanent")
+
+    def forget_neighbours(self) -> None:
+        """Let the client and the hosts that are on find each other anew."""
+        forget_neighbours(self.hub, [host.namespace for host in self.hosts if host.sshd is not None])
 
     def repair(self) -> None:
         """Undo all that was done to it and to its hosts."""

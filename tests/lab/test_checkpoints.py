@@ -24,7 +24,8 @@ from paceline.train.checkpoint.store import CheckpointStore, SingleExchange  # n
 pytestmark = pytest.mark.torch
 
 TRAIN = """
-    import sys, time
+    import os, sys, time
+    from pathlib import Path
     import torch
     from torch.utils.data import TensorDataset
     import paceline
@@ -43,6 +44,9 @@ TRAIN = """
             optimizer.zero_grad()
             if run.step == stop_at:
                 run.broadcast_object(None)
+                folder = os.environ.get("PACELINE_CHECKPOINT_DIR") or os.environ["PACELINE_RUN_DIR"] + "/checkpoints"
+                while not Path(folder, f"step-{stop_at // 4 * 4:06}").exists():  # it is saved while steps go on
+                    time.sleep(0.01)
                 print("waits", flush=True)
                 while True:
                     time.sleep(0.01)

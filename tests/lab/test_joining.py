@@ -112,7 +112,14 @@ def test_a_script_that_fails_while_the_job_runs_is_told_once(client: Client) -> 
     how, discover = client.folder / "how", client.folder / "discover"
     discover.write_text(f"#!/bin/sh\necho >> asked\n. {how}\n")
     discover.chmod(0o755)
-    how.write_text("echo h1:1")
+
+    def does(command: str) -> None:
+        """Set what the script does, in one step: it may run just now."""
+        new = how.with_suffix(".new")
+        new.write_text(command)
+        new.replace(how)
+
+    does("echo h1:1")
     flags = ("--host-discovery-script", "./discover", "--min-np", "1", "--max-np", "3")
     running = client.start(
         "run", *flags, "--ssh-root", f"~/{client.root}", "--name", "it", "--tee", "all", client.script(STEPS),
@@ -123,7 +130,7 @@ def test_a_script_that_fails_while_the_job_runs_is_told_once(client: Client) -> 
     def said(command: str) -> str:
         """What is said first once the script is asked anew."""
         assert running.stdout is not None
-        how.write_text(command)
+        does(command)
         return running.stdout.readline()
 
     failed = "paceline: --host-discovery-script ./discover"
@@ -133,7 +140,7 @@ def test_a_script_that_fails_while_the_job_runs_is_told_once(client: Client) -> 
     assert "'a b' is not a host; write for example node1:2; the job goes on\n" in said("echo a b")
     assert f"{failed} names no host; " in said("true")
     assert "names the hosts again\n" in said("echo h1 slots=1")
-    how.write_text("echo h1:1; echo h2 slots=2")
+    does("echo h1:1; echo h2 slots=2")
     line(running, "checkpoint")  # the job restarts with h2
     assert running.stdout is not None
     shown = sorted(running.stdout.readline() for _ in range(3))

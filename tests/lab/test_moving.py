@@ -156,7 +156,7 @@ def test_a_checkpoint_that_cannot_be_copied_leaves_nothing(client: Client) -> No
     first, _ = ended(client, "submit", "--on", "lab", "--name", "it", client.script(LISTS))
     client.hang_up()
     client.lab.hosts[0].cut()
-    env = {**client.env, "PACELINE_LOOK_TIMEOUT": "3s", "PACELINE_ACT_TIMEOUT": "3s"}
+    env = {**client.env, "PACELINE_LOOK_TIMEOUT": "10s", "PACELINE_ACT_TIMEOUT": "10s"}
     done = client("resubmit", "--on", "far", first, env=env)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "cannot reach h1" in done.stderr

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .lab import Client, Host
 
 PRINT = "import socket; print(socket.gethostname())"
+TINY_KIB = 4096  # of a tiny disk
 
 
 @pytest.fixture
@@ -81,9 +82,9 @@ def without_route(source: Host, target: Host) -> Iterator[None]:
 
 @contextlib.contextmanager
 def tiny_disk(folder: Path) -> Iterator[None]:
-    """A disk of 3 MiB at a folder: paceline's own file takes 1.5 MiB of it."""
+    """A disk at a folder: paceline's own file takes 2.1 MiB of it."""
     folder.mkdir(parents=True, exist_ok=True)
-    run("mount", "-t", "tmpfs", "-o", "size=3072k,mode=700", "paceline-test", str(folder))
+    run("mount", "-t", "tmpfs", "-o", f"size={TINY_KIB}k,mode=700", "paceline-test", str(folder))
     try:
         yield
     finally:
@@ -163,7 +164,7 @@ def test_a_full_disk_is_told(pair: Client) -> None:
         assert code == 1
         assert [finding["where"] for finding in seen["findings"] if finding["level"] == "error"] == ["h2"]
     with tiny_disk(home):  # where not even paceline's own file fits
-        (home / "full").write_bytes(bytes((3072 << 10) - (32 << 10)))
+        (home / "full").write_bytes(bytes((TINY_KIB - 32) << 10))
         code, said = submit(pair, "--name", "later", "--nnodes", "2")
         assert (code, len(said)) == (2, 1)
         assert said[0].startswith("h2: cannot write to ")

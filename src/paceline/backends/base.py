@@ -118,12 +118,14 @@ class Prepared:
         ranks: the variables of each rank that are known before the start.
         node_ranks: the greatest number of ranks on a node.
         is_part: whether this is one machine's part of a job that is started on each machine by hand.
+        notes: lines for the user, about what may be unexpected.
     """
 
     spec: JobSpec
     ranks: Sequence[Mapping[str, Any]] = ()
     node_ranks: int = MOST_RANKS
     is_part: bool = False
+    notes: tuple[str, ...] = ()
 
     def text(self) -> str:
         """What `--dry-run` prints: here the job and its ranks in JSON, elsewhere a batch script or manifests."""
@@ -189,12 +191,15 @@ class Backend(ABC):
         Options: a pydantic model of a target's keys other than `backend`; None if it has none.
         unsupported: the fields of a `JobSpec` that it cannot honour, each with the reason; a job that sets one is
             refused. A nested field is written like `rendezvous.node_rank`.
+        lacks: the name of an ability that it does not have, such as `Moves` → why, and what to do instead.
         name: of the target; `local` for this machine.
         where: the flags that select it, with a space before them.
+        typed: the options that flags have set, and not the settings alone.
     """
 
     Options: ClassVar[type[BaseModel] | None] = None
     unsupported: ClassVar[Mapping[str, str]] = {}
+    lacks: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, name: str, options: Any = None, where: str = "") -> None:
         """Make no connection yet.
@@ -205,6 +210,7 @@ class Backend(ABC):
             where: see the attribute.
         """
         self.name, self.options, self.where = name, options, where
+        self.typed: Mapping[str, Any] = {}
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
@@ -519,5 +525,5 @@ def able(backend: Backend, ability: type[Ability]) -> Ability:
         UserError: it lacks the ability.
     """
     if not isinstance(backend, ability):
-        raise UserError(f"{backend.name}: {_LACKING[ability]}")
+        raise UserError(f"{backend.name}: {backend.lacks.get(ability.__name__) or _LACKING[ability]}")
     return backend

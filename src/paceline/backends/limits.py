@@ -10,6 +10,7 @@ from paceline.job import settings_files
 from paceline.job.errors import UserError
 from paceline.job.quantities import duration
 
+_LEAST_CONNECT = 5.0  # seconds
 LOOK, ACT = "PACELINE_LOOK_TIMEOUT", "PACELINE_ACT_TIMEOUT"
 
 
@@ -23,6 +24,11 @@ class Limits(NamedTuple):
 
     look: float = 5.0
     act: float = 15.0
+
+    @property
+    def connect(self) -> float:
+        """Seconds for one connection: a server that starts anew may take it and say nothing; then another is tried."""
+        return max(_LEAST_CONNECT, self.look / 4)
 
 
 DEFAULT = Limits()

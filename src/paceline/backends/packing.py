@@ -7,17 +7,47 @@ import hashlib
 import io
 import zipfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _ROOMS = ("contract", "node", "train", "horovod")
-_MAIN = b"from paceline.node.__main__ import main\n\nmain()\n"
+_MAIN = b"""\
+import sys
+
+if sys.version_info < (3, 9):
+    found = sys.executable + " is Python " + ".".join(map(str, sys.version_info[:3]))
+    sys.exit("paceline: " + found + ", too old; choose an image or a Python with 3.9 or newer")
+from paceline.node.__main__ import main
+
+main()
+"""
 
 
-class Archive(NamedTuple):
-    """A zip archive; its name contains the hash of its contents."""
+class Archive:
+    """A zip archive of these files.
 
-    name: str
-    data: bytes
+    Attributes:
+        name: it contains the hash of the files.
+    """
+
+    def __init__(self, contents: Mapping[str, bytes]) -> None:
+        """Only hash the files: most hosts have the archive already, and to compress them takes long."""
+        self._contents = contents
+        digest = hashlib.sha256()
+        for name, data in contents.items():
+            digest.update(b"%s\0%d\0" % (name.encode(), len(data)) + data)
+        self.name = f"paceline-{digest.hexdigest()[:16]}.pyz"
+
+    @functools.cached_property
+    def data(self) -> bytes:
+        """The archive."""
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as packed:
+            for name, data in self._contents.items():
+                packed.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+        return buffer.getvalue()
 
 
 @functools.lru_cache(maxsize=1)
@@ -30,11 +60,4 @@ def archive() -> Archive:
         *(path for room in _ROOMS for path in (package / room).rglob("*.py")),
     ]
     contents = {f"paceline/{path.relative_to(package).as_posix()}": path.read_bytes() for path in sorted(files)}
-    contents["__main__.py"] = _MAIN
-    digest = hashlib.sha256()
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as packed:
-        for name, data in contents.items():
-            digest.update(b"%s\0%d\0" % (name.encode(), len(data)) + data)
-            packed.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
-    return Archive(f"paceline-{digest.hexdigest()[:16]}.pyz", buffer.getvalue())
+    return Archive({**contents, "__main__.py": _MAIN})

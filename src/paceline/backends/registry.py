@@ -90,11 +90,13 @@ def load(
         raise UserError(f"no target {name!r}; {hint}")
     where = f" --on {shlex.quote(name)}{where}"
     tables = {
-        option: {**before, **options[option]}
+        option: {**{name: it for name, it in before.items() if name not in options[option]}, **options[option]}
         for option, before in target.options.items()
         if isinstance(before, dict) and isinstance(options.get(option), dict)
     }
-    return _configured(target.backend, name, {**target.options, **options, **tables}, given_by, where)
+    found = _configured(target.backend, name, {**target.options, **options, **tables}, given_by, where)
+    found.typed = options
+    return found
 
 
 def _configured(kind: str, name: str, options: Mapping[str, Any], given_by: Mapping[str, str], where: str) -> Backend:
@@ -124,7 +126,9 @@ def _configured(kind: str, name: str, options: Mapping[str, Any], given_by: Mapp
         model = backend.Options.model_validate(dict(options))
     except ValidationError as error:
         raise validation_error(error, backend.Options, lambda entry: named(".".join(map(str, entry)))) from None
-    return backend(name, model, where)
+    found = backend(name, model, where)
+    found.typed = options
+    return found
 
 
 def needs_no_target(name: str) -> bool:

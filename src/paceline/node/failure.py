@@ -14,12 +14,13 @@ from paceline.node.rundir.directory import read_error
 if TYPE_CHECKING:
     from paceline.node.rundir.status import Failure
 
+TIMED_OUT = 124  # the exit code of a job that reached its time limit, as timeout(1) has it
 # What a rank prints if a peer is gone: such a failure is the consequence of another one.
 _SYMPTOM = re.compile(
     r"Connection (closed|reset|refused|aborted)|closed by peer|Broken pipe|Socket closed|socket has likely|"
     r"remote (peer|process|error)|DistBackendError|DistNetworkError|ncclRemoteError|ncclSystemError|"
     r"PeerLost|heartbeat|Timed out waiting|Timed out after|coordination service|UNAVAILABLE:|Network error|"
-    r"DistStoreError|Gloo \w+ failed|preconditions? .*gloo",
+    r"DistStoreError|Gloo \w+ failed|preconditions? .*gloo|another rank of this machine is gone|rank \d+ is gone: ",
     re.IGNORECASE,
 )
 _LOSS = re.compile(r"node \d+ \([^)]*\)(, which coordinates the job,)? (is gone|did not answer)")

@@ -21,13 +21,14 @@ def call_on(signals: Collection[int], callback: Callable[[int], None]) -> None:
 
     A handler of Python runs in the main thread, between two instructions. If the signal arrives just before a system
     call that waits, the handler runs when that call returns, which may be never. The thread waits for signals alone.
-    Call this from the main thread, once in a process.
+    Call this from the main thread, once in a process. Signals that the parent process has blocked are unblocked.
     """
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
     for number in signals:
         signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
 
     def listen() -> None:
         while True:

@@ -9,6 +9,8 @@ from typing import Any
 
 from paceline.node.files import read_regular
 
+CURRENT_SECONDS = 5.0  # between two looks of an agent at `NodeSpec.current` and `NodeSpec.stop_file`
+
 
 @dataclass(frozen=True)
 class Program:
@@ -71,6 +73,8 @@ class NodeSpec:
         joins: the job has started on other nodes: this one never coordinates its first attempt.
         current: a file on a disk that all nodes share, and what it holds while this is where the job runs: a scheduler
             that has lost a node may start the job elsewhere while the node still works. None if that cannot be.
+        stop_file: a file on a disk that all nodes share; it holds the number of a signal once somebody has asked to
+            stop the job: the signal itself may be lost on its way through a scheduler. None if there is none.
         first_attempt: the number of the first attempt: a scheduler that starts a job again goes on counting.
         hosts: names of the nodes in messages, by node rank; empty if unknown.
         peers: where the agents of all nodes listen, by node rank, if another node comes for one that is lost, with its
@@ -117,6 +121,7 @@ class NodeSpec:
     joins: bool = False
     first_attempt: int = 0
     current: tuple[str, str] | None = None
+    stop_file: str | None = None
     hosts: tuple[str, ...] = ()
     peers: tuple[str, ...] = ()
     main_address: str | None = None

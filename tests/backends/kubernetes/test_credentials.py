@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from tests.conftest import GENEROUS
 
 from paceline.backends.kubernetes.client import Cluster
 from paceline.backends.kubernetes.credentials import connect
 from paceline.backends.kubernetes.options import Options
+from paceline.backends.limits import Limits
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
@@ -181,7 +183,7 @@ def test_who_acts_as_another_user_and_another_name_of_the_server(
     user = {"token": "abc", "as": "carl", "as-groups": ["a", "b"], "as-user-extra": {"x/y": ["1"]}}
     clusters = [{"name": "one", "cluster": {"server": server.url, "tls-server-name": "other"}}]
     monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path / "config", server.url, user, clusters=clusters))
-    http = connect(Options.model_validate({}), 1.0).http
+    http = connect(Options.model_validate({}), Limits(GENEROUS, GENEROUS)).http
     sent = http.get("/version").request
     found = [(key, value) for key, value in sent.headers.multi_items() if key.startswith("impersonate")]
     groups = [("impersonate-group", "a"), ("impersonate-group", "b")]
@@ -192,10 +194,10 @@ def test_who_acts_as_another_user_and_another_name_of_the_server(
 def test_what_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with pytest.raises(UserError, match=r"no kubeconfig .*none; set KUBECONFIG"):
-        connect(Options.model_validate({}), 1.0)
+        connect(Options.model_validate({}), Limits(1.0, 1.0))
     (tmp_path / "none").write_text("- a list")
     with pytest.raises(UserError, match="is not a kubeconfig that can be read"):
-        connect(Options.model_validate({}), 1.0)
+        connect(Options.model_validate({}), Limits(1.0, 1.0))
     monkeypatch.setitem(sys.modules, "httpx2", None)
     with pytest.raises(UserError, match=r"install it with: pip install 'paceline\[kubernetes\]'"):
-        connect(Options.model_validate({}), 1.0)
+        connect(Options.model_validate({}), Limits(1.0, 1.0))

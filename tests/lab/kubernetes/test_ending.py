@@ -42,7 +42,7 @@ def test_a_job_that_does_not_end_by_itself_is_ended_at_once(user: User) -> None:
 
 def test_a_node_that_is_lost_ends_a_job_of_fixed_size(user: User) -> None:
     user.submit("import threading; print('here', flush=True); threading.Event().wait()", name="it", nodes=2,
-                placement="spread", silence=3)  # fmt: skip
+                placement="spread", silence=10)  # fmt: skip
     user.until("it", lambda job: user.lines("it").count("here") == 2)
     lost = user.get("it").instances[1].node.partition("/")[0]
     user.cluster.power_off(lost)

@@ -142,7 +142,7 @@ def test_logs_end_with_a_job_that_has_lost_a_node(user: User) -> None:
             time.sleep(0.05)
         print("done", flush=True)
     """
-    user.submit(script, name=NAME, nodes=2, max_restarts=1, silence=3, placement="spread", data=["end:/end"])
+    user.submit(script, name=NAME, nodes=2, max_restarts=1, silence=10, placement="spread", data=["end:/end"])
     eventually(lambda: user.lines(NAME, None).count("here") == 2, "both write")
     node = user.get(NAME).instances[0].node.partition("/")[0]
     user.cluster.power_off(node)

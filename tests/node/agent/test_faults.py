@@ -33,6 +33,12 @@ def stubborn(then: str = "") -> str:
     return STUBBORN_FAMILY.replace("THEN", then)
 
 
+def takes_signals(process: subprocess.Popen[str]) -> None:
+    """Wait until a client handles the signals for its job, which may run before: then it says what it has started."""
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("paceline: job ")
+
+
 def ready(paceline: Paceline, ranks: int) -> None:
     eventually(lambda: all((paceline.folder / f"ready-{r}").exists() for r in range(ranks)), "all ranks are ready")
 
@@ -166,8 +172,7 @@ def test_ctrl_c_once_stops_cleanly(paceline: Paceline) -> None:
         time.sleep(1000)
     """)
     process = paceline.start("run", "script.py")
-    assert process.stderr is not None
-    assert process.stderr.readline().startswith("paceline: job ")
+    takes_signals(process)
     ready(paceline, 1)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=GENEROUS)
@@ -209,6 +214,7 @@ def test_ctrl_c_twice_stops_at_once(paceline: Paceline) -> None:
             time.sleep(1000)
     """)
     process = paceline.start("run", "--grace", "1000", "script.py")
+    takes_signals(process)
     ready(paceline, 1)
     process.send_signal(signal.SIGINT)
     eventually((paceline.folder / "asked").exists, "the rank was asked to stop")
@@ -221,6 +227,7 @@ def test_ctrl_c_while_the_framework_is_imported(paceline: Paceline) -> None:
     paceline.script("import time\nopen('ready-0', 'w').close()\ntime.sleep(1000)\n", "framework.py")
     paceline.script("print('never')")
     process = paceline.start("run", "--preload", "framework", "script.py")
+    takes_signals(process)
     ready(paceline, 1)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=GENEROUS)
@@ -230,6 +237,7 @@ def test_ctrl_c_while_the_framework_is_imported(paceline: Paceline) -> None:
 def test_sigterm_to_the_client_stops_the_job(paceline: Paceline) -> None:
     paceline.script(stubborn())
     process = paceline.start("run", "-n", "2", "script.py")
+    takes_signals(process)
     ready(paceline, 2)
     process.terminate()
     process.communicate(timeout=GENEROUS)
@@ -239,6 +247,7 @@ def test_sigterm_to_the_client_stops_the_job(paceline: Paceline) -> None:
 def test_grace_ends_with_sigkill_to_grandchildren_too(paceline: Paceline) -> None:
     paceline.script(stubborn("signal.signal(15, signal.SIG_IGN)"))
     process = paceline.start("run", "-n", "2", "--grace", "0.2", "script.py")
+    takes_signals(process)
     ready(paceline, 2)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=GENEROUS)

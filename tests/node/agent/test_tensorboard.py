@@ -174,11 +174,11 @@ def test_it_comes_and_goes_with_its_job(job: Paceline) -> None:
     eventually(lambda: known(job, "a"), "it runs")
     url = known(job, "a")
     assert answer(url) == f"{job.job()} "
-    (event,) = [e for e in map(json.loads, (job.job() / "events.jsonl").open()) if e["event"] == "tensorboard"]
-    assert (event["url"], event["problem"]) == (url, "")
     assert job("tensorboard", "a").stdout == f"{url}\n"
     (job.folder / "go on").touch()
     assert job("wait", "a").returncode == 0
+    (event,) = [e for e in map(json.loads, (job.job() / "events.jsonl").open()) if e["event"] == "tensorboard"]
+    assert (event["url"], event["problem"]) == (url, "")
     eventually(lambda: not job.processes(), "all has ended")
     assert known(job, "a") is None
 

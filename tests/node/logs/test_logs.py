@@ -7,6 +7,7 @@ import os
 import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import monotonic
 
 import pytest
 from hypothesis import given, settings
@@ -232,10 +233,12 @@ def test_an_index_is_entered_near_a_time(tmp_path: Path) -> None:
         assert when == max(0, min(time // 1000, 199) * 1000) and sizes == {b"0o": when * 10}
 
 
-def test_loop_timers() -> None:
-    loop, called = Loop(), []
-    loop.after(0.02, lambda: called.append("late"))
-    loop.after(0.0, lambda: called.append("soon"))
+def test_loop_timers(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, called, now = Loop(), [], monotonic()
+    with monkeypatch.context() as frozen:  # as if both were set at one moment
+        frozen.setattr("time.monotonic", lambda: now)
+        loop.after(0.02, lambda: called.append("late"))
+        loop.after(0.0, lambda: called.append("soon"))
     assert loop.run_until(lambda: len(called) == 2, 60)
     assert called == ["soon", "late"]
     loop.after(0.0, lambda: called.append("again"))

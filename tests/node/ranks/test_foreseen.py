@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from paceline.contract import ContractError
+from paceline.contract import HOROVOD, ContractError
 from paceline.node.ranks.placement import foreseen
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.spec import NodeSpec, Program
@@ -22,3 +23,6 @@ def test_a_framework_that_needs_equal_nodes_is_foreseen_with_equal_nodes() -> No
     start = {"attempt": 0, "nodes": nodes, "node_rank": 0, "main_address": "h1", "main_port": 1, "job": "it"}
     with pytest.raises(ContractError, match="same number of ranks on every node"):
         foreseen(spec, RunDirectory(Path("/run")), start)
+    own = dataclasses.replace(spec, env={**spec.env, HOROVOD: "paceline"})  # needs none
+    ranks = foreseen(own, RunDirectory(Path("/run")), start)
+    assert [(rank["HOROVOD_SIZE"], "HOROVOD_CROSS_SIZE" in rank) for rank in ranks] == [("5", False)] * 2

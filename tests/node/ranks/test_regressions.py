@@ -82,18 +82,23 @@ def test_exception_in_a_child_of_the_rank_is_the_childs(paceline: Paceline) -> N
     assert "failed first" not in done.stderr
 
 
-def test_an_error_that_wraps_a_lost_connection_is_a_symptom(paceline: Paceline) -> None:
-    paceline.script("""
+@pytest.mark.parametrize(
+    "lost", ["Connection closed by peer", "another rank of this machine is gone", "rank 1 is gone: Connection"]
+)
+def test_an_error_that_wraps_a_lost_connection_is_a_symptom(paceline: Paceline, lost: str) -> None:
+    paceline.script(
+        """
         import os, time
         if os.environ["RANK"] == "1":
             raise ConnectionRefusedError("Connection refused")
         while not os.path.exists(os.environ["PACELINE_RUN_DIR"] + "/errors/0/rank-1.json"):
             time.sleep(0.01)
         try:
-            raise ConnectionResetError("Connection closed by peer")
+            raise ConnectionResetError("LOST")
         except OSError as error:
             raise RuntimeError("step 0 failed") from error
-    """)
+    """.replace("LOST", lost)
+    )
     done = paceline.run("-n", "2", "script.py")
     assert "rank 1 failed first: ConnectionRefusedError" in done.stderr
 

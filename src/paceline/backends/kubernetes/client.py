@@ -64,7 +64,7 @@ class Cluster:
             UserError: that is not known.
         """
         if self._found is None:
-            self._found = connect(self._options, limits.load().act)
+            self._found = connect(self._options, limits.load())
         return self._found
 
     @property
@@ -338,7 +338,8 @@ class Cluster:
         query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true", **params}
         query["timeoutSeconds"] = asked
         self.calls += 1
-        timeout = httpx2.Timeout(limits.load().act, read=asked + limits.load().act)
+        within = limits.load()
+        timeout = httpx2.Timeout(within.act, connect=within.connect, read=asked + within.act)
         try:
             with self.access.http.stream("GET", path, params=query, timeout=timeout) as answer:
                 if not answer.is_success:
@@ -382,8 +383,9 @@ class Cluster:
         path = self.path("v1", "pods", pod, "log")
         self.calls += 1
         # A connection that was cut without a word never says so; who follows asks again after this time.
-        timeout = httpx2.Timeout(limits.load().act, read=_QUIET_SECONDS if follow else limits.load().act)
-        until = time.monotonic() + limits.load().look
+        within = limits.load()
+        timeout = httpx2.Timeout(within.act, connect=within.connect, read=_QUIET_SECONDS if follow else within.act)
+        until = time.monotonic() + within.look
         try:
             with contextlib.ExitStack() as stack:
                 while True:

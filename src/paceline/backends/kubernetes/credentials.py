@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import httpx2
     from lightkube.config.kubeconfig import SingleConfig
 
+    from paceline.backends.limits import Limits
+
     from .options import Options
 
 _FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
@@ -44,12 +46,12 @@ class Access(NamedTuple):
     server: str
 
 
-def connect(options: Options, seconds: float) -> Access:
+def connect(options: Options, within: Limits) -> Access:
     """A client for the cluster that the options name; makes no connection yet.
 
     Args:
         options: of the target.
-        seconds: to wait for an answer.
+        within: how long it is waited for.
 
     Raises:
         UserError: the client library is missing, or the kubeconfig cannot be used.
@@ -78,7 +80,8 @@ def connect(options: Options, seconds: float) -> Access:
 
     http = httpx2.Client(
         base_url=config.cluster.server.rstrip("/"), verify=verify, auth=auth, proxy=cluster.get("proxy-url"),
-        timeout=seconds, limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
+        timeout=httpx2.Timeout(within.act, connect=within.connect),
+        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
         headers=_impersonation(user),
         event_hooks={"request": [name_server] if cluster.get("tls-server-name") else []},
     )  # fmt: skip

@@ -94,9 +94,10 @@ try:
             descriptor = os.open(coming, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(descriptor, "wb") as file:
                 say({"need": True})
-                data = stdin.read(order["bytes"])
+                size = int(stdin.readline() or 1)
+                data = stdin.read(size)
                 file.write(data)
-            if len(data) < order["bytes"]:
+            if len(data) < size:
                 sys.exit()
             add_bytecode(coming)
             try:

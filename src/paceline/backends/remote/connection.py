@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 10
 _PIECE = 1 << 16  # bytes that are written at once
+_ENDING = 5.0  # seconds in which ssh ends when it is told to
 PERSIST_SECONDS = 60  # a connection that nobody uses is kept so long for the next command
 _OPTIONS = {
     "BatchMode": "yes",
@@ -155,8 +156,6 @@ class Host:
             UserError: see `ask`.
         """
         patience = patience or self.patience(request)
-        packed = archive()
-        order = {"root": self.root, "name": packed.name, "bytes": len(packed.data)}
         with tempfile.TemporaryFile() as errors:  # ssh keeps it open as long as it keeps the connection
             process = self._start(errors, apart)
             assert process.stdin is not None
@@ -165,10 +164,13 @@ class Host:
             limit.begin(patience.login)
             opened(answers)
             try:
+                packed = archive()  # while it starts
+                order = {"root": self.root, "name": packed.name}
                 with contextlib.suppress(BrokenPipeError):  # the answers say why
                     _write(process.stdin, json.dumps(BEGIN), json.dumps(order), json.dumps(request))
                     if answers.take()["need"]:
                         limit.begin(patience.copy)
+                        _write(process.stdin, str(len(packed.data)))
                         _send(process.stdin, limit, packed.data)
                         limit.begin(None if patience.work is None else patience.copy)
                     elif patience.work is None or patience.work > patience.login:
@@ -260,6 +262,12 @@ class Answers:
         hint = f"it may be busy or hang, or a start-up file of its shell wait for input: {self._host.by_hand}"
         return f"cannot reach {self._host.name}: no answer within {self._limit.seconds:g} s; {hint}"
 
+    def send(self) -> Input:
+        """What follows when the request has been answered; there is a limit for each piece, as for the archive."""
+        assert self._process.stdin is not None
+        self._limit.begin(self._patience.copy)
+        return Input(self._process.stdin, self._limit)
+
     def say(self, word: str) -> None:
         """Send a line; if the connection is closed, the answers say so."""
         assert self._process.stdin is not None
@@ -274,7 +282,11 @@ class Answers:
             self._process.stdin.close()
         if self._process.poll() is None:
             self._process.terminate()
-        self._process.wait()
+        try:
+            self._process.wait(_ENDING)
+        except subprocess.TimeoutExpired:  # it ignores the signal, as this process may do, from which it has that
+            self._process.kill()
+            self._process.wait()
 
     def when_silent(self, do: Callable[[Silent], None]) -> None:
         """Call `do`, in another thread, when the host takes too long."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from paceline.contract import CONTRACTS
 from paceline.node.errors import Refused
 from paceline.node.eventloop.loop import Loop
-from paceline.node.failure import node_failure
+from paceline.node.failure import TIMED_OUT, node_failure
 from paceline.node.lifeline import ALL_STARTED, DOUBT_SECONDS, IN_DOUBT, KEPT, TOGETHER
 from paceline.node.logs.time_index import TimeIndex
 from paceline.node.machine import processes
@@ -32,7 +32,7 @@ from paceline.node.rendezvous.coordinator import GONE_GRACE
 from paceline.node.rendezvous.participant import LEFT, Participant
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.signals import HANDLED, LEAVE
-from paceline.node.spec import NodeSpec
+from paceline.node.spec import CURRENT_SECONDS, NodeSpec
 
 from .status import JobStatus
 from .tensorboard import JobBoard
@@ -68,10 +68,8 @@ _COMING = 3  # times the silence after which a node is lost, for nodes to connec
 FAILURE_GRACE = 5.0  # seconds between SIGTERM and SIGKILL for the peers of a failed rank
 SYMPTOM_WAIT = 1.0  # seconds to wait for the cause if all failures look like the consequence of another one
 ORDER_WAIT = 1.0  # seconds to wait for this node's own order to stop if a rank was ended by SIGTERM: see `_report`
-CURRENT_SECONDS = 5.0  # between two looks whether the job still runs here, see `NodeSpec.current`
 _AFTER_LAST_CALL = 1.0  # seconds from the end of a last call until the start is there
 ANSWER_SECONDS = 10.0  # how long the coordinator may take to answer a node that asked to stop
-TIMED_OUT = 124  # the exit code of a job that reached its time limit, as timeout(1) has it
 
 
 class Agent:
@@ -139,7 +137,7 @@ class Agent:
             self.loop.watch(self.lifeline, self._on_lifeline)
         processes.adopt_orphans()
         self._write_status()
-        self._check_current()
+        self._look_at_disk()
         try:
             try:
                 self._work()
@@ -170,17 +168,24 @@ class Agent:
             elif self.finish is None:
                 self._act(self.inbox.popleft())
 
-    def _check_current(self) -> None:
-        """End at once if the job runs elsewhere now, and look again some seconds later."""
-        if self.spec.current is None or self.finish is not None:
+    def _look_at_disk(self) -> None:
+        """Read what other machines have written for this node, and look again some seconds later."""
+        if self.finish is not None or (self.spec.current is None and self.spec.stop_file is None):
             return
-        file, mine = self.spec.current
         with contextlib.suppress(OSError):  # of a disk that does not answer now
-            found = Path(file).read_text()
-            if found != mine:
+            self._check_current()
+        with contextlib.suppress(OSError, ValueError):  # nobody has asked, or it is not written yet
+            if self.spec.stop_file is not None and not self.stop_signal and self.finish is None:
+                self._ask_to_stop(int(Path(self.spec.stop_file).read_text()))
+        self.loop.after(CURRENT_SECONDS, self._look_at_disk)
+
+    def _check_current(self) -> None:
+        """End at once if the job runs elsewhere now."""
+        if self.spec.current is not None:
+            file, mine = self.spec.current
+            if Path(file).read_text() != mine:
                 self.at_once = True
                 self._fail("its scheduler has started the job elsewhere, and this node ends")
-        self.loop.after(CURRENT_SECONDS, self._check_current)
 
     def _claim_devices(self) -> None:
         """If the job asks for devices, wait until it has them or has ended."""
@@ -490,8 +495,10 @@ class Agent:
                 self.join_by = min(self.join_by, time.monotonic() + self.join_within)
 
     def _ask_to_stop(self, number: int) -> None:
-        # Schedulers and users repeat their signals; only a second Ctrl-C, or SIGQUIT, stops at once.
-        self.at_once = self.at_once or number == signal.SIGQUIT or (number == signal.SIGINT and bool(self.stop_signal))
+        # Schedulers and users repeat their signals; only a second Ctrl-C, or SIGQUIT, stops at once. Slurm may signal
+        # guard and agent, so that one Ctrl-C arrives twice; a second one ends the Slurm job.
+        is_second = number == signal.SIGINT and bool(self.stop_signal) and self.spec.stop_file is None
+        self.at_once = self.at_once or number == signal.SIGQUIT or is_second
         if self.stop_signal:
             return
         self.stop_signal = number

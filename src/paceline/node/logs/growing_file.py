@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,13 @@ class GrowingFile:
     def status(self) -> os.stat_result:
         """The current size and times."""
         return os.fstat(self._file.fileno())
+
+    def reopen(self) -> None:
+        """Open it anew: another machine's last bytes may be seen only then (NFS). Reads continue where they were."""
+        with contextlib.suppress(OSError):  # it was removed
+            fresh = open(self.path, "rb", buffering=0)  # noqa: SIM115 - see `__init__`
+            self._file.close()
+            self._file = fresh
 
     def close(self) -> None:
         """Release the descriptor."""

@@ -12,7 +12,7 @@ from paceline.node.eventloop.inotify import Waker
 from .growing_file import GrowingFile, Lines, RankLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from paceline.node.rundir.directory import RunDirectory
 
@@ -66,9 +66,9 @@ def updates(
         lifeline: a descriptor that becomes readable when the agent is gone.
         wanted: whether to read a file, called once per file.
         begin: position in events.jsonl to start at.
-        poll: see `Waker`.
+        poll: see `Waker`; not None where other machines write, so that files are opened anew for the last read.
     """
-    waker = Waker(poll)
+    waker, is_elsewhere = Waker(poll), poll is not None
     events, lines = GrowingFile(run.events), Lines()
     events.offset = begin
     waker.watch(events.path)
@@ -85,7 +85,7 @@ def updates(
         for line in lines.add(events.read()):
             event = _event(line, run)
             if event.name in ("waiting", "restarting", "finished"):
-                yield from _drain(logs)
+                yield from _drain(logs, is_elsewhere)
             elif event.name == "started":
                 logs = _open_logs(event.details, wanted)
                 for path in logs:
@@ -99,9 +99,10 @@ def updates(
             grown, closed = waker.wait(lifeline)
             if closed:
                 alive, grown = False, None  # read everything once more
+                _reopen([events, *(log.file for log in logs.values())] if is_elsewhere else [])
         else:
             break
-    yield from _drain(logs)
+    yield from _drain(logs, is_elsewhere)
     waker.close()
     events.close()
 
@@ -127,8 +128,14 @@ def _open_logs(started: dict[str, Any], wanted: Callable[[Output], bool]) -> dic
     return logs
 
 
-def _drain(logs: dict[Path, _Log]) -> Iterator[Output]:
+def _reopen(files: Iterable[GrowingFile]) -> None:
+    for file in files:
+        file.reopen()
+
+
+def _drain(logs: dict[Path, _Log], is_elsewhere: bool) -> Iterator[Output]:
     """Read the rest of the logs of an attempt that is over, and close them."""
+    _reopen(log.file for log in logs.values() if is_elsewhere)
     for log in logs.values():
         while data := log.file.read():
             yield replace(log.output, data=data)

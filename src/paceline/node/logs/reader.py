@@ -75,7 +75,7 @@ class Choice:
 
 def attempts(path: Path) -> list[int]:
     """The attempts of the job in a run directory; all logs of an attempt exist before its time index does."""
-    return [attempt for attempt in _folders(path) if RunDirectory(path).times(attempt).exists()]
+    return [attempt for attempt in _folders(path) if "times" in _names(path / "logs" / str(attempt))]
 
 
 def ranks(path: Path, attempt: int) -> frozenset[int]:
@@ -127,19 +127,20 @@ def read(path: Path, choice: Choice, is_over: Callable[[], bool] | None = None) 
 
 
 def _folders(path: Path) -> list[int]:
+    return sorted(int(name) for name in _names(path / "logs") if name.isdigit())
+
+
+def _names(folder: Path) -> list[str]:
+    """What is in a folder. That a file was missing may be remembered for a minute, a folder is read anew (NFS)."""
     try:
-        return sorted(int(name) for name in os.listdir(path / "logs") if name.isdigit())
+        return os.listdir(folder)
     except OSError:
         return []
 
 
 def _logs(path: Path, attempt: int) -> list[re.Match[str]]:
     """The log files of an attempt, stdout before stderr: lines of the same time are shown in this order."""
-    try:
-        names = os.listdir(path / "logs" / str(attempt))
-    except OSError:
-        return []
-    found = [match for match in map(_LOG.fullmatch, names) if match is not None]
+    found = [match for match in map(_LOG.fullmatch, _names(path / "logs" / str(attempt))) if match is not None]
     return sorted(found, key=lambda match: (int(match[1]), match[2] or ""))
 
 
@@ -175,7 +176,7 @@ class _Source:
         self._file = GrowingFile(path)
         self._rest: list[bytes] = []  # of an incomplete line
         self._held = 0  # bytes of it
-        self.close = self._file.close
+        self.close, self.reopen = self._file.close, self._file.reopen
 
     @property
     def size(self) -> int:
@@ -253,6 +254,11 @@ class _Sources:
                 log = path / "logs" / str(attempt) / match[0]
                 with contextlib.suppress(FileNotFoundError):  # deleted just now
                     self.opened[log] = _Source(log, Text(0.0, attempt, rank, "e" if match[2] else "o", b""))
+
+    def reopen(self) -> None:
+        """Open them anew, see `GrowingFile.reopen`."""
+        for source in self.opened.values():
+            source.reopen()
 
     def close(self) -> None:
         """Close them."""
@@ -405,6 +411,8 @@ class _LiveReader:
             grown = self._sleep()
             if grown is None:
                 past = self._is_past(attempt)  # before the read: later output belongs to the next attempt
+                if past and self._has_ended is not None:
+                    sources.reopen()
             yield from self._read(sources, grown, choice.raw)
         for source in sources.opened.values():
             yield from source.rest(time.time())

@@ -6,7 +6,8 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any, cast
 
-from paceline.contract import CONTRACTS, ERROR_FILE, OWN_CONTRACT, RANK_KEY, TOKEN, ContractError, Placement
+from paceline.contract import CONTRACTS, ERROR_FILE, HOROVOD, OWN_CONTRACT, RANK_KEY, TOKEN, ContractError, Placement
+from paceline.contract.horovod import HorovodContract
 from paceline.contract.values import join_address
 from paceline.node.errors import Refused
 from paceline.node.machine import devices, processes
@@ -45,7 +46,11 @@ def place(spec: NodeSpec, start: Attempt, local_rank: int) -> Placement:
 
 def variables(spec: NodeSpec, placement: Placement) -> dict[str, Any]:
     """The variables of a rank, without those that depend on the run directory."""
-    env = {**CONTRACTS[spec.framework].write(placement), **OWN_CONTRACT.write(placement)}
+    contract = CONTRACTS[spec.framework]
+    if isinstance(contract, HorovodContract) and spec.env.get(HOROVOD) == "paceline":
+        env = {**contract.write_on_any_nodes(placement), **OWN_CONTRACT.write(placement)}
+    else:
+        env = {**contract.write(placement), **OWN_CONTRACT.write(placement)}
     if spec.framework in ("jax", "tensorflow", "paddle"):  # the script may also use torch, for example to load data
         env = {**CONTRACTS["torch"].write(placement), **env}
     if spec.framework == "mpi":  # mpirun sets no address for torch.distributed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tarfile
 from typing import TYPE_CHECKING, Any
@@ -63,21 +64,41 @@ def taken(folder: Path, record: Mapping[str, Any]) -> Code:
     return take
 
 
-def copy_of(code: Mapping[str, Any], without: Callable[[str, list[str]], list[str]] | None = None) -> Code:
+def linked(code: Mapping[str, Any]) -> Code:
+    """The code of another job in folders of its own, with the same files: each may be removed without the other."""
+    return copy_of(code, copy=link)
+
+
+def link(source: str, target: str) -> None:
+    """Give a file a second name, or copy it where that is impossible."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def copy_of(
+    code: Mapping[str, Any],
+    without: Callable[[str, list[str]], list[str]] | None = None,
+    copy: Callable[[str, str], object] = shutil.copy2,
+) -> Code:
     """The code of another job in its current state, with the files that the job wrote there.
 
     Args:
         code: the record of that code, with its `path`.
         without: which names of a folder to leave out.
+        copy: copies a file.
     """
 
-    def copy(destination: Path) -> dict[str, Any]:
+    def copy_all(destination: Path) -> dict[str, Any]:
         with code_folder.building(destination) as building:
             try:
-                shutil.copytree(code["path"], building, symlinks=True, dirs_exist_ok=True, ignore=without)
+                shutil.copytree(
+                    code["path"], building, symlinks=True, dirs_exist_ok=True, ignore=without, copy_function=copy
+                )
             except shutil.Error as error:
                 source, _, why = error.args[0][0]
                 raise Refused(f"cannot copy {source}: {why}; submit the job again") from None
         return dict(code)
 
-    return copy
+    return copy_all

@@ -59,7 +59,7 @@ class Order:
         job_id: identifier that its nodes share; None makes a new one.
         hosts: the nodes' host names as the user gave them, by node rank; empty if unknown.
         joins: whether the job already runs elsewhere.
-        first_attempt, current, peers: see `NodeSpec`.
+        first_attempt, current, stop_file, peers: see `NodeSpec`.
         split: returns the local ranks of the completed job whose stderr has a file of its own.
         stdin: the local rank that has a file as its standard input, and that file.
         source: the folder of which the code will be a copy, if it is known and on this machine: a plan reads it.
@@ -76,6 +76,7 @@ class Order:
     joins: bool = False
     first_attempt: int = 0
     current: tuple[str, str] | None = None
+    stop_file: str | None = None
     peers: tuple[str, ...] = ()
     split: Split = lambda _: ()
     stdin: tuple[int, str] | None = None
@@ -362,6 +363,7 @@ def node_of(
         joins=order.joins,
         first_attempt=order.first_attempt,
         current=order.current,
+        stop_file=order.stop_file,
         peers=order.peers,
     )
 
