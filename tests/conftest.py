@@ -50,11 +50,11 @@ def free_port() -> int:
             return port
 
 
-def eventually(condition: Callable[[], object], what: str) -> None:
-    """Wait until something outside of our reach has happened."""
+def eventually(condition: Callable[[], object], what: str | Callable[[], str]) -> None:
+    """Wait until something outside of our reach has happened; `what` is asked for when it did not."""
     deadline = time.monotonic() + GENEROUS
     while not condition():
-        assert time.monotonic() < deadline, f"never happened: {what}"
+        assert time.monotonic() < deadline, f"never happened: {what if isinstance(what, str) else what()}"
         time.sleep(0.01)
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tests.conftest import GENEROUS, Paceline
+from tests.conftest import GENEROUS, Paceline, eventually
 
 if TYPE_CHECKING:
     from .cluster import Cluster
+
+FOREVER = "import threading; print('here', flush=True); threading.Event().wait()"
 
 
 class Client(Paceline):
@@ -55,3 +58,26 @@ class Client(Paceline):
         """Run a line of shell as this user, in the client's folder."""
         options = {"env": self.env, "cwd": self.folder, "capture_output": True, "text": True, **kwargs}
         return subprocess.run(self.cluster.login.command(["sh", "-c", script]), check=False, **options)
+
+
+def job(user: Client, name: str = "it") -> dict[str, Any]:
+    """What `get` says of a job on the target `lab`."""
+    found: dict[str, Any] = json.loads(user.paceline("get", "--on", "lab", name, "-o", "json").stdout)
+    return found
+
+
+def submit(user: Client, script: str, *flags: str, name: str = "it", args: tuple[str, ...] = ()) -> None:
+    """Submit a script, with its arguments, to the target `lab`."""
+    user.paceline("submit", "--on", "lab", "--name", name, *flags, user.script(script), *args)
+
+
+def reaches(user: Client, state: str, name: str = "it") -> dict[str, Any]:
+    """Wait until a job is in a state; returns what `get` says then."""
+    found: dict[str, Any] = {}
+
+    def does() -> bool:
+        found.update(job(user, name))
+        return bool(found["state"] == state)
+
+    eventually(does, lambda: f"{name} is {state}; it is {found}")
+    return found

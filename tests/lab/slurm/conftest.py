@@ -39,3 +39,10 @@ def client(cluster: Cluster, tmp_path: Path) -> Iterator[Client]:
         return [*it.processes(), *(pid for node in cluster.nodes for pid in cluster.processes(node))]
 
     all_end(left, "the client and of its jobs", tmp_path)
+
+
+@pytest.fixture
+def user(client: Client) -> Client:
+    """A client with the cluster as its target `lab`."""
+    (client.folder / "paceline.toml").write_text('[targets.lab]\nbackend = "slurm"\n')
+    return client

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import eventually
 from tests.lab.lab import need
 
 from .accounting import missing as missing_accounting
+from .client import FOREVER, job
 from .cluster import Cluster, missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from .client import Client
-
-FOREVER = "import threading; print('here', flush=True); threading.Event().wait()"
 
 
 @pytest.fixture(scope="module")
@@ -38,17 +37,6 @@ def cluster() -> Iterator[Cluster]:
         yield it
     finally:
         it.stop()
-
-
-@pytest.fixture
-def user(client: Client) -> Client:
-    (client.folder / "paceline.toml").write_text('[targets.lab]\nbackend = "slurm"\n')
-    return client
-
-
-def job(user: Client, name: str = "it") -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(user.paceline("get", "--on", "lab", name, "-o", "json").stdout)
-    return found
 
 
 def submit(user: Client, *flags: str, name: str = "it") -> None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.conftest import GENEROUS, eventually
 
+from .client import FOREVER, job, reaches
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -61,11 +63,6 @@ def start(user: Client, verb: str, script: str, *flags: str, args: tuple[str, ..
     done = user(verb, "--on", "lab", "--name", "it", *sent, *flags, "script.py", *args)
     assert code is None or done.returncode == code, done.stderr
     return done
-
-
-def job(user: Client) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(user.paceline("get", "--on", "lab", "it", "-o", "json").stdout)
-    return found
 
 
 def logs(user: Client, *flags: str) -> str:
@@ -133,20 +130,6 @@ def test_logs_that_cannot_be_fetched_are_named(user: Client, cluster: Cluster) -
     assert f"on n0 in {user.folder}/root/slurm/it/lives/" in done.stderr and "was not fetched" in done.stderr
     cluster.resume("n0")
     assert "rank 0 of 2" in user.paceline("logs", "--on", "lab", "it").stdout
-
-
-FOREVER = "import threading; print('here', flush=True); threading.Event().wait()"
-
-
-def reaches(user: Client, state: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-
-    def does() -> bool:
-        found.update(job(user))
-        return bool(found["state"] == state)
-
-    eventually(does, f"it is {state}")
-    return found
 
 
 def test_stop_reaches_nodes_that_do_not_see_the_folder(user: Client, cluster: Cluster) -> None:

@@ -8,37 +8,17 @@ import re
 import signal
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import eventually, processes_with
 from tests.train.loop.test_exactly_once import SAMPLES, Training
 
+from .client import FOREVER, job, reaches, submit
+
 if TYPE_CHECKING:
     from .client import Client
     from .cluster import Cluster
-
-SETTINGS = '[targets.lab]\nbackend = "slurm"\n'
-FOREVER = "import threading; print('here', flush=True); threading.Event().wait()"
-
-
-@pytest.fixture
-def user(client: Client) -> Client:
-    (client.folder / "paceline.toml").write_text(SETTINGS)
-    return client
-
-
-def job(user: Client, name: str = "it") -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(user.paceline("get", "--on", "lab", name, "-o", "json").stdout)
-    return found
-
-
-def submit(user: Client, script: str, *flags: str, name: str = "it") -> None:
-    user.paceline("submit", "--on", "lab", "--name", name, *flags, user.script(script))
-
-
-def reaches(user: Client, state: str, name: str = "it") -> None:
-    eventually(lambda: job(user, name)["state"] == state, f"{name} is {state}; it is {job(user, name)}")
 
 
 class Counting(Training):
@@ -358,7 +338,7 @@ def test_a_node_that_slurm_has_lost_ends_what_runs_elsewhere_now(user: Client, c
 @pytest.mark.parametrize("node", ["n0", "n1"])
 def test_a_folder_that_a_node_does_not_see(user: Client, cluster: Cluster, node: str) -> None:
     root = user.folder / "private"
-    (user.folder / "paceline.toml").write_text(SETTINGS + f'root = "{root}"\n')
+    (user.folder / "paceline.toml").write_text(f'[targets.lab]\nbackend = "slurm"\nroot = "{root}"\n')
     root.mkdir(mode=0o700)
     with cluster.hidden(node, root):
         submit(user, FOREVER, "--nnodes", "3")

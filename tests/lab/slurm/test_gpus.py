@@ -19,12 +19,6 @@ WHICH = """
 OWN = [f"{node} 0 {gpu}" for node in ("n0", "n1") for gpu in (0, 1)]
 
 
-@pytest.fixture
-def user(client: Client) -> Client:
-    (client.folder / "paceline.toml").write_text('[targets.lab]\nbackend = "slurm"\n')
-    return client
-
-
 def lines(user: Client, *flags: str) -> list[str]:
     """What the ranks of a job say."""
     user.paceline("run", "--on", "lab", "--name", "it", *flags, user.script(WHICH))

@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pytest
 from tests.conftest import eventually
+
+from .client import FOREVER, job, reaches, submit
 
 if TYPE_CHECKING:
     from .client import Client
     from .cluster import Cluster
-
-SETTINGS = '[targets.lab]\nbackend = "slurm"\n'
-FOREVER = "import threading; print('here', flush=True); threading.Event().wait()"
-
-
-@pytest.fixture
-def user(client: Client) -> Client:
-    (client.folder / "paceline.toml").write_text(SETTINGS)
-    return client
-
-
-def job(user: Client, name: str = "it") -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(user.paceline("get", "--on", "lab", name, "-o", "json").stdout)
-    return found
-
-
-def submit(user: Client, script: str, *flags: str, name: str = "it") -> None:
-    user.paceline("submit", "--on", "lab", "--name", name, *flags, user.script(script))
-
-
-def reaches(user: Client, state: str, name: str = "it") -> None:
-    eventually(lambda: job(user, name)["state"] == state, f"{name} is {state}; it is {job(user, name)}")
 
 
 def other_cluster(user: Client, cluster: Cluster, rows: str) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import re
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import eventually
+
+from .client import FOREVER, job, reaches, submit
 
 if TYPE_CHECKING:
     from .client import Client
     from .cluster import Cluster
 
-SETTINGS = '[targets.lab]\nbackend = "slurm"\n'
-FOREVER = "import threading; print('here', flush=True); threading.Event().wait()"
 SUM = """
     import os, torch, torch.distributed as dist
     dist.init_process_group("gloo")
@@ -23,25 +23,6 @@ SUM = """
     dist.all_reduce(total)
     print("sum", total.item(), "of", dist.get_world_size(), "on", os.uname().nodename, flush=True)
 """
-
-
-@pytest.fixture
-def user(client: Client) -> Client:
-    (client.folder / "paceline.toml").write_text(SETTINGS)
-    return client
-
-
-def job(user: Client, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(user.paceline("get", "--on", "lab", name, "-o", "json").stdout)
-    return found
-
-
-def submit(user: Client, script: str, *flags: str, name: str = "it", args: tuple[str, ...] = ()) -> None:
-    user.paceline("submit", "--on", "lab", "--name", name, *flags, user.script(script), *args)
-
-
-def reaches(user: Client, state: str, name: str = "it") -> None:
-    eventually(lambda: job(user, name)["state"] == state, f"{name} is {state}")
 
 
 def test_ranks_meet_over_nodes(user: Client) -> None:
@@ -60,7 +41,8 @@ def test_ranks_meet_over_nodes(user: Client) -> None:
 
 def test_the_script_is_printed_whole_and_its_options_reach_slurm(user: Client, cluster: Cluster) -> None:
     (user.folder / "paceline.toml").write_text(
-        SETTINGS + 'slurm = {partition = "main", nice = 7, exclusive = "user"}\n[targets.plain]\nbackend = "slurm"\n'
+        '[targets.lab]\nbackend = "slurm"\n'
+        'slurm = {partition = "main", nice = 7, exclusive = "user"}\n[targets.plain]\nbackend = "slurm"\n'
     )
     flags = ("--nnodes", "2", "--gpus", "1", "--cpus", "3", "--memory", "1Gi", "--time-limit", "2h")
     shown = user.paceline(
