@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from paceline.contract.slurm import agreed_port
+from paceline.job.spec import JobSpec
 from paceline.node import ENTRY
 from paceline.node.host.slurm.folder import JobFolder, Life
 from paceline.node.host.slurm.jobs import Jobs
@@ -77,3 +78,18 @@ def test_a_chain_ends_with_a_job_that_never_trained(folder: JobFolder) -> None:
     assert outcome is not None and (outcome["next"], outcome["state"], outcome["exit_code"]) == (None, "FAILED", 124)
     assert outcome["why"] == "its time limit ended before its ranks had started; give it a longer --time-limit"
     assert not (folder.path.parent.parent / "calls").exists(), "no other job was submitted"
+
+
+@pytest.mark.parametrize(("state", "is_decided"), [("PENDING", False), ("NODE_FAIL", False), ("RUNNING", True)])
+def test_slurm_decides_when_it_has_killed_the_agents(folder: JobFolder, state: str, is_decided: bool) -> None:
+    describe(folder)
+    (folder.path.parent.parent / "bin" / "scontrol").write_text(f"#!/bin/sh\necho JobState={state} Restarts=0\n")
+    run = folder.part(LIFE, 0) / "it"
+    run.mkdir(parents=True)
+    spec = {**JobSpec(script="train.py").for_node(), "name": "it"}
+    (run / "spec.json").write_text(json.dumps(spec))
+    agent = {"pid": 1, "host": "n0", "boot": "x", "start_time": 1}
+    status = {"job": "it", "state": "RUNNING", "ranks": [], "agent": agent, "attempt": 0}
+    (run / "status.json").write_text(json.dumps(status))
+    assert start(folder, "slurm-finish", "137") != 0
+    assert (folder.outcome(LIFE) is not None) == is_decided

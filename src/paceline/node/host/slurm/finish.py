@@ -96,9 +96,9 @@ def _outcome(folder: JobFolder, life: Life, found: dict[str, Any] | None, exit_c
         if losses < _MOST_LOSSES:
             return {"next": view.REQUEUE, "why": found["error"]}
         return {"next": None, "why": f"{found['error']}; this has happened {losses + 1} times"}
-    if state in ("STOPPED", None):
+    if state in ("STOPPED", None) or not folder.is_over(life):  # agents that did not say so were killed
         shown = shown_by_slurm()
-        if re.search(r"\bJobState=(?!RUNNING)\w", shown):  # cancelled, at its end, or requeued by somebody else
+        if _is_ended(shown):
             return None
         if (preempted := _preempted(shown)) is not None:
             return preempted
@@ -126,6 +126,11 @@ def _gets_nowhere(folder: JobFolder) -> bool:
     """Whether a job that has saved checkpoints before has saved none for a while: it would go on for ever."""
     saved = [any((run.path / SAVED).exists() for run in runs) for _, runs in view.runs_of(folder)]
     return any(saved) and not any(saved[-_IDLE:])
+
+
+def _is_ended(shown: str) -> bool:
+    """Whether Slurm has ended the job: it was cancelled, has come to its end, or was requeued by somebody else."""
+    return re.search(r"\bJobState=(?!RUNNING)\w", shown) is not None
 
 
 def _preempted(shown: str) -> dict[str, Any] | None:
@@ -170,8 +175,8 @@ def _requeue(folder: JobFolder, life: Life, outcome: dict[str, Any], exit_code: 
             why = str(error)
             time.sleep(_PAUSE)  # nothing says when the controller is back
         except Refused as error:
-            if re.search(r"\bJobState=(?!RUNNING)\w", shown_by_slurm()):
-                return exit_code or 1  # Slurm requeues it itself, or has ended it
+            if _is_ended(shown_by_slurm()):
+                return exit_code or 1  # perhaps Slurm requeues it itself
             why = str(error)
             break
     failed = {**outcome, "next": None, "state": "FAILED", "why": f"{outcome['why']}, and cannot be requeued: {why}"}
