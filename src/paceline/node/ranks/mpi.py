@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, cast
 from paceline.node import ENTRY
 from paceline.node.eventloop.channel import Channel, ChannelClosed
 from paceline.node.failure import exit_code
-from paceline.node.machine import devices
+from paceline.node.machine import devices, processes
 from paceline.node.machine.network import interface_of, interfaces, is_loopback
 
 from .launcher import Rank, Ranks
@@ -241,7 +241,7 @@ class MpiRanks(Ranks):
         host, user = socket.gethostname(), os.getuid()
         sessions = Path(tempfile.gettempdir(), f"ompi.{host}.{user}")
         for pid in self._pids:
-            if not sessions.is_symlink() and not Path(f"/proc/{pid}").exists():  # else it may be another program's now
+            if not sessions.is_symlink() and processes.start_time(pid) is None:  # else it may be another program's now
                 shutil.rmtree(sessions / f"pid.{pid}", ignore_errors=True)
         if self._namespace.isdigit():
             for path in Path("/dev/shm").glob(f"vader_segment.{host}.{user}.{int(self._namespace):x}.*"):
