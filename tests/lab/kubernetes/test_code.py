@@ -76,7 +76,7 @@ def test_who_may_not_send_code_into_pods_is_refused(user: User, monkeypatch: pyt
 CLIENT = """
 import sys
 from paceline.backends.kubernetes import holding, lease, objects
-lease.SECONDS, lease._EVERY, holding.LEFTOVER, objects.MOST_CODE = 12, 0.5, 1, int(sys.argv.pop(1))
+lease.SECONDS, lease._EVERY, holding.LEFTOVER, objects.MOST_CODE = 20, 0.5, 1, int(sys.argv.pop(1))
 from paceline.cli.main import main
 main()
 """
@@ -109,7 +109,7 @@ def test_a_job_in_the_foreground_ends_when_its_client_is_killed(
             def deadline() -> int:
                 return int(user.cluster.all("Job")[0]["spec"].get("activeDeadlineSeconds") or 0)
 
-            eventually(lambda: deadline() > 16, "the client moves the deadline on")
+            eventually(lambda: deadline() > 24, "the client moves the deadline on")
             assert user.get("it").state == "RUNNING"
         finally:
             running.kill()

@@ -2,6 +2,7 @@
 
 # It joins the pieces of the archive and of the code, which came in ConfigMaps, and becomes the program in the archive.
 # The archive is unpacked: from a folder, the processes after the first read their modules as bytecode.
+# As soon as it is, a client may put the code at code.tar.gz, which stays.
 START = r"""
 import glob, json, os, sys
 here, work, message = sys.argv[1:4]
@@ -30,7 +31,7 @@ try:
     os.unlink(archive)
     part = os.path.join(work, "part.json")
     shutil.copyfile(os.path.join(here, "part.json"), part)
-    packed = os.path.join(work, "code.tar.gz")
+    packed = os.path.join(work, "joined.gz")
     join("code", packed)
     if os.path.getsize(packed):
         with gzip.open(packed) as source, open(os.path.join(work, "code.tar"), "wb") as target:

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from paceline.backends import limits
 from paceline.job.errors import UserError
 
 from .objects import PACKAGE, ROOT
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 _PROTOCOLS = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
 _OUT, _END = 1, 3  # channels
-_PATIENCE = 5.0  # seconds for a pod to answer
 _QUIET_SECONDS = 30.0  # for a pod to print more
 _AT_ONCE = 16  # pods
 _ASK = (
@@ -38,10 +38,11 @@ def asked(cluster: Cluster, pods: Sequence[Pod], request: Mapping[str, Any], pyt
         python: the interpreter in the image.
     """
     cluster.namespace  # noqa: B018  # before the threads ask, so that the connection is made once
+    seconds = limits.load().look
 
     def ask(pod: Pod) -> dict[str, Any] | None:
         try:
-            return answer_of(cluster, pod, request, python, _PATIENCE)
+            return answer_of(cluster, pod, request, python, seconds)
         except UserError:
             return None
 
@@ -67,7 +68,7 @@ def answer_of(cluster: Cluster, pod: Pod, request: Mapping[str, Any], python: st
     return answer
 
 
-def output(cluster: Cluster, pod: Pod, command: Sequence[str], seconds: float = _PATIENCE) -> bytes:
+def output(cluster: Cluster, pod: Pod, command: Sequence[str], seconds: float) -> bytes:
     """What a command in a pod prints.
 
     Raises:
