@@ -88,7 +88,8 @@ class Container:
             if word == "pid":
                 self.pid = int(rest)
                 self.begun = defaults.now()
-                asyncio.get_running_loop().call_later(0.02, self.started.set)  # it may not find its program
+            elif word == "started" and not self._error:
+                self.started.set()
             elif word == "error":
                 self._error = self._error or rest
             elif word == "exit":

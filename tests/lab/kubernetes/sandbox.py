@@ -2,8 +2,8 @@
 
     python -IS sandbox.py SPECIFICATION STATUS
 
-SPECIFICATION is a JSON file, STATUS a descriptor that gets a line per event: "pid N", "error WHAT", "exit CODE". Its root is
-the machine's own, below a layer that nobody else sees. It ends with the process that started it.
+SPECIFICATION is a JSON file, STATUS a descriptor that gets a line per event: "pid N", "error WHAT", "started", "exit CODE". Its
+root is the machine's own, below a layer that nobody else sees. It ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -193,10 +193,14 @@ def main() -> None:
     root = _root(spec)
     name = spec["hostname"].encode()
     _call("sethostname", name, len(name))  # type: ignore[arg-type]
+    ready, unready = os.pipe()
     child = os.fork()
     if child == 0:
         _become(spec, root, status)
+    os.close(unready)
     os.write(status, f"pid {child}\n".encode())
+    os.read(ready, 1)  # the child closes its end when it becomes the program, or ends
+    os.write(status, b"started\n")
     _, ended = os.waitpid(child, 0)
     os.write(status, f"exit {os.waitstatus_to_exitcode(ended)}\n".encode())
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import eventually
+from tests.conftest import GENEROUS, eventually
 
 from paceline.backends.kubernetes.forwarding import Forward
 from paceline.job.errors import UserError
@@ -71,7 +71,7 @@ def test_its_address_here_leads_into_the_pod_until_ctrl_c(paceline: Paceline, cl
     cluster.restart_server()
     eventually(lambda: b"TensorBoard" in read(url), "it answers when the server is back")
     running.send_signal(signal.SIGINT)
-    out, err = running.communicate(timeout=30)
+    out, err = running.communicate(timeout=GENEROUS)
     assert running.returncode == 0, (out, err)
     assert "Traceback" not in err
     (flags / "end").touch()
@@ -84,7 +84,7 @@ def test_its_address_here_leads_into_the_pod_until_ctrl_c(paceline: Paceline, cl
     url = running.stdout.readline().strip()
     eventually(lambda: b"TensorBoard" in read(url), "it answers")
     running.send_signal(signal.SIGINT)
-    assert running.wait(30) == 0
+    assert running.wait(GENEROUS) == 0
     eventually(lambda: len(cluster.all("Pod")) == 1, "its pod is gone")
 
 

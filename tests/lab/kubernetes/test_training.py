@@ -116,7 +116,7 @@ LIBRARY = """
     loader = run.dataloader(data, global_batch_size=2, shuffle=True)
     model = torch.nn.Linear(1, 1)
     model, optimizer = run.setup(model, torch.optim.SGD(model.parameters(), lr=1e-6))
-    for epoch in run.epochs(3):
+    for epoch in run.epochs(1000):
         for (batch,) in loader:
             optimizer.zero_grad()
             run.backward(model(batch).mean())
@@ -129,9 +129,10 @@ def test_progress_while_it_runs_and_a_checkpoint_when_it_is_stopped(user: User) 
     claim = user.cluster.claim("work")
     given = {"nodes": 2, "data": ["work:/saved"], "checkpoint_dir": "/saved/checkpoints"}
     user.submit(LIBRARY, name="train", **given)
-    job = user.until("train", lambda job: (job.progress or {}).get("step", 0) > 3)
+    job = user.until(
+        "train", lambda job: (job.progress or {}).get("step", 0) > 3 and all(rank.pid for rank in job.instances)
+    )
     assert (job.state, [rank.state for rank in job.instances]) == ("RUNNING", ["RUNNING", "RUNNING"])
-    assert all(rank.pid for rank in job.instances)
     url = user.backend().open_tensorboard("train", None, print)
     assert user.backend().reach_tensorboard("train", url) == "reach it with: paceline tensorboard --on kubernetes train"
     assert user.get("train").tensorboard == url

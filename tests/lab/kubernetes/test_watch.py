@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.conftest import eventually
+from tests.conftest import GENEROUS, eventually
 
 if TYPE_CHECKING:
     import pytest
@@ -78,7 +78,7 @@ def test_get_and_list_until_the_job_has_ended(paceline: Paceline, cluster: Clust
     eventually(lambda: "RUNNING" in running.stdout.readline(), "get shows it")
     eventually(lambda: "RUNNING" in listing.stdout.readline(), "list shows it")
     Path(flags, "one").touch()
-    assert '"state": "SUCCEEDED"' in running.communicate(timeout=60)[0]
+    assert '"state": "SUCCEEDED"' in running.communicate(timeout=GENEROUS)[0]
     eventually(lambda: "SUCCEEDED" in listing.stdout.readline(), "list shows its end")
     listing.terminate()
-    listing.wait(30)
+    listing.wait(GENEROUS)
