@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -141,10 +142,11 @@ class Paceline:
         return subprocess.Popen([*python, "-m", "paceline", *args], **options)  # type: ignore[call-overload]
 
     def __call__(self, *args: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
-        """Run a command line to its end."""
+        """Run a command line to its end; lines that name what takes longer than a second are left out."""
         process = self.start(*args, **kwargs)  # type: ignore[arg-type]
         out, err = process.communicate(timeout=GENEROUS)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        said = err and re.sub(r"^paceline: .*…\n", "", err, flags=re.M)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, said)
 
     def run(self, *args: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
         """`paceline run …`."""

@@ -85,10 +85,15 @@ def test_two_hosts_go_on_from_copies_of_their_own(client: Client) -> None:
     flags = ("--nnodes", "2", "--name", "apart", "--max-restarts", "0")
     name = submitted(client, "submit", "--on", "lab", *flags, script, "30")
     eventually(lambda: logs(client, name).count("waits") == 2, "it has come to step 30")
+
+    def kept(host: Host) -> list[str]:
+        return sorted(path.name for path in checkpoints(client, host, name).glob("step-*"))
+
+    newest = ["step-000020", "step-000024", "step-000028"]
+    eventually(lambda: kept(first) == kept(second) == newest, "both have the last three")
     assert client("stop", "--on", "lab", "--now", name).returncode == 0
     eventually(lambda: job(client, name)["state"] == "STOPPED", "it is stopped")
-    names = [sorted(p.name for p in checkpoints(client, h, name).glob("step-*")) for h in (first, second)]
-    assert names[0] == names[1] == ["step-000020", "step-000024", "step-000028"]
+    assert kept(first) == kept(second) == newest
     before = logs(client, name)
 
     shutil.rmtree(checkpoints(client, second, name))

@@ -88,7 +88,7 @@ def test_a_power_cut_is_silent_and_the_disk_remains(lab: Lab, hosts: list[Host])
     assert not first.processes()
     assert not reaches(second, first)
     first.power_on()
-    assert reaches(second, first)
+    eventually(lambda: reaches(second, first), "it is back")
     assert lab.ssh(first, "cat ~/file; rm ~/file").stdout == "kept\n"
 
 
@@ -112,7 +112,7 @@ def test_a_host_that_hangs_is_connected_and_says_nothing(lab: Lab, hosts: list[H
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         host.hang(logins)
-        assert reaches(other, host)
+        eventually(lambda: reaches(other, host), "one can connect")
         assert Path(f"/proc/{process.pid}/stat").read_text().split()[2] == "T"
         if logins:
             assert lab.ssh(host, "hostname").stdout == "h1\n"
@@ -126,11 +126,11 @@ def test_parts_of_the_network(lab: Lab, hosts: list[Host]) -> None:
     lab.part([first], [second, third])
     assert not reaches(first, second)
     assert not reaches(third, first)
-    assert reaches(second, third)
+    eventually(lambda: reaches(second, third), "they are in one part")
     assert all(lab.ssh(host, "true").returncode == 0 for host in hosts)
     lab.join()
-    assert reaches(first, second)
-    assert reaches(third, first)
+    eventually(lambda: reaches(first, second), "they are in one part again")
+    eventually(lambda: reaches(third, first), "and these")
 
 
 def test_a_limit_slows_both_ways(hosts: list[Host]) -> None:
