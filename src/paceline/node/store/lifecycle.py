@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paceline.node.spec import NodeSpec
 
 _AT_ONCE = 10.0  # seconds for an agent to end everything at once
-_AGENT_COMES = 10.0  # seconds for an agent to record its pid
+_AGENT_COMES = 45.0  # seconds for an agent to record its pid; a busy machine may be slow to start it
 _PAUSE = 0.02  # seconds between two checks
 
 
