@@ -103,9 +103,9 @@ CASES = [
         Goal(0.7),
         together=lambda lab, count: _here(lab, count, ("allreduce", "ddp")),
     ),
-    _hosts_case("sync-1g", "powersgd(2)", _DDP, mbit=1000, goal=0.4),
-    _hosts_case("sync-100m", "powersgd(2)", _DDP, mbit=100, goal=0.06),
-    _hosts_case("sync-hook", "powersgd(2)", _HOOK, mbit=1000, goal=1.0),
+    _hosts_case("sync-1g", "powersgd(2)", _DDP, mbit=1000, goal=0.4, flags=ONE_THREAD),
+    _hosts_case("sync-100m", "powersgd(2)", _DDP, mbit=100, goal=0.06, flags=ONE_THREAD),
+    _hosts_case("sync-hook", "powersgd(2)", _HOOK, mbit=1000, goal=1.0, flags=ONE_THREAD),
     _hosts_case("sync-local", "local_sgd(8)", _DDP, mbit=1000, goal=1 / 1.08, flags=ONE_THREAD),
     Case(
         "sync-diloco",
@@ -117,5 +117,5 @@ CASES = [
     ),
     _loss_case("sync-diloco-loss", "diloco(64)", goal=1.15),
     _loss_case("sync-auto-loss", "auto", goal=1.3),
-    _hosts_case("sync-hierarchical", "allreduce", _DDP, mbit=1000, ranks=2, goal=0.6),
+    _hosts_case("sync-hierarchical", "allreduce", _DDP, mbit=1000, ranks=2, goal=0.6, flags=ONE_THREAD),
 ]

@@ -18,7 +18,7 @@ METHODS = {  # bytes that a rank of two sends per step, by the formulas of docs/
     "AllReduce()": 4 * (WEIGHTS + BIASES),
     "AllReduce(wire='fp16')": 2 * (WEIGHTS + BIASES),
     "AllReduce(wire='int8')": 260 / 256 * (WEIGHTS + BIASES),
-    "PowerSGD(rank=16, warmup=0)": 4 * (16 * LAYERS * 2 * SIZE + BIASES),  # biases are sent as they are
+    "PowerSGD(rank=16, warmup=0)": 2 * 16 * LAYERS * 2 * SIZE + 4 * BIASES,  # biases are sent as they are
     "TopK(fraction=0.01)": 8 * LAYERS * (-(-SIZE * SIZE // 100) + -(-SIZE // 100)),
 }
 OVERHEAD = 0.05  # of the formula: headers of TCP and of gloo, acknowledgements, and what the launcher says meanwhile

@@ -96,9 +96,9 @@ def test_without_an_exchange_a_step_is_its_computation(profile: Profile) -> None
 def test_the_choice_is_hardly_slower_than_the_fastest_and_no_more_exact_one_is_as_good(taken: list[float]) -> None:
     steps = dict(zip(METHODS, taken, strict=True))
     chosen = choose(steps)
-    assert steps[chosen] * 0.95 <= min(taken)
+    assert steps[chosen] * 0.9 <= min(taken)
     more_exact = METHODS[: METHODS.index(chosen)]
-    assert all(steps[each] * 0.95 > min(taken) for each in more_exact)
+    assert all(steps[each] * 0.9 > min(taken) for each in more_exact)
 
 
 def test_overlap_of_two_buckets() -> None:
@@ -121,13 +121,13 @@ def test_what_it_says() -> None:
     fast = Link(2, 0.0001, 12.5e9)
     steps = forecast(profile, fast, costs, shares_cores=True)
     assert sentence(profile, fast, steps) == (
-        "43 ms compute, 1.8 ms exchange of 21 MB at 100 Gbit/s between nodes: allreduce; no other saves 5 %"
+        "43 ms compute, 1.8 ms exchange of 21 MB at 100 Gbit/s between nodes: allreduce; no other saves 10 %"
     )
     middle = Link(2, 0.0001, 125e6)
     costly = {AllReduce(): 0.0, AllReduce(wire="fp16"): 1e-9}
     said = sentence(profile, middle, forecast(profile, middle, costly, shares_cores=True))
     assert sentence(profile, Link(2, 0.01, 1.25e6), {AllReduce(): 16.9}).endswith(
-        "allreduce; no other saves 5 %; diloco(64), which is another optimisation, would save 99 %"
+        "allreduce; no other saves 10 %; diloco(64), which is another optimisation, would save 99 %"
     )
     assert "fp16 saves 30 %; local_sgd(8), which is another optimisation, would save" in said
 
@@ -282,5 +282,5 @@ def test_with_other_ranks_it_measures_anew(tmp_path: Path) -> None:
 
 
 def test_too_few_steps_to_measure() -> None:
-    with pytest.raises(ValueError, match="warmup=2 is less than 5"):
+    with pytest.raises(ValueError, match="warmup=2 is less than 3"):
         paceline.AutoSync(warmup=2)

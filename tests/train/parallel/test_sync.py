@@ -629,7 +629,7 @@ BYTES = [  # sent by one of two ranks for 4204 parameters
     (AllReduce(wire="fp16", hierarchical=False), 4204 * 2),
     (AllReduce(wire="int8", hierarchical=False), 22 * 260),  # blocks: 11, 2, 5 and 1, made even
     (TopK(fraction=0.01, hierarchical=False), (27 + 3 + 12 + 1) * 8),
-    (PowerSGD(rank=2, warmup=0, hierarchical=False), (309 * 2 + 1200 + 300 + 4) * 4),
+    (PowerSGD(rank=2, warmup=0, hierarchical=False), 309 * 2 * 2 + (1200 + 300 + 4) * 4),
 ]
 
 

@@ -16,7 +16,7 @@ from paceline.train.diagnosis.collective_trace import line_of, script_call, scri
 
 from .errors import AccumulationChanged, NotExchanged, UnusedParameters, WrongDevice
 from .precision import HalfPrecision
-from .sync.make import make_synchroniser
+from .sync.make import best_bucket_mb, make_synchroniser
 from .sync.saved import CommonState
 from .sync.wire import ring_bytes
 from .wrapper import ParallelModel
@@ -92,7 +92,7 @@ class Model:
                 module,
                 group.guard,
                 device_ids=[group.device] if group.device.type == "cuda" else None,
-                bucket_cap_mb=strategy.bucket_cap,
+                bucket_cap_mb=strategy.bucket_mb or best_bucket_mb(strategy.method, group),
                 find_unused_parameters=strategy.find_unused_parameters,
                 gradient_as_bucket_view=True,
             )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .wire import Wire
 
 _HALF_LIMIT = 64.0  # a thousandth of fp16's largest value: gradients that have reached it are sent as bf16
-_RANKS = (8, 4, 2)  # of PowerSGD
+_RANKS = (16, 8, 4, 2)  # of PowerSGD
 
 
 class AutoExchange(EveryStepExchange):

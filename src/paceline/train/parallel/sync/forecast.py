@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .options import EveryStep
 
 _WORTH = 0.1  # of a step: what another optimisation must save beyond that to be proposed
-LEAST_SAVED = 0.05  # of a step: below that, the method that changes less is better
+LEAST_SAVED = 0.1  # of a step: below that, the method that changes less is better
 BLOCK = 256  # values of int8 with one scale
 BLOCK_BYTES = 4 + BLOCK  # of a block as it is sent: its scale, then its values
 _LEAST_SHRUNK = 2  # times fewer numbers that PowerSGD sends of a gradient, at least, or it sends it as it is
@@ -95,18 +95,23 @@ def sent_bytes(method: EveryStep, gradients: Sequence[Gradient], ranks: int) -> 
         plain = sum(each.numel for each, shape in zip(gradients, shapes, strict=True) if shape is None)
         firsts = sum(shape[0] for shape in shapes if shape is not None) * method.rank
         seconds = sum(shape[1] for shape in shapes if shape is not None) * method.rank
-        return _ring((firsts + plain) * element, ranks) + _ring(seconds * element, ranks)
+        return _shares(firsts, 2, ranks) + _shares(seconds, 2, ranks) + _shares(plain, element, ranks)
     assert isinstance(method, AllReduce)
     numel = sum(each.numel for each in gradients)
     if method.wire == "int8":
         return 2 * (ranks - 1) * sum(-(-each.numel // (BLOCK * ranks)) for each in gradients) * BLOCK_BYTES
     if method.wire in ("fp16", "bf16"):
-        return 2 * (ranks - 1) * -(-numel // ranks) * 2
+        return _shares(numel, 2, ranks)
     return _ring(sum(each.numel * each.element for each in gradients), ranks)
 
 
 def _ring(size: int, ranks: int) -> int:
     return 2 * (ranks - 1) * size // ranks
+
+
+def _shares(numel: int, element: int, ranks: int) -> int:
+    """What a rank sends of some numbers when each rank sums a share of them, or two ranks everything."""
+    return element * (numel if ranks == 2 else 2 * (ranks - 1) * -(-numel // ranks))
 
 
 def rounds(method: EveryStep) -> int:
@@ -209,7 +214,11 @@ def sentence(profile: Profile, link: Link, steps: Mapping[EveryStep, float]) -> 
         name_of(DiLoCo()): local_seconds(profile, link, 64, share=0.5),  # in fp16
     }
     local = {name: 1 - seconds / steps[exact] for name, seconds in others.items()}
-    said = f"{name_of(chosen)} saves {saved:.0%}" if chosen != exact else f"{name_of(exact)}; no other saves 5%"
+    said = (
+        f"{name_of(chosen)} saves {saved:.0%}"
+        if chosen != exact
+        else f"{name_of(exact)}; no other saves {LEAST_SAVED:.0%}"
+    )
     other = next(name for name, each in local.items() if each >= max(local.values()) - _WORTH)
     if local[other] >= saved + _WORTH:
         said += f"; {other}, which is another optimisation, would save {local[other]:.0%}"

@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 
 from .forecast import BLOCK
+from .pieces import all_gather, all_to_all
 from .residuals import Residuals, starts
-from .wire import Shared, sum_in_order
+from .wire import Wire, sum_in_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +45,7 @@ class Layout:
         self.places = torch.argsort(self.order)
 
 
-class Int8(Shared):
+class Int8(Wire):
     """Sends each value as a multiple, -127 … 127, of a 127th of the largest one in its block of 256.
 
     A rank sends 2 (K - 1) shares of (4 + 256) bytes per block, with K ranks and 1 / K of all blocks in a share. What is
@@ -66,8 +67,14 @@ class Int8(Shared):
         self._lost = torch.empty(0)  # the residuals of the bucket under way, by blocks
         self._mine = torch.empty(0)  # the blocks of it that this rank sums
 
-    def encode(self, tensor: torch.Tensor, keys: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """See `Shared.encode`."""
+    def sum(self, tensor: torch.Tensor, keys: Sequence[tuple[int, int]], step: int) -> None:
+        """See `Wire.sum`: each rank sums one share of what all have sent it, in fp32, and sends the sum to all."""
+        mine = self._sum_of(all_to_all(self._encode(tensor, keys), self.group))
+        self._decode(all_gather(mine, self.group), tensor, keys)
+        self.sent += 2 * (self.ranks - 1) * mine.numel()
+
+    def _encode(self, tensor: torch.Tensor, keys: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """Gradients as they are sent, in one share of equal size per rank."""
         layout = self._layout(keys)
         lost = self._residuals.of(keys, layout.offsets, layout.blocks * BLOCK, tensor)
         for (_, count), begin, offset in zip(keys, layout.begins, layout.offsets, strict=True):
@@ -76,15 +83,15 @@ class Int8(Shared):
         self._mine = layout.order.view(self.ranks, -1)[self._rank].to(tensor.device)
         return self._encoded(self._lost)[layout.order].view(-1)
 
-    def recode(self, received: torch.Tensor) -> torch.Tensor:
-        """See `Shared.recode`."""
+    def _sum_of(self, received: torch.Tensor) -> torch.Tensor:
+        """The sum of this rank's share of all ranks, as it is sent."""
         total = sum_in_order(self._decoded(received.view(self.ranks, -1, _SCALE + self.packed)))
         sent = self._encoded(total)
         self._lost[self._mine] += total
         return sent.view(-1)
 
-    def decode(self, sums: torch.Tensor, out: torch.Tensor, keys: Sequence[tuple[int, int]]) -> None:
-        """See `Shared.decode`."""
+    def _decode(self, sums: torch.Tensor, out: torch.Tensor, keys: Sequence[tuple[int, int]]) -> None:
+        """Write the sums of all shares into the gradients."""
         layout = self._layout(keys)
         values = self._decoded(sums.view(-1, _SCALE + self.packed)[layout.places]).view(-1)
         for (_, count), begin, offset in zip(keys, layout.begins, layout.offsets, strict=True):

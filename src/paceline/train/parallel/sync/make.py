@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .routes import Route
     from .wire import Wire
 
+_BUCKET_MB = 4  # in shared memory
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -58,6 +59,18 @@ def make_synchroniser(options: Sync, group: Group, module: torch.nn.Module) -> S
     if made is not None:
         made.method = made.method or name_of(options)
     return made
+
+
+def best_bucket_mb(options: Sync, group: Group) -> int | None:
+    """Megabytes of gradients that are best exchanged at once; a collective of all ranks.
+
+    Returns:
+        It; None if what DistributedDataParallel does by itself is the best.
+    """
+    if not isinstance(options, AllReduce) or not options.is_exact or group.device.type != "cpu":
+        return None
+    shares_memory = options.hierarchical is not False and len(set(group.gather_objects(machine()))) < group.world_size
+    return _BUCKET_MB if shares_memory else None
 
 
 def _made(options: Sync, group: Group, module: torch.nn.Module) -> Synchroniser | None:

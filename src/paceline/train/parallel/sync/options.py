@@ -184,11 +184,11 @@ class AutoSync(Sync):
         ValueError: an option is out of range.
     """
 
-    warmup: int = 10
+    warmup: int = 4
 
     def __post_init__(self) -> None:
-        if self.warmup < 5:
-            raise ValueError(f"warmup={self.warmup} is less than 5, and the first steps are not like later ones")
+        if self.warmup < 3:
+            raise ValueError(f"warmup={self.warmup} is less than 3, and the first steps are not like later ones")
 
 
 @dataclass(frozen=True)

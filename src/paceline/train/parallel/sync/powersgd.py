@@ -8,7 +8,7 @@ import torch
 
 from .forecast import matrix
 from .residuals import Residuals, starts
-from .wire import Wire, all_reduce, ring_bytes
+from .wire import Wire, all_reduce, ring_bytes, sum_sent_as
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,8 +21,9 @@ _SEED = 20190531  # of the first matrices Q, which must be the same on all ranks
 class PowerSGD(Wire):
     """Sends a gradient of n rows and m columns as matrices of n x r and m x r numbers.
 
-    The second matrix of a step is the first guess of the next one. A rank sends 2 (K - 1) / K of the bytes of all
-    matrices, and of the gradients that are too small for that, with K ranks.
+    The second matrix of a step is the first guess of the next one. The matrices are sent as bf16, whose range is that
+    of fp32; what rounding loses is added in the next step, with all else that was not sent. A rank sends 2 (K - 1) / K
+    of the bytes of all matrices, and of the gradients that are too small for that and sent as they are, with K ranks.
 
     Source: Vogels et al. 2019, arXiv:1905.13727, algorithms 1 and 2.
 
@@ -56,38 +57,45 @@ class PowerSGD(Wire):
                 plain.append(gradient)
             else:
                 matrices.append((number, kept[begin : begin + count].view(shape), gradient.view(shape)))
-        self._compress(matrices, plain)
-        kept.sub_(result, alpha=1 / self.ranks).nan_to_num_(0.0, 0.0, 0.0)
+        is_finite = self._sum(matrices, plain)
+        kept.sub_(result, alpha=1 / self.ranks)
+        if not is_finite:
+            kept.nan_to_num_(0.0, 0.0, 0.0)
         if result is not tensor:
             tensor.copy_(result)
         for (number, count), begin in zip(keys, starts(keys), strict=True):
             if self._shapes[number] is None:
                 kept[begin : begin + count].zero_()
 
-    def _compress(
-        self, matrices: Sequence[tuple[int, torch.Tensor, torch.Tensor]], plain: Sequence[torch.Tensor]
-    ) -> None:
-        """Sum gradients, those that are compressed as `(number, with residual, gradient)`."""
-        sizes = [each.numel() for each in plain]
+    def _sum(self, matrices: Sequence[tuple[int, torch.Tensor, torch.Tensor]], plain: Sequence[torch.Tensor]) -> bool:
+        """Sum gradients, those that are compressed as `(number, with residual, gradient)`.
+
+        Returns:
+            Whether all that are compressed are finite, on all ranks.
+        """
         firsts = [torch.mm(each, self._second(number, each)) for number, each, _ in matrices]
-        both = torch.cat([each.view(-1) for each in (*firsts, *plain)])
-        self._all_reduce(both)
-        *sums, rest = torch.split(both, [*(each.numel() for each in firsts), sum(sizes)])
-        for gradient, part in zip(plain, torch.split(rest, sizes), strict=True):
-            gradient.copy_(part)
+        self._exchange(firsts, plain)
         if not matrices:
-            return
-        bases = [torch.linalg.qr(each.view(first.shape))[0] for each, first in zip(sums, firsts, strict=True)]
-        seconds = torch.cat(
-            [torch.mm(each.T, base).view(-1) for (_, each, _), base in zip(matrices, bases, strict=True)]
-        )
-        self._all_reduce(seconds)
-        parts = torch.split(seconds, [each.shape[1] * self._rank for _, each, _ in matrices])
-        for (number, _, gradient), base, part in zip(matrices, bases, parts, strict=True):
-            second = self._seconds[number] = part.view(gradient.shape[1], self._rank).clone()
+            return True
+        bases = [torch.linalg.qr(each)[0] for each in firsts]
+        seconds = [torch.mm(each.T, base) for (_, each, _), base in zip(matrices, bases, strict=True)]
+        self._exchange(seconds, [])
+        for (number, _, gradient), base, second in zip(matrices, bases, seconds, strict=True):
+            self._seconds[number] = second
             torch.mm(base, second.T, out=gradient)
-            if not second.isfinite().all():  # on all ranks alike; a gradient was not finite
-                del self._seconds[number]
+        unusable = [number for number, _, _ in matrices if not self._seconds[number].isfinite().all()]
+        for number in unusable:  # on all ranks alike; a gradient was not finite
+            del self._seconds[number]
+        return not unusable
+
+    def _exchange(self, matrices: Sequence[torch.Tensor], plain: Sequence[torch.Tensor]) -> None:
+        """Sum matrices, sent as bf16, and gradients, sent as they are, in place."""
+        kinds = [(tensors, torch.cat([each.view(-1) for each in tensors])) for tensors in (matrices, plain) if tensors]
+        types = [torch.bfloat16 if tensors is matrices else total.dtype for tensors, total in kinds]
+        self.sent += sum_sent_as([(total, each) for (_, total), each in zip(kinds, types, strict=True)], self.group)
+        for tensors, total in kinds:
+            for each, part in zip(tensors, torch.split(total, [one.numel() for one in tensors]), strict=True):
+                each.copy_(part.view(each.shape))
 
     def _second(self, number: int, like: torch.Tensor) -> torch.Tensor:
         found = self._seconds.get(number)

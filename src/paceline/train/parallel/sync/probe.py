@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from .wire import Wire
 
-_SETTLING = 3  # steps at the start that are not like later ones: buckets change, memory is new, code is compiled
+_SETTLING = 2  # steps at the start that are not like later ones: buckets change, memory is new, code is compiled
 _SIZES = [1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26]  # bytes of the sums that measure the bandwidth
-_LONG = 0.1  # seconds of a sum that says enough
+_LONG = 0.05  # seconds of a sum that says enough
 _REPEATS = 5  # of a sum that measures the latency
 _TRIES = 3  # of a compression, of which the fastest counts
 _SAMPLE = 1 << 25  # bytes of gradients that are compressed to see how long it takes
@@ -80,13 +80,13 @@ class StepWatch:
             self.largest = max(self.largest, float(tensor.abs().max().nan_to_num_(torch.inf)))
 
     def profile(self) -> Profile:
-        """The last step, before `step_begins` of the next one, with the median of the times."""
+        """The last step, before `step_begins` of the next one, with the median of the times, of two the shorter one."""
         assert self._step is not None
         buckets = tuple(
             Bucket(begin - self._step, gradients)
             for begin, gradients in zip(self._begins, self._gradients, strict=True)
         )
-        return Profile(statistics.median([*self._computes, self._compute(time.perf_counter())]), buckets)
+        return Profile(statistics.median_low([*self._computes, self._compute(time.perf_counter())]), buckets)
 
 
 def measure_link(group: dist.ProcessGroup, device: torch.device) -> Link:

@@ -69,7 +69,7 @@ def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
         return
     parts = _shares(tensor, tensor.dtype, ranks)
     own = all_to_all(parts, group).view(ranks, -1)
-    total = sum_in_order(own.float()).to(own.dtype) if own.dtype in HALVES else sum_in_order(own)
+    total = _sum(own).to(own.dtype)
     tensor.copy_(all_gather(total, group)[: tensor.numel()])
 
 
@@ -93,47 +93,51 @@ def sum_in_order(parts: torch.Tensor) -> torch.Tensor:
     return total
 
 
-class Shared(Wire):
-    """Sums in shares: each rank sums one share of what all have sent it, in fp32, and sends the sum to all.
+def sum_sent_as(tensors: Sequence[tuple[torch.Tensor, torch.dtype]], group: dist.ProcessGroup) -> int:
+    """Sum tensors over ranks in place, in the order of ranks, all in one exchange.
 
-    Both ways gradients are in fewer bits. Sums are taken in the order of ranks, so every run gets the same.
+    Args:
+        tensors: contiguous, of one dimension, with the type in which each is sent. What is sent in 16 bits is summed in
+            fp32.
+        group: the ranks.
+
+    Returns:
+        The bytes that this rank has sent.
     """
+    ranks = dist.get_world_size(group)
+    shares = 1 if ranks == 2 else ranks  # two ranks send each other everything: as much as in shares, but at once
+    rows = [_shares(each, dtype, shares).view(shares, -1).view(torch.uint8) for each, dtype in tensors]
+    message = (torch.cat(rows, dim=1) if len(rows) > 1 else rows[0]).view(-1)
+    widths = [row.shape[1] for row in rows]
 
-    def sum(self, tensor: torch.Tensor, keys: Sequence[tuple[int, int]], step: int) -> None:
-        """See `Wire.sum`."""
-        mine = self.recode(all_to_all(self.encode(tensor, keys), self.group))
-        self.decode(all_gather(mine, self.group), tensor, keys)
-        self.sent += 2 * (self.ranks - 1) * mine.numel() * mine.element_size()
+    def parts(received: torch.Tensor) -> list[torch.Tensor]:
+        """What came of each tensor, a row per rank, in the type in which it was sent."""
+        columns = torch.split(received.view(ranks, -1), widths, dim=1)
+        return [each.contiguous().view(dtype) for each, (_, dtype) in zip(columns, tensors, strict=True)]
 
-    @abstractmethod
-    def encode(self, tensor: torch.Tensor, keys: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """A tensor as it is sent, in one share of equal size per rank."""
-
-    @abstractmethod
-    def recode(self, received: torch.Tensor) -> torch.Tensor:
-        """The sum, as it is sent, of this rank's share of all ranks."""
-
-    @abstractmethod
-    def decode(self, sums: torch.Tensor, out: torch.Tensor, keys: Sequence[tuple[int, int]]) -> None:
-        """Write the sums of all shares into a tensor."""
+    if shares == 1:
+        for (tensor, _), received in zip(tensors, parts(all_gather(message, group)), strict=True):
+            tensor.copy_(_sum(received))
+        return message.numel()
+    sums = [_sum(each).to(each.dtype).view(torch.uint8) for each in parts(all_to_all(message, group))]
+    mine = torch.cat(sums) if len(sums) > 1 else sums[0]
+    for (tensor, _), received in zip(tensors, parts(all_gather(mine, group)), strict=True):
+        tensor.copy_(received.view(-1)[: tensor.numel()])
+    return 2 * (ranks - 1) * mine.numel()
 
 
-class Cast(Shared):
+def _sum(parts: torch.Tensor) -> torch.Tensor:
+    """See `sum_in_order`; in fp32 if they are in 16 bits."""
+    return sum_in_order(parts.float() if parts.dtype in HALVES else parts)
+
+
+class Cast(Wire):
     """Sends gradients in 16 bits: 2 (K - 1) / K * 2 bytes per element and rank, with K ranks."""
 
     def __init__(self, group: dist.ProcessGroup, dtype: torch.dtype) -> None:
         super().__init__(group)
         self._dtype = dtype
 
-    def encode(self, tensor: torch.Tensor, keys: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """See `Shared.encode`."""
-        return _shares(tensor, self._dtype, self.ranks).view(torch.uint8)
-
-    def recode(self, received: torch.Tensor) -> torch.Tensor:
-        """See `Shared.recode`."""
-        parts = received.view(self._dtype).view(self.ranks, -1)
-        return sum_in_order(parts.float()).to(self._dtype).view(torch.uint8)
-
-    def decode(self, sums: torch.Tensor, out: torch.Tensor, keys: Sequence[tuple[int, int]]) -> None:
-        """See `Shared.decode`."""
-        out.copy_(sums.view(self._dtype)[: out.numel()])
+    def sum(self, tensor: torch.Tensor, keys: Sequence[tuple[int, int]], step: int) -> None:
+        """See `Wire.sum`."""
+        self.sent += sum_sent_as([(tensor, self._dtype)], self.group)
