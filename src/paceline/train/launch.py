@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL for the peers of a failed rank
+_CAUSE = 30.0  # seconds to wait for the rank that failed first, where another one has already failed because of it
 _PR_SET_PDEATHSIG = 1
 
 
@@ -142,7 +143,7 @@ def _collect(processes: list[BaseProcess], results: dict[Connection, int], repor
             if kind != "PeerLost":
                 raise value
             if lost is None:
-                lost, deadline = value, time.monotonic() + _GRACE
+                lost, deadline = value, time.monotonic() + _CAUSE
     if lost is not None:
         raise lost
     return [returned[rank] for rank in range(len(processes))]

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 _COMING = 3  # times the silence after which a node is lost, for nodes to connect whose agents have just been started
 FAILURE_GRACE = 5.0  # seconds between SIGTERM and SIGKILL for the peers of a failed rank
-SYMPTOM_WAIT = 1.0  # seconds to wait for the cause if all failures look like the consequence of another one
+SYMPTOM_WAIT = 10.0  # seconds to wait for the cause if all failures look like the consequence of another one
 ORDER_WAIT = 1.0  # seconds to wait for this node's own order to stop if a rank was ended by SIGTERM: see `_report`
 _AFTER_LAST_CALL = 1.0  # seconds from the end of a last call until the start is there
 ANSWER_SECONDS = 10.0  # how long the coordinator may take to answer a node that asked to stop

@@ -155,6 +155,8 @@ class ForkServer:
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
+        # This process ignores these signals: those that come before the fork has its own handlers wait for them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of threads; _unsafe_to_fork has checked
             pid = os.fork()
@@ -162,6 +164,7 @@ class ForkServer:
             processes.die_with(parent)
             os.setsid()
             self._release()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return pid
 
     def _release(self) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .messages import DaemonRequest, Ended, FromMpirun, RankRequest, Spawned
 
 DAEMON_SECONDS = 5.0  # how long mpirun and its daemons may take to end once all ranks have
-CAUSE_WAIT = 1.0  # seconds to wait for the failure of the rank that made mpirun end
+CAUSE_WAIT = 10.0  # seconds to wait for the failure of the rank that made mpirun end
 LOST_DAEMON = 195  # exit code of a rank that has lost mpirun's daemon (PMIX_ERR_LOST_CONNECTION, -61)
 # mpirun splits a command at spaces only; behind tabs, the shell does it. This is no option on mpirun's command line,
 # because mpirun passes those to its daemons with wrong quoting.
