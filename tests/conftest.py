@@ -59,6 +59,12 @@ def eventually(condition: Callable[[], object], what: str | Callable[[], str]) -
         time.sleep(0.01)
 
 
+def takes_signals(process: subprocess.Popen[str]) -> None:
+    """Wait until a client handles the signals for its job, which may run before: then it says what it has started."""
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("paceline: job ")
+
+
 def processes_with(variable: str) -> list[int]:
     """The processes that live and were started with a variable, given as NAME=value."""
     marker = f"{variable}\0".encode()

@@ -43,7 +43,7 @@ def test_a_rank_that_is_killed_fails_what_the_others_wait_for() -> None:
     for process in processes:
         process.start()
     try:
-        assert [answers.get(timeout=60) for _ in range(2)] == ["as it should be"] * 2
+        assert [answers.get(timeout=120) for _ in range(2)] == ["as it should be"] * 2
     finally:
         for process in processes:
             process.kill()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.conftest import GENEROUS, eventually
+from tests.conftest import GENEROUS, eventually, takes_signals
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline
@@ -31,12 +31,6 @@ STUBBORN_FAMILY = """
 def stubborn(then: str = "") -> str:
     """A rank with a stubborn child, which does `then` once the child runs."""
     return STUBBORN_FAMILY.replace("THEN", then)
-
-
-def takes_signals(process: subprocess.Popen[str]) -> None:
-    """Wait until a client handles the signals for its job, which may run before: then it says what it has started."""
-    assert process.stderr is not None
-    assert process.stderr.readline().startswith("paceline: job ")
 
 
 def ready(paceline: Paceline, ranks: int) -> None:

@@ -85,11 +85,14 @@ def test_stop_ends_a_job_whose_processes_are_suspended(paceline: Paceline, whom:
     for one in whom:
         if one != "rank" and not (now and one == "fork server"):
             assert f"job it: its {one} (pid {pids[one]}) was suspended; continued to end it" in done.stderr
+    guard = pids.pop("agent's guard")
     assert not any(map(lives, pids.values()))
+    eventually(lambda: not lives(guard), "it has ended, too: it gives the job's lock back as it ends")
 
 
 def test_agent_and_fork_server_killed_together_leave_nothing(paceline: Paceline) -> None:
     pids = submitted(paceline, FAMILY)
+    guard = pids.pop("agent's guard")
     grandchildren = [int((paceline.folder / f"grandchild-{rank}").read_text()) for rank in (0, 1)]
     assert all(map(lives, grandchildren))
     for one in ("agent", "fork server"):
@@ -101,6 +104,7 @@ def test_agent_and_fork_server_killed_together_leave_nothing(paceline: Paceline)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert left == [], "the job is over when nothing of it is left"
+    eventually(lambda: not lives(guard), "the guard has ended, too")
 
 
 @pytest.mark.parametrize("whom", ["agent's guard", "agent", "fork server"])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import eventually, free_port
+from tests.conftest import eventually, free_port, takes_signals
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline
@@ -141,6 +141,7 @@ def test_whatever_is_killed_nothing_is_left(paceline: Paceline, victim: str, cod
     script = paceline.script(SUM + WAIT)
     process = paceline.start("run", "--framework", "mpi", "-n", "2", script)
     eventually(lambda: all((paceline.folder / f"ready-{rank}").exists() for rank in range(2)), "ranks run")
+    eventually(lambda: status(paceline)["state"] == "RUNNING", "all pids are known")
     agent = status(paceline)["agent"]["pid"]
     ranks = {rank["pid"] for rank in status(paceline)["ranks"]}
     (pid, *_) = [
@@ -173,6 +174,7 @@ def test_stop_gives_ranks_their_grace(paceline: Paceline) -> None:
     script = paceline.script(SUM + SAVES + WAIT)
     process = paceline.start("run", "--framework", "mpi", "-n", "2", "--tee", "all", script)
     eventually(lambda: all((paceline.folder / f"ready-{rank}").exists() for rank in range(2)), "ranks run")
+    takes_signals(process)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate()
     assert process.returncode == 130

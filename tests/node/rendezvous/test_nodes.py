@@ -11,7 +11,7 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.conftest import GENEROUS, Paceline, all_end, eventually, free_port
+from tests.conftest import GENEROUS, Paceline, all_end, eventually, free_port, takes_signals
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,6 +128,7 @@ def test_stop_on_one_node_stops_all(cluster: Cluster, paceline: Paceline) -> Non
     for rank in (0, 1):
         cluster.start("script.py", nodes=2, rank=rank)
     eventually(lambda: all((paceline.folder / f"ready-{r}").exists() for r in (0, 1)), "ranks run")
+    takes_signals(cluster.started[1])
     cluster.started[1].send_signal(signal.SIGINT)
     assert [code for code, _, _ in cluster.finish()] == [130, 130]
 
@@ -147,6 +148,7 @@ def test_a_stop_waits_for_the_node_that_saves_longest(cluster: Cluster, paceline
     for rank in (0, 1):
         cluster.start("script.py", nodes=2, rank=rank)
     eventually(lambda: all((paceline.folder / f"ready-{r}").exists() for r in (0, 1)), "ranks run")
+    takes_signals(cluster.started[0])
     cluster.started[0].send_signal(signal.SIGINT)
     assert [code for code, _, _ in cluster.finish()] == [130, 130]
     assert (paceline.folder / "saved-1").exists()
@@ -163,6 +165,7 @@ def test_node_0_is_killed_while_the_job_stops(cluster: Cluster, paceline: Paceli
     for rank in (0, 1):
         cluster.start("--grace", "100", "script.py", nodes=2, rank=rank)
     eventually(lambda: all((paceline.folder / f"ready-{r}").exists() for r in (0, 1)), "ranks run")
+    takes_signals(cluster.started[0])
     cluster.started[0].send_signal(signal.SIGINT)
     eventually(lambda: all((paceline.folder / f"asked-{r}").exists() for r in (0, 1)), "ranks are stopped")
     os.kill(_status(cluster.nodes[0])["agent"]["pid"], signal.SIGKILL)
@@ -274,6 +277,7 @@ def test_ctrl_c_while_others_are_waited_for(cluster: Cluster, paceline: Paceline
     paceline.script("import torch")
     process = cluster.start("script.py", nodes=2, rank=rank)
     eventually(lambda: any((cluster.nodes[0].home / "jobs").glob("*/status.json")), "it waits")
+    takes_signals(process)
     process.send_signal(signal.SIGINT)
     assert [code for code, _, _ in cluster.finish()] == [130]
 
@@ -286,6 +290,7 @@ def test_node_with_another_token_is_kept_out(cluster: Cluster, paceline: Pacelin
     _, err = second.communicate(timeout=GENEROUS)
     assert second.returncode == 2
     assert "does not know this job's token" in err
+    takes_signals(first)
     first.send_signal(signal.SIGINT)
     first.communicate(timeout=GENEROUS)
     assert first.returncode == 130

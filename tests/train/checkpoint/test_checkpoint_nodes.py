@@ -300,7 +300,7 @@ def _stopped(rank: int, exchange: Exchange, folders: list[Path]) -> str:
 
 
 def test_a_rank_that_leaves_before_the_search_is_told(nodes: Nodes) -> None:
-    answers = nodes.start([0, 1, 2], _stopped, timeout=timedelta(seconds=20)).values()
+    answers = nodes.start([0, 1, 2], _stopped, timeout=timedelta(seconds=100)).values()
     assert answers[0] == answers[2] == "rank 1 ended while the ranks agreed on a checkpoint"
 
 

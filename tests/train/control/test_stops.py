@@ -36,16 +36,17 @@ TRAIN = """
         TensorDataset(torch.arange(200.0).reshape(50, 4) / 200),
         global_batch_size=8, shuffle=True, num_workers={workers},
     )
+    waits = {wait_at} and not os.path.exists("go")  # a second start goes through
     for epoch in run.epochs({epochs}):
         for (x,) in train:
             run.backward((model(x) - 1).pow(2).mean())
             optimizer.step()
             optimizer.zero_grad()
             print(f"epoch {{epoch}} step {{run.step}} attempt {{run.attempt}}", flush=True)
-            while run.attempt == 0 and run.step == {wait_at} and not os.path.exists("go"):
+            while waits and run.step == {wait_at} and not os.path.exists("go"):
                 time.sleep(0.01)
-            if 0 < {wait_at} < run.step:  # a signal that was sent before is heard within the next steps
-                time.sleep(0.5 if run.step <= {wait_at} + 4 else 0.05)
+            while waits and run.step == {wait_at} + 4 and not run._steps._watch.stop_signal:  # heard by then
+                time.sleep(0.01)
     if run.is_main:
         torch.save([p.detach() for p in model.parameters()], "weights.pt")
     run.close()
@@ -276,7 +277,10 @@ def test_a_disk_that_is_full_when_the_run_is_stopped_is_an_error(paceline: Pacel
 def test_ranks_that_are_before_and_behind_the_end_of_an_epoch(paceline: Paceline, wait_at: int) -> None:
     """One rank is still in its last step, the other one waits for it in a collective behind the loop."""
     script = TRAIN.format(wait_at=wait_at, accumulate=1, workers=0, epochs=3)
-    script = script.replace("while run.attempt == 0 and", "while run.is_main and run.attempt == 0 and")
+    there = f"run.step == {wait_at} and"
+    heard = f"{there} run.is_main and not run._steps._watch.stop_signal:"  # no step follows the last one of all
+    script = script.replace(f'{there} not os.path.exists("go"):', heard)
+    assert heard in script
     paceline.script(
         script.replace(
             "    if run.is_main:\n        torch.save", "        run.mean(1, 2)\n    if run.is_main:\n        torch.save"
@@ -284,8 +288,8 @@ def test_ranks_that_are_before_and_behind_the_end_of_an_epoch(paceline: Paceline
     )
     process = paceline.start("run", "-n", "2", "--grace", "600", "script.py")
     lines_until(process, f"step {wait_at} ")
-    os.kill(status(paceline)["ranks"][1]["pid"], signal.SIGUSR2)
     (paceline.folder / "go").touch()
+    os.kill(status(paceline)["ranks"][1]["pid"], signal.SIGUSR2)
     code, _, err = finish(process)
     assert code == 0, err
     assert err.count("starting again from there") == (1 if wait_at == 7 else 0)

@@ -54,6 +54,8 @@ SCRIPT = """
                 optimizer.zero_grad()
                 if run.step == 8:
                     {at_step}
+                if run.step == 12:
+                    {later}
         {at_end}
         return train, batches
 
@@ -83,7 +85,7 @@ WAYS = {  # how a rank ends, what it does then, and the exit codes of that
 
 def write(paceline: Paceline, **parts: Any) -> None:
     default = {"persistent": True, "start": "fork", "data": "Slow", "read": "", "at_step": "pass", "at_end": ""}
-    paceline.script(SCRIPT.format(**{**default, **parts}))
+    paceline.script(SCRIPT.format(**{"later": "pass", **default, **parts}))
 
 
 def plain(paceline: Paceline) -> subprocess.Popen[str]:
@@ -141,7 +143,8 @@ def test_a_signal_to_all_processes_lets_workers_feed_the_last_step(
     paceline: Paceline, number: signal.Signals, start: str
 ) -> None:
     wait = "print('step 8', flush=True)\n                    while not os.path.exists('go'): time.sleep(0.01)"
-    write(paceline, start=start, at_step=wait, at_end="run.close()")
+    heard = "while not run._steps._watch.stop_signal: time.sleep(0.01)"  # at the latest here
+    write(paceline, start=start, at_step=wait, later=heard, at_end="run.close()")
     process = plain(paceline)
     assert process.stdout is not None
     assert process.stdout.readline() == "step 8\n"

@@ -68,6 +68,9 @@ def die(run: paceline.Run, kill_at: str, place: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif kill_at == f"stop {place}":
         os.kill(os.getpid(), signal.SIGTERM)
+        watch = run._steps._watch
+        assert watch is not None
+        eventually(lambda: watch.stop_signal, "the ranks have agreed where to stop")  # few steps are left
 
 
 def build(run: paceline.Run, features: int = 1) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
