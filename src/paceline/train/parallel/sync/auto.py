@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import torch.distributed as dist
 
 from .every_step import EveryStepExchange
 from .forecast import choose, forecast, sentence
-from .options import AllReduce, EveryStep, PowerSGD, name_of, parse
+from .options import AllReduce, EveryStep, PowerSGD, name_of, parse, without_warmup
 from .probe import StepWatch, compression_cost, measure_link
 
 if TYPE_CHECKING:
@@ -123,10 +122,8 @@ class AutoExchange(EveryStepExchange):
 
     def _go_on_with(self, name: str) -> None:
         """Use another method from now on."""
-        method = parse(name)
+        method = without_warmup(parse(name))
         assert isinstance(method, EveryStep)
-        if isinstance(method, PowerSGD):
-            method = dataclasses.replace(method, warmup=0)
         ((route, before),) = self._ways
         if route.between is not None and before is not None:
             wire = self._make_wire(method, route.between)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .base import Synchroniser
+from .apart import ApartExchange, floating, means
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 KEPT = 0.5  # of a rank's own parameters, when an outer step comes that was computed from earlier ones
 
 
-class DiLoCoExchange(Synchroniser):
+class DiLoCoExchange(ApartExchange):
     """Takes an outer step of each fragment of a model after every so many steps of its optimizer.
 
     The outer gradient of a fragment is what all ranks had in common after its last outer step, minus what a rank has
@@ -44,38 +44,19 @@ class DiLoCoExchange(Synchroniser):
     def __init__(
         self, options: DiLoCo, module: torch.nn.Module, fragments: Sequence[Fragment], averaging: Averaging
     ) -> None:
-        self._options, self._module, self._fragments, self._averaging = options, module, fragments, averaging
+        super().__init__(module, averaging)
+        self._options, self._fragments, self._averaging = options, fragments, averaging
         self._steps = 0  # of the optimizer, ever
         self._is_started = False  # whether fragments have what is common
         self._is_apart = False  # whether ranks have stepped since all had the same model
-        self._optimizer: torch.optim.Optimizer | None = None
 
     def attach(self, exchange: DistributedDataParallel) -> None:
         """See `Synchroniser.attach`: no gradients are exchanged."""
 
     @property
-    def sent(self) -> int:  # type: ignore[override]  # it is counted elsewhere
-        """See `Synchroniser.sent`."""
-        return self._averaging.sent
-
-    @property
-    def error(self) -> Exception | None:
-        """See `Synchroniser.error`."""
-        return self._averaging.error
-
-    @property
     def exchanges_gradients(self) -> bool:
         """See `Synchroniser.exchanges_gradients`."""
         return False
-
-    @property
-    def needs_optimizer(self) -> bool:
-        """See `Synchroniser.needs_optimizer`."""
-        return self._optimizer is None
-
-    def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """See `Synchroniser.follow`."""
-        self._optimizer = optimizer
 
     def saw_loss(self, loss: torch.Tensor) -> None:
         """See `Synchroniser.saw_loss`: before the first step, all ranks have the same model."""
@@ -95,8 +76,7 @@ class DiLoCoExchange(Synchroniser):
         options, delay = self._options, self._options.delayed
         for number, fragment in enumerate(self._fragments):
             if self._is_turn(number, self._steps):
-                gradient = fragment.common - fragment.local()
-                fragment.pending = self._averaging.begin(gradient, fragment.key)
+                fragment.pending = self._averaging.begin(fragment.common - fragment.local(), fragment.key)
         for number, fragment in enumerate(self._fragments):
             if self._is_turn(number, self._steps - delay):
                 fragment.outer_step(options.outer_lr, options.outer_momentum, KEPT if delay else 0.0)
@@ -119,22 +99,16 @@ class DiLoCoExchange(Synchroniser):
         for fragment in self._fragments:
             difference = fragment.local() - fragment.common  # which fits into few bits
             fragment.write(self._averaging.now(difference, exact=False).add_(fragment.common))
-        buffers = self._buffers()
-        for dtype in dict.fromkeys(each.dtype for each in buffers):
-            own = [each for each in buffers if each.dtype is dtype]
-            flat = self._averaging.now(torch.cat([each.reshape(-1) for each in own]), exact=True)
-            for each, mean in zip(own, torch.split(flat, [each.numel() for each in own]), strict=True):
-                each.copy_(mean.view(each.shape))
-
-    def _buffers(self) -> list[torch.Tensor]:
-        return [each for each in self._module.buffers() if each.is_floating_point()]
+        buffers = floating(self._module.buffers())
+        for each, mean in zip(buffers, means(buffers, lambda flat: self._averaging.now(flat, exact=True)), strict=True):
+            each.copy_(mean)
 
     def common_state(self) -> dict[str, Any]:
         """See `Synchroniser.common_state`: the mean of all ranks, which go on with what they have."""
         if not self._is_apart:
             return self._module.state_dict()
         own = [fragment.local() for fragment in self._fragments]
-        buffers = [(each, each.clone()) for each in self._buffers()]
+        buffers = [(each, each.clone()) for each in floating(self._module.buffers())]
         self._average()
         state = {
             name: each.clone() if torch.is_tensor(each) else each for name, each in self._module.state_dict().items()
@@ -169,12 +143,5 @@ class DiLoCoExchange(Synchroniser):
         for fragment, kept in zip(self._fragments, state["fragments"], strict=True):
             fragment.load_state_dict(kept)
         self._is_apart = state["model"] is not None
-        if state["model"] is not None:
-            self._module.load_state_dict(state["model"])
-        if state["optimizer"] is not None and self._optimizer is not None:
-            self._optimizer.load_state_dict(state["optimizer"])
+        self._load_own(state)
         self._averaging.load_state_dict(state["wire"])
-
-    def close(self) -> None:
-        """See `Synchroniser.close`."""
-        self._averaging.close()

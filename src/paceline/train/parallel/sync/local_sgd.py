@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .base import Synchroniser
+from .apart import ApartExchange, floating, means, states
 from .pace import Pace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from torch._C._distributed_c10d import GradBucket
     from torch.nn.parallel import DistributedDataParallel
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .options import LocalSGD
 
 
-class LocalExchange(Synchroniser):
+class LocalExchange(ApartExchange):
     """Averages the parameters of a model after every so many steps of its optimizer, and gradients before that.
 
     Sources: Stich 2018, arXiv:1805.09767; with steps at the start that exchange gradients, Lin et al. 2018,
@@ -32,10 +32,10 @@ class LocalExchange(Synchroniser):
     """
 
     def __init__(self, options: LocalSGD, module: torch.nn.Module, exchange: EveryStepExchange) -> None:
-        self._options, self._module, self._exchange = options, module, exchange
+        super().__init__(module, exchange)
+        self._options, self._exchange = options, exchange
         self._steps = 0  # of the optimizer, ever
         self._apart = 0  # since parameters were the same on all ranks
-        self._optimizer: torch.optim.Optimizer | None = None
         self._pace = Pace(options)
 
     def attach(self, exchange: DistributedDataParallel) -> None:
@@ -44,16 +44,6 @@ class LocalExchange(Synchroniser):
 
     def _begin(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         return self._exchange.begin_within(bucket) if self._is_local else self._exchange.begin(bucket)
-
-    @property
-    def sent(self) -> int:  # type: ignore[override]
-        """See `Synchroniser.sent`."""
-        return self._exchange.sent
-
-    @property
-    def error(self) -> Exception | None:
-        """See `Synchroniser.error`."""
-        return self._exchange.error
 
     @property
     def exchanges_gradients(self) -> bool:
@@ -69,15 +59,6 @@ class LocalExchange(Synchroniser):
     def _is_local(self) -> bool:
         """Whether the next step is one between two averages."""
         return self._steps >= self._options.warmup
-
-    @property
-    def needs_optimizer(self) -> bool:
-        """See `Synchroniser.needs_optimizer`."""
-        return self._optimizer is None
-
-    def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """See `Synchroniser.follow`."""
-        self._optimizer = optimizer
 
     def saw_loss(self, loss: torch.Tensor) -> None:
         """See `Synchroniser.saw_loss`."""
@@ -98,34 +79,27 @@ class LocalExchange(Synchroniser):
         if not self._apart:
             return
         self._apart = 0
-        tensors = [*self._module.parameters(), *_floating(self._module.buffers())]
+        tensors = [*self._module.parameters(), *floating(self._module.buffers())]
         if self._options.momentum == "average" and self._optimizer is not None:
-            tensors += _states(self._optimizer)
+            tensors += states(self._optimizer)
         with torch.no_grad():
-            for tensor, mean in zip(tensors, self._means(tensors), strict=True):
+            for tensor, mean in zip(tensors, means(tensors, self._exchange.average), strict=True):
                 tensor.copy_(mean)
         if self._optimizer is not None and self._options.every == "auto":
             loss = self._pace.loss
             self._exchange.average(loss)
             self._pace.adapt(float(loss), float(self._optimizer.param_groups[0]["lr"]))
 
-    def _means(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The means of tensors over all ranks."""
-        means: list[torch.Tensor] = []
-        for dtype in dict.fromkeys(each.dtype for each in tensors):
-            flat = torch.cat([each.detach().reshape(-1) for each in tensors if each.dtype is dtype])
-            self._exchange.average(flat)
-            means += torch.split(flat, [each.numel() for each in tensors if each.dtype is dtype])
-        found = {dtype: iter([m for m in means if m.dtype is dtype]) for dtype in {each.dtype for each in means}}
-        return [next(found[each.dtype]).view(each.shape) for each in tensors]
-
     def common_state(self) -> dict[str, Any]:
         """See `Synchroniser.common_state`."""
         state: dict[str, Any] = self._module.state_dict()
         if not self._apart:
             return state
-        names = [name for name, each in state.items() if torch.is_tensor(each) and each.is_floating_point()]
-        return {**state, **dict(zip(names, self._means([state[name] for name in names]), strict=True))}
+        names = [name for name, each in state.items() if floating([each])]
+        return {
+            **state,
+            **dict(zip(names, means([state[name] for name in names], self._exchange.average), strict=True)),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """See `Synchroniser.state_dict`."""
@@ -142,27 +116,5 @@ class LocalExchange(Synchroniser):
         """See `Synchroniser.load_state_dict`."""
         self._steps, self._apart = state["steps"], state["apart"]
         self._pace.load_state_dict(state["pace"])
-        if state["model"] is not None:
-            self._module.load_state_dict(state["model"])
-        if state["optimizer"] is not None and self._optimizer is not None:
-            self._optimizer.load_state_dict(state["optimizer"])
+        self._load_own(state)
         self._exchange.load_state_dict(state["gradients"])
-
-    def close(self) -> None:
-        """See `Synchroniser.close`."""
-        self._exchange.close()
-
-
-def _floating(tensors: Any) -> list[torch.Tensor]:
-    return [each for each in tensors if each.is_floating_point()]
-
-
-def _states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """What an optimizer keeps for its parameters, in their order."""
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    return [
-        each
-        for parameter in parameters
-        for each in optimizer.state.get(parameter, {}).values()
-        if torch.is_tensor(each) and each.is_floating_point() and each.shape == parameter.shape
-    ]
