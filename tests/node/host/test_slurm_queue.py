@@ -219,7 +219,7 @@ def test_stop_is_tried_for_a_while_and_says_so(tmp_path: Path, monkeypatch: pyte
     assert len((tmp_path / "calls").read_text().splitlines()) == 1 + clock[0] / verbs._PAUSE == 16
 
 
-def test_the_wait_for_slurm_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_slurm_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, still: float) -> None:
     squeue(tmp_path, monkeypatch, "exec sleep 600")
     found = Queue(tmp_path, seconds=1.0)
     assert found.entry("7", None) is None

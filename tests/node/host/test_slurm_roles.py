@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +17,7 @@ import pytest
 from paceline.contract.slurm import agreed_port
 from paceline.job.spec import JobSpec
 from paceline.node import ENTRY
+from paceline.node.host.slurm import allocated, own_job
 from paceline.node.host.slurm.folder import JobFolder, Life
 from paceline.node.host.slurm.jobs import Jobs
 
@@ -53,17 +57,24 @@ def start(folder: JobFolder, role: str, *args: str, **env: str) -> int:
     return subprocess.run(command, env={**kept, **own, "PATH": path}, check=False).returncode
 
 
+def is_free(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_server(("", port)):
+        return True
+    return False
+
+
 def test_ports_are_none_that_linux_gives_to_connections() -> None:
     assert {20000 <= agreed_port(str(number)) < 32768 for number in range(2000)} == {True}
 
 
 def test_a_port_that_is_taken(folder: JobFolder) -> None:
     describe(folder)
-    port = agreed_port("7", "0.0")
+    steps = ((str(step), agreed_port("7", f"0.{step}")) for step in itertools.count())
+    number, port = next(it for it in steps if is_free(it[1]))  # what runs beside the tests may have one
     ranks = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "2"}
     step = {**ranks, "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
     with socket.create_server(("", port)):
-        assert start(folder, "slurm", **step) == 2
+        assert start(folder, "slurm", SLURM_STEP_ID=number, **step) == 2
     (said,) = folder.refusals(LIFE)
     assert f"cannot listen on port {port}, which follows from the number of the Slurm job" in said
     assert said.endswith("start it again to get another port: paceline resubmit it")
@@ -93,3 +104,15 @@ def test_slurm_decides_when_it_has_killed_the_agents(folder: JobFolder, state: s
     (run / "status.json").write_text(json.dumps(status))
     assert start(folder, "slurm-finish", "137") != 0
     assert (folder.outcome(LIFE) is not None) == is_decided
+
+
+def test_slurm_takes_a_while_to_end_what_ran_in_an_allocation(
+    folder: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    describe(folder)
+    slept: list[float] = []
+    shown = lambda: f"JobState={'COMPLETING' if sum(slept) < 60 else 'CANCELLED'}"  # noqa: E731
+    monkeypatch.setattr(own_job, "shown_by_slurm", shown)
+    monkeypatch.setattr(allocated, "time", SimpleNamespace(sleep=slept.append))
+    outcome = allocated._outcome(folder, LIFE, 143)
+    assert outcome["state"] == "STOPPED" and "cancelled in Slurm, not by paceline" in outcome["why"]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 WITHIN = "PACELINE_ALLOCATION"
 # What a step needs of the allocation's variables; others, such as SLURM_NTASKS, would change what srun does.
 _KEPT = re.compile(r"SLURM_(CONF|CLUSTERS|CLUSTER_NAME|WORKING_CLUSTER|RESTART_COUNT|JOB_ID|JOBID|ARRAY_.*|SUBMIT_.*)")
-_COMPLETING = 40  # looks until Slurm has ended what ran in an allocation
+_COMPLETING, _PAUSE = 120, 1.0  # looks until Slurm has ended what ran in an allocation, and seconds between two
 _LOOK = 0.5  # seconds between two looks for a stop; the kernel does not report what other machines write
 
 
@@ -123,7 +123,7 @@ def _outcome(folder: JobFolder, life: Life, code: int) -> dict[str, Any]:
         word = re.search(r"\bJobState=(\w+)", shown_by_slurm())
         if word is None or word[1] != "COMPLETING":  # which hides how it ends
             break
-        time.sleep(_LOOK)
+        time.sleep(_PAUSE)
     if word is not None and word[1] == "CANCELLED":
         return {"next": None, "state": "STOPPED", "why": "its allocation was cancelled in Slurm, not by paceline"}
     if word is not None and word[1] in reasons.ENDED:
