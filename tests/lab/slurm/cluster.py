@@ -10,7 +10,7 @@ Times of Slurm 22.05 that no setting here shortens:
   passed: with `--time=1` a job is told to end after 60 to 90 s. `pass_limit` saves the minute.
 - What has to give way to an urgent job keeps its nodes for 6 to 16 s with a `grace` of 3. At its start SIGCONT and
   SIGTERM go to the tasks of srun alone; the batch script gets SIGTERM at its end, and SIGKILL after KillWait.
-- That a node is lost slurmctld finds out in some 16 s; `down` tells it at once.
+- That a node is lost slurmctld finds out in half a minute; `down` tells it at once.
 - Without munged's socket users' commands fail after 2 s; with a socket and nobody behind it they try for 49 s.
 """
 
@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import re
 import shlex
 import signal
 import stat
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _CLIENTS = ("sbatch", "squeue", "scancel", "sinfo", "scontrol", "sacct", "srun", "salloc")
+_PATIENCE = {"patient": 60, "impatient": 5, "daemons": 10}  # seconds that they wait for an answer
 _count = itertools.count()
 
 _WRAPPER = """\
@@ -131,12 +131,13 @@ class Cluster:
         """Write all files that are read."""
         nodes = "\n".join(f"NodeName={name} NodeAddr={machine.address}" for name, machine in self._node.items())
         accounting = NO_ACCOUNTING if self._accounting is None else self._accounting.settings
-        text = CONFIG.format(
-            folder=self.folder, network=NETWORK, nodes=nodes, accounting=accounting, plugins=programs.plugins(),
-            **self._settings,
-        )  # fmt: skip
-        (self.folder / "slurm.conf").write_text(text)
-        (self.folder / "patient.conf").write_text(re.sub("(?m)^MessageTimeout=.*", "MessageTimeout=60", text))
+        for name, patience in _PATIENCE.items():
+            text = CONFIG.format(
+                folder=self.folder, network=NETWORK, nodes=nodes, accounting=accounting, plugins=programs.plugins(),
+                patience=patience, **self._settings,
+            )  # fmt: skip
+            (self.folder / f"{name}.conf").write_text(text)
+        self._let_users_be("patient")
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         gpus = [self.folder / f"gpu{number}" for number in range(self._settings["gpus"])]
         for path in gpus:  # slurmd insists on devices, and opens none
@@ -152,10 +153,16 @@ class Cluster:
         for name in _CLIENTS:
             self._wrap(name)
 
+    def _let_users_be(self, how: str) -> None:
+        """From now on users' commands are patient with a busy slurmctld, or impatient with one that is not there."""
+        new = self.folder / "slurm.conf.new"
+        new.symlink_to(f"{how}.conf")
+        new.replace(self.folder / "slurm.conf")
+
     # -- users' commands -----------------------------------------------------------------------------------------------
 
     def slurm(self, *argv: str) -> str:
-        """What a command of Slurm prints; it is not counted, and waits longer for a slow machine than users' do."""
+        """What a command of Slurm prints; it is not counted, and is always patient."""
         command = self.login.command([programs.path(argv[0]), *argv[1:]])
         env = {**os.environ, **self.env, "SLURM_CONF": str(self.folder / "patient.conf")}
         done = subprocess.run(command, env=env, cwd=self.folder, capture_output=True, text=True, check=False)
@@ -202,7 +209,7 @@ class Cluster:
         with open(self.folder / f"{name}.err", "ab") as log:
             self._daemons[name] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder, start_new_session=True,
-                env={"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", "SLURM_CONF": self.env["SLURM_CONF"]},
+                env={"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", "SLURM_CONF": str(self.folder / "daemons.conf")},
             )  # fmt: skip
 
     def _is_dead(self, name: str) -> bool:
@@ -234,6 +241,7 @@ class Cluster:
         command = [programs.path("slurmctld"), "-D", *(["-c"] if forget else [])]
         self._launch("slurmctld", self._controller.command(command))
         eventually(self._is_up, "slurmctld is up")
+        self._let_users_be("patient")
 
     def _is_up(self) -> bool:
         with contextlib.suppress(RuntimeError):
@@ -241,17 +249,23 @@ class Cluster:
         return False
 
     def kill_slurmctld(self, saved: bool = True) -> None:
-        """End it. Unless `saved` it knows later what it knew some seconds ago, and not a job that came after that."""
+        """End it. Unless `saved` it knows later what it knew some seconds ago, and not a job that came after that.
+
+        Users' commands then try for 5 s.
+        """
+        self._let_users_be("impatient")
         self._daemons["slurmctld"].send_signal(signal.SIGTERM if saved else signal.SIGKILL)
         self._daemons["slurmctld"].wait()
 
     def hang_slurmctld(self) -> None:
-        """Stop it without an end: users' commands wait for MessageTimeout."""
+        """Stop it without an end: users' commands wait for 5 s."""
+        self._let_users_be("impatient")
         self._daemons["slurmctld"].send_signal(signal.SIGSTOP)
 
     def wake_slurmctld(self) -> None:
         """Undo `hang_slurmctld`."""
         self._daemons["slurmctld"].send_signal(signal.SIGCONT)
+        self._let_users_be("patient")
 
     def _start_slurmd(self, node: str) -> None:
         self._launch(node, self._node[node].command([*programs.slurmd(), "-D", "-N", node]))
@@ -340,7 +354,7 @@ class Cluster:
         self.slurm("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
 
     def down(self, node: str) -> None:
-        """Say that it is lost, as an administrator does; slurmctld needs some 16 s to find out."""
+        """Say that it is lost, as an administrator does; slurmctld needs half a minute to find out."""
         self.slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
 
     def resume(self, node: str) -> None:

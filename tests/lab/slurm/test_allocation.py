@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -157,8 +158,10 @@ def test_the_allocation_outlives_a_job_that_is_stopped(client: Client, salloc: S
 
 
 def _is_client(number: int) -> bool:
-    words = Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0")
-    return words[1:4] == [b"-m", b"paceline", b"run"]
+    with contextlib.suppress(OSError):  # it has just ended
+        words = Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0")
+        return words[1:4] == [b"-m", b"paceline", b"run"]
+    return False
 
 
 def test_the_allocation_is_taken_away(client: Client, salloc: Shell) -> None:

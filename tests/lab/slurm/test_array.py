@@ -85,4 +85,4 @@ def test_many_tasks_are_stopped_together(client: Client, cluster: Cluster) -> No
     eventually(lambda: [job["state"] for job in listed(client).values()].count("RUNNING") == 8, "eight run")
     client.paceline("stop", *listed(client))
     assert {job["state"] for job in listed(client).values()} == {"STOPPED"}
-    assert not cluster.slurm("squeue", "--noheader")
+    eventually(lambda: not cluster.slurm("squeue", "--noheader"), "Slurm has none any more")

@@ -148,9 +148,9 @@ def test_a_job_that_does_not_start_is_cancelled(client: Client, cluster: Cluster
     target(client)
     cluster.slurm("sbatch", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap", "sleep 300")
     eventually(lambda: set(cluster.states().values()) == {"allocated"}, "all nodes are in use")
-    found = check(client, 0, PACELINE_ACT_TIMEOUT="4s")
+    found = check(client, 0, PACELINE_ACT_TIMEOUT="10s")
     (warning,) = found["warning"]
-    assert "did not start within 16 s, and was cancelled: " in warning
+    assert "did not start within 40 s, and was cancelled: " in warning
     assert "(Slurm: Resources)" in warning or "(Slurm: Priority)" in warning
     assert found["Short job"]["cleaned up"].startswith("the job is not in Slurm's queue")
 

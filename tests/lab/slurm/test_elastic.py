@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.conftest import eventually
-from tests.lab.test_elastic import TIMES, TRAIN
+from tests.lab.test_elastic import TRAIN
 
 if TYPE_CHECKING:
     from .client import Client
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
+TIMES = "keep_alive_interval=1,keep_alive_max_attempt=20,join_timeout=120"
 
 
 def job(client: Client, name: str) -> dict[str, Any]:
@@ -41,6 +42,7 @@ def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(client: Client, clu
     client.paceline("submit", "--on", "slurm", "--name", "it", *flags, client.script(TRAIN), str(end), "1000000")
     eventually(lambda: worlds(client)[-1:] == [3], "three nodes train")
     cluster.kill_slurmd("n2", with_job=True)
+    cluster.down("n2")
     eventually(lambda: worlds(client)[-1:] == [2], "two nodes train")
     found = job(client, "it")
     assert (found["state"], found["nodes"], found["attempt"]) == ("RUNNING", 2, 1)

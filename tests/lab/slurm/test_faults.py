@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -27,6 +28,7 @@ class Counting(Training):
     def __init__(self, user: Client, epochs: int) -> None:
         super().__init__(user, 0, epochs=epochs)
         self.user = user
+        self.slow = user.folder / "slow"  # while it is there, a step takes half a second
 
     def submit(self, *flags: str) -> None:
         args = ("train.py", str(self.user.folder), str(self.epochs), "0")
@@ -34,7 +36,7 @@ class Counting(Training):
 
     def makes_steps(self, more: int) -> None:
         goal = self.steps() + more
-        eventually(lambda: self.steps() >= goal, f"steps are made; {job(self.user)}")
+        eventually(lambda: self.steps() >= goal, lambda: f"steps are made; {job(self.user)}")
 
     def ends_well(self) -> None:
         done = self.user.paceline("wait", "--on", "lab", "it", check=False)
@@ -45,10 +47,12 @@ class Counting(Training):
 def test_a_requeued_job_goes_on(user: Client, cluster: Cluster) -> None:
     pytest.importorskip("torch")
     training = Counting(user, 12)
+    training.slow.touch()  # until it is requeued
     training.submit("--nnodes", "2")
-    training.makes_steps(30)
+    training.makes_steps(20)
     cluster.slurm("scontrol", "requeue", job(user)["external_id"])
     eventually(lambda: job(user)["attempt"] == 1, "it has started again")
+    training.slow.unlink()
     training.ends_well()
     events = [it["event"] for it in json.loads(user.paceline("events", "it", "-o", "json").stdout)]
     assert events.count("started") == 4
@@ -58,6 +62,7 @@ def test_a_requeued_job_goes_on(user: Client, cluster: Cluster) -> None:
 def test_a_preempted_job_saves_and_goes_on(user: Client, cluster: Cluster) -> None:
     pytest.importorskip("torch")
     training = Counting(user, 12)
+    training.slow.touch()  # until it has given way
     training.submit("--nnodes", "2", "--slurm", "exclusive")
     training.makes_steps(10)
     number = cluster.slurm(
@@ -68,6 +73,7 @@ def test_a_preempted_job_saves_and_goes_on(user: Client, cluster: Cluster) -> No
     eventually(running, "its nodes are free, so what it saved last is there")
     assert "preempted" in job(user)["waiting"] or "Slurm" in job(user)["waiting"], job(user)["waiting"]
     saved = job(user)["checkpoint"]["step"]
+    training.slow.unlink()
     cluster.slurm("scancel", number)
     training.ends_well()
     starts = [line for path in training.records.iterdir() for line in path.read_text().splitlines() if "start" in line]
@@ -77,17 +83,22 @@ def test_a_preempted_job_saves_and_goes_on(user: Client, cluster: Cluster) -> No
 def test_a_lost_node(user: Client, cluster: Cluster) -> None:
     pytest.importorskip("torch")
     training = Counting(user, 12)
+    training.slow.touch()  # until its node is lost
     training.submit("--nnodes", "2")
-    training.makes_steps(30)
+    training.makes_steps(20)
     cluster.kill_slurmd("n1", with_job=True)
+    training.slow.unlink()
+    cluster.down("n1")
     eventually(lambda: job(user)["attempt"] == 1 and job(user)["state"] == "RUNNING", "it has started again")
     training.ends_well()
     assert {rank["node"] for rank in job(user)["instances"]} == {"n0", "n2"}
 
 
 def limit(user: Client, cluster: Cluster) -> None:
-    """Give a job that runs a limit of two minutes; Slurm warns it within 30 s."""
-    cluster.slurm("scontrol", "update", f"jobid={job(user)['external_id']}", "timelimit=2")
+    """Give a job that runs one or two minutes more; Slurm warns it within 30 s."""
+    number = job(user)["external_id"]
+    minutes = int(cluster.slurm("squeue", "--noheader", "--format=%M", f"--jobs={number}").split(":")[0])
+    cluster.slurm("scontrol", "update", f"jobid={number}", f"timelimit={minutes + 2}")
 
 
 def test_the_time_limit(user: Client, cluster: Cluster) -> None:
@@ -150,7 +161,7 @@ def test_a_signal_that_slurm_loses(user: Client, cluster: Cluster) -> None:
 def test_one_interrupt_lets_ranks_save(user: Client, cluster: Cluster) -> None:
     script = user.script(
         """
-        import signal, sys, threading
+        import signal, sys, threading, time
         from pathlib import Path
         asked = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -158,13 +169,13 @@ def test_one_interrupt_lets_ranks_save(user: Client, cluster: Cluster) -> None:
         print("here", flush=True)
         asked.wait()
         while not Path(sys.argv[1]).exists():
-            pass
+            time.sleep(0.01)
         print("saved", flush=True)
         """
     )
     for number in range(4):  # Slurm may signal all processes of a step, and signals of a moment arrive as one
         disk = user.folder / f"disk{number}"
-        run = user.start("run", "--on", "lab", "--nnodes", "2", script, str(disk))
+        run = user.start("run", "--on", "lab", "--nnodes", "2", "--grace", "120", script, str(disk))
         assert run.stdout is not None and run.stderr is not None
         assert run.stdout.readline() == "here\n"
         run.send_signal(signal.SIGINT)
@@ -259,10 +270,11 @@ def test_a_client_that_is_killed_while_sbatch_answers(user: Client, cluster: Clu
     client.kill()
     client.communicate()
     for pid in processes_with(str(user.folder)):
-        if "sbatch" not in Path(f"/proc/{pid}/cmdline").read_text() and pid != os.getpid():
-            with open(f"/proc/{pid}/comm") as comm:
-                if comm.read().startswith("python"):
-                    os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):  # it has just ended
+            if "sbatch" not in Path(f"/proc/{pid}/cmdline").read_text() and pid != os.getpid():
+                with open(f"/proc/{pid}/comm") as comm:
+                    if comm.read().startswith("python"):
+                        os.kill(pid, signal.SIGKILL)
     with open(go, "w"):
         pass
     eventually(lambda: cluster.slurm("squeue", "--noheader", "--format=%A").split(), "Slurm has the job")
@@ -309,6 +321,7 @@ def test_munge_is_down(user: Client, cluster: Cluster) -> None:
 def test_a_drained_node_and_a_killed_slurmd(user: Client, cluster: Cluster) -> None:
     pytest.importorskip("torch")
     training = Counting(user, 10)
+    training.slow.touch()  # until its slurmd is killed
     training.submit("--nnodes", "2")
     training.makes_steps(10)
     cluster.drain("n1")
@@ -317,21 +330,22 @@ def test_a_drained_node_and_a_killed_slurmd(user: Client, cluster: Cluster) -> N
         user.paceline("top", "node", "--on", "lab", "-o", "json").stdout
     ))  # fmt: skip
     cluster.kill_slurmd("n1", with_job=False)
+    training.slow.unlink()
     training.ends_well()
 
 
 def test_a_node_that_slurm_has_lost_ends_what_runs_elsewhere_now(user: Client, cluster: Cluster) -> None:
     pytest.importorskip("torch")
     training = Counting(user, 30)
-    slow = user.folder / "slow"  # until Slurm has noticed
-    slow.touch()
+    training.slow.touch()  # until Slurm has noticed
     training.submit()
     training.makes_steps(10)
     (node,) = {rank["node"] for rank in job(user)["instances"]}
     cluster.kill_slurmd(node, with_job=False)
+    cluster.down(node)
     eventually(lambda: job(user)["attempt"] == 1, "Slurm has started it elsewhere")
     eventually(lambda: not cluster.processes(node), "nothing works on the old node")
-    slow.unlink()
+    training.slow.unlink()
     training.ends_well()
 
 

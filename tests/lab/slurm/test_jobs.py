@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -184,7 +185,7 @@ def test_other_jobs_of_slurm_are_left_alone(user: Client, cluster: Cluster) -> N
     user.paceline("stop", "--on", "lab", "it")
     reaches(user, "STOPPED")
     user.paceline("delete", "--on", "lab", "it")
-    assert cluster.slurm("squeue", "--noheader", "--format=%A").split() == [number]
+    eventually(lambda: cluster.slurm("squeue", "--noheader", "--format=%A").split() == [number], "only that goes on")
 
 
 def test_many_watchers_ask_slurm_once_in_ten_seconds(user: Client, cluster: Cluster) -> None:
@@ -193,6 +194,7 @@ def test_many_watchers_ask_slurm_once_in_ten_seconds(user: Client, cluster: Clus
     for number in range(3):
         reaches(user, "RUNNING", f"it{number}")
     cluster.forget_calls()
+    begun = time.monotonic()
     waiting = [user.start("wait", "--on", "lab", f"it{number}") for number in range(3)]
     for _ in range(10):
         user.paceline("list", "--on", "lab")
@@ -202,4 +204,5 @@ def test_many_watchers_ask_slurm_once_in_ten_seconds(user: Client, cluster: Clus
     calls = [call for call in cluster.calls if not call.startswith("scancel")]
     times = [float(json.loads((path).read_text())["asked"]) for path in user.folder.rglob("squeue-lab.json")]
     assert len(times) == 1 and all(call.startswith("squeue") for call in calls), calls
-    assert len(calls) <= 10, calls  # a generous bound: each is at least ten seconds after the one before
+    # A generous bound: each is at least ten seconds after the one before, beside those of stop.
+    assert len(calls) <= 8 + (time.monotonic() - begun) / 10, calls
