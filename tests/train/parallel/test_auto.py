@@ -93,12 +93,13 @@ def test_without_an_exchange_a_step_is_its_computation(profile: Profile) -> None
 
 
 @given(taken=st.lists(st.floats(0.001, 100), min_size=len(METHODS), max_size=len(METHODS)))
-def test_the_choice_is_hardly_slower_than_the_fastest_and_no_more_exact_one_is_as_good(taken: list[float]) -> None:
+def test_the_choice_saves_enough_against_more_exact_methods_and_no_other_would_against_it(taken: list[float]) -> None:
     steps = dict(zip(METHODS, taken, strict=True))
     chosen = choose(steps)
-    assert steps[chosen] * 0.9 <= min(taken)
-    more_exact = METHODS[: METHODS.index(chosen)]
-    assert all(steps[each] * 0.9 > min(taken) for each in more_exact)
+    least = {method: 0.8 if isinstance(method, PowerSGD) else 0.9 for method in METHODS}
+    place = METHODS.index(chosen)
+    assert all(steps[chosen] <= steps[each] * least[chosen] for each in METHODS[:place])
+    assert all(steps[each] > steps[chosen] * least[each] for each in METHODS[place + 1 :])
 
 
 def test_overlap_of_two_buckets() -> None:
@@ -121,13 +122,13 @@ def test_what_it_says() -> None:
     fast = Link(2, 0.0001, 12.5e9)
     steps = forecast(profile, fast, costs, shares_cores=True)
     assert sentence(profile, fast, steps) == (
-        "43 ms compute, 1.8 ms exchange of 21 MB at 100 Gbit/s between nodes: allreduce; no other saves 10 %"
+        "43 ms compute, 1.8 ms exchange of 21 MB at 100 Gbit/s between nodes: allreduce; no other saves enough"
     )
     middle = Link(2, 0.0001, 125e6)
     costly = {AllReduce(): 0.0, AllReduce(wire="fp16"): 1e-9}
     said = sentence(profile, middle, forecast(profile, middle, costly, shares_cores=True))
     assert sentence(profile, Link(2, 0.01, 1.25e6), {AllReduce(): 16.9}).endswith(
-        "allreduce; no other saves 10 %; diloco(64), which is another optimisation, would save 99 %"
+        "allreduce; no other saves enough; diloco(64), which is another optimisation, would save 99 %"
     )
     assert "fp16 saves 30 %; local_sgd(8), which is another optimisation, would save" in said
 
