@@ -117,7 +117,7 @@ def test_what_it_says() -> None:
     slow = Link(2, 0.001, 12.5e6)
     steps = forecast(profile, slow, costs, shares_cores=True)
     assert sentence(profile, slow, steps) == (
-        "43 ms compute, 1.7 s exchange of 21 MB at 100 Mbit/s between nodes: powersgd(2) saves 97 %"
+        "43 ms compute, 1.7 s exchange of 21 MB at 100 Mbit/s between nodes: powersgd(4) saves 97 %"
     )
     fast = Link(2, 0.0001, 12.5e9)
     steps = forecast(profile, fast, costs, shares_cores=True)
