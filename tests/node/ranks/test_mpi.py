@@ -119,7 +119,9 @@ def test_a_rank_that_leaves_without_finalize_is_an_error_of_mpirun(paceline: Pac
 
 def test_all_start_again_after_a_failure(paceline: Paceline) -> None:
     script = paceline.script(
-        SUM + '    if world.rank == 1 and os.environ["PACELINE_ATTEMPT"] == "0":\n        raise OSError\n'
+        SUM
+        + "    world.Barrier()  # both have printed\n"
+        + '    if world.rank == 1 and os.environ["PACELINE_ATTEMPT"] == "0":\n        raise OSError\n'
     )
     code, out, err = mpi(paceline, "--max-restarts", "1", script)
     assert code == 0, err
