@@ -209,6 +209,8 @@ class ForkServer:
     def _kill_everything(self) -> None:
         while processes.kill_descendants(os.getpid()):
             self._reap(block=True)
+        while self.pids or self.others:  # one that was killed can be reaped only when all its threads have ended
+            self._reap(block=True)
         self._reap()
 
     def _send(self, message: FromServer) -> None:

@@ -1,0 +1,57 @@
+"""The fork server ends all that the ranks and their launchers have left."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+THREADS = """
+import pathlib, signal, sys, threading, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for _ in range(300):
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(1000)
+"""
+SERVER = """
+import select, socket, sys, threading, time, types
+from pathlib import Path
+from paceline.node.eventloop.channel import Channel
+from paceline.node.ranks.forkserver import ForkServer
+
+ours, theirs = (Channel(each) for each in socket.socketpair())
+
+def agent():
+    try:
+        for number in range(5):
+            ready = Path(f"ready-{number}")
+            for name, command in ("short", ["sleep", "1000"]), ("it", [sys.executable, "-c", sys.argv[1], str(ready)]):
+                ours.send({"do": "spawn", "name": name, "command": command, "env": {}})
+            while not ready.exists():
+                time.sleep(0.01)
+            ours.send({"do": "sweep", "grace": 0.0})
+            events = []
+            while "swept" not in events:
+                select.select([ours], [], [])
+                events += [message["event"] for message in ours.receive()]
+            print(*events, flush=True)
+    finally:
+        ours.close()
+
+server = ForkServer(types.SimpleNamespace(start_method="exec"), theirs)
+threading.Thread(target=agent, daemon=True).start()
+assert server.serve() is None
+"""
+
+
+def test_what_is_swept_has_been_reaped_before(tmp_path: Path) -> None:
+    """A process with many threads is a zombie for a while before it can be reaped; another one ends meanwhile."""
+    done = subprocess.run(
+        [sys.executable, "-c", SERVER, THREADS], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["spawned spawned ended ended swept"] * 5
