@@ -24,18 +24,18 @@ class ApartExchange(Synchroniser):
     """
 
     def __init__(self, module: torch.nn.Module, averaging: Averaging | EveryStepExchange) -> None:
-        self._module, self._averages = module, averaging
+        self._module, self._averaging = module, averaging
         self._optimizer: torch.optim.Optimizer | None = None
 
     @property
     def sent(self) -> int:  # type: ignore[override]  # it is counted elsewhere
         """See `Synchroniser.sent`."""
-        return self._averages.sent
+        return self._averaging.sent
 
     @property
     def error(self) -> Exception | None:
         """See `Synchroniser.error`."""
-        return self._averages.error
+        return self._averaging.error
 
     @property
     def needs_optimizer(self) -> bool:
@@ -55,7 +55,7 @@ class ApartExchange(Synchroniser):
 
     def close(self) -> None:
         """See `Synchroniser.close`."""
-        self._averages.close()
+        self._averaging.close()
 
 
 def means(tensors: Sequence[torch.Tensor], average: Callable[[torch.Tensor], Any]) -> list[torch.Tensor]:

@@ -41,11 +41,13 @@ class DiLoCoExchange(ApartExchange):
         averaging: averages tensors over all ranks.
     """
 
+    _averaging: Averaging
+
     def __init__(
         self, options: DiLoCo, module: torch.nn.Module, fragments: Sequence[Fragment], averaging: Averaging
     ) -> None:
         super().__init__(module, averaging)
-        self._options, self._fragments, self._averaging = options, fragments, averaging
+        self._options, self._fragments = options, fragments
         self._steps = 0  # of the optimizer, ever
         self._is_started = False  # whether fragments have what is common
         self._is_apart = False  # whether ranks have stepped since all had the same model

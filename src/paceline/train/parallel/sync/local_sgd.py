@@ -31,9 +31,11 @@ class LocalExchange(ApartExchange):
         exchange: averages tensors over all ranks.
     """
 
+    _averaging: EveryStepExchange
+
     def __init__(self, options: LocalSGD, module: torch.nn.Module, exchange: EveryStepExchange) -> None:
         super().__init__(module, exchange)
-        self._options, self._exchange = options, exchange
+        self._options = options
         self._steps = 0  # of the optimizer, ever
         self._apart = 0  # since parameters were the same on all ranks
         self._pace = Pace(options)
@@ -43,7 +45,7 @@ class LocalExchange(ApartExchange):
         exchange.register_comm_hook(None, lambda state, bucket: self._begin(bucket))  # no types: torch compares them
 
     def _begin(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        return self._exchange.begin_within(bucket) if self._is_local else self._exchange.begin(bucket)
+        return self._averaging.begin_within(bucket) if self._is_local else self._averaging.begin(bucket)
 
     @property
     def exchanges_gradients(self) -> bool:
@@ -83,11 +85,11 @@ class LocalExchange(ApartExchange):
         if self._options.momentum == "average" and self._optimizer is not None:
             tensors += states(self._optimizer)
         with torch.no_grad():
-            for tensor, mean in zip(tensors, means(tensors, self._exchange.average), strict=True):
+            for tensor, mean in zip(tensors, means(tensors, self._averaging.average), strict=True):
                 tensor.copy_(mean)
         if self._optimizer is not None and self._options.every == "auto":
             loss = self._pace.loss
-            self._exchange.average(loss)
+            self._averaging.average(loss)
             self._pace.adapt(float(loss), float(self._optimizer.param_groups[0]["lr"]))
 
     def common_state(self) -> dict[str, Any]:
@@ -98,7 +100,7 @@ class LocalExchange(ApartExchange):
         names = [name for name, each in state.items() if floating([each])]
         return {
             **state,
-            **dict(zip(names, means([state[name] for name in names], self._exchange.average), strict=True)),
+            **dict(zip(names, means([state[name] for name in names], self._averaging.average), strict=True)),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -109,7 +111,7 @@ class LocalExchange(ApartExchange):
             "pace": self._pace.state_dict(),
             "model": self._module.state_dict() if self._apart else None,
             "optimizer": self._optimizer.state_dict() if self._optimizer is not None and self._steps else None,
-            "gradients": self._exchange.state_dict(),
+            "gradients": self._averaging.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -117,4 +119,4 @@ class LocalExchange(ApartExchange):
         self._steps, self._apart = state["steps"], state["apart"]
         self._pace.load_state_dict(state["pace"])
         self._load_own(state)
-        self._exchange.load_state_dict(state["gradients"])
+        self._averaging.load_state_dict(state["gradients"])
