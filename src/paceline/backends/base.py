@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from paceline.job.errors import UserError
+from paceline.job.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -146,7 +146,7 @@ class Flag:
         names_hosts: `list` if its value is HOST[:SLOTS],…; `file` if it is a file with such lines. Such hosts need no
             target in the settings.
         is_switch: it has no value; given, it sets the option to True.
-        job: only the verbs that start jobs have it.
+        job: the option is one job's, which is kept with it; only the verbs that start jobs have the flag.
         repeats: it is NAME=VALUE, or NAME, and may be given several times; the option is a table.
     """
 
@@ -189,15 +189,16 @@ class Backend(ABC):
 
     Attributes:
         Options: a pydantic model of a target's keys other than `backend`; None if it has none.
+        flags: that set its options. Those of one job, with `job`, can be set by --option and in job files too.
         unsupported: the fields of a `JobSpec` that it cannot honour, each with the reason; a job that sets one is
             refused. A nested field is written like `rendezvous.node_rank`.
         lacks: the name of an ability that it does not have, such as `Moves` → why, and what to do instead.
         name: of the target; `local` for this machine.
         where: the flags that select it, with a space before them.
-        typed: the options that flags have set, and not the settings alone.
     """
 
     Options: ClassVar[type[BaseModel] | None] = None
+    flags: ClassVar[Sequence[Flag]] = ()
     unsupported: ClassVar[Mapping[str, str]] = {}
     lacks: ClassVar[Mapping[str, str]] = {}
 
@@ -210,7 +211,6 @@ class Backend(ABC):
             where: see the attribute.
         """
         self.name, self.options, self.where = name, options, where
-        self.typed: Mapping[str, Any] = {}
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
@@ -253,21 +253,15 @@ class Backend(ABC):
         """
         raise UserError(f"{self.name} cannot run jobs in the foreground; start it with paceline submit{self.where}")
 
-    def within(self, allocation: Allocation, given_by: Mapping[str, str]) -> Backend | None:
-        """This backend with `run` on these nodes; None if it starts no jobs in allocations, or on another cluster.
-
-        `given_by` is option → the flag that set it.
-
-        Raises:
-            UserError: an option contradicts the allocation.
-        """
+    def within(self, allocation: Allocation) -> Backend | None:
+        """This backend with `run` on these nodes; None if it starts no jobs in allocations, or on another cluster."""
         return None
 
     def refuse_unsupported(self, spec: JobSpec) -> None:
-        """Refuse a job that sets a field in `unsupported`.
+        """Refuse a job that sets a field in `unsupported`, or an option that this backend does not know.
 
         Raises:
-            UserError: the job sets such a field.
+            UserError: the job sets such a field or option.
         """
         from paceline.job.flags import flag_of
 
@@ -275,6 +269,48 @@ class Backend(ABC):
             given, default = _field(spec, field)
             if given != default:
                 raise UserError(f"{flag_of(tuple(field.split('.')))}: {why}; leave it out")
+        known = self.job_options()
+        for option in spec.options:
+            if option not in known:
+                hint = nearest(option, known) if known else "leave it out"
+                raise UserError(f"--option {option}: {self.name} has no such option; {hint}")
+
+    @classmethod
+    def job_options(cls) -> dict[str, Flag]:
+        """Option of one job → the flag that sets it."""
+        return {flag.option: flag for flag in cls.flags if flag.job}
+
+    def with_options(self, spec: JobSpec) -> tuple[JobSpec, Any]:
+        """A job with its options in the form in which they are kept, and an instance of `Options` for it.
+
+        The job's options take precedence over the target's. Those whose flag `repeats` are added to the target's.
+
+        Raises:
+            UserError: one is invalid.
+        """
+        if not spec.options:
+            return spec, self.options
+        target: dict[str, Any] = self.options.model_dump(exclude_unset=True)
+        dumped = self._validated({**target, **spec.options}).model_dump(mode="json")
+        kept, whole = {}, target
+        for option, given in spec.options.items():
+            is_table = self.job_options()[option].repeats
+            kept[option] = given if is_table else dumped[option]
+            before = {name: it for name, it in target.get(option, {}).items() if name not in given} if is_table else {}
+            whole = {**whole, option: {**before, **given} if is_table else given}
+        return spec.model_copy(update={"options": kept}), self._validated(whole)
+
+    def _validated(self, options: Mapping[str, Any]) -> BaseModel:
+        from pydantic import ValidationError
+
+        from paceline.job.validation import validation_error
+
+        assert self.Options is not None
+        known = self.job_options()
+        try:
+            return self.Options.model_validate(options)
+        except ValidationError as error:
+            raise validation_error(error, self.Options, lambda entry: known[str(entry[0])].names[0]) from None
 
     # -- look ----------------------------------------------------------------------------------------------------------
 

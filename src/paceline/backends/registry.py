@@ -65,7 +65,7 @@ def load(
 
     Args:
         name: of the target, or a kind of backend that needs none; None for this machine.
-        options: take precedence over the settings; a table is added to that of the settings.
+        options: take precedence over the settings; those of one job are in its specification.
         kind: of backend, if the options describe it completely; the settings are not read then.
         given_by: option → the flag that set it, for messages.
         where: the flags that select it, without --on.
@@ -89,14 +89,7 @@ def load(
         hint = nearest(name, [HERE, *targets]) if targets else "define it as [targets.NAME] in paceline.toml"
         raise UserError(f"no target {name!r}; {hint}")
     where = f" --on {shlex.quote(name)}{where}"
-    tables = {
-        option: {**{name: it for name, it in before.items() if name not in options[option]}, **options[option]}
-        for option, before in target.options.items()
-        if isinstance(before, dict) and isinstance(options.get(option), dict)
-    }
-    found = _configured(target.backend, name, {**target.options, **options, **tables}, given_by, where)
-    found.typed = options
-    return found
+    return _configured(target.backend, name, {**target.options, **options}, given_by, where)
 
 
 def _configured(kind: str, name: str, options: Mapping[str, Any], given_by: Mapping[str, str], where: str) -> Backend:
@@ -126,9 +119,7 @@ def _configured(kind: str, name: str, options: Mapping[str, Any], given_by: Mapp
         model = backend.Options.model_validate(dict(options))
     except ValidationError as error:
         raise validation_error(error, backend.Options, lambda entry: named(".".join(map(str, entry)))) from None
-    found = backend(name, model, where)
-    found.typed = options
-    return found
+    return backend(name, model, where)
 
 
 def needs_no_target(name: str) -> bool:

@@ -61,6 +61,7 @@ class Job:
         priority: a waiting job with a higher one starts first.
         queue: the backend's queue.
         labels: the user's.
+        options: those of its backend that are its own, and not the target's.
         ttl: seconds for which it is kept after its end; None to keep it until it is pruned.
         kept_since: when the ttl began; later than `finished` if its end was noticed later.
         grace: seconds that its ranks have to end when it is stopped.
@@ -98,6 +99,7 @@ class Job:
     priority: int = 0
     queue: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     ttl: float | None = None
     kept_since: float | None = None
     grace: float = 0.0

@@ -81,8 +81,7 @@ def read(
     except _Wrong as wrong:
         raise UserError(printable(f"{path}:{wrong.line}: {wrong}")) from None
     for name, value in given.items():
-        old = data.get(name)
-        data[name] = {**old, **value} if isinstance(value, dict) and isinstance(old, dict) and name != "code" else value
+        data[name] = value if name == "code" else _merged(data.get(name), value)
 
     def where(key_path: KeyPath) -> str:
         if _is_given(key_path, given):
@@ -99,6 +98,13 @@ def read(
         except ValidationError as error:
             if not _mend(data, root, given, error):
                 raise validation_error(error, JobSpec, where) from None
+
+
+def _merged(old: Any, new: Any) -> Any:
+    """A value with another one over it, in mappings key by key."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return {**old, **{name: _merged(old.get(name), value) for name, value in new.items()}}
 
 
 def _text(path: str | Path) -> str:

@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from paceline.backends.registry import load
+from paceline.cli.verbs.resubmit import options_there
+from paceline.job.spec import JobSpec
+
 if TYPE_CHECKING:
     from subprocess import CompletedProcess
 
@@ -104,6 +108,8 @@ def test_flags_change_a_job(paceline: Paceline) -> None:
         (["--nnodes", "2"], "--nnodes 2 needs to know where the nodes meet"),
         (["--working-dir", "/tmp"], "No such option '--working-dir'"),
         (["--memory", "16"], "did you mean 16G?"),
+        (["--option", "color=red"], "--option color: local has no such option; leave it out"),
+        (["--slurm", "qos=high"], "--slurm is for jobs on slurm; add --on slurm"),
     ):
         done = paceline("resubmit", *flag, first)
         assert (done.returncode, done.stdout) == (2, "")
@@ -180,3 +186,15 @@ def test_what_is_saved_and_the_way_on_are_said(paceline: Paceline) -> None:
     assert f"checkpoint   step 10, in {folder}\n" in paceline("get", "it").stdout
     paceline.script("raise SystemExit(3)", "other.py")
     assert "go on" not in paceline.run("other.py").stderr
+
+
+def test_options_of_another_backend_are_left_out_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """A job that goes on on a backend of another kind has no use for the options of its first one."""
+    there = {name: load(name) for name in ("slurm", "kubernetes")}
+    spec = JobSpec(script="it.py", options={"chain": True, "slurm": {"partition": "gpu"}})
+    assert options_there(spec, there["slurm"], load("slurm")) == spec.options
+    assert capsys.readouterr().err == ""
+    assert options_there(spec, there["slurm"], there["kubernetes"]) == {}
+    assert capsys.readouterr().err == (
+        "paceline: options of slurm, which mean nothing to kubernetes, are left out: chain, slurm\n"
+    )

@@ -56,8 +56,10 @@ class User:
 
     def submit(self, script: str, **given: Any) -> Job:
         """Submit a script; keywords are fields of the job, or options of the backend."""
+        from paceline.backends.kubernetes.backend import Kubernetes
         from paceline.backends.kubernetes.options import Options
 
+        given["options"] = {key: given.pop(key) for key in [*given] if key in Kubernetes.job_options()}
         options = {key: given.pop(key) for key in [*given] if key in Options.model_fields and key != "image"}
         name = f"{given.get('name', 'script')}.py"
         Path(name).write_text(textwrap.dedent(script))

@@ -23,6 +23,7 @@ from . import options as target
 from . import queues
 from .client import Cluster
 from .errors import ApiError, Expired
+from .flags import FLAGS
 from .kinds.job import BatchJob
 from .names import SELECTOR, STOPPED
 from .objects import PACKAGE, ROOT
@@ -51,6 +52,7 @@ class Kubernetes(Backend):
     """Jobs in a namespace of a cluster."""
 
     Options: ClassVar = target.Options
+    flags: ClassVar = FLAGS
     unsupported: ClassVar[Mapping[str, str]] = {
         "priority": "pods have a --priority-class",
         "share_devices": "a cluster gives devices to one pod alone",
@@ -78,7 +80,8 @@ class Kubernetes(Backend):
         from .submit import prepare
 
         self.refuse_unsupported(spec)
-        return prepare(self._cluster, self._given, spec, detached=detached, target=self.name)
+        spec, options = self.with_options(spec)
+        return prepare(self._cluster, options, spec, detached=detached, target=self.name)
 
     def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
         """Start a job that goes on without the client.
@@ -112,7 +115,8 @@ class Kubernetes(Backend):
         assert isinstance(prepared, submit.KubePrepared) and prepared.order is not None
         kind, is_held = kind_of(prepared.order), holding.is_held(prepared.order)
         held = holding.name_of(replace(prepared.order, name=job.name)) if is_held else job.name
-        limit = None if is_held or not self._given.plain else prepared.spec.time_limit
+        is_plain = prepared.order.options.plain
+        limit = None if is_held or not is_plain else prepared.spec.time_limit
         lease = Lease(
             self._cluster, self._cluster.get(self._cluster.path("batch/v1", "jobs", held)),
             None if limit is None else max(1, int(limit)),
@@ -128,7 +132,7 @@ class Kubernetes(Backend):
 
         return KubeRun(
             self._cluster, job, look, lambda now: self._stop(self._find(job.name), now), lease,
-            let_go=let_go, is_plain=self._given.plain,
+            let_go=let_go, is_plain=is_plain,
         )  # fmt: skip
 
     # -- look ----------------------------------------------------------------------------------------------------------

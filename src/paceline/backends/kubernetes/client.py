@@ -41,6 +41,7 @@ class Cluster:
         where: the flags that select it.
         calls: how many requests were sent.
         warnings: what the server has warned of in its answers to changes.
+        pod_template: what the job that is made adds to the template of its pods, for messages.
     """
 
     def __init__(self, name: str, options: Options, where: str) -> None:
@@ -48,6 +49,7 @@ class Cluster:
         self.name, self.where = name, where
         self.calls = 0
         self.warnings: list[str] = []
+        self.pod_template = options.pod_template
         self._options = options
         self._found: Access | None = None
         self._deadline: float | None = None
@@ -225,7 +227,7 @@ class Cluster:
 
         line = explained(
             code, status, method, path, context=self.access.context, where=self.where,
-            template=self._options.pod_template,
+            template=self.pod_template,
         )  # fmt: skip
         return ApiError(line, code, str(status.get("reason", "")))
 

@@ -223,6 +223,7 @@ def shown(job: Found, target: str, namespace: str) -> Job:
         max_restarts=int(spec.get("max_restarts") or 0), devices=_devices(spec, pods),
         devices_asked=spec.get("devices"),
         priority=int(spec.get("priority") or 0), queue=spec.get("queue"), labels=_labels(job),
+        options=spec.get("options") or {},
         ttl=None if ttl is None else float(ttl), kept_since=finished if over else None,
         grace=float(spec.get("grace", 30.0)), command=_command(spec), working_dir=str(spec.get("working_dir") or "."),
         folder="", code=_code(job, reports),

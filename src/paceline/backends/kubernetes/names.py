@@ -17,7 +17,6 @@ INSTANCE = "app.kubernetes.io/instance"
 SELECTOR = f"{OWNER}={MANAGER}"
 SPEC, STOPPED, CODE, JOB_ID = (f"{GROUP}/{name}" for name in ("spec", "stopped-at", "code", "job-id"))
 LABELS, LOGS = f"{GROUP}/labels", f"{GROUP}/logs"
-OPTIONS = f"{GROUP}/options"
 FIRST_NODE = f"{GROUP}/first-node"  # label of pods: the node rank of the first pod with their template
 INJECT = "sidecar.istio.io/inject"
 QUEUE = "kueue.x-k8s.io/queue-name"

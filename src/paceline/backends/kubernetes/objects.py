@@ -30,7 +30,6 @@ from .names import (
     JOB_ID,
     LABELS,
     LOGS,
-    OPTIONS,
     QUEUE,
     SPEC,
     labels_of,
@@ -75,7 +74,6 @@ def metadata(order: Order) -> Manifest:
         SPEC: json.dumps(order.spec.model_dump(mode="json", exclude_unset=True) | {"name": order.name}),
         JOB_ID: order.job_id,
         LABELS: json.dumps(dict(order.spec.labels)),
-        OPTIONS: order.options.model_dump_json(exclude_unset=True, exclude={"context", "namespace", "kubeconfig"}),
         f"{GROUP}/version": __version__,
     }
     if order.record is not None:

@@ -40,7 +40,7 @@ from .kinds.base import kind_of
 from .kinds.job import BatchJob
 from .kinds.served import KINDS, chosen
 from .manifests import PLURALS
-from .names import CODE, INSTANCE, JOB_ID, OPTIONS, QUEUE, SELECTOR, check_name, valid_name
+from .names import CODE, INSTANCE, JOB_ID, QUEUE, SELECTOR, check_name, valid_name
 from .order import Order
 from .packed import packed
 
@@ -91,8 +91,7 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
     Raises:
         UserError: it cannot run there, or its name is taken.
     """
-    if spec.resume_from is not None:
-        options = _options_of(_job(cluster, spec.resume_from), options)
+    cluster.pod_template = options.pod_template
     _refuse(cluster, spec, options)
     spec = _with_code(spec, options)
     spec = checked(spec, detached=detached).model_copy(update={"backend": target})
@@ -148,8 +147,6 @@ def _refuse(cluster: Cluster, spec: JobSpec, options: Options) -> None:
         raise UserError(f"--nnodes {spec.nodes}: with {other} a job keeps its number of pods; give one number")
     if isinstance(spec.devices, tuple):
         raise UserError("--devices: the cluster chooses the devices; say how many with --gpus")
-    if spec.options:
-        raise UserError(f"--option {next(iter(spec.options))}: Kubernetes has no such option; leave it out")
     if options.gang is not None and not cluster.serves(GROUPS[options.gang], "PodGroup"):
         raise UserError(f"--gang {options.gang}: the cluster has no PodGroup {GROUPS[options.gang]}; is it installed?")
     if options.plain and spec.code is not None:
@@ -301,16 +298,6 @@ def _job(cluster: Cluster, name: str) -> Found:
     if found is None:
         raise UserError(f"no job {name!r} to resume from; see paceline list{cluster.where} -A")
     return found
-
-
-def _options_of(job: Found, given: Options) -> Options:
-    """The options of a job that is submitted again: those that are given, and what it had besides."""
-    try:
-        old = type(given).model_validate_json(job.annotations.get(OPTIONS, "{}"))
-    except ValueError:  # of another version
-        return given
-    kept = {name: getattr(old, name) for name in old.model_fields_set - given.model_fields_set}
-    return given.model_copy(update=kept)
 
 
 def _provisional(order: Order) -> Object:

@@ -20,6 +20,7 @@ from paceline.job.errors import UserError
 from paceline.job.job import Job, Node
 
 from . import options as target
+from .flags import FLAGS
 from .login import login_of
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Slurm(Backend):
     """Jobs of this user on a Slurm cluster."""
 
     Options: ClassVar = target.Options
+    flags: ClassVar = FLAGS
     unsupported: ClassVar[Mapping[str, str]] = {
         "log_dir": "the logs stay in the target's root, which the nodes share",
         "priority": "Slurm computes the priority of a job; --slurm qos=… or nice=… change it",
@@ -66,22 +68,12 @@ class Slurm(Backend):
         self._login = login_of(options)
         self._allocation: Allocation | None = None
 
-    def within(self, allocation: Allocation, given_by: Mapping[str, str]) -> Slurm | None:
-        """See `Backend.within`; a login node that ssh reaches may be another cluster's.
-
-        Raises:
-            UserError: a flag is for a new job of Slurm.
-        """
+    def within(self, allocation: Allocation) -> Slurm | None:
+        """See `Backend.within`; a login node that ssh reaches may be another cluster's."""
         if self._given.ssh is not None:
             return None
-        for option in ("slurm", "chain", "array"):
-            if option in given_by:
-                raise UserError(
-                    f"{given_by[option]} is for a new job of Slurm, and paceline run uses allocation {allocation.id};"
-                    " leave it out, or use paceline submit"
-                )
         found = Slurm(self.name, self._given, self.where)
-        found._allocation, found.typed = allocation, self.typed
+        found._allocation = allocation
         return found
 
     # -- start ---------------------------------------------------------------------------------------------------------
@@ -93,18 +85,20 @@ class Slurm(Backend):
             UserError: it cannot run there, its name is taken, or Slurm does not answer.
         """
         from .precedence import asked
-        from .submit import prepare
+        from .submit import prepare, refuse_new
 
         self.refuse_unsupported(spec)
+        spec, options = self.with_options(spec)
         allocation = None if detached else self._allocation
-        typed = target.Options.model_validate({"slurm": self.typed.get("slurm", {})}).slurm
-        if typed.get("requeue") and self._given.broadcast and spec.checkpoint_dir is None:
+        if allocation is not None:
+            refuse_new(spec, allocation)
+        typed = target.Options.model_validate({"slurm": spec.options.get("slurm", {})}).slurm
+        if typed.get("requeue") and options.broadcast and spec.checkpoint_dir is None:
             raise UserError(
                 "--slurm requeue: with broadcast, checkpoints are on the nodes' own disks, and another start may be on"
                 " other nodes; name a disk that all nodes see with --checkpoint-dir"
             )
-        slurm = asked(spec, self._given.slurm, typed)
-        options = self._given.model_copy(update={"slurm": slurm})
+        options = options.model_copy(update={"slurm": asked(spec, options.slurm, typed)})
         return prepare(self._login, options, spec, detached=detached, target=self.name, allocation=allocation)
 
     def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:

@@ -136,6 +136,8 @@ def prepare(
     Raises:
         UserError: it cannot run there, or its name is taken.
     """
+    if spec.resume_from is not None:  # one job of an array is run again, as a job of its own
+        options = options.model_copy(update={"array": None})
     _refuse(spec, options)
     if options.array is not None:
         _refuse_with_array(spec, options, detached=detached)
@@ -199,10 +201,22 @@ def _refuse_with_array(spec: JobSpec, options: Options, *, detached: bool) -> No
         raise UserError("--array: its jobs go on without this terminal; start them with paceline submit")
     if options.chain:
         raise UserError("--chain: the jobs of an array cannot go on in other jobs; leave it or --array out")
-    if spec.resume_from is not None:
-        raise UserError("--array: one job is run again, not several; leave it out")
     if len(spec.name) > _MOST_NAME:
         raise UserError(f"--name {spec.name}: the jobs of an array add their index; give at most {_MOST_NAME} letters")
+
+
+def refuse_new(spec: JobSpec, allocation: Allocation) -> None:
+    """Refuse options for a new job of Slurm.
+
+    Raises:
+        UserError: the job has one.
+    """
+    for option in ("slurm", "chain", "array"):
+        if option in spec.options:
+            raise UserError(
+                f"--{option} is for a new job of Slurm, and paceline run uses allocation {allocation.id}; leave it out,"
+                " or use paceline submit"
+            )
 
 
 def _refuse_in(allocation: Allocation, spec: JobSpec, options: Options) -> None:

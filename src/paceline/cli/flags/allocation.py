@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.backends import registry
 from paceline.job.errors import UserError
 
-from .where import backend_for, flag_options, is_elsewhere
+from .where import backend_for, is_elsewhere
 
 if TYPE_CHECKING:
     from paceline.backends.base import Backend
@@ -45,7 +45,7 @@ def in_allocation(given: dict[str, Any], spec: JobSpec, there: Backend) -> tuple
     inside: Backend | None = there
     if there.name != registry.HERE or not allocation.is_here:
         place = backend_for({**given, "on": kind}) if there.name == registry.HERE else there
-        inside = place.within(allocation, flag_options(given))
+        inside = place.within(allocation)
     if inside is None:
         return None
     follows: dict[str, Any] = {}

@@ -16,7 +16,7 @@ from paceline.job.validation import validation_error
 
 from .options import BOTH, ERR, OUT, parse_address, parse_numbers, parse_pairs, parse_streams
 from .program import program_of
-from .where import kind_of_hosts, nnodes, taking_part
+from .where import kind_of_hosts, nnodes, options_of, taking_part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -127,7 +127,7 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
         "priority": given["priority"],
         "queue": given["queue"],
         "labels": parse_pairs("--label", given["label"]) or None,
-        "options": parse_pairs("--option", given["option"]) or None,
+        "options": {**parse_pairs("--option", given["option"]), **options_of(given, job=True)} or None,
         "backend": kind_of_hosts(given) if hosts else given["on"],
         "grace": _grace(given),
         "pass_index": given["pass_index"] or None,

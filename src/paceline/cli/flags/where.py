@@ -39,6 +39,12 @@ def job_options() -> list[Option]:
     return _options(None, True)
 
 
+def own_options() -> list[Option]:
+    """The flags that set the options of one job, for `resubmit`; `backend` reads them too."""
+    own = {flag.parameter for _, flag in _flags() if flag.job}
+    return [option for option in _options(_remember, True) if option.name in own]
+
+
 def _remember(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
     context.meta.setdefault(_META, {})[parameter.name] = value
     return value
@@ -161,9 +167,9 @@ def taking_part(given: dict[str, Any]) -> list[tuple[str, int]]:
     return chosen
 
 
-def options_of(given: dict[str, Any]) -> dict[str, Any]:
-    """The options of a backend that flags set, but for which hosts it has."""
-    flags = [flag for _, flag in _given_flags(given) if flag.names_hosts is None]
+def options_of(given: dict[str, Any], *, job: bool) -> dict[str, Any]:
+    """The options of a backend that flags set, but for which hosts it has: those of one job, or the others."""
+    flags = [flag for _, flag in _given_flags(given) if flag.names_hosts is None and flag.job is job]
     return {flag.option: _value(flag, given[flag.parameter]) for flag in flags}
 
 
@@ -229,7 +235,7 @@ def backend_for(given: dict[str, Any], target: str | None = None) -> Backend:
     Raises:
         UserError: there is no such backend.
     """
-    options = options_of(given)
+    options = options_of(given, job=False)
     given_by = flag_options(given)
     hosts = taking_part(given) if "nnodes" in given else [(name, slots or 0) for name, slots in named(given)]
     if not hosts:

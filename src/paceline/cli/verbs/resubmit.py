@@ -19,6 +19,7 @@ from paceline.cli.flags.where import (
     backend_for,
     given_where,
     left_elsewhere,
+    own_options,
     remember_jobs,
     where_options,
 )
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 # What belongs to the code and the folders of the job, which stay.
 _KEPT = {"working_dir", "sync_mode", "sync_source", "log_dir"}
-_ADDED = ("env", "labels", "options")  # are added to those that the job had
+_ADDED = ("env", "labels")  # are added to those that the job had
 _ALL = (*RANKS, *PROGRAM, *JOB, *FILES, *OUTPUT, *NODES, *TORCHRUN, *HOROVODRUN)
 
 
@@ -51,7 +52,7 @@ def _changeable() -> list[Option]:
             changed.envvar = None
             changed.help = re.sub(r"\s*\[default: .*\]$", "", option.help or "")
             options.append(changed)
-    return options
+    return [*options, *own_options()]
 
 
 def _resubmit(job: str, args: tuple[str, ...], fresh: bool, **given: Any) -> int:
@@ -83,7 +84,7 @@ def _moved(old: Job, here: Backend, there: Backend, given: dict[str, Any], chang
     where = given_where()
     names_hosts = where.get("on") is None
     nodes = given["nnodes"] or (None if names_hosts else str(before.nodes))
-    kept = {"backend": there.name, "log_dir": None}
+    kept = {"backend": there.name, "log_dir": None, "options": options_there(before, here, there)}
     if names_hosts:  # as with submit, the hosts say how many nodes and ranks there are, unless other flags do
         there = backend_for({**_nothing(), **where, **given, "nnodes": nodes})
         destination = able(there, Moves)
@@ -95,6 +96,17 @@ def _moved(old: Job, here: Backend, there: Backend, given: dict[str, Any], chang
         click.echo(prepared.text())
         return 0
     return started(prepared, there)
+
+
+def options_there(spec: JobSpec, here: Backend, there: Backend) -> dict[str, Any]:
+    """A job's options that the backend knows on which it is to go on; says which ones are left out."""
+    kept = spec.options if type(there) is type(here) else {}
+    if left_out := [option for option in spec.options if option not in kept]:
+        names = ", ".join(left_out)
+        click.echo(
+            f"paceline: options of {here.name}, which mean nothing to {there.name}, are left out: {names}", err=True
+        )
+    return dict(kept)
 
 
 def _check_nodes(spec: JobSpec, there: Backend) -> None:
@@ -133,10 +145,21 @@ def _changed(spec: JobSpec, changes: dict[str, Any]) -> JobSpec:
     for name in _ADDED:
         if name in changes:
             changes[name] = {**old[name], **changes[name]}
+    changes["options"] = _changed_options(old["options"], changes.get("options", {}))
     try:
         return JobSpec.model_validate({**old, **changes})
     except ValidationError as error:
         raise validation_error(error, JobSpec, flag_of) from None
+
+
+def _changed_options(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Options with changes; tables change name by name, and an empty value takes an option back."""
+    found = dict(old)
+    for name, value in new.items():
+        before: Any = old.get(name)
+        is_table = isinstance(value, dict) and isinstance(before, dict)
+        found[name] = _changed_options(before, value) if is_table else value
+    return {name: value for name, value in found.items() if value not in ("", {})}
 
 
 def _next_name(old: Job, spec: JobSpec) -> str:

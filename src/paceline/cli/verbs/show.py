@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +19,9 @@ from paceline.job.errors import UserError, nearest
 from paceline.job.job import STATES, Instance, Job
 from paceline.job.quantities import duration, show_duration, show_time
 from paceline.job.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 _KEPT = _RECENT = 7 * 86400.0  # seconds for which a job that has ended is shown by `list`, and kept by `prune`
 _PATIENCE = 15.0  # seconds beyond its grace in which a job that is being stopped ends
@@ -166,6 +170,7 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
         ("priority", job.priority or None),
         ("queue", job.queue),
         ("labels", ", ".join(f"{name}={value}" for name, value in job.labels.items())),
+        ("options", ", ".join(_options(job.options))),
         ("created", f"{show_time(job.created)} ({_ago(job.created, now)} ago)"),
         ("started", show_time(job.started)),
         ("finished", show_time(job.finished)),
@@ -181,6 +186,15 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
         ("logs", job.logs),
     ]
     return [(key, str(value)) for key, value in facts if value not in (None, "")]
+
+
+def _options(options: Mapping[str, Any], within: str = "") -> Iterator[str]:
+    """The options of a job, as NAME=VALUE; those of tables as TABLE.NAME=VALUE."""
+    for name, value in options.items():
+        if isinstance(value, dict):
+            yield from _options(value, f"{within}{name}.")
+        else:
+            yield f"{within}{name}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 def _tensorboard(job: Job) -> str | None:

@@ -46,7 +46,7 @@ _NOT_TRIED: dict[str, Any] = {
     "checkpoint_dir": None, "resume_from": None, "max_restarts": 0, "tensorboard": False, "tensorboard_dir": None,
     "ttl": None, "labels": {}, "log_dir": None,
 }  # fmt: skip
-_NOT_WRITTEN = {"name", "detached", "rendezvous", "options"}
+_NOT_WRITTEN = {"name", "detached", "rendezvous"}
 _TUNE = [
     Option(
         ["--methods"],

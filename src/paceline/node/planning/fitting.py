@@ -100,8 +100,6 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
             raise Refused(f"no folder {folder} to run in; correct --working-dir")
         job = _check_program(job, folder)
         imports = _imports(job, folder)
-    if job["options"]:
-        raise Refused(f"this machine has no option {next(iter(job['options']))!r}; leave it out")
     framework = job["framework"] or imports.framework or "torch"
     if job["pass_index"] and framework != "indexed":
         raise Refused("--pass-index needs independent processes; add --framework indexed")

@@ -148,6 +148,7 @@ def _record(
         "priority": int(spec["priority"]),
         "queue": spec["queue"],
         "labels": dict(spec["labels"]),
+        "options": dict(spec.get("options") or {}),
         "ttl": None if spec["ttl"] is None else float(spec["ttl"]),
         "kept_since": None if "problem" in status or status.get("finished") is None else _moment(status["finished"]),
         "grace": float(node["grace"]),
@@ -203,7 +204,7 @@ def _damaged(path: Path, why: str) -> dict[str, Any]:
         "nodes": 0, "ranks": 0, "attempt": 0, "exit_code": None, "created": then, "started": None,
         "finished": None if held else then, "instances": [], "error": why, "waiting": None, "restarts": 0,
         "max_restarts": 0, "devices": [], "devices_asked": None, "priority": 0, "queue": None, "labels": {},
-        "ttl": None, "kept_since": None, "grace": 0.0, "command": "", "working_dir": "",
+        "options": {}, "ttl": None, "kept_since": None, "grace": 0.0, "command": "", "working_dir": "",
         "folder": os.path.realpath(path), "code": None, "data": [], "tensorboard": None, "progress": None,
         "checkpoint": None,
     }  # fmt: skip

@@ -213,6 +213,9 @@ def _fill(jobs: Jobs, folder: JobFolder, request: Request, archive: Bytes, first
         _check_program(job, folder.code)
     else:
         node["working_dir"] = _working_dir(job, request["options"])
+    index = _index(request) if request.get("task") else old and old.read().get("index")
+    if index and not request.get("task"):  # else Slurm sets them
+        node["env"] = {**index, **job["env"]}
     if job["checkpoint_dir"] is None:
         node["checkpoint_dir"] = str(place / "checkpoints")
     if old is not None and not job["fresh"]:
@@ -225,7 +228,7 @@ def _fill(jobs: Jobs, folder: JobFolder, request: Request, archive: Bytes, first
         {
             "job_id": request["job_id"], "created": time.time(), "spec": job, "node": node, "code": code,
             "data": list(request["data"]), "options": dict(request["options"]), "terminal": dict(request["terminal"]),
-            "allocation": request["allocation"], "task": request.get("task"),
+            "allocation": request["allocation"], "task": request.get("task"), "index": index,
             "program": [sys.executable, ENTRY], "cluster": cluster.asked(jobs.root, SECONDS),
             "followed": request.get("shown") is not None,
         },
@@ -241,6 +244,13 @@ def _fill(jobs: Jobs, folder: JobFolder, request: Request, archive: Bytes, first
         folder.add_id(str(request["allocation"]["id"]))
 
 
+def _index(request: Request) -> dict[str, str]:
+    """The variables that say which job of its array one is, for when it is run again without the others."""
+    tasks, (_, task) = request["tasks"], request["task"]
+    numbers = {"ID": task, "COUNT": len(tasks), "MIN": min(tasks), "MAX": max(tasks)}
+    return {f"SLURM_ARRAY_TASK_{name}": str(number) for name, number in numbers.items()}
+
+
 def _check(jobs: Jobs, request: Request) -> None:
     """Check a job, as far as that is possible without its code.
 
@@ -249,6 +259,8 @@ def _check(jobs: Jobs, request: Request) -> None:
     """
     job, options = request["job"], request["options"]
     old = _old(jobs, job)
+    if old is not None and job["options"].get("array") not in (None, old.read()["spec"]["options"].get("array")):
+        raise Refused("--array: one job is run again, not several; leave it out")
     if options.get("broadcast") or (old is not None and old.is_broadcast()):
         from . import broadcast  # takes long to import
 

@@ -53,6 +53,7 @@ def record(folder: JobFolder, queue: Queue) -> dict[str, Any] | None:
         "created": float(job["created"]),
         "queue": found["queue"] or spec["queue"],
         "labels": dict(spec["labels"]),
+        "options": dict(spec["options"]),
         "ttl": spec["ttl"],
         "code": job.get("code"),
         "folder": str(folder.path),
@@ -322,7 +323,7 @@ class _Looked:
             "finished": (finished or time.time()) if is_final else None, "instances": [], "error": error,
             "waiting": waiting, "restarts": 0, "max_restarts": int(spec["max_restarts"]), "devices": [],
             "devices_asked": spec["devices"], "priority": 0, "queue": entry.partition if entry else None, "labels": {},
-            "ttl": None, "kept_since": finished if is_final else None, "grace": float(spec["grace"]),
+            "options": {}, "ttl": None, "kept_since": finished if is_final else None, "grace": float(spec["grace"]),
             "command": _command(spec), "working_dir": str(self._job["node"]["working_dir"]), "folder": "", "code": None,
             "data": list(self._job["data"]), "tensorboard": None, "progress": None, "checkpoint": None,
         }  # fmt: skip

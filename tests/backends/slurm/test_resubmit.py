@@ -1,0 +1,131 @@
+"""What a job asks of Slurm is kept with it: shown, asked for again when it is run again, and changed by flags."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from .fake import Login
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FLAGS = (
+    "--slurm",
+    "partition=gpu",
+    "--slurm",
+    "exclude=broken1",
+    "--slurm",
+    "gres=gpu:a100:2",
+    "--slurm",
+    "requeue=no",
+)
+ASKED = {"--partition=gpu", "--exclude=broken1", "--gres=gpu:a100:2", "--no-requeue"}
+
+
+@pytest.fixture
+def login(tmp_path: Path) -> Login:
+    return Login(tmp_path)
+
+
+def ended(login: Login, name: str, *args: str) -> None:
+    """A job that was submitted with these arguments, and has ended."""
+    done = login("submit", "--on", "lab", "--name", name, *args)
+    assert done.returncode == 0, done.stderr
+    for folder in (login.folder / "root/slurm").iterdir():
+        life = folder / "lives" / f"{(folder / 'ids').read_text().split()[-1].partition('_')[0]}.0"
+        life.mkdir(parents=True, exist_ok=True)
+        (life / "outcome.json").write_text('{"next": null, "state": "STOPPED", "time": 1.0}')
+
+
+def asked(login: Login, *args: str) -> set[str]:
+    """What a resubmitted job would ask of Slurm."""
+    done = login("resubmit", "--on", "lab", "--dry-run", *args)
+    assert done.returncode == 0, done.stderr
+    return {line.removeprefix("#SBATCH ") for line in done.stdout.splitlines() if line.startswith("#SBATCH")}
+
+
+def shown(login: Login, name: str) -> dict[str, Any]:
+    job: dict[str, Any] = json.loads(login("get", "--on", "lab", name, "-o", "json").stdout)
+    return job
+
+
+def refused(login: Login, *args: str) -> str:
+    done = login(*args)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done
+    return done.stderr.removeprefix("paceline: ").rstrip("\n")
+
+
+def test_options_are_kept_shown_and_changed(login: Login) -> None:
+    login.settings('partition = "small", exclude = "old", account = "vision"')
+    ended(login, "it", *FLAGS, "--chain", login.script("pass"))
+    assert shown(login, "it")["options"] == {
+        "slurm": {"partition": "gpu", "exclude": "broken1", "gres": "gpu:a100:2", "requeue": "no"}, "chain": True,
+    }  # fmt: skip
+    told = login("get", "--on", "lab", "it").stdout
+    assert "slurm.partition=gpu, slurm.exclude=broken1, slurm.gres=gpu:a100:2, slurm.requeue=no, chain=true" in told
+    assert asked(login, "it") >= ASKED | {"--account=vision"}
+    changed = asked(login, "--slurm", "partition=big", "--slurm", "exclude=", "--slurm", "requeue=yes", "it")
+    assert changed >= {"--partition=big", "--exclude=old", "--gres=gpu:a100:2", "--requeue"}
+    done = login("resubmit", "--on", "lab", "--slurm", "partition=big", "--option", "chain=", "it")
+    assert done.stdout == "it-2\n", done.stderr
+    stored = json.loads((login.folder / "root/slurm/it-2/job.json").read_text())
+    assert stored["options"]["slurm"] == {
+        "partition": "big", "exclude": "broken1", "account": "vision", "gres": "gpu:a100:2", "no-requeue": True,
+    }  # fmt: skip
+    assert (stored["options"]["chain"], "chain" in shown(login, "it-2")["options"]) == (False, False)
+
+
+def test_a_job_file_has_options(login: Login) -> None:
+    login.script("pass")
+    job = login.script(
+        """
+        script: script.py
+        backend: lab
+        options:
+          chain: true
+          slurm: {partition: gpu, qos: high}
+        """,
+        "job.yaml",
+    )
+    done = login("submit", "--dry-run", "--slurm", "partition=big", job)
+    assert "#SBATCH --partition=big\n" in done.stdout and "#SBATCH --qos=high\n" in done.stdout, done.stderr
+
+
+def test_a_job_of_an_array_keeps_its_index(login: Login) -> None:
+    ended(login, "it", "--array", "1,5-7%2", "--slurm", "partition=gpu", login.script("pass"))
+    assert shown(login, "it-5")["options"]["array"] == "1,5-7%2"
+    assert "--partition=gpu" in (again := asked(login, "it-5")) and not any(
+        line.startswith("--array") for line in again
+    )
+    several = "--array: one job is run again, not several; leave it out"
+    assert refused(login, "resubmit", "--on", "lab", "--array", "0-3", "it-5") == several
+    for name, old in (("it-5-2", "it-5"), ("it-5-3", "it-5-2")):
+        done = login("resubmit", "--on", "lab", old)
+        assert done.stdout == f"{name}\n", done.stderr
+        stored = json.loads((login.folder / f"root/slurm/{name}/job.json").read_text())
+        assert stored["task"] is None
+        assert stored["node"]["env"] == {
+            "SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": "1",
+            "SLURM_ARRAY_TASK_MAX": "7",
+        }  # fmt: skip
+        (folder := login.folder / f"root/slurm/{name}/lives/7.0").mkdir()
+        (folder / "outcome.json").write_text('{"next": null, "state": "STOPPED", "time": 1.0}')
+
+
+@pytest.mark.parametrize("verb", ["submit", "resubmit"])
+def test_unknown_options_are_refused(login: Login, verb: str) -> None:
+    what = login.script("pass")
+    if verb == "resubmit":
+        ended(login, "it", what)
+        what = "it"
+    for flags, said in {
+        ("--option", "cain=true"): "--option cain: lab has no such option; did you mean chain?",
+        ("--option", "root=/tmp"): "--option root: lab has no such option; choose one of array, broadcast, chain,",
+        ("--option", "chain=perhaps"): "--chain 'perhaps': should be true or false",
+        ("--slurm", "partitoin=x"): "--slurm: sbatch has no option 'partitoin'; did you mean partition?",
+        ("--kind", "job"): "--kind means nothing to lab, whose backend is slurm; leave it out",
+    }.items():
+        assert refused(login, verb, "--on", "lab", *flags, what).startswith(said)
