@@ -8,12 +8,14 @@ paceline.jobs.wait(job.name)
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 from paceline.backends.base import LogLines, LogQuery, Prepared
 from paceline.backends.registry import HERE, load
 from paceline.job.errors import UserError
 from paceline.job.job import Instance, Job, Node, Volume
+from paceline.job.secret_values import notes_on_secrets
 from paceline.job.spec import Code, JobSpec, Mount, Rendezvous
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ def prepare(spec: JobSpec) -> Prepared:
     Raises:
         UserError: the job cannot run, or its name is taken.
     """
+    _warn(spec)
     return load(spec.backend).prepare(spec)
 
 
@@ -40,6 +43,7 @@ def submit(spec: JobSpec) -> Job:
     Raises:
         UserError: it cannot run, or its name is taken.
     """
+    _warn(spec)
     there = load(spec.backend)
     return there.start(there.prepare(spec), _Silence())
 
@@ -98,6 +102,11 @@ def delete(name: str, on: str = HERE) -> None:
         UserError: there is no such job, or it has not ended.
     """
     load(on).delete([name])
+
+
+def _warn(spec: JobSpec) -> None:
+    for line in notes_on_secrets(spec):
+        warnings.warn(line, stacklevel=3)
 
 
 class _Silence:

@@ -122,7 +122,7 @@ def fetched(spec: JobSpec, destination: Path, progress: ProgressReporter) -> dic
     assert spec.code is not None
     from paceline.job.code.bring import fetch
 
-    found = fetch(spec.code, _current_folder(), destination, progress, progress.say)
+    found = fetch(spec.code, _current_folder(), destination, progress, progress.say, credentials=spec.git_credentials)
     record_made(destination, destination.lstat().st_ino)
     if spec.script is not None:
         try:

@@ -12,7 +12,17 @@ from .horovod import HorovodContract
 from .indexed import IndexedContract
 from .jax import JaxContract
 from .mpi import MpiContract
-from .paceline import ERROR_FILE, HOROVOD, RANK_KEY, RESUME_CODE, STOP_SIGNALS, TOKEN, WANTS_INTERRUPT, PacelineContract
+from .paceline import (
+    ERROR_FILE,
+    GIT_CREDENTIALS,
+    HOROVOD,
+    RANK_KEY,
+    RESUME_CODE,
+    STOP_SIGNALS,
+    TOKEN,
+    WANTS_INTERRUPT,
+    PacelineContract,
+)  # fmt: skip
 from .paddle import PaddleContract
 from .placement import ContractError, Placement
 from .recognise import Recognised, recognise
@@ -39,6 +49,7 @@ OWN_CONTRACT: Contract = PacelineContract()
 __all__ = [
     "CONTRACTS",
     "ERROR_FILE",
+    "GIT_CREDENTIALS",
     "HOROVOD",
     "OWN_CONTRACT",
     "RANK_KEY",

@@ -24,6 +24,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 # The secret that the nodes of a job share, and the key of its ranks, which is derived from it for one attempt.
 TOKEN = "PACELINE_TOKEN"
 RANK_KEY = "PACELINE_RANK_KEY"
+# What git gets when it fetches the code of a job; no rank has them.
+GIT_CREDENTIALS = ("GIT_SYNC_USERNAME", "GIT_SYNC_PASSWORD")
 # "paceline" if `import horovod` means paceline.horovod in the ranks.
 HOROVOD = "PACELINE_HOROVOD"
 

@@ -13,16 +13,18 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
+    PrivateAttr,
     ValidationInfo,
     WithJsonSchema,
     field_validator,
     model_validator,
 )
 
-from paceline.contract import CONTRACTS
+from paceline.contract import CONTRACTS, GIT_CREDENTIALS
 
 from .errors import nearest
 from .quantities import duration, memory
+from .secret_values import split_source
 
 FIXED_NODES = ("indexed", "mpi")  # frameworks whose jobs keep their number of nodes
 Kind = Literal["script", "module", "command"]
@@ -91,7 +93,7 @@ Text = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class Code(_Model):
@@ -144,7 +146,9 @@ class Rendezvous(_Model):
 class JobSpec(_Model):
     """A job as its user asks for it; a backend makes it concrete.
 
-    Exactly one of `script`, `module` and `command` says what each rank runs.
+    Exactly one of `script`, `module` and `command` says what each rank runs. GIT_SYNC_USERNAME and GIT_SYNC_PASSWORD in
+    `env`, or a password in the address of a repository, are for git alone: they become `git_credentials`, which no dump
+    of the job has.
 
     Raises:
         pydantic.ValidationError: a field is unknown, missing or malformed.
@@ -225,6 +229,7 @@ class JobSpec(_Model):
         10.0, gt=2, allow_inf_nan=False, description="seconds without a word after which a node is taken for gone"
     )
     detached: bool = Field(False, description="outlive the terminal")
+    _credentials: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -243,6 +248,20 @@ class JobSpec(_Model):
         if isinstance(nodes, str) and framework in FIXED_NODES:
             raise ValueError(f"with --framework {framework} the number of nodes cannot change; give one")
         return nodes
+
+    @model_validator(mode="after")
+    def _take_credentials(self) -> JobSpec:
+        fields = self.__dict__  # of a new object, which nobody else has yet
+        found = {name: self.env.pop(name) for name in GIT_CREDENTIALS if name in self.env}
+        found |= {name: os.environ[name] for name in self.secrets if name in GIT_CREDENTIALS and name in os.environ}
+        fields["secrets"] = tuple(name for name in self.secrets if name not in GIT_CREDENTIALS)
+        if self.code is not None and self.code.mode == "git":
+            source, inside = split_source(self.code.source or "")
+            if inside:
+                fields["code"] = self.code.model_copy(update={"source": source})
+                found |= inside
+        self._credentials |= found
+        return self
 
     @model_validator(mode="after")
     def _one_program(self) -> JobSpec:
@@ -273,6 +292,16 @@ class JobSpec(_Model):
     def target(self) -> str:
         """The script, module or program that each rank runs."""
         return self.script or self.module or self.command or ""
+
+    @property
+    def git_credentials(self) -> dict[str, str]:
+        """GIT_SYNC_USERNAME and GIT_SYNC_PASSWORD: the job's own, or else those of this process."""
+        return {name: os.environ[name] for name in GIT_CREDENTIALS if os.environ.get(name)} | self._credentials
+
+    @property
+    def has_unused_credentials(self) -> bool:
+        """Whether it was given credentials for git, which fetches nothing for it."""
+        return bool(self._credentials) and (self.code is None or self.code.mode != "git")
 
     def for_node(self) -> dict[str, Any]:
         """The job as a node reads it: what JSON can hold, with the fields of `rendezvous` among its own."""

@@ -45,8 +45,8 @@ CASES = {
         "multiple of 2",
     ),
     "env without value": (["--env", "LR", "ok.py"], "--env 'LR' is not NAME=VALUE", "--env LR=0.1"),
-    "env without name": (["--env", "=1", "ok.py"], "--env '=1' is not NAME=VALUE", "--env LR=0.1"),
-    "env with a bad name": (["--env", "A B=1", "ok.py"], "--env 'A B=1': a variable's name has letters", "rename it"),
+    "env without name": (["--env", "=1", "ok.py"], "--env '=…' is not NAME=VALUE", "--env LR=0.1"),
+    "env with a bad name": (["--env", "A B=1", "ok.py"], "--env 'A B=…': a variable's name has letters", "rename it"),
     "unknown framework": (["--framework", "pytroch", "ok.py"], "unknown framework 'pytroch'", "did you mean torch?"),
     "unknown framework like none": (
         ["--framework", "zzz", "ok.py"],

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
 from tests.job.code.git_server import PASSWORD, GitServer
@@ -124,6 +126,44 @@ def test_a_private_repository_with_a_password_that_ranks_do_not_get(
     assert PASSWORD not in str([user.cluster.all(kind) for kind in ("Job", "Pod", "ConfigMap")])
     user.backend().delete(["it"])
     user.nothing_left("it")
+
+
+def private(url: str, way: str) -> JobSpec:
+    """A job with the private repository, and its credentials in its variables or in the address."""
+    source = f"{url}/private"
+    if way == "url":
+        source = source.replace("://", f"://me:{quote(PASSWORD, safe='')}@")
+    env = {"GIT_SYNC_USERNAME": "me", "GIT_SYNC_PASSWORD": PASSWORD} if way == "env" else {}
+    return JobSpec.model_validate(
+        {"name": "it", "script": "train.py", "code": {"mode": "git", "source": source}, "env": env}
+    )
+
+
+@pytest.mark.parametrize("way", ["env", "url"])
+def test_credentials_of_the_job_are_in_a_secret_alone_and_serve_those_that_resume_it(
+    user: User, url: str, way: str
+) -> None:
+    there = user.backend()
+    prepared = there.prepare(private(url, way))
+    assert not [word for word in ("GIT_SYNC", PASSWORD, quote(PASSWORD, safe="")) if word in prepared.text()]
+    there.start(prepared, Silence())
+    assert user.ended("it").state == "SUCCEEDED", user.get("it").error
+    (secret,) = [it for it in user.cluster.all("Secret") if it["metadata"]["name"] == "it-git"]
+    assert base64.b64decode(secret["data"]["password"]).decode() == PASSWORD
+    written = str([user.cluster.all(kind) for kind in ("Job", "Pod", "ConfigMap", "Service")])
+    assert not [word for word in ("GIT_SYNC", PASSWORD, quote(PASSWORD, safe="")) if word in written]
+    again = there.spec("it").model_copy(update={"name": "again", "resume_from": "it"})
+    there.start(there.prepare(again), Silence())
+    there.delete(["it"])  # and its Secret
+    assert user.ended("again").state == "SUCCEEDED", user.get("again").error
+    user.cluster.delete("Secret", "again-git")
+    last = again.model_copy(update={"name": "last", "resume_from": "again"})
+    with pytest.raises(
+        UserError, match=r"^the credentials for git of job again were in Secret again-git, but it is gone"
+    ):
+        there.prepare(last)
+    given = JobSpec.model_validate({**last.model_dump(), "env": {"GIT_SYNC_USERNAME": "me", "GIT_SYNC_PASSWORD": "x"}})
+    there.prepare(given)
 
 
 def test_repositories_that_pods_cannot_fetch_are_refused(user: User, url: str) -> None:

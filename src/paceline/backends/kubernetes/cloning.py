@@ -7,11 +7,11 @@ client found, if it can reach the repository; otherwise each finds it itself.
 from __future__ import annotations
 
 import base64
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.contract import GIT_CREDENTIALS
 from paceline.job.code import git, git_source
 from paceline.job.errors import UserError
 
@@ -57,7 +57,8 @@ class Clone:
     @property
     def record(self) -> dict[str, Any]:
         """Of the code."""
-        return {"mode": "git", "source": self.source.url, "ref": self.source.ref, "commit": self.commit}
+        own = {"secret": self.secret} if self.credentials else {}
+        return {"mode": "git", "source": self.source.url, "ref": self.source.ref, "commit": self.commit, **own}
 
 
 def is_fetched_there(spec: JobSpec) -> bool:
@@ -67,8 +68,14 @@ def is_fetched_there(spec: JobSpec) -> bool:
     return not git_source.resolve(spec.code.source or "", Path.cwd()).is_local
 
 
-def check(cluster: Cluster, options: Options, spec: JobSpec) -> None:
+def check(cluster: Cluster, options: Options, spec: JobSpec, record: Mapping[str, Any] | None) -> None:
     """Refuse a repository whose credentials are missing, as far as that can be seen without asking its host.
+
+    Args:
+        cluster: where the pods will be.
+        options: of the job.
+        spec: of the job.
+        record: of the code of the job that it resumes; None without one.
 
     Raises:
         UserError: they are missing.
@@ -84,6 +91,7 @@ def check(cluster: Cluster, options: Options, spec: JobSpec) -> None:
                 f"--sync-source {source.url}: pods have no ssh key; name a Secret that has one with --git-secret "
                 "(kubectl create secret generic NAME --from-file=ssh-privatekey=FILE), or write an https:// address"
             )
+        _credentials(cluster, options, spec, source, record)
         return
     try:
         keys = cluster.get(cluster.path("v1", "secrets", name)).get("data") or {}
@@ -98,10 +106,13 @@ def check(cluster: Cluster, options: Options, spec: JobSpec) -> None:
         raise UserError(f"--git-secret {name}: that Secret has no key named {' or '.join(_KEYS)}; add one")
 
 
-def clone(job: str, image: str, options: Options, spec: JobSpec, record: Mapping[str, Any] | None) -> Clone:
+def clone(
+    cluster: Cluster, job: str, image: str, options: Options, spec: JobSpec, *, record: Mapping[str, Any] | None
+) -> Clone:
     """What the pods of a job fetch.
 
     Args:
+        cluster: where they will be.
         job: its name.
         image: of the job.
         options: of the target.
@@ -109,18 +120,44 @@ def clone(job: str, image: str, options: Options, spec: JobSpec, record: Mapping
         record: of the code of the job that it resumes, whose commit is taken again; None without one.
 
     Raises:
-        UserError: the repository has no such branch, tag or commit.
+        UserError: the repository has no such branch, tag or commit, or its credentials are missing.
     """
     assert spec.code is not None
     source = git_source.resolve(spec.code.source or "", Path.cwd())
-    commit = record.get("commit") if record is not None else git.commit_of(source)
-    credentials: dict[str, str] = {}
-    if options.git_secret is None and source.origin is not None and os.environ.get("GIT_SYNC_PASSWORD"):
-        user = os.environ.get("GIT_SYNC_USERNAME") or source.user or "git"
-        credentials = {"username": user.strip(), "password": os.environ["GIT_SYNC_PASSWORD"].strip()}
+    commit = record.get("commit") if record is not None else git.commit_of(source, spec.git_credentials)
+    credentials = _credentials(cluster, options, spec, source, record)
     secret = options.git_secret or (f"{job}-git" if credentials else None)
     env = {name: value for name, value in spec.env.items() if name.lower() in _PROXIES}
     return Clone(source, commit, options.git_image or image, secret, credentials, env)
+
+
+def _credentials(
+    cluster: Cluster, options: Options, spec: JobSpec, source: git_source.Source, record: Mapping[str, Any] | None
+) -> dict[str, str]:
+    """What the job's own Secret for git is made of: what it was given, or what the job had that it resumes.
+
+    Raises:
+        UserError: that job had credentials, which are not to be had any more.
+    """
+    if options.git_secret is not None or source.origin is None:
+        return {}
+    name, password = map(spec.git_credentials.get, GIT_CREDENTIALS)
+    if password:
+        return {"username": (name or source.user or "git").strip(), "password": password.strip()}
+    old = (record or {}).get("secret")
+    if old is None:
+        return {}
+    try:
+        data = cluster.get(cluster.path("v1", "secrets", old)).get("data") or {}
+    except ApiError as error:
+        if error.code not in (403, 404):
+            raise
+        why = "you may not read it" if error.code == 403 else "it is gone"
+        raise UserError(
+            f"the credentials for git of job {spec.resume_from} were in Secret {old}, but {why}; export"
+            " GIT_SYNC_USERNAME and GIT_SYNC_PASSWORD, or name a Secret that has them with --git-secret"
+        ) from None
+    return {key: base64.b64decode(value).decode() for key, value in data.items()}
 
 
 # -- manifests ---------------------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
     kind = chosen(cluster, options.kind)
     name = spec.name or valid_name(new_name(_stem(spec)), nodes, kind.margin)
     check_name(f"{name}1" if name.endswith("-") else name, nodes, kind.margin)
-    cloning.check(cluster, options, spec)
+    cloning.check(cluster, options, spec, _record_of(cluster, spec))
     order = Order(
         name, spec, options, cluster.namespace, uuid.uuid4().hex,
         archive=b"" if options.plain else archive().data,
@@ -242,8 +242,7 @@ def _with_files(cluster: Cluster, order: Order, progress: ProgressReporter) -> O
     spec = order.spec
     if cloning.is_fetched_there(spec):
         progress("asking for the commit", 0, None)
-        record = None if spec.resume_from is None else _record(_job(cluster, spec.resume_from))
-        clone = cloning.clone(order.name, order.image, order.options, spec, record)
+        clone = cloning.clone(cluster, order.name, order.image, order.options, spec, record=_record_of(cluster, spec))
         return replace(order, clone=clone, record=clone.record)
     if spec.resume_from is not None:
         return _with_code_of(cluster, order, spec.resume_from)
@@ -280,6 +279,11 @@ def _with_code_of(cluster: Cluster, order: Order, name: str) -> Order:
     if not pieces:
         raise UserError(f"the code of job {name} went with its pods; submit the job again")
     return replace(order, code=b"".join(pieces[key] for key in sorted(pieces)), record=_record(found))
+
+
+def _record_of(cluster: Cluster, spec: JobSpec) -> dict[str, Any] | None:
+    """The record of the code of the job that this one resumes; None if it resumes none."""
+    return None if spec.resume_from is None else _record(_job(cluster, spec.resume_from))
 
 
 def _record(job: Found) -> dict[str, Any]:

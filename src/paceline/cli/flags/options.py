@@ -54,11 +54,12 @@ def parse_pairs(flag: str, pairs: Iterable[str], variable: bool = False) -> dict
     found = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
+        shown = f"{name}=…" if variable and equals else pair  # the value may be a secret
         if not equals or not name or "\0" in pair:
             example = "LR=0.1" if variable else "team=vision"
-            raise UserError(f"{flag} {pair!r} is not NAME=VALUE; write for example {flag} {example}")
+            raise UserError(f"{flag} {shown!r} is not NAME=VALUE; write for example {flag} {example}")
         if variable and not _VARIABLE.fullmatch(name):
-            raise UserError(f"{flag} {pair!r}: a variable's name has letters from A to Z, digits and '_'; rename it")
+            raise UserError(f"{flag} {shown!r}: a variable's name has letters from A to Z, digits and '_'; rename it")
         found[name] = value
     return found
 

@@ -11,9 +11,11 @@ from pydantic import ValidationError
 from paceline.backends.base import MOST_RANKS
 from paceline.job.errors import UserError
 from paceline.job.flags import flag_of
+from paceline.job.secret_values import notes_on_secrets
 from paceline.job.spec import JobSpec
 from paceline.job.validation import validation_error
 
+from .names import warn
 from .options import BOTH, ERR, OUT, parse_address, parse_numbers, parse_pairs, parse_streams
 from .program import program_of
 from .where import kind_of_hosts, nnodes, options_of, taking_part
@@ -44,6 +46,12 @@ def say_what_means_nothing(given: Mapping[str, Any]) -> None:
     for name, instead in _INSTEAD.items():
         if given[name] not in (None, "", "null", "default"):
             click.echo(f"paceline: --{name.replace('_', '-')} has no effect: {instead}", err=True)
+
+
+def say_what_is_exposed(spec: JobSpec) -> None:
+    """Say on stderr, once, which variables look like secrets and are stored with the job."""
+    for line in notes_on_secrets(spec):
+        warn(line)
 
 
 def job_spec(given: dict[str, Any]) -> JobSpec:

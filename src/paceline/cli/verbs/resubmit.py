@@ -14,6 +14,7 @@ from paceline.backends.registry import HERE
 from paceline.cli.flags.job import FILES, HOROVODRUN, JOB, NODES, OUTPUT, PROGRAM, RANKS, TORCHRUN
 from paceline.cli.flags.names import known
 from paceline.cli.flags.options import Option, SectionedCommand
+from paceline.cli.flags.spec import fields, say_what_is_exposed
 from paceline.cli.flags.where import (
     backend,
     backend_for,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 # What belongs to the code and the folders of the job, which stay.
 _KEPT = {"working_dir", "sync_mode", "sync_source", "log_dir"}
-_ADDED = ("env", "labels")  # are added to those that the job had
 _ALL = (*RANKS, *PROGRAM, *JOB, *FILES, *OUTPUT, *NODES, *TORCHRUN, *HOROVODRUN)
 
 
@@ -73,6 +73,7 @@ def _resubmit(job: str, args: tuple[str, ...], fresh: bool, **given: Any) -> int
     before = here.spec(job)
     changes.update(_changes({**given, "nnodes": given["nnodes"] or str(before.nodes)}))
     spec = _changed(before, {"name": _next_name(old, before), **changes})
+    say_what_is_exposed(spec)
     return dry_run(spec, here) if given["dry_run"] else detached(spec, here)
 
 
@@ -90,6 +91,7 @@ def _moved(old: Job, here: Backend, there: Backend, given: dict[str, Any], chang
         destination = able(there, Moves)
     changes.update(_changes({**given, "nnodes": nodes, **(where if names_hosts else {})}))
     spec = _changed(before.model_copy(update=kept), {"name": _next_name(old, before), **changes})
+    say_what_is_exposed(spec)
     _check_nodes(spec, there)
     prepared = destination.prepare_moved(spec, left)
     if given["dry_run"]:
@@ -121,8 +123,6 @@ def _check_nodes(spec: JobSpec, there: Backend) -> None:
 
 def _changes(given: dict[str, Any]) -> dict[str, Any]:
     """The fields of a job that the flags set."""
-    from paceline.cli.flags.spec import fields
-
     found = fields({**_nothing(), **given})
     found.pop("backend", None)
     return found
@@ -142,9 +142,10 @@ def _changed(spec: JobSpec, changes: dict[str, Any]) -> JobSpec:
     """
     old = spec.model_dump()
     changes = {name: value for name, value in changes.items() if value is not None}
-    for name in _ADDED:
-        if name in changes:
-            changes[name] = {**old[name], **changes[name]}
+    env, secrets = changes.get("env", {}), changes.get("secrets", ())  # a variable that was one may become the other
+    changes["env"] = {**{name: value for name, value in old["env"].items() if name not in secrets}, **env}
+    changes["secrets"] = (*(name for name in old["secrets"] if name not in {*env, *secrets}), *secrets)
+    changes["labels"] = {**old["labels"], **changes.get("labels", {})}
     changes["options"] = _changed_options(old["options"], changes.get("options", {}))
     try:
         return JobSpec.model_validate({**old, **changes})

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from paceline.job.errors import UserError, nearest
+from paceline.job.secret_values import split_source
 from paceline.job.spec import Code
 
 from . import git, git_source, rsync, snapshot
@@ -21,7 +22,7 @@ from .markers import building_name, marker_of, write_gitignore
 from .transfer import printable, require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from .transfer import OnProgress
 
@@ -45,7 +46,8 @@ def parse(mode: str | None, source: str | None) -> Code | None:
     if mode not in _MODES:
         raise UserError(f"unknown --sync-mode {mode!r}; {nearest(mode, _MODES)}")
     code = Code(mode=mode, source=source)  # type: ignore[arg-type]
-    check(code)
+    shown = split_source(source)[0] if mode == "git" and source else source
+    check(code.model_copy(update={"source": shown}))
     return code
 
 
@@ -90,7 +92,13 @@ def check_source(code: Code, folder: Path) -> None:
 
 
 def fetch(
-    code: Code, folder: Path, destination: Path, progress: OnProgress, warn: Callable[[str], None] = lambda line: None
+    code: Code,
+    folder: Path,
+    destination: Path,
+    progress: OnProgress,
+    warn: Callable[[str], None] = lambda line: None,
+    *,
+    credentials: Mapping[str, str] = os.environ,
 ) -> dict[str, Any]:
     """Copy the code to `destination`, all of it or nothing.
 
@@ -100,6 +108,7 @@ def fetch(
         destination: a folder that does not exist yet.
         progress: called with the current action, the amount done, and the total amount (None if unknown).
         warn: called with lines for the user.
+        credentials: GIT_SYNC_USERNAME and GIT_SYNC_PASSWORD for git.
 
     Returns:
         The record of the copy: mode, source without credentials, for git ref and commit, files, bytes.
@@ -111,7 +120,7 @@ def fetch(
     folder = Path(os.path.abspath(folder))
     with _building(destination) as building:
         if code.mode == "git":
-            fetched = git.fetch(code.source or "", folder, building, progress)
+            fetched = git.fetch(code.source or "", folder, building, progress, credentials)
         elif code.mode == "rsync":
             fetched = rsync.fetch(code.source or "", folder, building, progress, warn)
         else:

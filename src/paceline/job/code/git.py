@@ -46,15 +46,19 @@ _SAFE = (
 # -- fetching ----------------------------------------------------------------------------------------------------------
 
 
-def fetch(source: str, folder: Path, destination: Path, progress: OnProgress) -> dict[str, Any]:
+def fetch(
+    source: str, folder: Path, destination: Path, progress: OnProgress, credentials: Mapping[str, str]
+) -> dict[str, Any]:
     """Fetch a repository with its submodules into an empty folder, with as little history as the server allows.
+
+    `credentials` are GIT_SYNC_USERNAME and GIT_SYNC_PASSWORD, as far as there are some.
 
     Raises:
         UserError: the repository or the ref cannot be fetched.
         OSError: it cannot be written.
     """
     require("git")
-    repository = _Repository(resolve(source, folder), destination, progress)
+    repository = _Repository(resolve(source, folder), destination, progress, credentials)
     repository.fetch()
     files, size = _count(destination)
     return {
@@ -66,8 +70,8 @@ def fetch(source: str, folder: Path, destination: Path, progress: OnProgress) ->
     }
 
 
-def commit_of(source: Source) -> str | None:
-    """The commit of a source's ref, as its host says; None if that is not known here.
+def commit_of(source: Source, credentials: Mapping[str, str]) -> str | None:
+    """The commit of a source's ref, as its host says; None if that is not known here. See `fetch`.
 
     The host may not be reached from here, or not with the credentials that there are here; then that is found out where
     the code is fetched.
@@ -84,7 +88,7 @@ def commit_of(source: Source) -> str | None:
             raise TimeoutError
         return False
 
-    env, options = _environment(source)
+    env, options = _environment(source, credentials)
     ref = source.ref
     wanted = ("HEAD",) if ref is None else (f"refs/heads/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", ref)
     names = dict.fromkeys((*wanted, "HEAD"))
@@ -109,13 +113,14 @@ def commit_of(source: Source) -> str | None:
 class _Repository:
     """A repository that is fetched from a source into a folder."""
 
-    def __init__(self, source: Source, folder: Path, progress: OnProgress) -> None:
+    def __init__(self, source: Source, folder: Path, progress: OnProgress, credentials: Mapping[str, str]) -> None:
         self.source = source
         self.commit = ""
         self._folder = folder
         self._progress = progress
         self._state: tuple[str, int, int | None] = ("connecting", 0, None)
-        self._env, self._options = _environment(source)
+        self._credentials = credentials
+        self._env, self._options = _environment(source, credentials)
 
     def fetch(self) -> None:
         full, width = self._find()
@@ -226,7 +231,7 @@ class _Repository:
             return "its host refused the ssh key; add your key there, and to ssh-agent if it has a passphrase"
         if not re.search(r"authentication failed|could not read (username|password)|error: 40[13]|access denied", text):
             return None
-        missing = [n for n in ("GIT_SYNC_USERNAME", "GIT_SYNC_PASSWORD") if not os.environ.get(n)]
+        missing = [n for n in ("GIT_SYNC_USERNAME", "GIT_SYNC_PASSWORD") if not self._credentials.get(n)]
         if len(missing) == 2 or self.source.origin is None:
             return (
                 "authentication failed; set GIT_SYNC_USERNAME and GIT_SYNC_PASSWORD, or check the address: many hosts "
@@ -261,7 +266,7 @@ def clean_environment() -> dict[str, str]:
     return {**env, "LC_ALL": "C", "LANGUAGE": "", "GIT_TERMINAL_PROMPT": "0"}
 
 
-def _environment(source: Source) -> tuple[Mapping[str, str], tuple[str, ...]]:
+def _environment(source: Source, credentials: Mapping[str, str]) -> tuple[Mapping[str, str], tuple[str, ...]]:
     """Environment and options with which git reaches a repository, by known transports only.
 
     Raises:
@@ -269,7 +274,7 @@ def _environment(source: Source) -> tuple[Mapping[str, str], tuple[str, ...]]:
     """
     env = clean_environment()
     env["GIT_ALLOW_PROTOCOL"] = "https:http:ssh:git" + (":file" if source.is_local else "")
-    user, password = (os.environ.get(f"GIT_SYNC_{name}", "").rstrip("\r\n") for name in ("USERNAME", "PASSWORD"))
+    user, password = (credentials.get(f"GIT_SYNC_{name}", "").rstrip("\r\n") for name in ("USERNAME", "PASSWORD"))
     if source.origin is None or not password:
         return env, ()
     if CONTROL.search(user + password):

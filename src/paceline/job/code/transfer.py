@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.job.errors import UserError
+from paceline.job.secret_values import without_passwords
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,8 +65,8 @@ class Result:
 
 
 def printable(name: object) -> str:
-    """A name as it is, or quoted where it would break the line."""
-    text = str(name)
+    """A name as it is, but for the passwords of URLs, or quoted where it would break the line."""
+    text = without_passwords(str(name))
     return text if text.isprintable() else ascii(text)
 
 

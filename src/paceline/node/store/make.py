@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from paceline.contract import GIT_CREDENTIALS
 from paceline.node.errors import Refused
 from paceline.node.files import read_json, write_json
 from paceline.node.rundir.directory import SAVED, RunDirectory
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from .code_copy import Code, Readable
     from .home import Home
     from .plan import Order, Plan
-
-
-NOT_FOR_JOBS = ("GIT_SYNC_USERNAME", "GIT_SYNC_PASSWORD")  # they are used only to fetch the code
 
 
 class Made(NamedTuple):
@@ -256,7 +254,7 @@ def _registered(home: Home, path: Path) -> Iterator[None]:
 
 def _environment(home: Home, order: Order) -> dict[str, str]:
     """The environment of the agent."""
-    kept = {name: value for name, value in os.environ.items() if name not in NOT_FOR_JOBS}
+    kept = {name: value for name, value in os.environ.items() if name not in GIT_CREDENTIALS}
     return {**kept, **agent_variables(home, order)}
 
 

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.contract import GIT_CREDENTIALS
 from paceline.node import ENTRY
 from paceline.node.errors import Refused
 from paceline.node.files import write_json
@@ -56,7 +57,7 @@ def environment(secrets: Mapping[str, str], token: str | None, allocation: Mappi
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("SLURM_", "SRUN_", "SBATCH_", "SALLOC_")) or _KEPT.fullmatch(name)
+        if not name.startswith(("SLURM_", "SRUN_", "SBATCH_", "SALLOC_", *GIT_CREDENTIALS)) or _KEPT.fullmatch(name)
     }
     number = str(allocation["id"])
     own = {"SLURM_JOB_ID": number, "SLURM_EXPORT_ENV": "ALL", WITHIN: number}

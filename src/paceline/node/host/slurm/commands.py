@@ -10,7 +10,7 @@ import signal
 import subprocess
 from typing import TYPE_CHECKING
 
-from paceline.contract import TOKEN
+from paceline.contract import GIT_CREDENTIALS, TOKEN
 from paceline.node.errors import Refused
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ _AWAY = (
     "message receive failure", "message send failure", "backup controller", "temporarily unable to accept job",
 )  # fmt: skip
 _FILTERS = re.compile(r"(SQUEUE|SCANCEL|SINFO|SACCT|SCONTROL)_|SLURM_CLUSTERS$")  # would hide jobs, or ask elsewhere
-_FOREIGN = re.compile(r"(SLURM|SBATCH|SRUN)_")  # variables of a job that this process is in, or of the user for sbatch
+# Variables of a job that this process is in, or of the user for sbatch, and those that are for git alone.
+_FOREIGN = re.compile(rf"(SLURM|SBATCH|SRUN)_|({'|'.join(GIT_CREDENTIALS)})$")
 _MUNGE = (
     "munge encode",
     "munge decode",
