@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 from paceline.contract import CONTRACTS
 from paceline.job.errors import UserError
 from paceline.job.flags import field_of, flag_of
+from paceline.job.quantities import duration, duration_text
 from paceline.job.reading import read
 from paceline.job.spec import FIXED_NODES, Code, JobSpec, Mount
 from paceline.job.validation import dotted, validation_error
@@ -49,7 +51,7 @@ def test_every_kind_of_value(job_file: Any) -> None:
         devices: [0, GPU-1]
         memory: 16Gi
         time_limit: 1h30m
-        ttl: 90
+        ttl: 90s
         env: {LR: 1e-3, EMPTY: , YES: yes, N: 0x10}
         labels: {year: 2024, ok: true}
         code: {mode: git, source: https://host/repository@main}
@@ -109,6 +111,12 @@ CASES = {
     "text in place of a list": ("script: a.py\nargs: --lr 1\n", ":2: args '--lr 1': should be a list"),
     "text in place of a mapping": ("script: a.py\ncode: git\n", ":2: code 'git': should be a mapping"),
     "time that is none": ("script: a.py\nttl: soon\n", ":2: ttl: 'soon' is not a duration; write"),
+    "time without a unit": ("script: a.py\nttl: 7\n", ":2: ttl: 7 has no unit; did you mean 7d?"),
+    "time without a unit, as text": ("script: a.py\nttl: '7'\n", ":2: ttl: '7' has no unit; did you mean 7d?"),
+    "limit without a unit": ("script: a.py\ntime-limit: 1.5\n", ":2: time-limit: 1.5 has no unit; did you mean 1.5h?"),
+    "limit in seconds": ("script: a.py\ntime_limit: 3600\n", ":2: time_limit: 3600 has no unit; did you mean 3600s?"),
+    "no time": ("script: a.py\nttl: 0\n", ":2: ttl: 0 has no unit; did you mean 0s?"),
+    "negative time": ("script: a.py\nttl: -5\n", ":2: ttl: -5 is not a duration; write for example"),
     "framework that is none": ("script: a.py\nframework: torhc\n", ":2: framework: unknown framework 'torhc'; did you"),
     "variable that is none": ("script: a.py\nenv: {1: x}\n", ":2: env: '1' is not a valid name"),
     "given twice": ("script: a.py\nranks: 1\nranks: 2\n", ":3: ranks is given twice"),
@@ -255,8 +263,8 @@ jobs = st.builds(
     code=st.none() | st.builds(Code, mode=st.sampled_from(["git", "rsync", "snapshot"]), source=st.none() | text),
     data=st.lists(st.builds(Mount, volume=filled, path=filled), max_size=3).map(tuple),
     tensorboard=st.booleans(),
-    time_limit=st.none() | positive,
-    ttl=st.none() | positive,
+    time_limit=st.none() | positive.map(duration_text),
+    ttl=st.none() | positive.map(duration_text),
     priority=st.integers(-99, 99),
     labels=st.dictionaries(text, text, max_size=3),
     backend=text,
@@ -271,6 +279,32 @@ jobs = st.builds(
 @given(spec=jobs)
 def test_a_job_that_is_written_down_is_read_back(job_file: Any, spec: JobSpec) -> None:
     assert read(job_file(yaml.safe_dump(spec.model_dump(mode="json")))) == spec
+    assert JobSpec.from_stored(json.loads(json.dumps(spec.stored()))) == spec
+    assert JobSpec.from_stored(spec.for_node()) == JobSpec.model_validate(spec.model_dump()) == spec
+
+
+@given(st.floats(min_value=0, allow_infinity=False, exclude_min=True) | st.integers(1, 10**9).map(float))
+def test_a_duration_is_read_as_it_is_written(seconds: float) -> None:
+    assert duration(duration_text(seconds)) == seconds
+
+
+def test_durations_from_python() -> None:
+    spec = JobSpec.model_validate({"script": "a.py", "ttl": timedelta(days=7), "time_limit": "2h30m"})
+    assert (spec.ttl, spec.time_limit) == (604800.0, 9000.0)
+    assert {name: spec.model_dump()[name] for name in ("ttl", "time_limit")} == {"ttl": "7d", "time_limit": "150m"}
+    for given, said in ((7, "7 has no unit; did you mean 7d?"), (True, "True is not a duration")):
+        with pytest.raises(ValidationError, match=re.escape(said)):
+            JobSpec.model_validate({"script": "a.py", "ttl": given})
+
+
+def test_a_job_that_was_stored_has_its_durations_in_seconds() -> None:
+    """Also one of a version that took numbers from its user."""
+    stored = {"script": "a.py", "ttl": 60, "time_limit": 0.5}
+    spec = JobSpec.from_stored(stored)
+    assert (spec.ttl, spec.time_limit) == (60.0, 0.5)
+    assert spec.stored(exclude_unset=True) == stored
+    with pytest.raises(ValidationError, match="has no unit"):
+        JobSpec.from_stored({**stored, "ttl": "60"})
 
 
 def test_json_is_read_too(job_file: Any) -> None:

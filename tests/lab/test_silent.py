@@ -118,7 +118,7 @@ def test_the_limits_of_the_settings(client: Client) -> None:
     done = client("list", "--on", "lab", env={**client.env, "PACELINE_LOOK_TIMEOUT": "2s"})
     assert "no answer within 2 s" in done.stderr
     forget(client)
-    client.write_settings({"lab": {"hosts": ["h1", "h2"]}}, defaults={"look_timeout": "3s", "act_timeout": 4})
+    client.write_settings({"lab": {"hosts": ["h1", "h2"]}}, defaults={"look_timeout": "3s", "act_timeout": "4s"})
     assert "no answer within 3 s" in client("list", "--on", "lab").stderr
     assert "no answer within 4 s" in client("check", "--on", "lab").stdout
     forget(client)

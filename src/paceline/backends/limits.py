@@ -54,7 +54,7 @@ def _given(variable: str) -> float | None:
     if not text:
         return None
     try:
-        seconds = duration(text)
+        seconds = duration(text, usual="s")
     except ValueError as error:
         raise UserError(f"{variable}: {error}") from None
     if not seconds or not math.isfinite(seconds):

@@ -107,7 +107,7 @@ def _current_folder() -> Path:
 def as_planned(kind: type[JobSpec], job: Mapping[str, Any]) -> JobSpec:
     """A job as a node has completed it; its name and framework may be placeholders."""
     open_ = {"name": job["name"], "framework": job["framework"]}
-    return kind.model_validate({**job, "name": "", "framework": None}).model_copy(update=open_)
+    return kind.from_stored({**job, "name": "", "framework": None}).model_copy(update=open_)
 
 
 # -- code --------------------------------------------------------------------------------------------------------------

@@ -3,28 +3,53 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any
 
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_MANY = 600  # a greater number without a unit is likely to be one of seconds
+_EXACT = 1 << 53  # a float holds every whole number up to this one
 _LEAST_MEMORY = 64 << 20  # bytes; Python with torch takes more
 _BYTES = {"": 1} | {
     letter + i: (1024 if i else 1000) ** (power + 1) for power, letter in enumerate("KMGTP") for i in ("", "i")
 }
 
 
-def duration(value: Any) -> float | None:
-    """Seconds of `90`, `"90s"`, `"1.5h"` or `"1h30m"`.
+class NoUnitError(ValueError):
+    """A duration without a unit."""
+
+
+def duration(value: Any, *, usual: str = "d") -> float | None:
+    """Seconds of `"90s"`, `"1.5h"` or `"1h30m"`, or of a timedelta. A number without a unit is refused.
+
+    Args:
+        value: as it was given.
+        usual: the unit that the message suggests for a number without one.
 
     Raises:
-        ValueError: it is none of these.
+        NoUnitError: it has no unit; the message says what may be meant.
+        ValueError: it is no duration.
     """
-    if value is None or isinstance(value, (int, float)):
-        return value
+    if value is None:
+        return None
+    if isinstance(value, timedelta):
+        return value.total_seconds()
     text = str(value).strip()
-    if not re.fullmatch(r"\d+(\.\d+)?|(\d+(\.\d+)?[smhdw])+", text):
-        raise ValueError(f"{text!r} is not a duration; write for example 90s, 10m, 2h or 7d")
-    return sum(float(n) * _SECONDS[unit] for n, unit in re.findall(r"(\d+(?:\.\d+)?)([smhdw]?)", text))
+    if re.fullmatch(r"(\d+(\.\d+)?[smhdw])+", text):
+        return sum(float(n) * _SECONDS[unit] for n, unit in re.findall(r"(\d+(?:\.\d+)?)([smhdw])", text))
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        unit = usual if 0 < float(text) <= _MANY else "s"
+        raise NoUnitError(f"{value!r} has no unit; did you mean {text}{unit}?")
+    raise ValueError(f"{value!r} is not a duration; write for example 90s, 10m, 2h or 7d")
+
+
+def duration_text(seconds: float) -> str:
+    """A duration as `duration` reads it, and exactly this one: `7d`, `90m`, `0.5s`."""
+    if float(seconds).is_integer() and 0 < seconds < _EXACT:
+        unit = next(unit for unit in "dhms" if seconds % _SECONDS[unit] == 0)
+        return f"{int(seconds) // _SECONDS[unit]}{unit}"
+    return f"{Decimal(repr(seconds)):f}s"
 
 
 def size(value: Any) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 _VOLUME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
-Limit = Annotated[float, BeforeValidator(duration), Field(gt=0, allow_inf_nan=False)]
+Limit = Annotated[float, BeforeValidator(partial(duration, usual="s")), Field(gt=0, allow_inf_nan=False)]
 Files = dict[tuple[str, ...], Path]  # key → the file that sets it
 
 

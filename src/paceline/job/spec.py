@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -16,6 +18,7 @@ from pydantic import (
     PrivateAttr,
     ValidationInfo,
     WithJsonSchema,
+    field_serializer,
     field_validator,
     model_validator,
 )
@@ -23,7 +26,7 @@ from pydantic import (
 from paceline.contract import CONTRACTS, GIT_CREDENTIALS
 
 from .errors import nearest
-from .quantities import duration, memory
+from .quantities import duration, duration_text, memory
 from .secret_values import split_source
 
 FIXED_NODES = ("indexed", "mpi")  # frameworks whose jobs keep their number of nodes
@@ -67,9 +70,13 @@ def _valid_env(env: dict[str, str]) -> dict[str, str]:
     return env
 
 
+def _text(pattern: str) -> dict[str, Any]:
+    return {"type": "string", "pattern": f"^{pattern}$"}
+
+
 def _or_text(kind: str, pattern: str, **limits: int) -> WithJsonSchema:
     """The JSON schema of a number that may also be written as text."""
-    return WithJsonSchema({"anyOf": [{"type": kind, **limits}, {"type": "string", "pattern": f"^{pattern}$"}]})
+    return WithJsonSchema({"anyOf": [{"type": kind, **limits}, _text(pattern)]})
 
 
 Name = Annotated[str, AfterValidator(_valid_name)]
@@ -77,12 +84,10 @@ Framework = Annotated[
     str, AfterValidator(_valid_framework), WithJsonSchema({"type": "string", "enum": sorted(CONTRACTS)})
 ]
 Nodes = Annotated[int | str, BeforeValidator(_valid_nodes), _or_text("integer", "[0-9]+(:[0-9]+)?", minimum=1)]
-Duration = Annotated[
-    float,
-    BeforeValidator(duration),
-    Field(gt=0, allow_inf_nan=False),
-    _or_text("number", r"([0-9]+(\.[0-9]+)?|([0-9]+(\.[0-9]+)?[smhdw])+)", exclusiveMinimum=0),
-]
+_Duration = Annotated[float, Field(gt=0, allow_inf_nan=False), WithJsonSchema(_text(r"([0-9]+(\.[0-9]+)?[smhdw])+"))]
+Hours = Annotated[_Duration, BeforeValidator(partial(duration, usual="h"))]
+Days = Annotated[_Duration, BeforeValidator(partial(duration, usual="d"))]
+_DURATIONS = ("time_limit", "ttl")  # the fields of a job with these types
 Memory = Annotated[
     int,
     BeforeValidator(memory),
@@ -148,7 +153,8 @@ class JobSpec(_Model):
 
     Exactly one of `script`, `module` and `command` says what each rank runs. GIT_SYNC_USERNAME and GIT_SYNC_PASSWORD in
     `env`, or a password in the address of a repository, are for git alone: they become `git_credentials`, which no dump
-    of the job has.
+    of the job has. `time_limit` and `ttl` are given with their unit, such as "2h", or as a timedelta, and read in
+    seconds.
 
     Raises:
         pydantic.ValidationError: a field is unknown, missing or malformed.
@@ -204,8 +210,8 @@ class JobSpec(_Model):
     )
     preload: tuple[str, ...] = Field((), description="modules imported once a node, before the ranks are forked")
     max_restarts: int = Field(0, ge=0)
-    time_limit: Duration | None = Field(None, description="from the first start on: seconds, or 90s, 10m, 2h, 7d")
-    ttl: Duration | None = Field(None, description="time to live: how long after its end the job is kept")
+    time_limit: Hours | None = Field(None, description="from the first start on: 90s, 10m, 2h or 7d")
+    ttl: Days | None = Field(None, description="time to live: how long after its end the job is kept, such as 7d")
     priority: int = Field(0, ge=-1_000_000, le=1_000_000, description="a waiting job with a higher one starts first")
     queue: str | None = Field(None, description="queue or partition, where the backend has several")
     labels: dict[str, Text] = {}
@@ -303,9 +309,30 @@ class JobSpec(_Model):
         """Whether it was given credentials for git, which fetches nothing for it."""
         return bool(self._credentials) and (self.code is None or self.code.mode != "git")
 
+    @field_serializer(*_DURATIONS)
+    def _with_unit(self, seconds: float | None) -> str | None:
+        return None if seconds is None else duration_text(seconds)
+
+    def stored(self, **which: bool) -> dict[str, Any]:
+        """The job as it is stored: what JSON can hold, with durations in seconds. `which` as for `model_dump`."""
+        job = self.model_dump(mode="json", **which)
+        return {**job, **{name: getattr(self, name) for name in _DURATIONS if name in job}}
+
+    @classmethod
+    def from_stored(cls, job: Any) -> JobSpec:
+        """What `stored` or `for_node` has returned, also that of an older version.
+
+        Raises:
+            pydantic.ValidationError: it is damaged, or of a version that has more fields.
+        """
+        if not isinstance(job, Mapping):
+            return cls.model_validate(job)
+        seconds = {name: job[name] for name in _DURATIONS if isinstance(job.get(name), (int, float))}
+        return cls.model_validate({**job, **{name: duration_text(value) for name, value in seconds.items()}})
+
     def for_node(self) -> dict[str, Any]:
-        """The job as a node reads it: what JSON can hold, with the fields of `rendezvous` among its own."""
-        job = self.model_dump(mode="json")
+        """The job as a node reads it: as it is stored, with the fields of `rendezvous` among its own."""
+        job = self.stored()
         return {**job, **job.pop("rendezvous")}
 
     @property

@@ -62,11 +62,17 @@ def templates(found: Any) -> list[dict[str, Any]]:
 
 POSSIBLE = {
     "nodes": 3, "devices": 2, "cpus": 4, "memory": "16Gi", "env": {"A": "1"}, "labels": {"team": "vision"},
-    "data": ["training-data:/data"], "shm": "8Gi", "selector": {"disk": "ssd"}, "tolerations": "all", "time_limit": 60,
+    "data": ["training-data:/data"], "shm": "8Gi", "selector": {"disk": "ssd"}, "tolerations": "all", "time_limit": "60s",
     "placement": "spread", "service_account": "trainer", "annotations": {"a/b": "c"}, "pull_secrets": "registry",
     "ranks": 2, "resources": "rdma/hca=1",
 }  # fmt: skip
-BEYOND_A_RUNTIME = {"ttl": 60, "priority_class": "high", "host_network": True, "ports": "8080", "pull_policy": "Always"}
+BEYOND_A_RUNTIME = {
+    "ttl": "60s",
+    "priority_class": "high",
+    "host_network": True,
+    "ports": "8080",
+    "pull_policy": "Always",
+}
 
 
 @pytest.mark.parametrize("kind", KINDS_AND_VERSIONS, ids=lambda kind: f"{kind.name}-{kind.version}")
@@ -82,7 +88,7 @@ def test_every_kind_has_what_a_user_sets(kind: Kind) -> None:
         assert kind.main_container(found)["command"][-1] == ("train.py" if plain else objects.MESSAGE)
         assert found["metadata"]["labels"]["app.kubernetes.io/instance"] == "it"
         assert found["metadata"]["labels"].get("kueue.x-k8s.io/queue-name") == given.get("queue")
-        assert kind.ttl(found) == given.get("ttl")
+        assert kind.ttl(found) == (60 if "ttl" in given else None)
         assert ("activeDeadlineSeconds" in json.dumps(found["spec"])) is plain
         for template in templates(found):
             pod = template["spec"]
@@ -122,7 +128,7 @@ def test_what_a_kind_cannot_do_is_refused() -> None:
         (BatchJob(), {"worker_image": "b"}, "--worker-image: a Job has one template"),
         (JobSet(), {"clean_pods": "all"}, "--clean-pods: a JobSet keeps"),
         (PaddleJob(), {"worker_image": "b"}, "--worker-image: a PaddleJob has one"),
-        (TrainJob(), {"ttl": 3}, "--ttl: a TrainJob has it from its runtime"),
+        (TrainJob(), {"ttl": "3s"}, "--ttl: a TrainJob has it from its runtime"),
         (TrainJob(), {"gang": "volcano"}, "--gang: a TrainJob has it"),
         (TrainJob(), {"pod_template": {"spec": {"schedulerName": "x"}}}, "a TrainJob cannot change schedulerName of"),
         (old, {}, "--kind mpijob: an MPIJob of kubeflow.org/v1alpha1 runs nothing but sleep in workers; add --plain"),

@@ -54,7 +54,7 @@ def container(job: dict[str, Any]) -> dict[str, Any]:
 
 ALL = {
     "nodes": 3, "devices": 2, "cpus": 4, "memory": "16Gi", "env": {"A": "1"}, "labels": {"team": "vision", "x": "a b"},
-    "data": ["training-data:/mnist_data", "training-data:/again"], "ttl": 60, "queue": "fast", "shm": "8Gi",
+    "data": ["training-data:/mnist_data", "training-data:/again"], "ttl": "60s", "queue": "fast", "shm": "8Gi",
     "selector": {"disk": "ssd"}, "tolerations": "gpu=true:NoSchedule,all", "placement": "spread",
     "priority_class": "high", "service_account": "trainer", "annotations": {"a/b": "c"}, "host_network": True,
     "ports": "8080", "pull_policy": "Always", "pull_secrets": "registry", "resources": "rdma/hca=1",

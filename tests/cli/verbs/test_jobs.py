@@ -111,7 +111,15 @@ def test_filters_of_list(paceline: Paceline) -> None:
     assert [job["name"] for job in listed(paceline, "--since", "1h")] == ["bad", "good"]
     assert listed(paceline, "--since", "0.001s") == []
     one_line(paceline("list", "--state", "runing"), "did you mean RUNNING")
-    one_line(paceline("list", "--since", "soon"), "--since 'soon' is not a duration")
+    for args, said in (
+        (("list", "--since", "soon"), "--since 'soon' is not a duration"),
+        (("list", "--since", "2"), "--since '2' has no unit; did you mean 2h?"),
+        (("wait", "--timeout", "60", "good"), "--timeout '60' has no unit; did you mean 60s?"),
+        (("prune", "-s", "1"), "--since '1' has no unit; did you mean 1d?"),
+        (("prune", "-s", "0"), "--since '0' has no unit; did you mean 0s?"),
+    ):
+        one_line(paceline(*args), said)
+    assert len(listed(paceline)) == 2, "nothing was pruned"
 
 
 def test_old_jobs_are_left_out_unless_asked_for(paceline: Paceline) -> None:

@@ -103,6 +103,7 @@ def test_logs_of_a_job_that_has_ended(paceline: Paceline) -> None:
         (("job", "--attempt", "3"), "paceline: job job has no attempt 3; its only attempt is 0; correct --attempt"),
         (("job", "--grep", "("), "paceline: --grep '(' is not a regular expression: "),
         (("job", "--since", "soon"), "paceline: --since 'soon' is not a time; write for example 10m, 2h or "),
+        (("job", "--since", "10"), "paceline: --since '10' has no unit; did you mean 10m?"),
         (("job", "--tail", "-1"), "paceline: Invalid value for '-t' / '--tail': -1 is not in the range"),
     ],
 )

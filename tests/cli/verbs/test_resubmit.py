@@ -98,11 +98,16 @@ def test_flags_change_a_job(paceline: Paceline) -> None:
     ]  # fmt: skip
     spec = planned(paceline("resubmit", "--dry-run", first, *flags))
     changed = {
-        "ranks": 3, "env": {"A": "1", "B": "2"}, "time_limit": 7200.0, "labels": {"team": "b"}, "max_restarts": 4,
+        "ranks": 3, "env": {"A": "1", "B": "2"}, "time_limit": "2h", "labels": {"team": "b"}, "max_restarts": 4,
         "name": "other", "args": ["--lr", "0.1"], "cpus": 1,
     }  # fmt: skip
     assert {name: spec[name] for name in changed} == changed
     assert planned(paceline("resubmit", "--dry-run", "-np", "4", first))["ranks"] == 4
+    stored = paceline.home / "jobs" / "it" / "job.json"
+    job = json.loads(stored.read_text())
+    stored.write_text(json.dumps({**job, "spec": {**job["spec"], "ttl": 90, "time_limit": 5400.5}}))
+    spec = planned(paceline("resubmit", "--dry-run", first))
+    assert (spec["ttl"], spec["time_limit"]) == ("90s", "5400.5s"), "as an older version has stored it"
     for flag, said in (
         (["-n", "x"], "-n x is neither a number nor auto, gpu or cpu"),
         (["--nnodes", "2"], "--nnodes 2 needs to know where the nodes meet"),

@@ -53,7 +53,7 @@ FITTING = [
     {"memory": "16Gi"},
     {"memory": "512 MB"},
     {"memory": 512 << 20},
-    {"time_limit": "1h30m", "ttl": 90.5},
+    {"time_limit": "1h30m", "ttl": "90.5s"},
     {"devices": ["0", 1]},
     {"devices": 2},
     {"data": ["a:/b", {"volume": "a", "path": "/b"}]},
@@ -69,6 +69,8 @@ WRONG = [
     {"memory": "16 elephants"},
     {"ttl": "soon"},
     {"ttl": 0},
+    {"ttl": 90.5},
+    {"time_limit": "60"},
     {"data": ["nonsense"]},
     {"code": {"mode": "svn"}},
     {"framework": "pytroch"},
@@ -98,6 +100,6 @@ def test_something_must_be_run() -> None:
 
 
 def test_what_is_stored_fits() -> None:
-    fields = {"script": "a.py", "nodes": "2:4", "ttl": 5, "memory": 1 << 30, "devices": ("0",), "data": ["a:/b"]}
+    fields = {"script": "a.py", "nodes": "2:4", "ttl": "5s", "memory": 1 << 30, "devices": ("0",), "data": ["a:/b"]}
     spec = JobSpec.model_validate(fields)
     assert errors(spec.model_dump(mode="json")) == []

@@ -56,7 +56,7 @@ def test_a_job_that_is_stopped_and_resumed(
     make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minor: int
 ) -> None:
     user = User(make_cluster(minor=minor), tmp_path, monkeypatch)
-    user.submit("import threading; print('here', flush=True); threading.Event().wait()", name="it", ttl=600)
+    user.submit("import threading; print('here', flush=True); threading.Event().wait()", name="it", ttl="600s")
     user.until("it", lambda job: user.lines("it") == ["here"])
     user.backend().stop(["it"])
     job = user.ended("it")
@@ -71,9 +71,9 @@ def test_a_job_that_is_stopped_and_resumed(
 
 
 def test_a_time_limit(user: User) -> None:
-    user.submit("import threading; threading.Event().wait()", name="agent", time_limit=2)
+    user.submit("import threading; threading.Event().wait()", name="agent", time_limit="2s")
     there = user.backend(plain=True)
-    spec = JobSpec.model_validate({"name": "plain", "command": "sleep", "args": ["600"], "time_limit": 3})
+    spec = JobSpec.model_validate({"name": "plain", "command": "sleep", "args": ["600"], "time_limit": "3s"})
     there.start(there.prepare(spec), Silence())
     assert (user.ended("agent").state, user.ended("agent").exit_code) == ("FAILED", 124)
     assert "time limit" in str(user.get("agent").error)

@@ -458,6 +458,6 @@ def spec_of(job: Found) -> JobSpec:
     from paceline.job.spec import JobSpec
 
     try:
-        return JobSpec.model_validate(job.spec)
+        return JobSpec.from_stored(job.spec)
     except ValueError:
         raise UserError(f"what job {job.name} runs cannot be read from its annotation; submit it again") from None

@@ -71,7 +71,7 @@ def metadata(order: Order) -> Manifest:
         found["labels"][QUEUE] = order.spec.queue
     found["annotations"] = {
         **order.options.annotations,
-        SPEC: json.dumps(order.spec.model_dump(mode="json", exclude_unset=True) | {"name": order.name}),
+        SPEC: json.dumps(order.spec.stored(exclude_unset=True) | {"name": order.name}),
         JOB_ID: order.job_id,
         LABELS: json.dumps(dict(order.spec.labels)),
         f"{GROUP}/version": __version__,

@@ -167,7 +167,7 @@ class Local(Backend):
 
         stored = read_json(self._run(name).job) or {}
         try:
-            return JobSpec.model_validate(stored.get("spec"))
+            return JobSpec.from_stored(stored.get("spec"))
         except ValueError:  # a damaged file, or one of another version
             raise UserError(f"what job {name} runs cannot be read from its folder; submit it again") from None
 

@@ -168,7 +168,7 @@ class Slurm(Backend):
         """The specification with which a job was submitted."""
         from paceline.job.spec import JobSpec
 
-        return JobSpec.model_validate(self._login.ask({"do": "slurm_spec", "name": name})["spec"])
+        return JobSpec.from_stored(self._login.ask({"do": "slurm_spec", "name": name})["spec"])
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events of a job; if it has several nodes, each event names its host."""

@@ -209,7 +209,7 @@ class Ssh(Backend):
         stored = self._jobs.hosts_of(name)[0].ask({"do": "spec", "name": name})["spec"]
         if stored["nodes"] != 1:
             stored.update(node_rank=None, main_address=None, main_port=None)  # as they met, which no user asked for
-        return JobSpec.model_validate(stored)
+        return JobSpec.from_stored(stored)
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events of a job; if it has several hosts, each event names its host."""

@@ -27,7 +27,7 @@ _CLOCKS = 5.0  # seconds by which a host's clock may be behind
 @click.option("--timeout", metavar="10m", help="Give up after this time, with exit code 124.")
 def wait(names: tuple[str, ...], timeout: str | None) -> int:
     """Wait until JOBs have ended; the exit code is that of the first one that failed."""
-    seconds = _seconds("--timeout", timeout)
+    seconds = _seconds("--timeout", timeout, "s")
     if seconds is not None:
         deadline = time.monotonic() + seconds
         backend().look_until(deadline)
@@ -149,7 +149,7 @@ def delete(names: tuple[str, ...], force: bool) -> int:
 def prune(since: str | None, state: tuple[str, ...], dry_run: bool) -> int:
     """Delete jobs that ended long ago, and those whose time to live is over."""
     now = time.time()
-    age = _seconds("--since", since)
+    age = _seconds("--since", since, "d")
     states = {one.upper() for one in state}
     old = [
         job

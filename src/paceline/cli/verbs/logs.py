@@ -19,7 +19,7 @@ from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.where import backend, remember_jobs, where_options
 from paceline.cli.terminal.write import write
 from paceline.job.errors import UserError
-from paceline.job.quantities import duration, show_time
+from paceline.job.quantities import NoUnitError, duration, show_time
 from paceline.job.text import printable
 
 if TYPE_CHECKING:
@@ -90,12 +90,14 @@ def _since(text: str | None) -> float | None:
     if text is None:
         return None
     try:
-        return time.time() - (duration(text) or 0.0)
-    except ValueError:
-        pass
-    try:
         return datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text)).timestamp()
     except (ValueError, OverflowError, OSError):
+        pass
+    try:
+        return time.time() - (duration(text, usual="m") or 0.0)
+    except NoUnitError as error:
+        raise UserError(f"--since {error}") from None
+    except ValueError:
         raise UserError(f"--since {text!r} is not a time; write for example 10m, 2h or 2026-05-01T12:00:00") from None
 
 

@@ -31,14 +31,14 @@ def _ago(seconds: float, now: float) -> str:
     return show_duration(max(0.0, now - seconds))
 
 
-def _seconds(flag: str, text: str | None) -> float | None:
-    """The seconds of a duration such as `2h`.
+def _seconds(flag: str, text: str | None, usual: str) -> float | None:
+    """The seconds of a duration such as `2h`; `usual` is the unit that is suggested where there is none.
 
     Raises:
         UserError: it is not a duration.
     """
     try:
-        return duration(text)
+        return duration(text, usual=usual)
     except ValueError as error:
         raise UserError(f"{flag} {error}") from None
 
@@ -58,7 +58,7 @@ def list_(
     states = {one.upper() for text in state for one in text.split(",")}
     for one in sorted(states - set(STATES)):
         raise UserError(f"--state {one}: no such state; {nearest(one, STATES)}")
-    age = _seconds("--since", since)
+    age = _seconds("--since", since, "h")
     wanted = dict(pair.partition("=")[::2] for pair in label)
     recent = not (every or states or age)
 
