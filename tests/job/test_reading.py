@@ -292,9 +292,9 @@ def test_durations_from_python() -> None:
     spec = JobSpec.model_validate({"script": "a.py", "ttl": timedelta(days=7), "time_limit": "2h30m"})
     assert (spec.ttl, spec.time_limit) == (604800.0, 9000.0)
     assert {name: spec.model_dump()[name] for name in ("ttl", "time_limit")} == {"ttl": "7d", "time_limit": "150m"}
-    for given, said in ((7, "7 has no unit; did you mean 7d?"), (True, "True is not a duration")):
+    for value, said in ((7, "7 has no unit; did you mean 7d?"), (True, "True is not a duration")):
         with pytest.raises(ValidationError, match=re.escape(said)):
-            JobSpec.model_validate({"script": "a.py", "ttl": given})
+            JobSpec.model_validate({"script": "a.py", "ttl": value})
 
 
 def test_a_job_that_was_stored_has_its_durations_in_seconds() -> None:

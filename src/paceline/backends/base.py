@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from paceline.job.job import Job, Node, Usage, Volume
+    from paceline.job.job import Contents, Job, Node, Usage, Volume
     from paceline.job.spec import JobSpec
 
     from .check.inspect import Inspected
@@ -336,6 +336,14 @@ class Backend(ABC):
     def look_repeatedly(self) -> None:
         """From now on `describe` is called every few seconds: a backend may have changes sent instead of asking."""
         return
+
+    def keep_expired(self) -> None:
+        """From now on `describe` removes no jobs: those whose time to live is over are described like others."""
+        return
+
+    def contents(self, names: Sequence[str]) -> Mapping[str, Contents]:
+        """What `delete` would remove of these jobs; leaves out those of which that is not known."""
+        return {}
 
     @abstractmethod
     def spec(self, name: str) -> JobSpec:

@@ -197,6 +197,19 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class Contents:
+    """What the removal of a job removes.
+
+    Attributes:
+        checkpoints: how many.
+        size: bytes of all its files, on all its machines together.
+    """
+
+    checkpoints: int
+    size: int
+
+
+@dataclass(frozen=True)
 class Volume:
     """A named path for data on the backend's machines. Sizes are in bytes.
 

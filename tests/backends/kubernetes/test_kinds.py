@@ -62,7 +62,8 @@ def templates(found: Any) -> list[dict[str, Any]]:
 
 POSSIBLE = {
     "nodes": 3, "devices": 2, "cpus": 4, "memory": "16Gi", "env": {"A": "1"}, "labels": {"team": "vision"},
-    "data": ["training-data:/data"], "shm": "8Gi", "selector": {"disk": "ssd"}, "tolerations": "all", "time_limit": "60s",
+    "data": ["training-data:/data"], "shm": "8Gi", "selector": {"disk": "ssd"}, "tolerations": "all",
+    "time_limit": "60s",
     "placement": "spread", "service_account": "trainer", "annotations": {"a/b": "c"}, "pull_secrets": "registry",
     "ranks": 2, "resources": "rdma/hca=1",
 }  # fmt: skip

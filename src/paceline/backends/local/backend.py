@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from paceline.backends.base import Left, LogLines, LogQuery, Prepared, ProgressReporter
     from paceline.backends.check.inspect import Inspected
     from paceline.backends.foreground import Shown
-    from paceline.job.job import Node, Usage, Volume
+    from paceline.job.job import Contents, Node, Usage, Volume
     from paceline.job.spec import JobSpec
     from paceline.node.store.usage import Gauge
 
@@ -53,6 +53,7 @@ class Local(Backend):
         super().__init__(name, options, where)
         self._jobs = jobs_folder()
         self._measures: Gauge | None = None
+        self._keeps_expired = False
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
@@ -121,8 +122,8 @@ class Local(Backend):
     def _all(self, since: float, warn: Callable[[str], None]) -> tuple[list[dict[str, Any]], int]:
         """The records of all jobs but those that ended before `since`, and how many jobs there are.
 
-        Jobs whose time to live is over are removed. Records of jobs that have ended come from the index, if it has
-        them; the others are read from their folders.
+        Jobs whose time to live is over are removed, unless they are to be kept. Records of jobs that have ended come
+        from the index, if it has them; the others are read from their folders.
         """
         from paceline.job.index import Index
 
@@ -152,7 +153,7 @@ class Local(Backend):
         for record in ended.values():
             record["kept_since"] = record["kept_since"] or now  # when it was seen first that it is over
         index.update({name: (present[name], record) for name, record in ended.items()}, known.keys() - present.keys())
-        expired = index.expired(now)
+        expired = [] if self._keeps_expired else index.expired(now)
         for name in expired:
             with contextlib.suppress(UserError):  # what cannot be removed now can be later
                 self._remove(name)
@@ -160,6 +161,18 @@ class Local(Backend):
         count = len(present) - len(changed) + len(read) - len(expired)
         new = (record for record in read.values() if record["state"] not in FINAL or record["finished"] >= since)
         return [record for record in (*old, *new) if record["name"] not in expired], count
+
+    def keep_expired(self) -> None:
+        """See `Backend`."""
+        self._keeps_expired = True
+
+    def contents(self, names: Sequence[str]) -> Mapping[str, Contents]:
+        """What `delete` would remove of these jobs."""
+        from paceline.job.job import Contents
+        from paceline.node.store.contents import contents
+
+        runs = [run for name in names if (run := records.find(self._jobs, name)) is not None]
+        return {run.path.name: Contents(**contents(run)) for run in runs}
 
     def spec(self, name: str) -> JobSpec:
         """The specification with which a job was submitted."""

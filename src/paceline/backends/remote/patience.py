@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _LOOKS = ("describe", "spec", "events", "logs", "nodes", "usage", "volumes")
 _ENDLESS = ("wait", "slurm_wait", "slurm_logs")
+_MANY_FILES = ("contents", "delete", "slurm_contents", "slurm_delete")
 _COPY = 3  # times as long if it gets paceline's archive first
 _WORK = 4  # times as long as for its login has a host for what changes something
 _LARGE = 40  # the same where there may be many large files
@@ -44,7 +45,7 @@ class Patience(NamedTuple):
             return cls(limits.look, _COPY * limits.look, limits.look)
         if verb in _ENDLESS:
             return cls(limits.look, _COPY * limits.look, None)
-        work = max(_LARGE * limits.act, _LEAST_DELETION) if verb in ("delete", "slurm_delete") else _WORK * limits.act
+        work = max(_LARGE * limits.act, _LEAST_DELETION) if verb in _MANY_FILES else _WORK * limits.act
         if verb.startswith("slurm_"):
             return cls(limits.act, work, max(work, _COMMANDS))
         return cls(limits.act, work, work)

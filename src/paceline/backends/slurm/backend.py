@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.backends.base import LogQuery, Prepared, ProgressReporter
     from paceline.backends.check.report import Report
     from paceline.backends.foreground import Shown
-    from paceline.job.job import Usage, Volume
+    from paceline.job.job import Contents, Usage, Volume
     from paceline.job.spec import JobSpec
 
     from .foreground import SlurmRun
@@ -67,6 +67,7 @@ class Slurm(Backend):
         self._given = options
         self._login = login_of(options)
         self._allocation: Allocation | None = None
+        self._keeps_expired = False
 
     def within(self, allocation: Allocation) -> Slurm | None:
         """See `Backend.within`; a login node that ssh reaches may be another cluster's."""
@@ -151,6 +152,7 @@ class Slurm(Backend):
             UserError: the login node does not answer.
         """
         request = {"do": "slurm_describe", "names": None if names is None else list(names), "since": since}
+        request["keeps"] = self._keeps_expired
         answer = self._login.ask(request)
         jobs = [self._job(record) for record in answer["jobs"]]
         warnings: tuple[str, ...] = ()
@@ -163,6 +165,17 @@ class Slurm(Backend):
         for name in set(names) - set(answer["names"]):
             noted.forget(self.name, name)
         return Listing(jobs, 0, warnings)
+
+    def keep_expired(self) -> None:
+        """See `Backend`."""
+        self._keeps_expired = True
+
+    def contents(self, names: Sequence[str]) -> Mapping[str, Contents]:
+        """What `delete` would remove of these jobs, but for what nodes have that share no disk."""
+        from paceline.job.job import Contents
+
+        found = self._login.ask({"do": "slurm_contents", "names": list(names)})["contents"] if names else {}
+        return {name: Contents(**it) for name, it in found.items()}
 
     def spec(self, name: str) -> JobSpec:
         """The specification with which a job was submitted."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from paceline.backends.base import MOST_RANKS, Backend, Prepared, Shell
 from paceline.backends.remote.connection import Unreachable
 from paceline.job.errors import UserError
-from paceline.job.job import Node, Usage, Volume
+from paceline.job.job import Contents, Node, Usage, Volume
 
 from . import target
 from .jobs import RemoteJobs
@@ -201,6 +201,21 @@ class Ssh(Backend):
             UserError: no host answers, or one does not that may have a job that no other has.
         """
         return self._jobs.describe(names, since)
+
+    def keep_expired(self) -> None:
+        """See `Backend`."""
+        self._jobs.keeps_expired = True
+
+    def contents(self, names: Sequence[str]) -> Mapping[str, Contents]:
+        """What `delete` would remove of these jobs on the hosts that answer; each may have a part of a checkpoint."""
+        request = {"do": "contents", "names": list(names)}
+        answers, _ = self._hosts.ask(_distinct(self._jobs.hosts_of(name) for name in names), lambda _: request)
+        found: dict[str, Contents] = {}
+        for answer in answers.values():
+            for name, there in answer["contents"].items():
+                other = found.get(name, Contents(0, 0))
+                found[name] = Contents(max(other.checkpoints, there["checkpoints"]), other.size + there["size"])
+        return found
 
     def spec(self, name: str) -> JobSpec:
         """The specification with which a job was submitted."""

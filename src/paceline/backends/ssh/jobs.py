@@ -43,12 +43,17 @@ class _Seen(NamedTuple):
 
 
 class RemoteJobs:
-    """The jobs of a target."""
+    """The jobs of a target.
+
+    Attributes:
+        keeps_expired: whether `describe` leaves jobs whose time to live is over.
+    """
 
     def __init__(self, hosts: Hosts) -> None:
         self._hosts = hosts
         self._submitted = SubmittedJobs(target_folder(hosts.name))
         self._seen: dict[str, _Seen] = {}
+        self.keeps_expired = False
 
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
         """See `Backend.describe`. A job on a host that does not answer is LOST, if it was submitted from here.
@@ -57,6 +62,7 @@ class RemoteJobs:
             UserError: no host answers, or one does not that may have a job that no other has.
         """
         request = {"do": "describe", "names": None if names is None else list(names), "since": since}
+        request["keeps"] = self.keeps_expired
         answers, failed = self._hosts.ask(self._hosts.all, lambda _: request)
         parts: dict[tuple[str, str], list[Part]] = {}
         for host, answer in answers.items():

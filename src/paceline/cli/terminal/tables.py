@@ -8,7 +8,7 @@ import shutil
 import sys
 import unicodedata
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
 
 import click
 
@@ -65,18 +65,23 @@ def output_option() -> Option:
 def show(
     rows: Sequence[Row], columns: Sequence[Column[Row]], output: str, to_dict: Callable[[Row], dict[str, Any]]
 ) -> None:
-    """Print rows as a table, or as the list of what `to_dict` makes of them.
-
-    A table has its heading also in a pipe; on a terminal it has colours, unless NO_COLOR is set, and is cut to the
-    terminal's width. Nothing in a row can command the terminal: control characters are shown as escapes.
-    """
+    """Print rows as a table, see `table`, or as the list of what `to_dict` makes of them."""
     if output in ("json", "yaml"):
         show_data([to_dict(row) for row in rows], output)
         return
+    click.echo("\n".join(table(rows, columns, output, sys.stdout)))
+
+
+def table(rows: Sequence[Row], columns: Sequence[Column[Row]], output: str, stream: TextIO) -> list[str]:
+    """The lines of a table for a stream: the heading, and one for each row.
+
+    It has its heading also in a pipe; on a terminal it has colours, unless NO_COLOR is set, and is cut to the
+    terminal's width. Nothing in a row can command the terminal: control characters are shown as escapes.
+    """
     chosen = [column for column in columns if output == "wide" or not column.wide]
-    terminal = sys.stdout.isatty()
+    terminal = stream.isatty()
     width = shutil.get_terminal_size().columns if terminal else None
-    click.echo("\n".join(_table(rows, chosen, width, terminal and not os.environ.get("NO_COLOR"))))
+    return _table(rows, chosen, width, terminal and not os.environ.get("NO_COLOR"))
 
 
 def bold(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The verbs that wait for jobs, end them and remove them."""
+"""The verbs that wait for jobs and end them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paceline.cli.flags.names import all_jobs, known, outcome, warn, way_on
+from paceline.cli.flags.names import known, outcome, way_on
 from paceline.cli.flags.where import backend, remember_jobs, where_options
 from paceline.cli.terminal.progress import ProgressLine
 from paceline.job.errors import UserError
 from paceline.job.job import Job
 
-from .show import _KEPT, _PATIENCE, _ago, _say, _seconds
+from .show import _PATIENCE, _say, _seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +32,7 @@ def wait(names: tuple[str, ...], timeout: str | None) -> int:
         deadline = time.monotonic() + seconds
         backend().look_until(deadline)
     known(names, warns=True)
-    if not _wait(names, None if seconds is None else max(0.0, deadline - time.monotonic())):
+    if not wait_for(names, None if seconds is None else max(0.0, deadline - time.monotonic())):
         going = [job.name for job in known(names) if not job.is_over]
         click.echo(f"paceline: {', '.join(going)} did not end within {timeout}", err=True)
         return 124
@@ -43,7 +43,7 @@ def wait(names: tuple[str, ...], timeout: str | None) -> int:
     return code
 
 
-def _wait(names: Sequence[str], seconds: float | None = None) -> bool:
+def wait_for(names: Sequence[str], seconds: float | None = None) -> bool:
     """Wait for jobs to end, and show that it goes on."""
     with ProgressLine() as progress:
         of = len(names) if len(names) > 1 else None
@@ -74,11 +74,11 @@ def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
     """Stop JOBs: cleanly, so that a script that uses the library saves a checkpoint."""
     names, here = tuple(dict.fromkeys(names)), backend()
     jobs = known(names)
-    _refuse_lost([job for job in jobs if job.state == "LOST" and not here.can_stop(job.name)])
+    refuse_lost([job for job in jobs if job.state == "LOST" and not here.can_stop(job.name)])
     began = time.time()
     unreached = here.stop(names, now)
     if not no_wait:
-        _wait(names, _PATIENCE + (0 if now else max(job.grace for job in jobs)))
+        wait_for(names, _PATIENCE + (0 if now else max(job.grace for job in jobs)))
     code = 0
     for before, after in zip(jobs, known(names), strict=True):
         if not before.is_over:
@@ -100,109 +100,17 @@ def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
     return code
 
 
-def _refuse_lost(jobs: Sequence[Job]) -> None:
+def refuse_lost(jobs: Sequence[Job]) -> None:
+    """Refuse jobs whose state cannot be known from here.
+
+    Raises:
+        UserError: there is one.
+    """
     for job in jobs:
         if job.state == "LOST":
             raise UserError(
                 f"job {job.name}: {job.error}; to give it up: paceline delete{backend().where} --force {job.name}"
             )
-
-
-@click.command(params=where_options())
-@click.argument("names", nargs=-1, required=True, metavar="JOB…", callback=remember_jobs)
-@click.option("--force", is_flag=True, help="Stop those that run, at once, and forget those that are LOST.")
-def delete(names: tuple[str, ...], force: bool) -> int:
-    """Delete JOBs that have ended, with their logs and the checkpoints in their folders."""
-    names = tuple(dict.fromkeys(names))
-    here = backend()
-    jobs = known(names)
-    if not force:
-        _refuse_lost(jobs)
-    for job in jobs:
-        if job.state == "LOST":
-            left = ", ".join(here.forget(job.name))
-            _say(f"job {job.name} is forgotten" + (f"; what {left} has of it is left there" if left else ""))
-    jobs = [job for job in jobs if job.state != "LOST"]
-    names = tuple(job.name for job in jobs)
-    going = [job.name for job in jobs if not job.is_over]
-    if going and not force:
-        raise UserError(
-            f"job {going[0]} has not ended; stop it first with paceline stop{here.where} {going[0]}, or add --force"
-        )
-    if names and force:  # those that have ended too: they may live on on a host that hangs
-        here.stop(names, now=True)
-    if names:
-        _wait(names)
-    for name in names:
-        for line in here.delete([name]):
-            warn(line)
-        _say(f"job {name} deleted")
-    return 0
-
-
-@click.command(params=where_options())
-@click.option(
-    "-s", "--since", metavar="7d", help="Delete those that ended longer ago.  [default: 7d, or their own --ttl]"
-)
-@click.option("--state", multiple=True, metavar="STATE", help="Only jobs in this state; repeatable.")
-@click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
-def prune(since: str | None, state: tuple[str, ...], dry_run: bool) -> int:
-    """Delete jobs that ended long ago, and those whose time to live is over."""
-    now = time.time()
-    age = _seconds("--since", since, "d")
-    states = {one.upper() for one in state}
-    old = [
-        job
-        for job in all_jobs().jobs
-        if job.is_over
-        and (not states or job.state in states)
-        and (job.has_expired(now) or _ended_before(job, now, age))
-    ]
-    deleted = code = 0
-    for job in old:
-        ended = _ago(job.finished or job.created, now)
-        try:
-            is_done = dry_run or _delete_if_same(job)
-        except UserError as error:  # one that cannot be deleted keeps no other
-            _say(str(error))
-            code = 1
-            continue
-        if is_done:
-            click.echo(f"{job.name}  {job.state}  ended {ended} ago")
-            deleted += 1
-    what = "would be deleted" if dry_run else "deleted"
-    click.echo(f"paceline: {deleted} job{'' if deleted == 1 else 's'} {what}", err=True)
-    return code
-
-
-def _ended_before(job: Job, now: float, age: float | None) -> bool:
-    """Whether a job ended longer ago than the user said, or than jobs are kept that do not say how long."""
-    if age is None and job.ttl is not None:
-        return False
-    return now - (job.finished or job.created) >= (_KEPT if age is None else age)
-
-
-def _delete_if_same(job: Job) -> bool:
-    """Delete a job that was seen before; returns False if it is gone, or another one has its name by now.
-
-    Raises:
-        UserError: it cannot be deleted.
-    """
-    here = backend()
-
-    def is_there() -> bool:
-        return any(found.created == job.created and found.is_over for found in here.describe([job.name]).jobs)
-
-    try:
-        if not is_there():
-            return False
-        for line in here.delete([job.name]):
-            warn(line)
-    except UserError:
-        if not is_there():
-            return False
-        raise
-    return True
 
 
 def _say_what_was_suspended(name: str, since: float) -> None:

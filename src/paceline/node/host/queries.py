@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def describe(home: Home, request: Request) -> Answer:
-    """The records of jobs, without those that ended before a time. Removes jobs whose time to live is over."""
+    """The records of jobs, without those that ended before a time. Removes jobs whose time to live is over, or not."""
     queue, since, now = records.queue_of(home.root), request["since"] or 0.0, time.time()
     runs = home.runs(list(records.names(home.jobs)) if request["names"] is None else request["names"])
     found = []
@@ -30,7 +30,8 @@ def describe(home: Home, request: Request) -> Answer:
         if record is None:
             continue
         is_over = record["state"] in records.FINAL
-        if is_over and record["ttl"] is not None and now - (record["kept_since"] or now) >= record["ttl"]:
+        has_expired = is_over and record["ttl"] is not None and now - (record["kept_since"] or now) >= record["ttl"]
+        if has_expired and not request.get("keeps"):
             with contextlib.suppress(Refused):  # it is tried again at the next call
                 home.remove(run)
         elif not is_over or record["finished"] >= since:
@@ -81,6 +82,13 @@ def nodes(home: Home, request: Request) -> Answer:
 def usage(home: Home, request: Request) -> Answer:
     """What jobs use here."""
     return {"usage": _gauge(home, request).of_jobs([run.path.name for run in home.runs(request["names"])])}
+
+
+def contents(home: Home, request: Request) -> Answer:
+    """What the removal of jobs would remove here."""
+    from paceline.node.store.contents import contents as contents_of_run
+
+    return {"contents": {run.path.name: contents_of_run(run) for run in home.runs(request["names"])}}
 
 
 def _gauge(home: Home, request: Request) -> Gauge:

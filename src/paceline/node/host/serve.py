@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # The modules of the verbs. Only the requested one is imported, since imports take most of the time of a short answer.
 _VERBS = {
-    "queries": ("describe", "spec", "events", "logs", "nodes", "usage", "volumes", "wait"),
+    "queries": ("describe", "spec", "events", "logs", "nodes", "usage", "contents", "volumes", "wait"),
     "commands": ("stop", "delete", "invite", "leave", "open_tensorboard", "close_tensorboard"),
     "plan": ("plan", "preflight"),
     "start": ("start",),
@@ -36,6 +36,7 @@ _VERBS = {
     "slurm.submit": ("slurm_submit",),
     "slurm.verbs": (
         "slurm_describe", "slurm_spec", "slurm_events", "slurm_wait", "slurm_stop", "slurm_delete", "slurm_shell",
+        "slurm_contents",
     ),
     "slurm.logs": ("slurm_logs",),
     "slurm.partitions": ("slurm_nodes",),

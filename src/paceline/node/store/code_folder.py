@@ -169,6 +169,11 @@ def record_made(destination: Path, inode: int) -> None:
         (_marks(destination) / _MADE).write_text(str(inode))
 
 
+def is_claimed(destination: Path, job_id: str) -> bool:
+    """Whether this machine's part of a job has its code there."""
+    return os.path.lexists(_marks(destination) / job_id / socket.gethostname())
+
+
 def discard(destination: Path, job_id: str) -> None:
     """Remove a job's code, unless another machine needs it. Code in a job's own folder is removed with that.
 

@@ -34,7 +34,7 @@ _PAUSE, _LEAST = 2.0, 5.0  # seconds between two tries, and that a command may t
 
 
 def slurm_describe(home: Home, request: Request) -> Answer:
-    """The records of jobs, without those that ended before a time. Removes jobs whose time to live is over."""
+    """The records of jobs, without those that ended before a time. Removes jobs whose time to live is over, or not."""
     jobs, queue = Jobs(home.root), Queue(home.root)
     names, since, now = request["names"], request["since"] or 0.0, time.time()
     if names is None:
@@ -47,7 +47,8 @@ def slurm_describe(home: Home, request: Request) -> Answer:
         if record is None:
             continue
         is_over = record["state"] in records.FINAL
-        if is_over and record["ttl"] is not None and now - (record["finished"] or now) >= record["ttl"]:
+        has_expired = is_over and record["ttl"] is not None and now - (record["finished"] or now) >= record["ttl"]
+        if has_expired and not request.get("keeps"):
             with contextlib.suppress(Refused):  # it is tried again at the next call
                 cleanup.remove(jobs, folder)
         elif not is_over or names is not None or record["finished"] >= since:
@@ -333,6 +334,13 @@ def slurm_delete(home: Home, request: Request) -> Answer:
     if left:
         raise Refused("; ".join(left))
     return {"names": [folder.name for folder in folders]}
+
+
+def slurm_contents(home: Home, request: Request) -> Answer:
+    """What the removal of jobs would remove on the disk of this machine."""
+    from paceline.node.store.contents import contents_of
+
+    return {"contents": {folder.name: contents_of([folder.path]) for folder in Jobs(home.root).named(request["names"])}}
 
 
 def _users(jobs: Jobs, folder: JobFolder) -> list[str]:
