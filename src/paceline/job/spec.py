@@ -313,9 +313,9 @@ class JobSpec(_Model):
     def _with_unit(self, seconds: float | None) -> str | None:
         return None if seconds is None else duration_text(seconds)
 
-    def stored(self, **which: bool) -> dict[str, Any]:
-        """The job as it is stored: what JSON can hold, with durations in seconds. `which` as for `model_dump`."""
-        job = self.model_dump(mode="json", **which)
+    def stored(self, *, exclude_unset: bool = False) -> dict[str, Any]:
+        """The job as it is stored: what JSON can hold, with durations in seconds; perhaps without its defaults."""
+        job = self.model_dump(mode="json", exclude_unset=exclude_unset)
         return {**job, **{name: getattr(self, name) for name in _DURATIONS if name in job}}
 
     @classmethod
