@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from tests.conftest import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -49,7 +50,7 @@ class Place:
     """A backend, and what it can do beside what all can.
 
     Attributes:
-        can: of `run`, `elastic`, `checks`, `metered`, `tensorboards` and `volumes`.
+        can: of `run`, `elastic`, `checks`, `metered`, `tensorboards` and `volumes`; `sizes` if it says what a job has.
         folders: where it keeps files, beside the folder of the client.
         takes: flags that only some backends take.
         keeps_shells: whether a shell can be opened where a rank ran that has ended.
@@ -171,6 +172,9 @@ class Contract:
 
         (would_go,) = place.json("prune", "-s", "0s", "--dry-run")
         assert (would_go["name"], would_go["state"], would_go["finished"]) == ("it-1", "SUCCEEDED", job["finished"])
+        assert ((would_go["size"] or 0) > 0, would_go["checkpoints"]) == (
+            (True, 0) if "sizes" in place.can else (False, None)
+        )
         assert "it-1" in place.works("prune", "-s", "0s", "--dry-run")
         assert place.works("delete", "it-1") == ""
         assert place.json("list") == []
@@ -199,6 +203,16 @@ class Contract:
         assert [job["name"] for job in place.json("list", "--state", "stopped")] == ["long"]
         heading, gone = place.works("prune", "-s", "0s").splitlines()
         assert (heading.split()[:2], gone.split()[:2]) == (["NAME", "STATE"], ["long", "STOPPED"])
+        assert place.json("list", "-A") == []
+
+    def test_what_would_be_pruned_stays(self, place: Place) -> None:
+        """Also a job whose time to live is over, which `list` would remove."""
+        if "sizes" not in place.can:
+            return
+        place.works("submit", "--name", "brief", "--ttl", "0.001s", place.paceline.script("pass"))
+        for _ in range(2):
+            eventually(lambda: [it["name"] for it in place.json("prune", "--dry-run")] == ["brief"], "it is listed")
+        assert place("delete", "brief").returncode == 0
         assert place.json("list", "-A") == []
 
     def test_a_job_that_fails_is_run_again(self, place: Place) -> None:

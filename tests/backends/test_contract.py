@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class TestLocal(Contract):
     @pytest.fixture
     def place(self, paceline: Paceline) -> Place:
-        return Place(paceline, can=frozenset({"run", "checks", "metered", "tensorboards", "volumes"}))
+        return Place(paceline, can=frozenset({"run", "checks", "metered", "tensorboards", "volumes", "sizes"}))
 
 
 def install(paceline: Paceline, entry: str = "shelf:Shelf") -> None:

@@ -151,6 +151,10 @@ CASES = {
     "wrong type": ('[local]\ndevices = "4"\n', ": local.devices '4': should be a whole number"),
     "boolean": ("[local]\ndevices = true\n", ": local.devices True: should be a whole number"),
     "negative": ("[local]\ndevices = -1\n", ": local.devices -1: should be greater than or equal to 0"),
+    "limit without a unit": (
+        "[defaults]\nlook_timeout = 5\n",
+        ": defaults.look_timeout: 5 has no unit; did you mean 5s?",
+    ),
     "no table": ("volumes = 3\n", ": volumes 3: should be a mapping"),
     "no path": ("[volumes]\na = 3\n", ": volumes.a 3: should be text"),
     "empty path": ('[volumes]\na = ""\n', ": volumes.a '': not an absolute path"),

@@ -14,5 +14,5 @@ if TYPE_CHECKING:
 class TestSsh(Contract):
     @pytest.fixture
     def place(self, client: Client) -> Place:
-        can = frozenset({"run", "elastic", "checks", "metered", "tensorboards", "volumes"})
+        can = frozenset({"run", "elastic", "checks", "metered", "tensorboards", "volumes", "sizes"})
         return Place(client, ("--on", "lab"), "lab", can, (client.lab.folder,))

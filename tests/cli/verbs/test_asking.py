@@ -108,17 +108,6 @@ def test_a_dry_run_lists_what_would_go(two: Paceline) -> None:
     assert there(two) == ["empty", "trained"]
 
 
-def test_a_dry_run_leaves_jobs_whose_time_to_live_is_over(paceline: Paceline) -> None:
-    paceline.script("")
-    assert paceline("submit", "--name", "it", "--ttl", "0.001s", "script.py").returncode == 0
-    assert paceline("wait", "it").returncode == 0
-    assert [job["name"] for job in listed(paceline)] == ["it"]
-    assert there(paceline) == ["it"]
-    done = paceline("prune")
-    assert done.stdout.splitlines()[1].startswith("it ")
-    assert there(paceline) == []
-
-
 def test_without_a_terminal_it_says_what_went(two: Paceline) -> None:
     done = two("delete", "empty")
     assert done.returncode == 0

@@ -120,6 +120,8 @@ def test_filters_of_list(paceline: Paceline) -> None:
     ):
         one_line(paceline(*args), said)
     assert len(listed(paceline)) == 2, "nothing was pruned"
+    done = paceline("list", "-H", "h1", env={**paceline.env, "PACELINE_LOOK_TIMEOUT": "5"})
+    one_line(done, "PACELINE_LOOK_TIMEOUT: '5' has no unit; did you mean 5s?")
 
 
 def test_old_jobs_are_left_out_unless_asked_for(paceline: Paceline) -> None:
