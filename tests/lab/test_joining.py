@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import eventually
 
 if TYPE_CHECKING:
-    from .lab import Client
+    from .lab import Client, Host
 
 STEPS = """
     import os, pathlib, socket, sys, threading
@@ -66,6 +68,104 @@ def test_a_job_grows_and_shrinks(client: Client) -> None:
     assert client("wait", "--on", "lab", "it").returncode == 0
 
 
+def grown_from_one(client: Client) -> None:
+    """A job that runs on the first host, and may take in the two others."""
+    client.settings(hosts=["h1"])
+    client.script(STEPS.replace('"end"', f'"{client.folder}/end"'))
+    done = client("submit", "--on", "lab", "--name", "it", "--nnodes", "1:3", "script.py")
+    assert done.returncode == 0, done.stderr
+    eventually(lambda: shown(client, "it") == ["h1"], "it runs")
+    client.settings()
+
+
+def status(client: Client, number: int) -> dict[str, object]:
+    path = client.run_directory(client.lab.hosts[number - 1], "it") / "status.json"
+    found: dict[str, object] = json.loads(path.read_text())
+    return found
+
+
+def ran_on(client: Client, attempt: int) -> None:
+    """Check that the ranks of the first host run, and have run all the time since this attempt."""
+    assert (status(client, 1)["state"], status(client, 1)["attempt"]) == ("RUNNING", attempt)
+
+
+def ends_well(client: Client) -> None:
+    (client.folder / "end").touch()
+    done = client("wait", "--on", "lab", "it")
+    assert done.returncode == 0, done.stderr
+
+
+def prepares(host: Host) -> bool:
+    """Whether the part of a job on a host has the process that starts its ranks."""
+    for pid in host.processes():
+        with contextlib.suppress(OSError):
+            if b"fork server of job it" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return True
+    return False
+
+
+def test_a_host_that_cannot_be_reached_keeps_another_from_joining_and_the_job_goes_on(client: Client) -> None:
+    grown_from_one(client)
+    assert client("scaleout", "--on", "lab", "it", "h2").returncode == 0
+    eventually(lambda: shown(client, "it") == ["h1", "h2"], "both take part")
+    assert client("scalein", "--on", "lab", "it", "h2").returncode == 0
+    eventually(lambda: not client.lab.hosts[1].processes(), "h2 has left")
+    eventually(lambda: shown(client, "it") == ["h1"], "h1 goes on")
+    before = status(client, 2)
+    client.lab.hosts[2].cut()
+    done = client("scaleout", "--on", "lab", "it")
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "paceline: no host joins job it, which goes on; h2 can, if named alone: cannot reach h3: "
+    )
+    assert done.stderr.count("\n") == 1
+    eventually(lambda: not client.lab.hosts[1].processes(), "nothing runs on h2")
+    assert status(client, 2) == before
+    ran_on(client, 2)
+    client.lab.hosts[2].heal()
+    assert client("scaleout", "--on", "lab", "it").returncode == 0
+    eventually(lambda: sorted(shown(client, "it")) == ["h1", "h2", "h3"], "all take part")
+    ends_well(client)
+
+
+@pytest.mark.parametrize("wrong", ["full", "taken"])
+def test_a_host_that_refuses_keeps_another_from_joining_and_the_job_goes_on(client: Client, wrong: str) -> None:
+    grown_from_one(client)
+    third = client.lab.hosts[2]
+    if wrong == "full":
+        third.fill()
+    else:
+        client.settings(hosts=["h3"])
+        assert client("submit", "--on", "lab", "--name", "it", "script.py").returncode == 0
+        client.settings(hosts=["h3", "h2", "h1"])  # of two jobs of one name, that of the last host is known
+    done = client("scaleout", "--on", "lab", "it", "h2", "h3")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith("paceline: no host joins job it, which goes on; h2 can, if named alone: ")
+    assert {"full": "h3: ", "taken": "another job named it is on h3; delete that one first"}[wrong] in done.stderr
+    eventually(lambda: not client.run_directory(client.lab.hosts[1], "it").exists(), "nothing is left on h2")
+    client.settings(hosts=["h1", "h2"])
+    ran_on(client, 0)
+    ends_well(client)
+
+
+def test_a_scaleout_that_is_killed_leaves_the_job_as_it_was(client: Client) -> None:
+    grown_from_one(client)
+    second, third = client.lab.hosts[1:]
+    third.hang_logins()
+    client.env["PACELINE_LOOK_TIMEOUT"] = "10s"
+    scaling = client.start("scaleout", "--on", "lab", "it", "h2", "h3")
+    folder = client.run_directory(second, "it")
+    eventually((folder / "status.json").exists, "the part on h2 is prepared")
+    eventually(lambda: prepares(second), "and its ranks could start")
+    scaling.kill()
+    scaling.communicate()
+    eventually(lambda: not folder.exists(), "nothing is left on h2")
+    third.heal_logins()
+    client.settings(hosts=["h1", "h2"])
+    ran_on(client, 0)
+    ends_well(client)
+
+
 def test_a_host_that_was_killed_comes_back_while_somebody_watches(client: Client) -> None:
     script = client.script(STEPS)
     running = client.start(
@@ -106,6 +206,33 @@ def test_hosts_come_and_go_as_a_script_says(client: Client) -> None:
     (client.folder / "end").touch()
     _, err = running.communicate()
     assert running.returncode == 0, err
+
+
+def test_a_host_that_has_another_job_of_the_name_is_told_to_who_watches(client: Client) -> None:
+    client.settings(hosts=["h2"])
+    assert client("submit", "--on", "lab", "--name", "it", client.script("print()", "other.py")).returncode == 0
+    assert client("wait", "--on", "lab", "it").returncode == 0
+    hosts, discover = client.folder / "hosts", client.folder / "discover"
+    hosts.write_text("h1:1\n")
+    discover.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    discover.chmod(0o755)
+    flags = (
+        "--host-discovery-script",
+        "./discover",
+        "--min-np",
+        "1",
+        "--max-np",
+        "2",
+        "--ssh-root",
+        f"~/{client.root}",
+    )
+    running = client.start("run", *flags, "--name", "it", client.script(STEPS), stderr=subprocess.STDOUT)
+    line(running, "h1 0 of 1")
+    hosts.write_text("h1:1\nh2:1\n")
+    line(running, "another job named it is on h2; delete that one first")
+    (client.folder / "end").touch()
+    running.communicate()
+    assert running.returncode == 0
 
 
 def test_a_script_that_fails_while_the_job_runs_is_told_once(client: Client) -> None:

@@ -417,7 +417,7 @@ class Elastic(Protocol):
         """Add nodes to a job: these hosts, this number, or None for all possible; returns the added ones.
 
         Raises:
-            UserError: one cannot be added; then none is.
+            UserError: one cannot be added; then none is, and the job goes on as it is.
         """
 
     def scalein(self, name: str, fewer: Sequence[str] | int) -> list[str]:

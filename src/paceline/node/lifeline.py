@@ -4,6 +4,9 @@ If it ends before it has said anything, or after `ALL_STARTED`, the job ends wit
 client may have been killed before all nodes were told that they are a job: then the agent goes on only if its ranks
 start within `DOUBT_SECONDS`, which they do only if all nodes are there.
 
+The agent of a node that joins a running job prepares its ranks, and meets the other nodes only after `ALL_STARTED` or
+`KEPT`. Until then the job does not know of it, so it ends alone if the process that has started it ends.
+
 The first process of a container says `TOGETHER`. It ends with the container, and the kernel ends the agent a moment
 later. In that moment the agent must not ask the other nodes to stop: for them this node is lost, not stopped.
 """

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import signal
 import socket
 import sys
 import tarfile
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.conftest import eventually, free_port
 
 from paceline.job.code.markers import is_for_code
 from paceline.job.spec import JobSpec
 from paceline.node.errors import Refused
+from paceline.node.lifeline import IN_DOUBT, KEPT
 from paceline.node.rundir.directory import read_json
+from paceline.node.signals import LEAVE
 from paceline.node.store import make
 from paceline.node.store.code_copy import unpacked
 from paceline.node.store.home import Home
 from paceline.node.store.plan import Order, Taken, make_plan, this_machine
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 
 def everything(folder: Path) -> list[str]:
@@ -107,3 +115,93 @@ def test_what_only_the_code_can_tell_is_open(tmp_path: Path) -> None:
     assert "TF_CONFIG" not in ranks[0]
     assert "ROLE_NAME" not in ranks[0]
     assert plan.here.python == (sys.executable,)
+
+
+class Growing:
+    """A job that runs on one node, and may take in another one: each has a home of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.end = folder, folder / "end"
+        wait_for_end = "import os, time\nwhile not os.path.exists('end'):\n    time.sleep(0.02)\n"
+        (folder / "train.py").write_text(wait_for_end)
+        address = {"main_address": "127.0.0.1", "main_port": free_port()}
+        self.name = f"grows-{os.getpid()}"
+        asked = order(name=self.name, nodes="1:2", working_dir=str(folder))
+        self.order = replace(asked, token="secret", hosts=("first",))
+        self.order = replace(self.order, job={**self.order.job, **address, "node_rank": 0, "detached": True})
+        self.home, self.other_home = Home(folder / "first"), Home(folder / "other")
+        self.first = make.make(make_plan(self.home, this_machine(self.home, 0), self.order))
+        self.started = [self.first]
+        eventually(lambda: self.state(self.first) == ("RUNNING", 0, 1), "it runs")
+
+    def join(self, *words: bytes) -> tuple[make.Made, socket.socket]:
+        """Start the other node, and say this to its agent."""
+        asked = replace(self.order, job={**self.order.job, "node_rank": None}, joins=True, hosts=())
+        lifeline, theirs = socket.socketpair()
+        with theirs:
+            if make.is_back(self.other_home, asked):
+                made = make.restart_part(self.other_home, asked, theirs)
+            else:
+                made = make.make(make_plan(self.other_home, this_machine(self.other_home, 0), asked), None, theirs)
+        self.started.append(made)
+        for word in words:
+            lifeline.send(word)
+        return made, lifeline
+
+    def prepared(self) -> int:
+        """How many nodes have the process that starts their ranks."""
+        count = 0
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                count += f"fork server of job {self.name}".encode() in path.read_bytes()
+        return count
+
+    @staticmethod
+    def state(made: make.Made) -> tuple[str, int, int]:
+        """Of the part of a node: its state, the attempt, and how many nodes it has."""
+        found = read_json(made.run.status) or {"state": "", "attempt": -1, "nodes": 0}
+        return found["state"], found["attempt"], found["nodes"]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Growing]:
+    it = Growing(tmp_path)
+    yield it
+    for made in it.started:
+        made.agent.kill()
+        made.agent.wait()
+
+
+@pytest.mark.parametrize("word", [b"", IN_DOUBT])
+@pytest.mark.parametrize("how", ["dropped", "client gone"])
+def test_a_node_that_joins_ends_alone_if_it_is_not_kept(job: Growing, how: str, word: bytes) -> None:
+    other, lifeline = job.join(*filter(None, [word]))
+    eventually(lambda: job.prepared() == 2, "it could start its ranks")
+    if how == "client gone":
+        lifeline.close()
+        assert other.agent.wait(60) == 128 + signal.SIGHUP
+    make.drop(job.other_home, other)
+    assert other.agent.wait(60)
+    lifeline.close()
+    assert everything(job.other_home.jobs) == []
+    assert job.state(job.first) == ("RUNNING", 0, 1)
+    job.end.touch()
+    wait(job.first)
+
+
+def test_a_node_that_is_kept_joins_and_its_part_is_as_it_was_if_it_is_not_kept_again(job: Growing) -> None:
+    other, lifeline = job.join(KEPT)
+    lifeline.close()
+    eventually(lambda: job.state(job.first) == ("RUNNING", 1, 2), "both take part")
+    other.agent.send_signal(LEAVE)
+    assert other.agent.wait(60) == 0
+    eventually(lambda: job.state(job.first)[0] == "RUNNING" and job.state(job.first)[1] > 1, "the first goes on")
+    before = {path: path.read_bytes() for path in (other.run.status, other.run.events)}
+    again, lifeline = job.join()
+    eventually(lambda: job.prepared() == 2, "it could start its ranks again")
+    make.drop(job.other_home, again)
+    assert again.agent.wait(60)
+    lifeline.close()
+    assert {path: path.read_bytes() for path in before} == before
+    job.end.touch()
+    wait(job.first)

@@ -140,10 +140,9 @@ class Ssh(Backend):
         """Add hosts to a job: these, this number, or all other hosts of the target, up to the job's MAX.
 
         Raises:
-            UserError: one cannot be added; then none is.
+            UserError: one cannot be added; then none is, and the job goes on as it is.
         """
-        from .elastic import code_of, invitation, order
-        from .parts import Parts
+        from .elastic import invitation, join
 
         living = self._jobs.living_hosts_of(name)
         others = [host for host in self._hosts.all if host not in living]
@@ -157,13 +156,8 @@ class Ssh(Backend):
         if more is not None and len(chosen) > room:
             raise UserError(f"job {name} takes {room} more of {invited['most']} nodes; name no more")
         chosen = chosen[:room]
-        if not chosen:
-            return []
-        body = code_of(invited)
-        with Parts(name, chosen, lambda host: order(invited, host, None, {}), lambda _: body) as parts:
-            if (taken := parts.start()) is not None:
-                raise UserError(f"another job named {name} is on {taken.name}; delete that one first")
-            parts.keep()
+        if chosen:
+            join(name, chosen, invited)
         return [host.name for host in chosen]
 
     def scalein(self, name: str, fewer: Sequence[str] | int) -> list[str]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.job.errors import UserError
 
+from .parts import Parts
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -73,6 +75,29 @@ def code_of(invited: Answer) -> Body | None:
         stdin.write(data)
 
     return send if data else None
+
+
+def taken(name: str, host: Host) -> UserError:
+    """That a host cannot join a job because it has another one of that name."""
+    return UserError(f"another job named {name} is on {host.name}; delete that one first")
+
+
+def join(name: str, hosts: Sequence[Host], invited: Answer) -> None:
+    """Start the parts of a running job on hosts that join it; see `invitation`.
+
+    Raises:
+        UserError: one cannot join. Then none does, nothing is left on them, and the job goes on as it is.
+    """
+    body = code_of(invited)
+    with Parts(name, hosts, lambda host: order(invited, host, None, {}), lambda _: body) as parts:
+        try:
+            if (host := parts.start()) is not None:
+                raise taken(name, host)
+            parts.keep()
+        except UserError as error:
+            able = [host.name for host in hosts if host in parts.started]
+            hint = f"; {', '.join(able)} can, if named alone" if 0 < len(able) < len(hosts) else ""
+            raise UserError(f"no host joins job {name}, which goes on{hint}: {error}") from None
 
 
 class Recruiter:

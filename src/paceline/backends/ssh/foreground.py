@@ -12,7 +12,7 @@ from paceline.job.errors import UserError
 from paceline.node.logs.live import Event, Output, Update
 from paceline.node.signals import LEAVE
 
-from .elastic import Recruiter, code_of, order
+from .elastic import Recruiter, code_of, order, taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -111,6 +111,8 @@ class RemoteRun:
             return
         if isinstance(answer, UserError):
             yield from self._lost(host, answer)
+        elif "taken" in answer:
+            yield from self._lost(host, taken(self.name, host))
         elif "started" in answer:
             yield from self._joined(host, answer)
         elif "output" in answer:

@@ -101,6 +101,7 @@ class Agent:
         self.reported = False  # whether the coordinator knows how this attempt went here
         self.halted = True  # whether no rank of this attempt is left, or there was none
         self.in_doubt = False  # whether the client may end before all nodes know that they are a job
+        self.may_join = lifeline is None or not spec.joins  # whether the other nodes may know of this one
         self.ends_with_starter = False  # whether the other end of the lifeline is the first process of a container
         self.has_met_all = False  # whether an attempt was proposed
         self.join_within = spec.join_timeout  # seconds for the other nodes to come, at first
@@ -157,6 +158,9 @@ class Agent:
         self._claim_devices()
         if self.finish is None:
             self.ranks.warm_up()
+            # A node that joins a running job is no part of it until its client keeps it: then it can still end alone.
+            self.loop.run_until(lambda: self.may_join or self._is_over(), None)
+        if self.finish is None:
             self.join_by = time.monotonic() + self.join_within
             self.participant.meet(lambda: self.join_by or 0.0, lambda: self.join_within)
             if not self.participant.leads:  # the coordinator knows best which nodes are missing
@@ -462,6 +466,7 @@ class Agent:
         if word == IN_DOUBT:
             self.in_doubt = True
         elif word == ALL_STARTED:
+            self.may_join = True
             self._expect_all()
         elif word == TOGETHER:
             self.ends_with_starter = True
@@ -470,8 +475,9 @@ class Agent:
         else:
             self.loop.forget(self.lifeline)
             if word == KEPT:
+                self.may_join = True
                 self._expect_all()
-            elif not self.in_doubt:
+            elif not self.in_doubt or not self.may_join:
                 self._ask_to_stop(signal.SIGHUP)
             else:
                 self.loop.after(DOUBT_SECONDS, self._end_doubt)

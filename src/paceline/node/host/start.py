@@ -52,7 +52,7 @@ def start(home: Home, request: StartRequest) -> Iterator[Answer]:
         yield {"taken": str(taken.path)}
         yield {"end": True}
         return
-    run, node, agent, begin, first, _ = made
+    run, node, agent, begin, first, *_ = made
     is_decided = is_kept = False
     try:
         yield {"started": node.job, "ranks": node.nproc, "host": socket.gethostname(), "record": first}

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from .plan import Order, Plan
 
 
+_FREE = 10.0  # seconds for those that only look whether a process works on a job
+
+
 class Made(NamedTuple):
     """A job that has just been started.
 
@@ -49,6 +52,7 @@ class Made(NamedTuple):
         record: its record while its lock was still held; for a client elsewhere see `home.with_ids`. A short job may
             be removed as soon as it has ended.
         placed: the checkpoints that came with it, if some did.
+        before: the status of the part that was here before; None for a new part.
     """
 
     run: RunDirectory
@@ -57,6 +61,7 @@ class Made(NamedTuple):
     begin: int
     record: dict[str, Any]
     placed: moving.Placed | None = None
+    before: bytes | None = None
 
 
 def make(
@@ -168,19 +173,22 @@ def restart_part(home: Home, order: Order, lifeline: socket.socket | None = None
     Raises:
         Refused: it already runs.
     """
-    with _reopened(home, order) as (again, node):
-        return _start(home, order, again, node, lifeline)
+    with _reopened(home, order) as (again, node, before):
+        return _start(home, order, again, node, lifeline)._replace(before=before)
 
 
 def become_again(home: Home, order: Order) -> NoReturn:
     """Become the agent of a part that was here before. See `restart_part`."""
-    with _reopened(home, order) as (again, node):
+    with _reopened(home, order) as (again, node, _):
         lifecycle.become_agent(again, node.python, _environment(home, order))
 
 
 @contextlib.contextmanager
-def _reopened(home: Home, order: Order) -> Iterator[tuple[Reopened, NodeSpec]]:
-    """The run directory of a part that was here before, with its lock held; and that part. See `restart_part`."""
+def _reopened(home: Home, order: Order) -> Iterator[tuple[Reopened, NodeSpec, bytes]]:
+    """The run directory of a part that was here before, with its lock held; that part; and its last status.
+
+    See `restart_part`.
+    """
     job, path = order.job, home.folder_of(order.job)
     try:
         again = Reopened(path)
@@ -192,19 +200,29 @@ def _reopened(home: Home, order: Order) -> Iterator[tuple[Reopened, NodeSpec]]:
             main_port=job["main_port"], joins=True, hosts=(), expected=None, detached=job["detached"],
         )  # fmt: skip
         again.directory.spec.write_text(node.to_json())
-        again.directory.status.unlink(missing_ok=True)  # it says how this part ended before
+        status = again.directory.status  # it says how this part ended before
+        before = status.read_bytes() if status.exists() else b""
+        status.unlink(missing_ok=True)
         again.directory.spare.write_bytes(bytes(SPARE))
-        yield again, node
+        yield again, node, before
 
 
 def drop(home: Home, made: Made) -> None:
-    """End a job at once, and remove it, unless it was here before."""
+    """End a job that its client does not keep, at once, and remove it; a part that was here before is as it was.
+
+    A part that joins a running job ends alone: the other nodes do not know of it yet (`node/lifeline.py`).
+    """
     lifecycle.stop(made.run, True)
     made.run.wait_until_free()
-    if not made.begin:
+    if made.before is None:
         home.remove(made.run)
         if made.placed is not None:
             moving.take_back(made.placed)
+        return
+    with contextlib.suppress(OSError), made.run.owned(_FREE):  # unless another client has started it again
+        os.truncate(made.run.events, made.begin)
+        if made.before:
+            made.run.status.write_bytes(made.before)
 
 
 @contextlib.contextmanager
