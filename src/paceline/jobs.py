@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from paceline.backends.base import LogLines, LogQuery, Prepared
+from paceline.backends.base import Incomplete, LogLines, LogQuery, Prepared
 from paceline.backends.registry import HERE, load
 from paceline.job.errors import UserError
 from paceline.job.job import Instance, Job, Node, Volume
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
-    "Code", "Instance", "Job", "JobSpec", "LogLines", "LogQuery", "Mount", "Node", "Prepared", "Rendezvous",
-    "UserError", "Volume", "delete", "get", "list_jobs", "logs", "prepare", "stop", "submit", "wait",
+    "Code", "Incomplete", "Instance", "Job", "JobSpec", "LogLines", "LogQuery", "Mount", "Node", "Prepared",
+    "Rendezvous", "UserError", "Volume", "delete", "get", "list_jobs", "logs", "prepare", "stop", "submit", "wait",
 ]  # fmt: skip
 
 
@@ -70,6 +70,7 @@ def logs(name: str, query: LogQuery | None = None, on: str = HERE) -> Iterator[L
 
     Raises:
         UserError: there is no such job.
+        Incomplete: after the last line, if those of some machine may be missing.
     """
     get(name, on)
     return load(on).logs(name, query or LogQuery())

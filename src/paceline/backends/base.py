@@ -58,6 +58,10 @@ class LogQuery:
     raw: bool = False
 
 
+class Incomplete(UserError):
+    """Of a machine that could not be reached, or no longer, log lines may be missing; all others have been read."""
+
+
 class LogLines(NamedTuple):
     """Lines with their line ends, when they were written (about), and by which rank.
 
@@ -355,7 +359,11 @@ class Backend(ABC):
 
     @abstractmethod
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
-        """Lines of a job in the order in which they were written; an invalid query raises UserError at once."""
+        """Lines of a job in the order in which they were written; an invalid query raises UserError at once.
+
+        Raises:
+            Incomplete: after the last line, if those of some machine may be missing.
+        """
 
     # -- act -----------------------------------------------------------------------------------------------------------
 

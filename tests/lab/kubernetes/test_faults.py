@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.conftest import eventually
 
-from paceline.backends.base import LogQuery
+from paceline.backends.base import Incomplete, LogQuery
 from paceline.backends.kubernetes import client, holding
 from paceline.backends.kubernetes.client import Cluster as Client
 from paceline.backends.kubernetes.errors import Expired
@@ -143,7 +143,7 @@ def test_the_logs_of_a_node_that_answers_are_shown_when_another_is_silent(user: 
     assert user.lines("it", (0,)) == ["here"]
     found = user.backend().logs("it", LogQuery(None))
     assert next(found).text == b"here\n"
-    with pytest.raises(UserError, match=f"^the logs of node {node} cannot be read: .*; what it has is not shown"):
+    with pytest.raises(Incomplete, match=f"^the logs of node {node} cannot be read: .*; what it has is not shown"):
         next(found)
     assert any(it["event"] == "silent" and it["host"] == node for it in user.backend().events("it"))
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paceline.backends.base import LogLines
+from paceline.backends.base import Incomplete, LogLines
 from paceline.job.errors import UserError
 from paceline.node.host.pod import MARK
 
@@ -168,13 +168,12 @@ def with_silent(lines: Iterable[LogLines], silent: Silent) -> Iterator[LogLines]
     """The lines, and after them which nodes do not answer.
 
     Raises:
-        UserError: some do not.
+        Incomplete: some do not.
     """
     yield from lines
-    for node, error in silent.items():
-        raise UserError(
-            f"the logs of node {node or 'without a name'} cannot be read: {error}; what it has is not shown"
-        )
+    if silent:
+        why = [f"the logs of node {node or 'without a name'} cannot be read: {why}" for node, why in silent.items()]
+        raise Incomplete("\n".join(f"{line}; what it has is not shown" for line in why))
 
 
 def _rfc(seconds: float) -> str:

@@ -6,7 +6,6 @@ code as on this machine. This machine only records on which hosts the jobs are t
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import json
 import math
@@ -23,7 +22,6 @@ from paceline.job.job import Contents, Node, Usage, Volume
 
 from . import target
 from .jobs import RemoteJobs
-from .streams import Streams
 from .target import Hosts, Options, left_out
 
 if TYPE_CHECKING:
@@ -38,8 +36,6 @@ if TYPE_CHECKING:
 
     from .foreground import RemoteRun
     from .start import RemoteStart
-
-_CLOSING = 5.0  # seconds from the end of a job on one host to its end on the others, at most, unless one hangs
 
 
 @dataclass(frozen=True)
@@ -284,38 +280,15 @@ class Ssh(Backend):
     ) -> bool:
         """Wait until these jobs have ended, or the time is over; returns whether they have ended.
 
-        A host that hangs is not waited for if its job has ended on the other hosts.
+        A host that hangs, or can no longer be reached, is not waited for if its job has ended on the other hosts.
 
         Raises:
-            UserError: a host can no longer be reached.
+            UserError: a host can no longer be reached, and the job may go on there.
         """
+        from .waiting import Waiting
+
         deadline = math.inf if seconds is None else time.monotonic() + seconds
-        look = math.inf  # when to ask whether jobs that have ended somewhere are over
-        hosts = _distinct(self._jobs.hosts_of(name) for name in names)
-        request = {"do": "wait", "names": list(names)}
-        left = {(host, name) for name in names for host in self._jobs.hosts_of(name)}
-        with contextlib.closing(Streams(hosts, lambda _: request)) as streams:
-            while True:
-                until = min(deadline, look)
-                try:
-                    found = streams.next(None if until == math.inf else until - time.monotonic())
-                except TimeoutError:
-                    if until == deadline:
-                        return False
-                    look = math.inf
-                    over = {job.name for job in self.describe(names).jobs if job.is_over}
-                    left = {(host, name) for host, name in left if name not in over}
-                    if not left:
-                        return True
-                    continue
-                if found is None:
-                    return True
-                host, answer = found
-                if "ended" in answer:
-                    left.discard((host, answer["ended"]))
-                    self._jobs.has_ended(answer["ended"], host)
-                    look = time.monotonic() + _CLOSING
-                tick(len(set(names) - {name for _, name in left}))
+        return Waiting(self._jobs, names, deadline, tick).until_over()
 
     def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:
         """Ask jobs to stop, on all hosts that answer; returns why others did not."""

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from typing import TYPE_CHECKING
 
-from paceline.backends.base import LogLines
+from paceline.backends.base import Incomplete, LogLines
 from paceline.backends.remote.connection import Unreachable
 from paceline.job.errors import UserError
 
@@ -23,7 +23,8 @@ def read_logs(name: str, hosts: Sequence[Host], query: LogQuery) -> Iterator[Log
     """Lines of a job in the order in which they were written, of several hosts as they come.
 
     Raises:
-        UserError: it has no such attempt or rank, or a host does not answer.
+        UserError: it has no such attempt or rank, or its only host does not answer.
+        Incomplete: another host did not answer, or no longer; after the lines of the others.
     """
     request = {"do": "logs", "name": name, "choice": dataclasses.asdict(query), "checked": len(hosts) == 1}
     streams = Streams(hosts, lambda _: request)
@@ -43,7 +44,11 @@ def _can_go_on(error: UserError, hosts: Sequence[Host]) -> bool:
 
 
 def _lines(streams: Streams, hosts: Sequence[Host], first: tuple[Host, Answer | UserError]) -> Iterator[LogLines]:
-    """The lines of all hosts; which of them do not answer is raised after those of the others."""
+    """The lines of all hosts.
+
+    Raises:
+        Incomplete: after them, if some hosts do not answer.
+    """
     silent: list[UserError] = []
     with contextlib.closing(streams):
         found: tuple[Host, Answer | UserError] | None = first
@@ -57,17 +62,17 @@ def _lines(streams: Streams, hosts: Sequence[Host], first: tuple[Host, Answer | 
                 moment, attempt, rank, stream = answer["text"]
                 yield LogLines(moment, attempt, rank, stream, answer["data"])
             found = streams.take()
-    for error in silent:
-        raise UserError(f"{error}; what it has is not shown")
+    if silent:
+        raise Incomplete("\n".join(f"{error}; lines of its ranks may be missing" for error in silent))
 
 
 def _in_order(lines: Iterator[LogLines], count: int | None) -> Iterator[LogLines]:
     """The last lines in the order of time, and then the error with which they ended."""
     found: list[LogLines] = []
-    failure: UserError | None = None
+    failure: Incomplete | None = None
     try:
         found.extend(lines)
-    except UserError as error:
+    except Incomplete as error:
         failure = error
     yield from _last(sorted(found, key=lambda it: (it.attempt, it.time)), count)
     if failure is not None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paceline.backends.base import LogQuery
+from paceline.backends.base import Incomplete, LogQuery
 from paceline.cli.flags.names import known as jobs_named
-from paceline.cli.flags.names import outcome, rank_of, way_on
+from paceline.cli.flags.names import outcome, rank_of, warn, way_on
 from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.where import backend, remember_jobs, where_options
 from paceline.cli.terminal.write import write
@@ -23,7 +23,7 @@ from paceline.job.quantities import NoUnitError, duration, show_time
 from paceline.job.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from paceline.backends.base import LogLines
 
@@ -59,7 +59,8 @@ def _logs(
     edits = _edits(several, grep, timestamps)
     raw = follow and not several and not edits and sys.stdout.isatty()
     query = LogQuery(ranks, follow, tail, _since(since), attempt, timestamps, raw)
-    lines = backend().logs(job, query)
+    missing: list[Incomplete] = []
+    lines = _until_incomplete(backend().logs(job, query), missing)
     if follow and known.waiting is not None:
         click.echo(f"paceline: job {job}: {printable(known.waiting)}", err=True)
     try:
@@ -70,6 +71,10 @@ def _logs(
     except OSError as error:
         raise UserError(f"cannot write the logs: {error.strerror}") from None
     (known,) = jobs_named([job])
+    if missing and follow and not known.is_over:  # nobody knows how it goes on
+        raise missing[0]
+    for line in str(*missing).splitlines():
+        warn(line)
     if nothing and not known.is_over and known.started is None and known.attempt == 0 and not follow:
         click.echo(f"paceline: job {job} is {known.state}, and no rank of it has written yet", err=True)
     if not follow or not known.is_over:
@@ -79,6 +84,14 @@ def _logs(
         if (how := way_on(known, backend().where)) is not None:
             click.echo(f"paceline: {how}", err=True)
     return 1 if known.exit_code is None else known.exit_code  # None: its agent was killed
+
+
+def _until_incomplete(lines: Iterable[LogLines], missing: list[Incomplete]) -> Iterator[LogLines]:
+    """The lines; `missing` gets the error with which they end, if some are missing."""
+    try:
+        yield from lines
+    except Incomplete as error:
+        missing.append(error)
 
 
 def _since(text: str | None) -> float | None:

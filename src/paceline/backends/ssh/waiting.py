@@ -1,0 +1,107 @@
+"""Waits until jobs on hosts have ended, also if a host is lost meanwhile, or others join."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from typing import TYPE_CHECKING
+
+from paceline.backends.remote.connection import Unreachable
+from paceline.job.errors import UserError
+
+from .streams import Streams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paceline.backends.remote.connection import Host
+
+    from .jobs import RemoteJobs
+
+    Part = tuple[Host, str]  # of the job of this name
+
+_CLOSING = 5.0  # seconds from the end of a job on one host to its end on the others, at most, unless one hangs
+_SOON = 10.0  # seconds; a host that is lost again within them is not connected to again
+
+
+class Waiting:
+    """Jobs that are waited for, each on all hosts that have a part of it."""
+
+    def __init__(self, jobs: RemoteJobs, names: Sequence[str], deadline: float, tick: Callable[[int], None]) -> None:
+        """Wait for nothing yet.
+
+        Args:
+            jobs: of the target.
+            names: of those that are waited for.
+            deadline: when to give up (monotonic); infinity for never.
+            tick: called with how many jobs have ended.
+        """
+        self._jobs, self._names, self._deadline, self._tick = jobs, list(names), deadline, tick
+        self._ended: set[Part] = set()
+        self._lost: dict[Host, UserError] = {}
+
+    def until_over(self) -> bool:
+        """Wait; returns whether the jobs have ended.
+
+        A host that hangs or is lost is not waited for if the job is known to have ended from the others.
+
+        Raises:
+            UserError: a job may go on on a host that can no longer be reached.
+        """
+        parts = {(host, name) for name in self._names for host in self._jobs.hosts_of(name)}
+        while parts:
+            began = time.monotonic()
+            before = dict(self._lost)
+            if not self._wait_for(parts):
+                return False
+            going = [name for name in self._names if name not in self._over()]
+            if not going:
+                return True
+            living = {(host, name) for name in going for host in self._jobs.unended_hosts_of(name)}
+            parts = living - self._ended
+            again = [error for host, error in before.items() if self._lost[host] is not error]
+            if again and time.monotonic() - began < _SOON:
+                raise again[0]
+            if self._lost and {name for _, name in parts} != set(going):
+                raise next(iter(self._lost.values()))
+        return True
+
+    def _over(self) -> set[str]:
+        """The jobs that are known to have ended."""
+        return {job.name for job in self._jobs.describe(self._names).jobs if job.is_over}
+
+    def _wait_for(self, parts: set[Part]) -> bool:
+        """Wait until these parts have ended, or no connected host knows of a job any more; returns False if in vain."""
+        look = math.inf  # when to ask whether jobs that have ended somewhere are over
+        request = {"do": "wait", "names": self._names}
+        with contextlib.closing(Streams(dict.fromkeys(host for host, _ in parts), lambda _: request)) as streams:
+            while parts:
+                until = min(self._deadline, look)
+                try:
+                    found = streams.take(None if until == math.inf else until - time.monotonic())
+                except TimeoutError:
+                    if until == self._deadline:
+                        return False
+                    look, over = math.inf, self._over()
+                    parts = {(host, name) for host, name in parts if name not in over}
+                    continue
+                if found is None:
+                    return True
+                host, answer = found
+                if isinstance(answer, UserError):
+                    if not isinstance(answer, Unreachable):
+                        raise answer
+                    self._lost[host] = answer
+                    gone = {name for it, name in parts if it == host}
+                    parts = {part for part in parts if part[0] != host}
+                    if gone - {name for _, name in parts}:
+                        return True
+                elif "ended" in answer:
+                    part = host, answer["ended"]
+                    parts = parts - {part}
+                    self._ended.add(part)
+                    self._jobs.has_ended(answer["ended"], host)
+                    look = time.monotonic() + _CLOSING
+                self._tick(len(set(self._names) - {name for _, name in parts}))
+        return True
