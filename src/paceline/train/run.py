@@ -27,6 +27,7 @@ from paceline.train.loop.state import SavedState, State, make_reshard
 from paceline.train.loop.steps import Steps, run_folder
 from paceline.train.loop.trial import Trial, trial_steps
 from paceline.train.metrics.metrics import Metrics
+from paceline.train.parallel.loss_scaling import unscaled
 from paceline.train.parallel.prepared import Prepared
 from paceline.train.parallel.wrapper import unwrap
 
@@ -281,9 +282,9 @@ class Run(Collectives):
         is_sum = reduction == "sum"
         with self._steps.backward(weight, is_sum=is_sum, inputs=inputs, again=retain_graph) as factor:
             self._metrics.backward(loss, factor, **options)
-            self._prepared.saw_loss(loss)
+            self._prepared.saw_loss(unscaled(loss))
             if self._trial is not None:
-                self._trial.saw_loss(loss)
+                self._trial.saw_loss(unscaled(loss))
 
     def unwrap(self, model: Module) -> Module:
         """Return the module that was passed to `setup`, given what `setup` returned; another module is returned itself.

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .loss_scaling import Stepping, attach
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -23,7 +25,7 @@ def prepare_optimizer(
     *,
     is_accumulating: Callable[[], bool],
     reduced_loss: Callable[[Any], Any],
-    stepped: Callable[[], None],
+    stepped: Callable[[bool], None],
 ) -> None:
     """Load rank 0's state, scale learning rates as the strategy says, and step once per accumulation.
 
@@ -33,7 +35,7 @@ def prepare_optimizer(
         strategy: the strategy that it is set up with.
         is_accumulating: whether an accumulation is not complete, so that the optimizer does not step yet.
         reduced_loss: takes what a closure returns, and returns the loss over all ranks.
-        stepped: called after each step.
+        stepped: called after each step, and after each one that a GradScaler has skipped, with whether it has.
 
     Raises:
         ValueError: learning rates are to be scaled, but a scheduler has already stored them.
@@ -55,7 +57,9 @@ def prepare_optimizer(
                 param_group[name] = param_group[name] * factor
     if group.world_size > 1:  # an optimizer that uses its loss must get the same on all ranks
         optimizer.register_step_pre_hook(functools.partial(_with_reduced_loss, reduced_loss))
-    optimizer.register_step_post_hook(lambda *_: stepped())
+    stepping = Stepping(is_accumulating, stepped)
+    optimizer.register_step_post_hook(lambda *_: stepping.done())
+    attach(optimizer, stepping)
     if strategy.accumulate > 1:
         for name in ("step", "zero_grad"):
             setattr(optimizer, name, _once_per_accumulation(getattr(optimizer, name), optimizer, is_accumulating))

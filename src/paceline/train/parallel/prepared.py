@@ -131,8 +131,10 @@ class Prepared:
             followed = self._followed(thing)
             self._follows |= {number} if followed else set()
 
-            def stepped() -> None:
-                self._step_counts.stepped(number)
+            def stepped(skipped: bool) -> None:
+                # Gradients that are the same on all ranks overflow on all or none. Ranks that train alone may differ.
+                if not (skipped and all(synchroniser.steps_alike for synchroniser in followed)):
+                    self._step_counts.stepped(number)
                 for synchroniser in followed:
                     with self._group.guard:
                         synchroniser.after_step()

@@ -39,6 +39,7 @@ class LocalExchange(ApartExchange):
         self._steps = 0  # of the optimizer, ever
         self._apart = 0  # since parameters were the same on all ranks
         self._pace = Pace(options)
+        self._have_momenta = False  # whether the optimizers of all ranks have a state
 
     def attach(self, exchange: DistributedDataParallel) -> None:
         """See `Synchroniser.attach`."""
@@ -81,9 +82,7 @@ class LocalExchange(ApartExchange):
         if not self._apart:
             return
         self._apart = 0
-        tensors = [*self._module.parameters(), *floating(self._module.buffers())]
-        if self._options.momentum == "average" and self._optimizer is not None:
-            tensors += states(self._optimizer)
+        tensors = [*self._module.parameters(), *floating(self._module.buffers()), *self._momenta()]
         with torch.no_grad():
             for tensor, mean in zip(tensors, means(tensors, self._averaging.average), strict=True):
                 tensor.copy_(mean)
@@ -91,6 +90,17 @@ class LocalExchange(ApartExchange):
             loss = self._pace.loss
             self._averaging.average(loss)
             self._pace.adapt(float(loss), float(self._optimizer.param_groups[0]["lr"]))
+
+    def _momenta(self) -> list[torch.Tensor]:
+        """What the optimizer keeps, if it is averaged; nothing while a GradScaler has skipped all steps of a rank."""
+        if self._options.momentum != "average" or self._optimizer is None:
+            return []
+        own = states(self._optimizer)
+        if not self._have_momenta:
+            lacking = torch.full((1,), float(not own), device=next(self._module.parameters()).device)
+            self._averaging.average(lacking)
+            self._have_momenta = not lacking.item()
+        return own if self._have_momenta else []
 
     def common_state(self) -> dict[str, Any]:
         """See `Synchroniser.common_state`."""
