@@ -286,6 +286,23 @@ class Run(Collectives):
             if self._trial is not None:
                 self._trial.saw_loss(unscaled(loss))
 
+    def step_done(self) -> None:
+        """Say that the current batch was trained on, in a loop that steps by hand.
+
+        `backward` and the steps of torch's optimizers say so by themselves. If the loop uses neither, call this on all
+        ranks: in a loop over `dataloader` or `steps` before `save` or a `break`, and in a loop of another form after
+        each step, which counts it.
+        """
+        self._steps.step_done()
+
+    def leave_out(self, *optimizers: torch.optim.Optimizer) -> None:
+        """Leave optimizers out of the checkpoints on purpose, such as one that an evaluation makes anew each time.
+
+        Otherwise it is an error if an optimizer steps that was neither set up nor registered, and that has a state.
+        Steps of those that are left out do not count as training.
+        """
+        self._steps.optimizers.leave_out(optimizers)
+
     def unwrap(self, model: Module) -> Module:
         """Return the module that was passed to `setup`, given what `setup` returned; another module is returned itself.
 
@@ -539,6 +556,7 @@ class Run(Collectives):
     def _leave(self, error: BaseException | None) -> None:
         if os.getpid() == self._pid and not self._is_closed:  # and not a child that the script has forked
             self._is_closed = True
+            self._steps.optimizers.stop()
             self._prepared.clear()  # other ranks of this machine that wait for its gradients fail now
             self._steps.ending.leave(error)
             if self._group.owns_process_group:
@@ -553,6 +571,7 @@ class Run(Collectives):
         elif not self._is_closed:
             self._is_closed = True
             atexit.unregister(self._at_exit)
+            self._steps.optimizers.stop()
             with contextlib.suppress(RuntimeError):  # the error that ended the block matters more
                 self._steps.ending.abandon(error)
 

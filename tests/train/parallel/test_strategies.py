@@ -173,7 +173,7 @@ def test_numbers_of_numpy_are_saved_as_pythons(tmp_path: Path) -> None:
 def test_a_run_shows_what_a_script_needs_and_nothing_else() -> None:
     assert {name for name in dir(paceline.Run) if not name.startswith("_")} == {
         "accumulating", "all_gather", "all_reduce", "attempt", "backward", "barrier", "broadcast", "broadcast_object",
-        "clip_grad_norm", "close", "dataloader", "device", "epochs", "gather_objects", "is_main", "local_rank", "log",
-        "mean", "print", "rank", "register", "resume", "save", "setup", "state", "step", "steps",
-        "unwrap", "world_size",
+        "clip_grad_norm", "close", "dataloader", "device", "epochs", "gather_objects", "is_main", "leave_out",
+        "local_rank", "log", "mean", "print", "rank", "register", "resume", "save", "setup", "state", "step",
+        "step_done", "steps", "unwrap", "world_size",
     }  # fmt: skip

@@ -28,6 +28,8 @@ class Gradients:
 
     Attributes:
         trained: whether the current batch was trained on.
+        number: that of the current batch, from 1, over all loops.
+        has_seen: whether any training was seen so far.
     """
 
     def __init__(self, group: Group, prepared: Prepared) -> None:
@@ -37,7 +39,8 @@ class Gradients:
             group: the ranks.
             prepared: what was set up.
         """
-        self.trained = False
+        self.trained = self.has_seen = False
+        self.number = 0
         self._group, self._prepared = group, prepared
         self._unused = False  # whether gradients, of this batch or of earlier ones, were not used yet
         self._stepped = False  # whether an optimizer has stepped since the last backward of this batch
@@ -45,7 +48,6 @@ class Gradients:
         self._windows: dict[int, Window] = {}  # by the batches per step of the optimizer
         self._outside: dict[int, int] = {}  # backwards of batches that are not counted, by the same
         self._weights: dict[int, GivenWeights] = {}  # that the script gives its losses, by the same
-        self._number = 0  # of the current batch
         self._latest = 1  # the batches per step of the last backward
 
     # -- batches -------------------------------------------------------------------------------------------------------
@@ -53,7 +55,7 @@ class Gradients:
     def batch_begins(self, loader: Loader | Pass) -> None:
         """Start a batch of `loader`."""
         self.trained = self._stepped = False
-        self._number += 1
+        self.number += 1
         for every in self._prepared.accumulates:
             window = self._windows.get(every)
             if window is None or not window.begun:
@@ -101,7 +103,7 @@ class Gradients:
         factor = self._loss_factor(every, batch, weight, is_sum=is_sum)
         with self._prepared.backward(factor, step, inputs):
             yield factor
-        self.trained = self._unused = True
+        self.trained = self._unused = self.has_seen = True
         self._stepped = False
         if batch is None:
             self._outside[every] = self._outside.get(every, 0) + 1
@@ -114,7 +116,7 @@ class Gradients:
         window = self._window(every)
         if source is not None:
             samples = source.samples
-            is_first, is_last, batch = window.begun <= 1, window.is_complete, (True, self._number)
+            is_first, is_last, batch = window.begun <= 1, window.is_complete, (True, self.number)
         else:
             begun = self._outside.get(every, 0)
             is_first, is_last, batch = begun % every == 0, (begun + 1) % every == 0, (False, begun)
@@ -139,7 +141,7 @@ class Gradients:
     def optimizer_stepped(self) -> None:
         """Note that the gradients were used."""
         self.trained, self._unused = True, False
-        self._stepped = self._has_ever_stepped = True
+        self._stepped = self._has_ever_stepped = self.has_seen = True
 
     def is_accumulating(self, every: int | None, *, within: bool) -> bool:
         """Whether the last backward only added to the gradients, so that the optimizer does not step yet.

@@ -14,6 +14,7 @@ from paceline.train.control.exit_report import Preempted, record
 from .ending import Ending
 from .epochs import EpochLoops
 from .gradients import Gradients
+from .optimizers import OtherOptimizers
 from .passes import Pass, Passes
 from .resuming import Resuming, TrainingLoader
 from .trial import TrialOver
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     from .trial import Trial
 
 log = logging.getLogger("paceline")
+_UNSEEN = (
+    "run.save: the loop calls neither run.backward nor an optimizer of torch, so it is not known whether this batch is "
+    "done, and a resumed run might train on it again; call run.step_done() when a batch is done, before run.save"
+)
 
 
 class Steps:
@@ -43,6 +48,7 @@ class Steps:
         done: steps done, over all attempts: batches trained on, or steps of the optimizer in loops of another form.
         in_loop: whether a loop whose steps are counted is under way.
         feeds: the training loaders.
+        optimizers: those that were not set up.
         ending: ends the run; see also `close`.
     """
 
@@ -80,6 +86,7 @@ class Steps:
             prepared.register_on_rank("run.steps", self._passes)
         self._resuming = Resuming(group, checkpoints, metrics, self._epochs, self._passes)
         self._gradients = Gradients(group, prepared)
+        self.optimizers = OtherOptimizers(prepared, stepped=self._stepped, refuses=self._needs_states)
         self.ending = Ending(group, checkpoints, metrics, watch)
         self._loops = 0
         self._batches: list[Loader | Pass] = []  # with the current batches; the first one counts the steps
@@ -90,6 +97,7 @@ class Steps:
         # Checkpoints.
         self._is_late = False  # whether one was due where none could be taken
         self._is_fresh = False  # whether one was taken since the last batch came
+        self._is_asked = False  # whether one was asked for before any training was seen
         self._warned: set[str] = set()
 
     # -- epochs --------------------------------------------------------------------------------------------------------
@@ -230,6 +238,9 @@ class Steps:
 
     def end(self) -> None:
         """End the step: the next batch was requested."""
+        if self._is_asked and not self._gradients.has_seen:
+            raise RuntimeError(_UNSEEN)
+        self._is_asked = False
         waits = self._is_last or self._gradients.is_accumulating_by_hand(self.done)
         self._count()
         waits = waits or self._gradients.is_begun
@@ -288,13 +299,30 @@ class Steps:
 
     def optimizer_stepped(self, number: int) -> None:
         """Note that an optimizer has used the gradients; `number` is its place in the order of `setup`, from 0."""
-        self._gradients.optimizer_stepped()
-        if not self.in_loop and not self._has_looped and not (self.feeds and self.body is None):
-            self._count_outside(number)
+        self._stepped(number)
         if self._trial is not None and self._trial.stepped(number):
             self._trial.write()
             self._close()
             raise TrialOver
+
+    def step_done(self) -> None:
+        """See `Run.step_done`."""
+        self._stepped(-1)
+
+    def _stepped(self, number: int) -> None:
+        """Note a step of an optimizer that was set up, by its number, of another one, by its id, or by hand."""
+        self._gradients.optimizer_stepped()
+        if not self.in_loop and not self._has_looped and not (self.feeds and self.body is None):
+            self._count_outside(number)
+
+    def _needs_states(self) -> bool:
+        """Whether checkpoints are on, so that they must hold the states of all optimizers."""
+        if self.in_loop or self.body is not None:
+            return self._checkpoints.can_save
+        is_before = not self._has_looped and self._epochs.number < 0
+        return is_before and (
+            self._checkpoints.is_automatic or (self._resuming.has_looked and self._checkpoints.can_save)
+        )
 
     def _count_outside(self, number: int) -> None:
         """Count a step in a loop of another form; of several optimizers, the one that steps first counts."""
@@ -351,12 +379,14 @@ class Steps:
             paceline.CheckpointError: this checkpoint or the previous one could not be written.
         """
         self._check_state()
+        self.optimizers.check()
         if self._epochs.is_resuming:
             return  # the newest checkpoint is of a later loop, which the script has not reached yet
-        waits = False
+        self._check_seen()
+        waits = self._is_asked
         if self.body is not None:
             if self.within:
-                waits = self._gradients.trained and self._is_last
+                waits = waits or (self._gradients.trained and self._is_last)
             elif not self.in_loop and self._is_uncounted():
                 self._is_late = True
                 self._warn(
@@ -369,6 +399,26 @@ class Steps:
         if block or not waits:
             self._take(block=block)
         self._is_late = waits
+
+    def _check_seen(self) -> None:
+        """Check that it is known which steps were done; within a first step, that is known at its end.
+
+        Raises:
+            RuntimeError: they are those of a loop by hand.
+        """
+        if self._gradients.has_seen:
+            return
+        if self.within:
+            if self._gradients.number > 1:
+                raise RuntimeError(_UNSEEN)
+            self._is_asked = True
+            return
+        is_before = self.body is None and not self._has_looped and self._epochs.number < 0
+        if is_before and not self.done and (self._prepared.has_models or self._prepared.registered):
+            self._warn(
+                "run.save: no step was counted so far, so a resumed run begins at run.step 0; in a loop by hand, call "
+                "run.step_done() after each step"
+            )
 
     def _check_state(self) -> None:
         """Check that a checkpoint can hold the state: it does not hold gradients."""
@@ -431,6 +481,7 @@ class Steps:
 
     def close(self) -> None:
         """Write what is left, and leave the other ranks."""
+        self.optimizers.stop()
         # If `Run.epochs` was left by a break, the last steps are not saved.
         unsaved = self._checkpoints.is_automatic and self.done > self._checkpoints.saved
         unsaved = (unsaved or self._is_late) and not self._gradients.is_begun and not self._epochs.is_resuming

@@ -262,9 +262,28 @@ class Prepared:
         return bool(self._models)
 
     @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """The optimizers that were set up."""
+        return self._optimizers
+
+    @property
+    def registered(self) -> list[Stateful]:
+        """What the script has registered."""
+        return [*self._registered.values(), *(part.thing for part in self._rank_parts.values() if part.is_required)]
+
+    @property
+    def size(self) -> int:
+        """The number of optimizers and registered things."""
+        return len(self._optimizers) + len(self._registered) + len(self._rank_parts)
+
+    @property
     def has_optimizers(self) -> bool:
-        """Whether an optimizer was set up."""
-        return bool(self._optimizers)
+        """Whether an optimizer was set up or registered."""
+        return any(True for _ in self._all_optimizers())
+
+    def _all_optimizers(self) -> Iterator[torch.optim.Optimizer]:
+        yield from self._optimizers
+        yield from (thing for thing in self.registered if isinstance(thing, torch.optim.Optimizer))
 
     @property
     def accumulates(self) -> set[int]:
@@ -275,7 +294,7 @@ class Prepared:
         """Whether a parameter of some optimizer has a gradient other than zero; on a GPU, waits for it."""
         return any(
             p.grad is not None and bool((p.grad._values() if p.grad.is_sparse else p.grad).any())
-            for optimizer in self._optimizers
+            for optimizer in self._all_optimizers()
             for param_group in optimizer.param_groups
             for p in param_group["params"]
         )

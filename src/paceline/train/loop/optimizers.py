@@ -1,0 +1,133 @@
+"""Optimizers that `Run.setup` was not given: their steps count, and one whose state no checkpoint holds is refused."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch.utils.hooks import RemovableHandle
+
+    from paceline.train.parallel.prepared import Prepared
+
+_DEPTH = 3  # of attributes and containers in which a wrapper may have its optimizer
+_MOST = 1000  # elements of a container in which it is looked for
+_handle: RemovableHandle | None = None  # of the run that was made last
+
+
+class OtherOptimizers:
+    """Sees the steps of all optimizers of this process, by torch's global hook; of several runs, the latest one does.
+
+    Args:
+        prepared: what was set up and registered.
+        stepped: called after each step of an optimizer that trains this run, with its id.
+        refuses: whether an optimizer whose state is in no checkpoint may not step now.
+    """
+
+    def __init__(self, prepared: Prepared, *, stepped: Callable[[int], None], refuses: Callable[[], bool]) -> None:
+        global _handle  # noqa: PLW0603 - torch's hook is global, too
+        self._prepared, self._stepped, self._refuses = prepared, stepped, refuses
+        self._ignored: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # set up, or left out
+        self._kept: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # by what was registered
+        # All others: whether they had a state when they were looked at, and how many things checkpoints held.
+        self._others: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[bool, int]] = weakref.WeakKeyDictionary()
+        if _handle is not None:
+            _handle.remove()
+        self._handle = _handle = register_optimizer_step_post_hook(self._after_step)
+
+    def stop(self) -> None:
+        """Remove the hook."""
+        self._handle.remove()
+
+    def leave_out(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Ignore the steps of these."""
+        self._ignored.update(optimizers)
+
+    def check(self) -> None:
+        """Check that checkpoints hold the state of every optimizer that has stepped, and that still exists.
+
+        Raises:
+            RuntimeError: they do not.
+        """
+        for optimizer, (is_stateful, _) in list(self._others.items()):
+            self._look_at(optimizer)
+            if is_stateful and optimizer not in self._ignored and optimizer not in self._kept:
+                raise RuntimeError(
+                    f"{type(optimizer).__name__} has stepped, but checkpoints do not hold its state, so a resumed run "
+                    "would go on without: write run.setup(model, optimizer) or run.register(name=optimizer), or "
+                    "run.leave_out(optimizer) if it may be lost"
+                )
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if optimizer in self._ignored:
+            return
+        if optimizer not in self._kept:
+            now = (has_state(optimizer), self._prepared.size)
+            if self._others.get(optimizer) != now:
+                self._others[optimizer] = now
+                self._look_at(optimizer)
+            if optimizer in self._ignored:
+                return
+            if now[0] and optimizer not in self._kept and self._refuses():
+                self.check()
+            if optimizer not in self._kept and self._prepared.has_optimizers:
+                return  # it serves something else, as in an inner loop
+        self._stepped(id(optimizer))
+
+    def _look_at(self, optimizer: torch.optim.Optimizer) -> None:
+        """Find out what it is part of. The steps of one that was set up, and of one inside of it, are known."""
+        if any(saves(thing, optimizer) for thing in (*self._ignored, *self._prepared.optimizers)):
+            self._ignored.add(optimizer)
+        elif any(saves(thing, optimizer) for thing in self._prepared.registered):
+            self._kept.add(optimizer)
+
+
+def has_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a resumed run would miss it: what it keeps for its parameters, or the learning rates of a scheduler."""
+    return any(optimizer.state.values()) or any("initial_lr" in group for group in optimizer.param_groups)
+
+
+def saves(thing: Any, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the state of a thing has that of an optimizer: it is the optimizer, or one made of it, such as Lookahead.
+
+    What has an optimizer need not save it: a scheduler does not, and some wrappers save their own state only.
+    """
+    if thing is optimizer:
+        return True
+    if not _holds(thing, optimizer, _DEPTH):
+        return False
+    try:
+        state = thing.state_dict()
+    except Exception:
+        return True
+    kept = next((set(each) for each in optimizer.state.values() if isinstance(each, dict) and each), {"param_groups"})
+    return _has_keys(state, kept, _DEPTH + 2)
+
+
+def _holds(thing: Any, optimizer: torch.optim.Optimizer, depth: int) -> bool:
+    """Whether a thing has an optimizer among its attributes or elements, or theirs."""
+    if thing is optimizer:
+        return True
+    if depth == 0 or isinstance(thing, (torch.Tensor, torch.nn.Module)):
+        return False
+    return any(_holds(part, optimizer, depth - 1) for part in itertools.islice(_parts(thing), _MOST))
+
+
+def _has_keys(state: Any, keys: set[Any], depth: int) -> bool:
+    """Whether some dictionary of a state has all these keys."""
+    if isinstance(state, dict) and keys <= state.keys():
+        return True
+    parts = _parts(state) if isinstance(state, (dict, list, tuple)) else ()
+    return depth > 0 and any(_has_keys(part, keys, depth - 1) for part in itertools.islice(parts, _MOST))
+
+
+def _parts(thing: Any) -> Iterable[Any]:
+    if isinstance(thing, dict):
+        return thing.values()
+    return thing if isinstance(thing, (list, tuple)) else getattr(thing, "__dict__", {}).values()
