@@ -10,12 +10,41 @@ import torch.distributed as dist
 from .collectives import Collectives
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
     from torch import Tensor
 
     from .join import Membership
+
+
+class Started:
+    """A collective of one tensor that was started; calling it waits for the result.
+
+    Args:
+        tensor: becomes the result.
+        work: torch's handle; None if the result is there.
+        guard: see `Group`.
+    """
+
+    def __init__(self, tensor: Tensor, work: dist.Work | None, guard: contextlib.AbstractContextManager[None]) -> None:
+        self._tensor, self._work, self._guard = tensor, work, guard
+
+    def __call__(self) -> Tensor:
+        """Wait for the result. For the guard all ranks are here, so each calls it as often as the others."""
+        if self._work is not None:
+            with self._guard:
+                self._work.wait()
+        return self._tensor
+
+    def peek(self) -> Tensor | None:
+        """The result if it is there; None if not, or if the collective has failed. Any rank may call it."""
+        if self._work is not None:
+            if not self._work.is_completed():
+                return None
+            try:
+                self._work.wait()
+            except RuntimeError:  # `__call__` says why
+                return None
+        return self._tensor
 
 
 class Group(Collectives):
@@ -64,16 +93,9 @@ class Group(Collectives):
     def _together(self) -> contextlib.AbstractContextManager[None]:
         return self.guard
 
-    def start_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Start to sum a tensor over all ranks, in place. Returns a function that waits for the sum."""
+    def start_all_reduce(self, tensor: Tensor) -> Started:
+        """Start to sum a tensor over all ranks, in place; calling what this returns waits for the sum."""
         if self.world_size == 1:
-            return lambda: tensor
+            return Started(tensor, None, self.guard)
         with self.guard:
-            work = dist.all_reduce(tensor, async_op=True)
-
-        def wait() -> Tensor:
-            with self.guard:
-                work.wait()
-            return tensor
-
-        return wait
+            return Started(tensor, dist.all_reduce(tensor, async_op=True), self.guard)

@@ -127,6 +127,7 @@ class Steps:
         try:
             while self._epochs.epoch < count:
                 self._body_begins()
+                self._metrics.body_begins(self._epochs.epoch, count)
                 yield self._epochs.epoch
                 self._body_ends()
         finally:
@@ -473,6 +474,7 @@ class Steps:
         assert self._watch is not None
         why = self._watch.stop_signal
         self._take(block=True)
+        self._metrics.stops()
         if self._group.is_main:
             print(f"paceline: {why}: stopped after step {self.done}, which is saved", file=sys.stderr, flush=True)
         record("Preempted", f"stopped by {why} after step {self.done}")

@@ -28,9 +28,9 @@ _SHOWN = {f"{part}_seconds": f"step_seconds/{part}" for part in PARTS}  # names 
 class Metrics:
     """Means of the values of `Run.log`, and the times of steps, in files and as progress on the screen.
 
-    Every `every` steps, and at the end of an epoch, the ranks start a reduction, and read the result of the previous
-    one. Rank 0 then appends a line to `metrics.jsonl` and values to the event files in `tensorboard/`; each rank
-    appends its own times to `steps/rank-<rank>.jsonl`.
+    Every `every` steps, and at the end of an epoch, the ranks start a reduction. When rank 0 has the result, it shows
+    it, and appends a line to `metrics.jsonl` and values to the event files in `tensorboard/`; each rank appends its own
+    times to `steps/rank-<rank>.jsonl`.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Metrics:
         self._step_lines = JsonLines(folder / "steps" / f"rank-{group.rank}.jsonl") if folder is not None else None
         self._board: TensorBoard | None = None
         self._pending: Reduction | None = None
+        self._reported: Reduction | None = None  # the last one whose result was shown
         self._every = every or _FEWEST
         self._adapts = every is None
 
@@ -90,8 +91,18 @@ class Metrics:
 
     # -- events of the loop --------------------------------------------------------------------------------------------
 
+    def body_begins(self, epoch: int, epochs: int) -> None:
+        """Start the body of an epoch of `Run.epochs`.
+
+        Args:
+            epoch: counted from 0.
+            epochs: number of epochs.
+        """
+        if self._progress is not None:
+            self._progress.epoch_begins(epoch, epochs)
+
     def epoch_begins(self, epoch: int, epochs: int | None, steps: int | None, done: int) -> None:
-        """Start an epoch, or the rest of it. A collective of all ranks.
+        """Start the loop over the batches of an epoch, or of the rest of it. A collective of all ranks.
 
         Args:
             epoch: counted from 0.
@@ -102,6 +113,7 @@ class Metrics:
         # The previous epoch was left by a break; or values were logged after the last loop, outside of `Run.epochs`.
         if self._steps or (epochs is None and self._has_begun and self._may_have_values()):
             self.flush()
+        self.settle()  # what belongs to the previous loop is not shown with this one
         self._has_begun = True
         self._times.restart()
         if self._progress is not None:
@@ -121,6 +133,17 @@ class Metrics:
         if self._steps or self._may_have_values():
             self.flush()
         self.settle()
+
+    def stops(self) -> None:
+        """Before a stop: write and show what was logged. A collective of all ranks.
+
+        Raises:
+            LogMismatch: the ranks have logged different names.
+        """
+        if self._steps or self._may_have_values():
+            self.flush()
+        self.settle()
+        self.loop_left()
 
     def _may_have_values(self) -> bool:
         """Whether some rank may have logged something since the last reduction; the same on all ranks."""
@@ -142,6 +165,8 @@ class Metrics:
         """At the end of a loop, or after a `break` or an error within a step. Not a collective."""
         self._in_step = False
         self._times.leave()
+        if self._progress is not None:
+            self._progress.leave()
 
     def data_received(self, samples: int, total: int) -> None:
         """The loop has received its batch: the time since the last step was spent waiting for data.
@@ -180,10 +205,11 @@ class Metrics:
         if not self._steps:
             self._first = self._last
         self._steps += 1
-        if self._progress is not None:
-            self._progress.step_done(self._total)
         if self._steps >= self._every:
             self.flush()
+        self._report_if_there()
+        if self._progress is not None:
+            self._progress.step_done(self._total)
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Add values of this step, weighted by its samples; outside of a step their weight is 1.
@@ -204,7 +230,7 @@ class Metrics:
     # -- reductions over the ranks -------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Start to reduce what was logged since the last call, and show the previous result. A collective of all ranks.
+        """Start to reduce what was logged since the last call, after the previous reduction. A collective of all ranks.
 
         Raises:
             LogMismatch: the ranks have logged different names.
@@ -221,6 +247,8 @@ class Metrics:
         self._sent_before = sent
         span = Span(steps, self._first, self._last)
         self._pending = Reduction(self._group, self._names, values=self._values(sums), costs=costs, span=span)
+        if self._group.world_size == 1:  # there is nobody to wait for
+            self.settle()
 
     def settle(self) -> None:
         """Write and show what was reduced; waits for ranks that are not that far yet.
@@ -234,9 +262,23 @@ class Metrics:
         while not pending.is_complete():
             self._compare_names(pending)
             pending = pending.again(self._names)
-        means, (*seconds, sent) = pending.results()
+        _, (*seconds, _) = pending.results()
         if self._adapts and pending.span.steps:  # these seconds are the same on all ranks, and so is the choice
             self._every = min(_MOST, max(_FEWEST, round(_SECONDS / max(seconds[PARTS.index("total")], 1e-9))))
+        self._report(pending)
+
+    def _report_if_there(self) -> None:
+        """Write and show what was reduced, if that does not wait for other ranks."""
+        pending = self._pending
+        if self._group.is_main and pending is not None and pending is not self._reported and pending.is_there():
+            self._report(pending)
+
+    def _report(self, pending: Reduction) -> None:
+        """Write and show a result, once."""
+        if pending is self._reported:
+            return
+        self._reported = pending
+        means, (*seconds, sent) = pending.results()
         if self._progress is not None:
             named = dict(zip(PARTS, seconds, strict=True))
             method = self._method() if pending.span.steps else None
@@ -297,7 +339,11 @@ class Metrics:
         return self._steps > 0
 
     def discard(self) -> None:
-        """Discard what was not reduced: after an error on this rank, the others may be gone."""
+        """After an error, when the others may be gone: discard what was not reduced; a single rank writes it."""
+        if self._group.world_size == 1 and (self._steps or self._sums):
+            with contextlib.suppress(RuntimeError):  # the device has failed, and a value was there
+                self.flush()
+        self._report_if_there()
         self._steps, self._sums, self._pending = 0, {}, None
 
     def _flush_after_the_last_step(self) -> None:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,8 +52,9 @@ class Moment:
         rate: samples per second of all ranks together.
         left: seconds that the rest of the epoch takes at this rate; None if unknown.
         all_left: the same for all epochs, without the time between them.
-        took: seconds that the epoch took, when it is over.
-        means: the last metrics.
+        took: seconds that the epoch took, when its loop has ended or was left.
+        means: the last metrics, of this epoch or an earlier one.
+        epoch_means: those of this epoch.
         sync: what the exchange costs; None if unknown, or if there is none.
     """
 
@@ -66,33 +67,53 @@ class Moment:
     all_left: float | None
     took: float | None
     means: Mapping[str, float]
+    epoch_means: Mapping[str, float]
     sync: Exchanging | None
 
 
 class Progress:
-    """Counts steps and samples, and regularly shows the last metrics, samples per second, and the time left."""
+    """Counts steps and samples, and regularly shows the last metrics, samples per second, and the time left.
+
+    Metrics that come after the loop over an epoch's batches, as those of an evaluation, are shown at once, on a line of
+    their own. What the screen shows of an epoch was logged in it.
+    """
 
     def __init__(self, *, screen: bool, file: Path | None) -> None:
         """Initialize without showing anything.
 
         Args:
             screen: show a bar if a terminal shows this rank's output, else a plain line from time to time.
-            file: replaced at most once per second, and when the loop is left; None writes none.
+            file: replaced at most once per second, and when the loop has ended or was left; None writes none.
         """
         self._screen = screen
         self._file = None if file is None else _File(file)
-        self._views: list[_View] = []
+        self._views: list[_View] = []  # those of the loop under way
+        self._label = ""
         self._epoch = 0
         self._epochs: int | None = None
         self._means: dict[str, float] = {}
+        self._epoch_means: dict[str, float] = {}
+        self._last: Moment | None = None  # the last progress of this epoch's loop
         self._sync: Exchanging | None = None
         self._steps: int | None = None
         self._resumed_at = self._done = self._samples = 0
         self._began = self._next = 0.0
         self._window: list[tuple[float, int, int]] = []  # time, and the steps and samples done by then
 
+    def epoch_begins(self, epoch: int, epochs: int | None) -> None:
+        """Start an epoch, in which a loop over batches may follow.
+
+        Args:
+            epoch: counted from 0.
+            epochs: number of epochs; None if unknown.
+        """
+        self.leave()
+        self._epoch, self._epochs = epoch, epochs
+        self._label = f"epoch {epoch + 1}/{epochs}" if epochs is not None else f"epoch {epoch + 1}"
+        self._epoch_means, self._last = {}, None
+
     def begin(self, epoch: int, epochs: int | None, steps: int | None, done: int) -> None:
-        """Start an epoch, or the rest of it.
+        """Start the loop over an epoch's batches, or the rest of it.
 
         Args:
             epoch: counted from 0.
@@ -100,14 +121,12 @@ class Progress:
             steps: steps of the whole epoch; None if unknown.
             done: its steps that were done before.
         """
-        self.leave()
-        self._epoch, self._epochs = epoch, epochs
+        self.epoch_begins(epoch, epochs)
         self._steps, self._resumed_at, self._done, self._samples = steps, done, done, 0
         self._began = time.monotonic()
         self._window = [(self._began, done, 0)]
         if self._screen:
-            label = f"epoch {epoch + 1}/{epochs}" if epochs is not None else f"epoch {epoch + 1}"
-            self._views.append(_make_view(label, steps, done))
+            self._views.append(_make_view(self._label, steps, done))
         if self._file is not None:
             self._views.append(self._file)
         for view in self._views:
@@ -134,23 +153,19 @@ class Progress:
     def measured(self, means: Mapping[str, float], sync: Exchanging | None = None) -> None:
         """Set new metrics to show, and what the exchange costs, if that is known."""
         self._means.update(means)
+        self._epoch_means.update(means)
         self._sync = sync or self._sync
+        if means and not self._views:
+            self._show_after_loop(means)
 
     def end(self) -> None:
-        """End the epoch: its last line stays on the screen."""
-        if self._done > self._resumed_at:
-            moment = self._moment(time.monotonic(), is_over=True)
-            for view in self._views:
-                view.show(moment)
-        self._end_views()
+        """End the loop over the epoch's batches: its last line stays on the screen."""
+        self._end(is_over=True)
 
     def leave(self) -> None:
-        """End after the loop was left: the screen stays as it is, and the file gets the last progress."""
-        if self._views and self._done > self._resumed_at:
-            moment = self._moment(time.monotonic())
-            for view in self._views:
-                view.leave(moment)
-        self._end_views()
+        """End a loop that was left: its last line stays on the screen."""
+        if self._views:
+            self._end(is_over=False)
 
     def close(self) -> None:
         """Leave the loop, if it was not left yet, and wait until the file is written. Another epoch may follow."""
@@ -158,14 +173,34 @@ class Progress:
         if self._file is not None:
             self._file.finish()
 
-    def _end_views(self) -> None:
-        for view in self._views:
+    def _end(self, *, is_over: bool) -> None:
+        views, self._views = self._views, []
+        if self._done > self._resumed_at:
+            self._last = self._moment(time.monotonic(), has_ended=True, is_over=is_over)
+            for view in views:
+                view.show(self._last)
+        for view in views:
             view.close()
-        self._views = []
+        if self._last is None and self._epoch_means:  # logged in the first step, which was not completed
+            self._show_after_loop(self._epoch_means)
 
-    def _moment(self, now: float, *, is_over: bool = False) -> Moment:
-        """The progress after at least one step; at the end of an epoch, with the rate of the whole epoch."""
-        then, done, samples = (self._began, self._resumed_at, 0) if is_over else self._window[0]
+    def _show_after_loop(self, means: Mapping[str, float]) -> None:
+        """Show metrics that have come when the loop had ended, or without one."""
+        if self._screen:
+            print(" ".join(filter(None, (self._label, *_values(means)))), file=sys.stderr, flush=True)
+        if self._file is not None and self._last is not None:
+            self._last = replace(self._last, means=dict(self._means), sync=self._sync)
+            self._file.show(self._last)
+
+    def _moment(self, now: float, *, has_ended: bool = False, is_over: bool = False) -> Moment:
+        """The progress after at least one step; when the loop has ended, with the rate of the whole loop.
+
+        Args:
+            now: the time.
+            has_ended: whether the loop has ended, or was left.
+            is_over: whether no steps of the epoch are left.
+        """
+        then, done, samples = (self._began, self._resumed_at, 0) if has_ended else self._window[0]
         seconds = max(now - then, 1e-9)
         step_seconds = seconds / (self._done - done) if self._done > done else None
         steps = self._done if is_over else self._steps
@@ -180,7 +215,8 @@ class Progress:
         return Moment(
             epoch=self._epoch, epochs=self._epochs, done=self._done, steps=self._steps,
             rate=(self._samples - samples) / seconds, left=left, all_left=all_left,
-            took=seconds if is_over else None, means=dict(self._means), sync=self._sync,
+            took=seconds if has_ended else None, means=dict(self._means), epoch_means=dict(self._epoch_means),
+            sync=self._sync,
         )  # fmt: skip
 
 
@@ -194,11 +230,8 @@ class _View:
         """Show the progress."""
         raise NotImplementedError
 
-    def leave(self, moment: Moment) -> None:
-        """The loop was left in the middle of an epoch."""
-
     def close(self) -> None:
-        """The epoch has ended: nothing more is shown of it."""
+        """The loop has ended: nothing more is shown of it."""
 
 
 class _Lines(_View):
@@ -260,9 +293,6 @@ class _File(_View):
             self._thread.submit(self._write)
         except RuntimeError:  # Python is shutting down: its executors take no more work
             self._write()
-
-    def leave(self, moment: Moment) -> None:
-        self.show(moment)
 
     def finish(self) -> None:
         """Wait until the latest progress is written."""
@@ -331,13 +361,16 @@ def _is_terminal() -> bool:
 
 def _text(moment: Moment) -> str:
     """The text after the steps: metrics, rate, time left or taken."""
-    parts = [f"{name} {value:.4g}" for name, value in moment.means.items()]
-    parts.append(f"{_number(moment.rate)} samples/s")
+    parts = [*_values(moment.epoch_means), f"{_number(moment.rate)} samples/s"]
     if moment.took is not None:
         parts.append(f"in {_duration(moment.took)}")
     elif moment.left is not None:
         parts.append(f"{_duration(moment.left)} left")
     return " ".join(parts)
+
+
+def _values(means: Mapping[str, float]) -> list[str]:
+    return [f"{name} {value:.4g}" for name, value in means.items()]
 
 
 def _costs(sync: Exchanging) -> dict[str, Any]:

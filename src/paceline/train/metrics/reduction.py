@@ -96,7 +96,15 @@ class Reduction:
 
     def is_complete(self) -> bool:
         """Whether all ranks have logged the same known names; waits for the reduction."""
-        self._result = self._reduced().tolist()
+        return self._completes(self._reduced())
+
+    def is_there(self) -> bool:
+        """The same without waiting: False if the result is not there. Any rank may call it."""
+        reduced = self._reduced.peek()
+        return reduced is not None and self._completes(reduced)
+
+    def _completes(self, reduced: torch.Tensor) -> bool:
+        self._result = reduced.tolist()
         return not self._result[0] and all(count in (0, self._group.world_size) for count in self._of_names(2))
 
     def results(self) -> tuple[dict[str, float], list[float]]:
