@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.needs import pytest_runtest_setup  # noqa: F401 - a hook, which pytest finds here
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 

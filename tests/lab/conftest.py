@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import all_end
+from tests.needs import need
 
-from .lab import Client, Lab, missing, need
+from .lab import Client, Lab, missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

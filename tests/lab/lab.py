@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
+from tests import needs
 from tests.conftest import Paceline, eventually, processes_with
 
 if TYPE_CHECKING:
@@ -35,26 +35,21 @@ _DISK = "2g"  # a host's home, in memory; it takes what is written
 _NOBODY = "02:00:00:00:00:00"  # where packets to a host beyond a cut go
 
 
-def need(why: str) -> None:
-    """Skip what needs a lab that this machine cannot be, for this reason; in CI it fails."""
-    if why and os.environ.get("CI") == "true":
-        pytest.fail(why)
-    if why:
-        pytest.skip(why)
-
-
 def missing() -> str:
     """What keeps this machine from being a lab, or ""."""
     if os.geteuid() != 0:
         return "the lab needs root"
-    for program in ("ip", "tc", "mount", "nsenter", "unshare", "ssh", "ssh-keygen", _SSHD):
-        if shutil.which(program) is None:
-            return f"the lab needs {program}"
+    if why := needs.missing("ip", "tc", "mount", "nsenter", "unshare", "ssh", "ssh-keygen", "sshd"):
+        return f"the lab {why}"
     probe = f"pl{os.getpid()}-probe"
-    done = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True, check=False)
-    if done.returncode:
-        return f"the lab needs network namespaces: {done.stderr.strip()}"
-    _ip("netns", "del", probe)
+    try:
+        _ip("netns", "add", probe)
+        try:
+            _ip("-n", probe, "link", "add", "br0", "type", "bridge")
+        finally:
+            _ip("netns", "del", probe)
+    except subprocess.CalledProcessError as error:
+        return f"the lab needs network namespaces: {error.stderr.strip()}"
     return ""
 
 

@@ -43,6 +43,7 @@ def test_by_hand_on_each_host(client: Client, is_numbered: bool) -> None:
         assert out == f"{host.name} 2 2 {client.lab.hosts[0].address}\n"
 
 
+@pytest.mark.needs("mpirun")
 def test_by_hand_with_mpi(client: Client) -> None:
     script = client.script("""
         import socket

@@ -14,6 +14,7 @@ from tests.conftest import eventually
 if TYPE_CHECKING:
     from .lab import Client
 
+pytestmark = pytest.mark.needs("mpirun")
 SUM = """
     import os, socket
     from mpi4py import MPI

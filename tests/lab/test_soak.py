@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.conftest import GENEROUS, eventually
+from tests.needs import need
 
 from .lab import Lab, missing
 from .test_elastic import Job
@@ -255,8 +256,7 @@ class Soak(Job):
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     """Five hosts, of this test alone."""
-    if why := missing():
-        pytest.fail(why) if os.environ.get("CI") == "true" else pytest.skip(why)
+    need(missing())
     it = Lab(5, "soak")
     try:
         it.start()

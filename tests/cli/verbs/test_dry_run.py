@@ -38,7 +38,10 @@ def job_tells_what_was_planned(paceline: Paceline, verb: str, *args: str) -> lis
     return ranks
 
 
-@pytest.mark.parametrize("framework", ["torch", "paddle", "tensorflow", "jax", "mpi", "indexed", "slurm"])
+MPI = pytest.param("mpi", marks=pytest.mark.needs("mpirun"))
+
+
+@pytest.mark.parametrize("framework", ["torch", "paddle", "tensorflow", "jax", MPI, "indexed", "slurm"])
 def test_every_variable_of_every_rank(paceline: Paceline, framework: str) -> None:
     paceline.script(TELL)
     for package in ("paddle", "tensorflow", "jax"):  # their variables are paceline's, whether they are there or not
@@ -135,11 +138,21 @@ def test_a_dry_run_refuses_what_submit_refuses(paceline: Paceline) -> None:
         (("--name", "taken"), "a job named taken has its files in"),
         (("--log-dir", "file"), "it is not a folder"),
         ((*snapshot, "nowhere"), "does not exist; name a folder"),
-        (("--sync-mode", "git", "--sync-source", "nowhere"), "no git repository at"),
-        (("--sync-mode", "rsync", "--sync-source", "nowhere"), "does not exist; name a folder"),
         ((*snapshot, ".", "--name", "it", "--working-dir", "."), "is there already; remove it"),
         (("--preload", "nowhere"), "no such module"),
     ):
         assert why in refused_alike(paceline, *args, "train.py")
     (paceline.folder / "job.yaml").write_text("script: train.py\nresume_from: nosuch\n")
     assert "no job 'nosuch' to resume from" in refused_alike(paceline, "job.yaml")
+
+
+@pytest.mark.parametrize(
+    ("mode", "why"),
+    [
+        pytest.param("git", "no git repository at", marks=pytest.mark.needs("git")),
+        pytest.param("rsync", "does not exist; name a folder", marks=pytest.mark.needs("rsync")),
+    ],
+)
+def test_a_dry_run_refuses_sources_that_are_not_there(paceline: Paceline, mode: str, why: str) -> None:
+    paceline.script("", "train.py")
+    assert why in refused_alike(paceline, "--sync-mode", mode, "--sync-source", "nowhere", "train.py")

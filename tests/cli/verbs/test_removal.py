@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.conftest import Paceline
@@ -225,6 +226,7 @@ def test_two_clients_that_bring_code_to_one_place(paceline: Paceline) -> None:
     assert sorted(os.listdir(paceline.folder / "user" / "code")) == [".gitignore"]
 
 
+@pytest.mark.needs("git")
 def test_code_without_the_script_leaves_nothing(paceline: Paceline) -> None:
     """That the copy lacks it is known only when the code is at its place."""
     paceline.script("print('hello')", "src/script.py")

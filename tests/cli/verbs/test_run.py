@@ -277,7 +277,9 @@ def test_dry_run_shows_everything_and_starts_nothing(paceline: Paceline) -> None
     assert not paceline.home.exists()
 
 
-@pytest.mark.parametrize("framework", ["torch", "indexed", "mpi", "slurm"])
+@pytest.mark.parametrize(
+    "framework", ["torch", "indexed", pytest.param("mpi", marks=pytest.mark.needs("mpirun")), "slurm"]
+)
 def test_dry_run_shows_the_variables_that_ranks_get(paceline: Paceline, framework: str) -> None:
     paceline.script("import json, os; print(json.dumps(dict(os.environ)))")
     command = ("-n", "2", "--framework", framework, "--name", "mine", "script.py")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests import needs
 from tests.job.code.git_server import PASSWORD, GitServer
 
 from paceline.job.code.bring import check, fetch, parse
@@ -62,6 +63,7 @@ def _environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def git(folder: Path, *args: str) -> str:
+    needs.need(needs.missing("git"))
     folder.mkdir(parents=True, exist_ok=True)
     identity = ("-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "init.defaultBranch=main")
     allowed = ("-c", "protocol.file.allow=always")
@@ -477,6 +479,7 @@ def fake_ssh(folder: Path) -> Path:
 # -- rsync -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.needs("rsync")
 def test_rsync_from_a_folder(tmp_path: Path) -> None:
     origin = tmp_path / "it's $(touch ran) ü"
     repository(origin, {"src/a.py": "a", "data/big.bin": "b", "keep.bin": "k", ".pacelineignore": "*.bin\n!keep.bin\n"})
@@ -494,6 +497,7 @@ def test_rsync_from_a_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.needs("rsync")
 def test_rsync_from_a_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     origin = tmp_path / "it's $(touch ran) ü"
     repository(origin, {"src/a.py": "a", "data/big.bin": "b", "keep.bin": "k", ".pacelineignore": "*.bin\n!keep.bin\n"})
@@ -506,6 +510,7 @@ def test_rsync_from_a_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "No such file" in message
 
 
+@pytest.mark.needs("rsync")
 def test_rsync_says_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     assert "does not exist" in refused("rsync", "nowhere", tmp_path, tmp_path / "code" / "job")
@@ -528,6 +533,7 @@ PATTERNS = st.lists(
 )
 
 
+@pytest.mark.needs("git", "rsync")
 @settings(max_examples=80, deadline=None)
 @given(PATTERNS)
 def test_patterns_mean_what_they_mean_to_git_and_to_rsync(patterns: list[str]) -> None:
@@ -744,7 +750,7 @@ def test_a_destination_that_is_there_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "job" / "mine").read_text() == "m"
 
 
-@pytest.mark.parametrize("mode", ["snapshot", "git", "rsync"])
+@pytest.mark.parametrize("mode", ["snapshot", "git", pytest.param("rsync", marks=pytest.mark.needs("rsync"))])
 def test_an_interrupt_leaves_nothing(mode: str, tmp_path: Path) -> None:
     repository(tmp_path / "work")
 

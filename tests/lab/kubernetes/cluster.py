@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import socket
 import ssl
 import subprocess
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import trustme
 import yaml
+from tests import needs
 from tests.conftest import processes_with
 from tests.lab.lab import remove_folder, remove_leftovers, remove_namespace
 
@@ -49,12 +49,11 @@ def missing() -> str:
     """What keeps this machine from having a cluster, or ""."""
     if os.geteuid() != 0:
         return "the cluster needs root"
-    for program in ("ip", "nsenter", "setsid"):
-        if shutil.which(program) is None:
-            return f"the cluster needs {program}"
+    if why := needs.missing("ip", "mount", "nsenter", "setsid", "unshare"):
+        return f"the cluster {why}"
     probe = (
         "mount -t tmpfs x /mnt && mkdir /mnt/u /mnt/w /mnt/r && "
-        "mount -t overlay x -o lowerdir=/,upperdir=/mnt/u,workdir=/mnt/w /mnt/r"
+        "mount -t overlay x -o lowerdir=/,upperdir=/mnt/u,workdir=/mnt/w /mnt/r && ip link set lo up"
     )
     done = subprocess.run(
         ["unshare", "--mount", "--net", "sh", "-c", probe], capture_output=True, text=True, check=False

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
+from tests import needs
 from tests.job.code.git_server import PASSWORD, GitServer
 
 from paceline.job.errors import UserError
@@ -32,6 +33,7 @@ SCRIPT = "import os\nprint({!r}, os.path.exists('/paceline/git'), flush=True)\n"
 def git(folder: Path, *words: str) -> str:
     identity = ("-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "init.defaultBranch=main")
     folder.mkdir(parents=True, exist_ok=True)
+    needs.need(needs.missing("git"))
     done = subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True)
     return done.stdout.strip()
 

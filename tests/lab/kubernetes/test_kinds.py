@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -129,10 +128,9 @@ def test_node_0_of_an_mpijob_has_its_gpus(make_user: Callable[..., User]) -> Non
     assert user.ended("other").state == "SUCCEEDED"
 
 
+@pytest.mark.needs("mpirun")
 def test_mpi_programs_in_an_mpijob(make_user: Callable[..., User]) -> None:
     """Its launcher's variables are for mpirun with ssh; agents start mpirun's daemons."""
-    if shutil.which("mpirun") is None:
-        pytest.skip("mpirun is not installed")
     user = make_user("mpi-operator")
     script = "from mpi4py import MPI\nprint('rank', MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank), flush=True)"
     user.submit(script, name="it", nodes=2, ranks=1, kind="mpijob", framework="mpi", placement="spread")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import all_end
-from tests.lab.lab import need
+from tests.needs import need
 
 from .client import Client
 from .cluster import Cluster, missing

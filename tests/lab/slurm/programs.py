@@ -6,6 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
+from tests import needs
+
 _OTHER = os.environ.get("PACELINE_SLURM") or None
 LIBRARIES = Path("usr/lib/x86_64-linux-gnu/slurm-wlm")
 
@@ -16,14 +18,14 @@ def path(program: str) -> str:
 
 
 def missing(*programs: str) -> str:
-    """Which of these programs is not installed, as a sentence, or ""."""
-    return next((f"the cluster needs {program}" for program in programs if _found(program) is None), "")
+    """What to install, for the first of these programs that is missing, or ""."""
+    why = needs.missing(*programs, find=_found)
+    return f"the cluster {why}" if why else ""
 
 
 def _found(program: str) -> str | None:
-    own = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     if _OTHER is None or program in ("munged", "mariadbd"):
-        return shutil.which(program, path=own)
+        return needs.find(program)
     return shutil.which(program, path=f"{_OTHER}/usr/bin:{_OTHER}/usr/sbin")
 
 

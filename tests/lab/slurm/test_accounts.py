@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import eventually
-from tests.lab.lab import need
+from tests.needs import need
 
 from .accounting import missing as missing_accounting
 from .client import FOREVER, job

@@ -132,7 +132,7 @@ def test_a_name_that_does_not_resolve(client: Client, cluster: Cluster) -> None:
     assert "ms there and back" in found["Short job"]["n0 → n1"], "its address is tried"
 
 
-@pytest.mark.skipif(shutil.which("iptables", path="/usr/sbin:/sbin:/usr/bin") is None, reason="iptables is missing")
+@pytest.mark.needs("iptables")
 def test_a_firewall_between_nodes(client: Client, cluster: Cluster) -> None:
     target(client)
     with cluster.blocked("n0", "n1"):

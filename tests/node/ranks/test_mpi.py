@@ -14,6 +14,7 @@ from tests.conftest import eventually, free_port, takes_signals
 if TYPE_CHECKING:
     from tests.conftest import Paceline
 
+needs_mpirun = pytest.mark.needs("mpirun")
 SUM = """
     import os
     from mpi4py import MPI
@@ -55,6 +56,7 @@ def leftovers() -> set[str]:
     return {str(path) for path in (*sessions, *Path("/dev/shm").glob("vader_segment.*"))}
 
 
+@needs_mpirun
 def test_ranks_find_each_other(paceline: Paceline) -> None:
     script = paceline.script(SUM)
     before = leftovers()
@@ -68,6 +70,7 @@ def test_ranks_find_each_other(paceline: Paceline) -> None:
     eventually(lambda: leftovers() <= before, "nothing is left, but of other tests")
 
 
+@needs_mpirun
 @pytest.mark.parametrize("method", ["fork", "exec"])
 def test_the_library_and_torch_know_their_place(paceline: Paceline, method: str) -> None:
     script = paceline.script("""
@@ -84,12 +87,14 @@ def test_the_library_and_torch_know_their_place(paceline: Paceline, method: str)
     assert sorted(line.rpartition("] ")[2] for line in out.splitlines()) == ["0 2 2 2", "1 2 2 2"]
 
 
+@needs_mpirun
 def test_a_program_in_another_language(paceline: Paceline) -> None:
     code, out, err = mpi(paceline, "--no-python", "sh", "-c", 'echo "$OMPI_COMM_WORLD_RANK $PMIX_RANK"')
     assert code == 0, err
     assert sorted(line.rpartition("] ")[2] for line in out.splitlines()) == ["0 0", "1 1"]
 
 
+@needs_mpirun
 @pytest.mark.parametrize(
     ("end", "code", "said"),
     [
@@ -109,6 +114,7 @@ def test_the_rank_that_failed_is_named(paceline: Paceline, end: str, code: int, 
     eventually(lambda: leftovers() <= before, "nothing is left, but of other tests")
 
 
+@needs_mpirun
 def test_a_rank_that_leaves_without_finalize_is_an_error_of_mpirun(paceline: Paceline) -> None:
     script = paceline.script(SUM + "    if world.rank == 1:\n        os._exit(0)\n    world.Barrier()\n")
     code, _, err = mpi(paceline, script)
@@ -117,6 +123,7 @@ def test_a_rank_that_leaves_without_finalize_is_an_error_of_mpirun(paceline: Pac
     assert "finalize" in (paceline.job() / "agent.log").read_text()
 
 
+@needs_mpirun
 def test_all_start_again_after_a_failure(paceline: Paceline) -> None:
     script = paceline.script(
         SUM
@@ -130,6 +137,7 @@ def test_all_start_again_after_a_failure(paceline: Paceline) -> None:
     assert (paceline.job() / "logs/1/rank-1.log").read_text() == "1 2 1 1 127.0.0.1\n"
 
 
+@needs_mpirun
 @pytest.mark.parametrize(
     ("victim", "code", "said"),
     [
@@ -172,6 +180,7 @@ SAVES = """
 """
 
 
+@needs_mpirun
 def test_stop_gives_ranks_their_grace(paceline: Paceline) -> None:
     script = paceline.script(SUM + SAVES + WAIT)
     process = paceline.start("run", "--framework", "mpi", "-n", "2", "--tee", "all", script)
@@ -204,6 +213,7 @@ def test_mpirun_cannot_grow(paceline: Paceline) -> None:
     assert "with --framework mpi the number of nodes cannot change" in done.stderr
 
 
+@needs_mpirun
 def test_two_nodes_at_one_address_are_refused(paceline: Paceline) -> None:
     port = str(free_port())
     flags = ("run", "--framework", "mpi", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port)
