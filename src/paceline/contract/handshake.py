@@ -11,7 +11,8 @@ nothing. The acceptor proves first, so the initiator gives nothing away to a pro
 acceptor should.
 
 An attacker who relays all bytes between two sides that know the key can read them, and what follows: nothing is
-encrypted. `session_key` is known to the two sides only; messages that are authenticated with it cannot be changed.
+encrypted. The session key is known to the two sides only; with `checksums` made of it, every later message proves that
+it is what the other side has sent.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
 
 NONCE_SIZE = 32
 PROOF_SIZE = 32
+CHECKSUM_SIZE = 16
 _HELLO = struct.Struct(f"!8sI{NONCE_SIZE}s")  # the protocol, the initiator's number, its nonce
-_PROTOCOL = b"paceln01"
+_NUMBER = struct.Struct("!Q")
+_PROTOCOL = b"paceln02"
 
 
 class HandshakeError(ConnectionError):
@@ -54,6 +57,46 @@ def prove(key: bytes, side: str, *transcript: bytes) -> bytes:
 def is_proof(given: bytes, key: bytes, side: str, *transcript: bytes) -> bool:
     """Whether a proof is valid, in constant time."""
     return hmac.compare_digest(given, prove(key, side, *transcript))
+
+
+class Checksums:
+    """Keyed checksums (HMAC, RFC 2104, SHA-256) of the messages in one direction of a connection, in their order.
+
+    A message that was changed, left out, repeated, reflected, or taken from another connection has a wrong one.
+    """
+
+    def __init__(self, session_key: bytes, side: str) -> None:
+        """No message has been sent.
+
+        Args:
+            session_key: of the connection.
+            side: "acceptor" or "initiator", which sends them.
+        """
+        self._key = derive_key(session_key, "messages", side)
+        self._number = 0
+
+    def of(self, data: bytes) -> bytes:
+        """The `CHECKSUM_SIZE` bytes for the current message, or for a part of it."""
+        return hmac.digest(self._key, _NUMBER.pack(self._number) + data, "sha256")[:CHECKSUM_SIZE]
+
+    def is_right(self, given: bytes | bytearray, data: bytes) -> bool:
+        """Whether a checksum is that of the current message, or of a part of it; in constant time."""
+        return hmac.compare_digest(given, self.of(data))
+
+    def next(self) -> None:
+        """The current message is complete."""
+        self._number += 1
+
+
+def checksums(session_key: bytes, *, accepted: bool) -> tuple[Checksums, Checksums]:
+    """Those of the messages that this side sends, and of those that it receives.
+
+    Args:
+        session_key: of the connection.
+        accepted: this side has accepted the connection, and the other one initiated it.
+    """
+    acceptors, initiators = Checksums(session_key, "acceptor"), Checksums(session_key, "initiator")
+    return (acceptors, initiators) if accepted else (initiators, acceptors)
 
 
 class Acceptance:

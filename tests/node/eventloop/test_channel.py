@@ -1,4 +1,4 @@
-"""Messages arrive whole and in order, however the stream is cut; nonsense closes it."""
+"""Messages arrive whole and in order, however the stream is cut; nonsense closes it, and so does what was altered."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.node.eventloop.channel import Channel, ChannelClosed
+from paceline.node.eventloop.channel import Channel, ChannelClosed, MessageAltered
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -73,5 +73,94 @@ def test_what_was_sent_before_the_end_is_received() -> None:
     reader = Channel(theirs)
     assert reader.receive() == [{"last": 1}]
     with pytest.raises(ChannelClosed):
+        reader.receive()
+    reader.close()
+
+
+KEY = b"k" * 32
+
+
+def authentic(sock: socket.socket, *, accepted: bool, key: bytes = KEY) -> Channel:
+    channel = Channel(sock)
+    channel.authenticate(key, accepted=accepted)
+    return channel
+
+
+def lines_of(sent: list[dict[str, object]], *, accepted: bool = False, key: bytes = KEY) -> list[bytes]:
+    """What goes over the network for these messages, line by line."""
+    recorder, tap = socket.socketpair()
+    writer = authentic(tap, accepted=accepted, key=key)
+    for message in sent:
+        writer.send(message)
+    writer.close()
+    with recorder:
+        return [*recorder.makefile("rb")]
+
+
+def received(*lines: bytes, key: bytes = KEY) -> list[dict[str, object]]:
+    """What the acceptor makes of these lines."""
+    ours, theirs = socket.socketpair()
+    reader = authentic(theirs, accepted=True, key=key)
+    with ours:
+        ours.sendall(b"".join(lines))
+        try:
+            return reader.receive()
+        finally:
+            reader.close()
+
+
+some = st.lists(st.dictionaries(st.text(max_size=5), st.integers(), max_size=3), min_size=1, max_size=5)
+
+
+@given(some)
+def test_messages_with_checksums_arrive_as_they_were_sent(sent: list[dict[str, object]]) -> None:
+    assert received(*lines_of(sent)) == sent
+
+
+@given(some, st.data())
+def test_any_alteration_is_noticed(sent: list[dict[str, object]], data: st.DataObject) -> None:
+    stream = bytearray(b"".join(lines_of(sent)))
+    where = data.draw(st.integers(0, len(stream) - 1))
+    stream[where] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(MessageAltered):
+        received(bytes(stream), b"\n")
+
+
+@given(some, st.data())
+def test_a_message_that_is_cut_is_noticed(sent: list[dict[str, object]], data: st.DataObject) -> None:
+    lines = lines_of(sent)
+    which = data.draw(st.integers(0, len(lines) - 1))
+    keep = data.draw(st.integers(0, len(lines[which]) - 2))
+    with pytest.raises(MessageAltered):
+        received(*lines[:which], lines[which][:keep] + b"\n")
+
+
+@given(some, st.data())
+def test_a_dropped_repeated_or_moved_message_is_noticed(sent: list[dict[str, object]], data: st.DataObject) -> None:
+    lines = lines_of(sent)
+    order = data.draw(st.lists(st.integers(0, len(lines) - 1), min_size=1, max_size=8))
+    if order == list(range(len(order))):
+        assert received(*(lines[number] for number in order)) == sent[: len(order)]
+    else:
+        with pytest.raises(MessageAltered):
+            received(*(lines[number] for number in order))
+
+
+@given(some)
+def test_a_message_of_the_other_direction_or_another_connection_is_noticed(sent: list[dict[str, object]]) -> None:
+    for lines in (lines_of(sent, accepted=True), lines_of(sent, key=b"x" * 32)):
+        with pytest.raises(MessageAltered):
+            received(*lines)
+
+
+@pytest.mark.parametrize(
+    "nonsense", [b'{"do": "stop"}\n', b"\n", b"x" * 32 + b"{}\n", b"\xff" * 40 + b"\n", b"x" * 5000]
+)
+def test_what_has_no_checksum_is_noticed(nonsense: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    reader = authentic(theirs, accepted=True)
+    reader.limit = 4096
+    with ours, pytest.raises(MessageAltered):
+        ours.send(nonsense)
         reader.receive()
     reader.close()

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import GENEROUS
 
-from paceline.node.eventloop.channel import Channel
+from paceline.node.eventloop.channel import Channel, ChannelClosed, MessageAltered
 from paceline.node.eventloop.loop import Loop
 from paceline.node.host.routes import Peer, RouteListener, reach
-from paceline.node.rendezvous.handshake import Listener, connect
+from paceline.node.rendezvous.handshake import Listener, connect, prove
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -121,26 +121,36 @@ def test_a_node_sends_nothing_secret_before_the_other_side_has_proved_itself() -
     assert [list(json.loads(said)) if said else [] for said in received] == [["challenge"], [], ["challenge"], []]
 
 
+@contextlib.contextmanager
+def relayed(meeting: Meeting, alter: Callable[[bytes], bytes]) -> Iterator[int]:
+    """A port that leads to the meeting, through a relay that may alter each of the four messages of a handshake."""
+    with socket.create_server(("127.0.0.1", 0)) as relay:
+
+        def pass_on() -> None:
+            with relay.accept()[0] as guest, socket.create_connection(("127.0.0.1", meeting.listener.port)) as host:
+                for _ in range(2):
+                    for one, other in ((guest, host), (host, guest)):
+                        data = one.recv(4096)
+                        if not data:
+                            return
+                        other.sendall(alter(data))
+
+        thread = threading.Thread(target=pass_on)
+        thread.start()
+        yield relay.getsockname()[1]
+        thread.join(GENEROUS)
+
+
 def test_recorded_messages_do_not_authenticate(meeting: Meeting) -> None:
     recorded: list[bytes] = []
 
-    def listen_in(sendall: Callable[[bytes], None], data: bytes) -> None:
+    def listen_in(data: bytes) -> bytes:
         recorded.append(data)
-        sendall(data)
+        return data
 
     def join() -> bool:
-        with socket.create_server(("127.0.0.1", 0)) as relay:
-
-            def pass_on() -> None:
-                with relay.accept()[0] as guest, socket.create_connection(("127.0.0.1", meeting.listener.port)) as host:
-                    for _ in range(2):
-                        listen_in(host.sendall, guest.recv(4096))
-                        listen_in(guest.sendall, host.recv(4096))
-
-            thread = threading.Thread(target=pass_on)
-            thread.start()
-            channel, status = connect("127.0.0.1", relay.getsockname()[1], b"token", GENEROUS, joins=True)
-            thread.join(GENEROUS)
+        with relayed(meeting, listen_in) as port:
+            channel, status = connect("127.0.0.1", port, b"token", GENEROUS, joins=True)
             channel.close()
             return bool(status["leads"])
 
@@ -155,6 +165,48 @@ def test_recorded_messages_do_not_authenticate(meeting: Meeting) -> None:
     answers = meeting.while_open(lambda: talk(meeting.listener.port, recorded[0], line(proof=proof, joins=True)))
     assert answers[1:] in ([], [b""])
     assert len(meeting.admitted) == count
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "error"),
+    [
+        (b'"challenge": "2:', b'"challenge": "2:0', PermissionError),
+        (b'"joins": false', b'"joins": true', ChannelClosed),
+        (b'"leads": true', b'"leads": false', MessageAltered),
+        (b'"leader": null', b'"leader": ["192.0.2.9", 1]', MessageAltered),
+    ],
+)
+def test_a_handshake_that_is_changed_on_the_way_fails(
+    meeting: Meeting, before: bytes, after: bytes, error: type[Exception]
+) -> None:
+    count = len(meeting.admitted)
+
+    def fails() -> bool:
+        with relayed(meeting, lambda data: data.replace(before, after)) as port, pytest.raises(error):
+            connect("127.0.0.1", port, b"token", GENEROUS, joins=False)
+        return True
+
+    assert meeting.while_open(fails)
+    assert len(meeting.admitted) == count
+
+
+def test_another_version_is_told_so(meeting: Meeting) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as older:
+
+        def answer() -> None:
+            with older.accept()[0] as sock:
+                theirs = json.loads(sock.recv(4096))["challenge"]
+                sock.sendall(line(challenge="00", proof=prove(b"token", "acceptor", theirs, "00")))
+                sock.recv(4096)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(PermissionError, match="runs another version of paceline; start all nodes with the same"):
+            connect("127.0.0.1", older.getsockname()[1], b"token", GENEROUS, joins=True)
+        thread.join(GENEROUS)
+    answers = meeting.while_open(lambda: talk(meeting.listener.port, line(challenge="00"), line(joins=True)))
+    assert json.loads(answers[0])["challenge"].startswith("2:")
+    assert answers[1:] in ([], [b""])
 
 
 @settings(deadline=None, max_examples=40)

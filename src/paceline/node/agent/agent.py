@@ -119,9 +119,9 @@ class Agent:
             return MpiRanks(self.loop, self.spec, self.dir, changed, self._start_daemon)
         return Ranks(self.loop, self.spec, self.dir, changed)
 
-    def _start_daemon(self, node_rank: int, attempt: int, command: str) -> None:
+    def _start_daemon(self, node_rank: int, attempt: int, command: list[str], folders: dict[str, str]) -> None:
         """Start mpirun's daemon on another node, through the coordinator."""
-        self._send({"do": "daemon", "node_rank": node_rank, "attempt": attempt, "command": command})
+        self._send({"do": "daemon", "node_rank": node_rank, "attempt": attempt, "command": command, "folders": folders})
 
     def _is_over(self) -> bool:
         return self.finish is not None
@@ -233,7 +233,7 @@ class Agent:
         elif message["do"] == "halt":
             self._halt(message)
         elif message["do"] == "daemon":
-            self.ranks.start_daemon(message["attempt"], message["command"])
+            self.ranks.start_daemon(message["attempt"], message["command"], message["folders"])
         elif message["do"] == "restart":
             self._write_status(
                 state="RESTARTING", attempt=message["attempt"], restarts=message["restarts"], nodes=message["nodes"]

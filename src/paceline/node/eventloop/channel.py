@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hmac
 import json
 import socket
 from typing import TYPE_CHECKING, Any
 
+from paceline.contract.handshake import CHECKSUM_SIZE, checksums
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from paceline.contract.handshake import Checksums
 
 Message = dict[str, Any]
 
 MAX_LINE = 16 * 1024 * 1024
+_MARK = 2 * CHECKSUM_SIZE  # characters of a checksum, before its message
 
 
 class ChannelClosed(ConnectionError):
@@ -28,8 +34,19 @@ class ChannelClosed(ConnectionError):
         self.is_dead = is_dead
 
 
+class MessageAltered(ChannelClosed):
+    """What came is not what the other side has sent; nothing that comes later can be believed."""
+
+    def __init__(self) -> None:
+        super().__init__("a message from it was altered on the way")
+
+
 class Channel:
-    """Buffers both directions of a socket; the owner calls `receive` when it is readable and `flush` when writable."""
+    """Buffers both directions of a socket; the owner calls `receive` when it is readable and `flush` when writable.
+
+    Between two processes that inherit a socket, messages go as they are. Over a network, both sides call `authenticate`
+    as soon as they have a key; from then on each message has a checksum.
+    """
 
     def __init__(self, sock: socket.socket, limit: int = MAX_LINE) -> None:
         sock.setblocking(False)
@@ -37,6 +54,17 @@ class Channel:
         self.limit = limit
         self._incoming = bytearray()
         self._outgoing = bytearray()
+        self._ours: Checksums | None = None
+        self._theirs: Checksums | None = None
+
+    def authenticate(self, session_key: bytes, *, accepted: bool) -> None:
+        """Send and expect checksums from the next message on, in both directions.
+
+        Args:
+            session_key: known to the two sides of this connection only.
+            accepted: this side has accepted the connection, and the other one initiated it.
+        """
+        self._ours, self._theirs = checksums(session_key, accepted=accepted)
 
     def fileno(self) -> int:
         """The descriptor, so that a selector takes a channel as it is."""
@@ -53,7 +81,11 @@ class Channel:
         Raises:
             ChannelClosed: the other side is gone.
         """
-        self._outgoing += json.dumps(message).encode() + b"\n"
+        line = json.dumps(message).encode()
+        if self._ours is not None:
+            self._outgoing += self._ours.of(line).hex().encode()
+            self._ours.next()
+        self._outgoing += line + b"\n"
         self.flush()
 
     def flush(self) -> None:
@@ -76,35 +108,40 @@ class Channel:
 
         Raises:
             ChannelClosed: the other side is gone and no complete message is left, or it sent something else.
+            MessageAltered: a message does not have its checksum.
         """
         closed = False
         try:
-            while True:
+            while not closed and len(self._incoming) <= self.limit:
                 data = self.socket.recv(65536)
-                if not data:
-                    closed = True
-                    break
                 self._incoming += data
-                if len(self._incoming) > self.limit:
-                    raise ChannelClosed(f"a message of more than {self.limit} bytes")
+                closed = not data
         except BlockingIOError:
             pass
         except OSError as error:
             raise ChannelClosed(str(error), is_dead=error.errno == errno.ECONNRESET) from error
+        if len(self._incoming) > self.limit:
+            raise (
+                ChannelClosed(f"a message of more than {self.limit} bytes") if self._theirs is None else MessageAltered
+            )
         messages: list[Message] = []
         while (end := self._incoming.find(b"\n")) >= 0:
             line = bytes(self._incoming[:end])
             del self._incoming[: end + 1]
-            try:
-                message = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ChannelClosed(f"not a message: {line[:40]!r}") from error
-            if not isinstance(message, dict):
-                raise ChannelClosed(f"not a message: {line[:40]!r}")
-            messages.append(message)
+            messages.append(_parse(self._check(line)))
         if closed and not messages:
             raise ChannelClosed("the other side closed the connection", is_dead=True)
         return messages
+
+    def _check(self, line: bytes) -> bytes:
+        """The message of a line, without its checksum."""
+        if self._theirs is None:
+            return line
+        mark, line = line[:_MARK], line[_MARK:]
+        if not hmac.compare_digest(mark, self._theirs.of(line).hex().encode()):
+            raise MessageAltered
+        self._theirs.next()
+        return line
 
     def part(self, message: Mapping[str, object]) -> None:
         """Send a last message and nothing more. The socket stays open until `close`.
@@ -119,3 +156,13 @@ class Channel:
     def close(self) -> None:
         """Close the socket."""
         self.socket.close()
+
+
+def _parse(line: bytes) -> Message:
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ChannelClosed(f"not a message: {line[:40]!r}") from error
+    if not isinstance(message, dict):
+        raise ChannelClosed(f"not a message: {line[:40]!r}")
+    return message

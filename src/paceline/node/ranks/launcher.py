@@ -211,7 +211,7 @@ class Ranks:
         ]  # fmt: skip
         self._send({"do": "start", "ranks": orders})
 
-    def start_daemon(self, attempt: int, command: str) -> None:
+    def start_daemon(self, attempt: int, command: list[str], folders: dict[str, str]) -> None:
         """Start mpirun's daemon here, unless the attempt that it belongs to is over; only MPI jobs have one."""
 
     def signal(self, number: int) -> None:

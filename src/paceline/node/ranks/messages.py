@@ -110,11 +110,12 @@ FromServer = Union[Ready, Started, Exited, Spawned, Ended, Swept]
 
 
 class DaemonRequest(TypedDict):
-    """Start mpirun's daemon on a machine."""
+    """Start mpirun's daemon on a machine, with folders that go first in variables."""
 
     do: Literal["daemon"]
     host: str
-    command: str
+    command: list[str]
+    folders: dict[str, str]
 
 
 class RankRequest(TypedDict):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import shutil
 import signal
 import socket
@@ -25,10 +24,11 @@ from paceline.node.machine import devices, processes
 from paceline.node.machine.network import interface_of, interfaces, is_loopback
 
 from .launcher import Rank, Ranks
+from .mpi_daemon import check, with_folders
 from .mpi_proxy import shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from paceline.node.eventloop.loop import Loop
     from paceline.node.rundir.directory import RunDirectory
@@ -57,7 +57,7 @@ class MpiRanks(Ranks):
         spec: NodeSpec,
         directory: RunDirectory,
         changed: Callable[[], None],
-        start_daemon: Callable[[int, int, str], None],
+        start_daemon: Callable[[int, int, list[str], dict[str, str]], None],
     ) -> None:
         """Nothing runs yet.
 
@@ -66,7 +66,8 @@ class MpiRanks(Ranks):
             spec: this node's part of the job.
             directory: its run directory.
             changed: called when a rank or the fork server changes.
-            start_daemon: has mpirun's daemon started on another node: node rank, attempt, command line.
+            start_daemon: has mpirun's daemon started on another node: node rank, attempt, and the command and the
+                folders of `mpi_daemon`.
         """
         super().__init__(loop, spec, directory, changed)
         self._start_daemon_on = start_daemon
@@ -89,12 +90,18 @@ class MpiRanks(Ranks):
         if len(set(addresses)) < len(addresses):
             self._give_up("the nodes of an MPI job must have addresses of their own; give each its --local-addr")
         elif start["node_rank"] == 0:
-            self._spawn("mpirun", _mpirun(start))
+            self._spawn("mpirun", _mpirun(start), {})
 
-    def start_daemon(self, attempt: int, command: str) -> None:
+    def start_daemon(self, attempt: int, command: list[str], folders: dict[str, str]) -> None:
         """Start mpirun's daemon here, unless the attempt that it belongs to is over."""
-        if self._attempt is not None and self._attempt["attempt"] == attempt and not self._stopping:
-            self._spawn("orted", [_shell(), "-c", command])
+        if self._attempt is None or self._attempt["attempt"] != attempt or self._stopping:
+            return
+        try:
+            check(command, folders)
+        except ValueError as error:
+            self._give_up(f"another node wants something else than mpirun's daemon started here: {error}")
+            return
+        self._spawn("orted", command, with_folders(folders, {**os.environ, **self._spec.env}))
 
     def stop(self, grace: float, hurry: Callable[[], bool], by: int = 0) -> None:
         """End every rank and all it started, and mpirun."""
@@ -119,9 +126,10 @@ class MpiRanks(Ranks):
             self._listener = None
             Path(self._socket).unlink(missing_ok=True)
 
-    def _spawn(self, name: str, command: list[str]) -> None:
+    def _spawn(self, name: str, command: list[str], more: Mapping[str, str]) -> None:
         self._programs.add(name)
         env = {
+            **more,
             "PACELINE_MPI_PYTHON": self._spec.python[0],
             "PACELINE_MPI_ENTRY": ENTRY,
             "PACELINE_MPI_SOCKET": self._socket,
@@ -193,7 +201,8 @@ class MpiRanks(Ranks):
         assert self._attempt is not None
         hosts = [node["address"] for node in self._attempt["nodes"]]
         if message["host"] in hosts:
-            self._start_daemon_on(hosts.index(message["host"]), self._attempt["attempt"], message["command"])
+            node_rank, attempt = hosts.index(message["host"]), self._attempt["attempt"]
+            self._start_daemon_on(node_rank, attempt, message["command"], message["folders"])
 
     # -- how ranks and programs end ------------------------------------------------------------------------------------
 
@@ -267,11 +276,3 @@ def _mpirun(start: Attempt) -> list[str]:
         "-np", str(sum(node["slots"] for node in nodes)),
         "sh", "-c", _AS_RANK,
     ]  # fmt: skip
-
-
-def _shell() -> str:
-    """This user's shell: mpirun writes the command for it, because sshd would run it so."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
-    except KeyError:
-        return "/bin/sh"

@@ -1,8 +1,8 @@
 """The programs that mpirun and its daemons start in place of ssh and of the ranks; they send requests to the agent.
 
-in place of ssh       →  agent   {"do": "daemon", "host", "command"}     start mpirun's daemon on that machine
-in place of a rank    →  agent   {"do": "rank", "rank", "env"}           start the rank, with these variables
-agent  →  in place of a rank     {"do": "end"}                           the rank has succeeded
+in place of ssh       →  agent   {"do": "daemon", "host", "command", "folders"}   start mpirun's daemon on that machine
+in place of a rank    →  agent   {"do": "rank", "rank", "env"}                    start the rank, with these variables
+agent  →  in place of a rank     {"do": "end"}                                    the rank has succeeded
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ import json
 import os
 import signal
 import socket
+import sys
 from typing import TYPE_CHECKING
 
 from paceline.node.machine import processes
+
+from .mpi_daemon import parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +50,11 @@ def _send(path: str, message: FromMpirun) -> socket.socket:
 
 def start_daemon(path: str, host: str, command: list[str]) -> None:
     """Run in place of ssh: have mpirun's daemon started on a host. Returns when the agent has the request."""
-    _send(path, {"do": "daemon", "host": host, "command": " ".join(command)}).close()
+    try:
+        words, folders = parse(" ".join(command))
+    except ValueError as error:
+        sys.exit(f"paceline: cannot start mpirun's daemon on {host}: {error}")
+    _send(path, {"do": "daemon", "host": host, "command": words, "folders": folders}).close()
 
 
 def represent_rank(path: str) -> int:

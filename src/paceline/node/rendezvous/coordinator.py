@@ -11,7 +11,7 @@ Pure state: messages in, messages out. `links` sends and receives them, `message
                          {"do": "preempted", "final"}                the ranks here have saved their state and ended, to
                                                                      go on later; "final": not in this job
                          {"do": "stop", "signal"}                    this node was asked to stop the job
-                         {"do": "daemon", "node_rank", "attempt", "command"}    mpirun's daemon is to start on that node
+                         {"do": "daemon", "node_rank", "attempt", "command", "folders"}   start mpirun's daemon there
                          {"do": "leave"}                             this node is to leave the job, which goes on, or
                                                                      waits for another one in its place
                          {"do": "stopped", "failures", "main_port", "ports"}   no rank of this attempt is left here
@@ -192,8 +192,14 @@ class Coordinator:
             return []
         return [(peer, message) for peer, m in self.members.items() if m.node_rank == message["node_rank"]]
 
-    def lost(self, peer: int, is_dead: bool = True) -> Outbox:
-        """Handle the loss of a node's connection: its ranks are gone or out of reach, so the others stop."""
+    def lost(self, peer: int, is_dead: bool = True, why: str = "it does not answer") -> Outbox:
+        """Handle the loss of a node's connection: its ranks are gone or out of reach, so the others stop.
+
+        Args:
+            peer: whose connection.
+            is_dead: whether the node's agent is known to have ended.
+            why: the node counts as lost if it is not.
+        """
         member = self.members.pop(peer, None)
         if member is None or self.phase == FINISHED:
             return []
@@ -201,7 +207,7 @@ class Coordinator:
             self.dead.add(member.id)
         if self.phase == GATHERING and self.is_closed:
             rank = member.joined["node_rank"] or 0
-            why = f"node {rank} ({member.name}) is gone" + ("" if is_dead else ": it does not answer")
+            why = f"node {rank} ({member.name}) is gone" + ("" if is_dead else f": {why}")
             return self._finish("FAILED", 1, [node_failure(rank, member.name, why)])
         if self.phase == GATHERING:
             return self._disband("") if self.has_started and not self._may_go_on() else self._gathered()
@@ -209,7 +215,7 @@ class Coordinator:
             return []
         if self.phase == RUNNING and member.done:
             return self._check_done()
-        why = f"node {member.node_rank} ({member.name}) is gone" + ("" if is_dead else ": it does not answer")
+        why = f"node {member.node_rank} ({member.name}) is gone" + ("" if is_dead else f": {why}")
         self._gone.append(node_failure(member.node_rank, member.name, why))
         self._changes.append(why)
         if self.phase != HALTING:

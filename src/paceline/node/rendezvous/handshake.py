@@ -1,4 +1,14 @@
-"""How two agents prove to each other that they know the job's token, before they exchange anything else."""
+"""How two agents prove to each other that they know the job's token, before they exchange anything else.
+
+    initiator → acceptor    {"challenge"}             the version of this protocol, and a random number
+    acceptor → initiator    {"challenge", "proof"}
+    initiator → acceptor    {"joins"}                 whether it wants to join, or only asks
+    acceptor → initiator    its `AgentStatus`
+
+The proof is an HMAC of both challenges (`contract/handshake.py`). The acceptor proves first: the initiator sends
+nothing that depends on the token to an address that has not proved itself. With both challenges both sides have the key
+of this connection, and all that follows has checksums; so the initiator proves itself by that of its second message.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +37,20 @@ if TYPE_CHECKING:
 MAX_PENDING = 64
 PENDING_SECONDS = 10.0
 PENDING_BYTES = 4096
+_PROTOCOL = "2:"  # begins every challenge; a version of paceline that speaks another one has another
+
+
+def _challenge() -> str:
+    return _PROTOCOL + handshake.nonce().hex()
+
+
+def _session_key(token: bytes, initiators: str, acceptors: str) -> bytes:
+    """The key of one connection."""
+    return bytes.fromhex(prove(token, "session", initiators, acceptors))
 
 
 def prove(token: bytes, side: str, initiators: object, acceptors: object) -> str:
-    """The proof of `side` ("initiator" or "acceptor") after both have sent their challenges."""
+    """The proof of `side` after both have sent their challenges."""
     challenges = (str(each).encode(errors="replace") for each in (initiators, acceptors))
     return handshake.prove(token, side, *challenges).hex()
 
@@ -61,7 +81,7 @@ class Listener:
         self._status = status
         self._admit = admit
         self._listener: socket.socket | None = None
-        self._pending: dict[Channel, tuple[str, str | None, float]] = {}  # our challenge, theirs, since when
+        self._pending: dict[Channel, tuple[bool, float]] = {}  # whether it must prove itself now; since when
 
     def open(self, port: int, address: str = "") -> None:
         """Listen on this port, or on any for 0; at this address alone, if one is given.
@@ -90,26 +110,25 @@ class Listener:
         except OSError:
             return  # the peer has closed the connection already
         now = time.monotonic()
-        for channel, (_, _, since) in list(self._pending.items()):
+        for channel, (_, since) in list(self._pending.items()):
             if now - since > PENDING_SECONDS or len(self._pending) >= MAX_PENDING:
                 self._drop(channel)
         channel = Channel(sock, limit=PENDING_BYTES)
-        self._pending[channel] = (handshake.nonce().hex(), None, now)
+        self._pending[channel] = (False, now)
         self._loop.watch(channel, lambda: self._read(channel))
 
     def _read(self, channel: Channel) -> None:
-        ours, theirs, since = self._pending[channel]
+        has_answer, since = self._pending[channel]
         try:
             messages = channel.receive()
             if not messages:
                 return
-            if theirs is None:
-                theirs = str(messages[0].get("challenge"))
-                self._pending[channel] = (ours, theirs, since)
-                channel.send({"challenge": ours, "proof": prove(self._token, "acceptor", theirs, ours)})
+            if len(messages) > 1:
+                raise ChannelClosed("it did not wait for an answer")
+            if not has_answer:
+                self._answer(channel, str(messages[0].get("challenge")))
+                self._pending[channel] = (True, since)
                 return
-            if not is_proof(messages[0].get("proof"), self._token, "initiator", theirs, ours):
-                raise ChannelClosed("wrong token")
             status = self._status()
             channel.send(status)
         except ChannelClosed:
@@ -122,6 +141,14 @@ class Listener:
         self._loop.forget(channel)
         channel.limit = MAX_LINE
         self._admit(channel)
+
+    def _answer(self, channel: Channel, theirs: str) -> None:
+        """Prove that this side knows the token; what comes after that must be from one that knows it too."""
+        ours = _challenge()
+        channel.send({"challenge": ours, "proof": prove(self._token, "acceptor", theirs, ours)})
+        if not theirs.startswith(_PROTOCOL):
+            raise ChannelClosed("another version")  # which the other side sees in the challenge
+        channel.authenticate(_session_key(self._token, theirs, ours), accepted=True)
 
     def _drop(self, channel: Channel) -> None:
         self._pending.pop(channel, None)
@@ -181,19 +208,23 @@ def connect(address: str, port: int, token: bytes, timeout: float, *, joins: boo
 
     Raises:
         OSError: no agent answers there.
-        PermissionError: it does not know the token.
+        PermissionError: it does not know the token, or is another version of paceline; the message says what to do.
     """
     deadline = time.monotonic() + timeout
     sock = socket.create_connection((address, port), timeout=timeout)
     try:
         channel = Channel(sock)
-        mine = handshake.nonce().hex()
+        mine = _challenge()
         channel.send({"challenge": mine})
         answer = _first(channel, deadline)
-        theirs = answer.get("challenge")
+        theirs = str(answer.get("challenge"))
         if not is_proof(answer.get("proof"), token, "acceptor", mine, theirs):
-            raise PermissionError(f"{address}:{port} does not know this job's token")
-        channel.send({"proof": prove(token, "initiator", mine, theirs), "joins": joins})
+            do = "start all nodes with the same --rdzv-id and PACELINE_TOKEN"
+            raise PermissionError(f"{address}:{port} does not know this job's token; {do}")
+        if not theirs.startswith(_PROTOCOL):
+            raise PermissionError(f"{address}:{port} runs another version of paceline; start all nodes with the same")
+        channel.authenticate(_session_key(token, mine, theirs), accepted=False)
+        channel.send({"joins": joins})
         status = cast("AgentStatus", _first(channel, deadline))
     except BaseException:
         sock.close()

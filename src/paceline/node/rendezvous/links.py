@@ -1,9 +1,8 @@
 """The connections between the agents of a job: one agent leads and has the coordinator, the others follow.
 
-A connection starts with a challenge in both directions: each side proves that it knows the job's token by an HMAC of
-both sides' random numbers (`contract/handshake.py`), so that no other process can join or impersonate the leader. The
-accepting side proves first: the other side sends nothing that depends on the token to an address that has not proved
-itself. Its proof contains whether it wants to join, or only asks which agent coordinates the job.
+A connection starts with a proof in both directions that each side knows the job's token (`handshake`), so that no other
+process can join or impersonate the leader. Every later message has a checksum with its direction and number, by a key
+that belongs to this connection. At the first wrong one the connection ends as if the other side were silent.
 
 Both sides send a message every second; a side that sends nothing for long counts as lost.
 """
@@ -11,10 +10,11 @@ Both sides send a message every second; a side that sends nothing for long count
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from typing import TYPE_CHECKING, cast
 
-from paceline.node.eventloop.channel import Channel, ChannelClosed, Message
+from paceline.node.eventloop.channel import Channel, ChannelClosed, Message, MessageAltered
 
 from .handshake import connect
 
@@ -133,6 +133,11 @@ class Leader:
                     raise ChannelClosed("the other side ended the connection")
                 if message != BEAT:
                     self._post(self.coordinator.receive(peer, cast("ToCoordinator", message)))
+        except MessageAltered as error:
+            if peer in self._peers:
+                _report(channel, error)
+                self._part(peer)
+                self._post(self.coordinator.lost(peer, is_dead=False, why=str(error)))
         except ChannelClosed as error:
             if self._peers.pop(peer, None) is not None:
                 self._loop.forget(channel)
@@ -152,14 +157,14 @@ class Follower:
     """Connects this agent to the coordinator on another node."""
 
     def __init__(
-        self, loop: Loop, deliver: Callable[[ToNode], None], lost: Callable[[bool], None], silence: float
+        self, loop: Loop, deliver: Callable[[ToNode], None], lost: Callable[[bool, str], None], silence: float
     ) -> None:
         """Nothing is connected before `connect`.
 
         Args:
             loop: of this agent.
             deliver: receives the messages of the coordinator.
-            lost: called when the leader is lost, with whether it is known to be dead.
+            lost: called when the leader is lost, with whether it is known to be dead, and why it counts as lost if not.
             silence: seconds without a message after which it is lost.
         """
         self._loop = loop
@@ -218,7 +223,7 @@ class Follower:
         now = time.monotonic()
         if self._pulse.is_steady(now) and now - self.last_seen > self._silence:
             self.part()
-            self._lost(False)
+            self._lost(False, f"it did not answer for {self._silence:g} s")
             return
         if not self._channel.wants_write:
             with contextlib.suppress(ChannelClosed):  # the next `receive` raises it too
@@ -236,8 +241,21 @@ class Follower:
                     raise ChannelClosed("the other side ended the connection")
                 if message != BEAT:
                     self._deliver(cast("ToNode", message))
+        except MessageAltered as error:
+            if self._channel is channel:
+                self.last_seen = before
+                _report(channel, error)
+                self.part()
+                self._lost(False, str(error))
         except ChannelClosed as error:
             if self._channel is channel:
                 self.last_seen = before
                 self.close()
-                self._lost(error.is_dead)
+                self._lost(error.is_dead, "it ended the connection")
+
+
+def _report(channel: Channel, error: MessageAltered) -> None:
+    """Say in the agent's log which connection was tampered with."""
+    with contextlib.suppress(OSError):  # it may be gone
+        address, port = channel.socket.getpeername()[:2]
+        print(f"paceline: connection to the agent at {address}:{port}: {error}", file=sys.stderr, flush=True)

@@ -100,7 +100,8 @@ class StartDaemon(TypedDict):  # noqa: D101
     do: Literal["daemon"]
     node_rank: int
     attempt: int
-    command: str
+    command: list[str]
+    folders: dict[str, str]
 
 
 ToCoordinator = Union[Join, Report, Preempted, Stop, Stopped, GiveUp, StartDaemon]

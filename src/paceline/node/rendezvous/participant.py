@@ -226,7 +226,7 @@ class Participant:
                     address = (str(status["leader"][0]), int(status["leader"][1]))
                 why = "another node coordinates the job"
             except PermissionError as error:
-                self._fail(f"{error}; start all nodes with the same --rdzv-id and PACELINE_TOKEN", 2)
+                self._fail(str(error), 2)
                 return
             except (OSError, ChannelClosed) as error:
                 why, address = str(error), first
@@ -259,7 +259,7 @@ class Participant:
         follower = Follower(
             self._loop,
             lambda message: self._deliver(follower, message),
-            lambda is_dead: self._lose_leader(follower, is_dead),
+            lambda is_dead, why: self._lose_leader(follower, is_dead, why),
             self._spec.silence,
         )
         status = follower.connect(address[0], address[1], self._token, timeout)
@@ -335,16 +335,16 @@ class Participant:
 
     # -- another coordinator -------------------------------------------------------------------------------------------
 
-    def _lose_leader(self, follower: Follower, is_dead: bool) -> None:
+    def _lose_leader(self, follower: Follower, is_dead: bool, why: str) -> None:
         if follower is not self._link:
             return
         if not self._goes_on():
-            why = "is gone" if is_dead else f"did not answer for {self._spec.silence:g} s"
             names = [node["host"] for node in self._nodes if node["id"] == self._leader_id] or self._spec.hosts[:1]
             name = "".join(f" ({name})" for name in names)
-            self._deliver_to_agent({"do": "alone", "why": f"node 0{name}, which coordinates the job, {why}"})
+            gone = "is gone" if is_dead else f"is gone: {why}"
+            self._deliver_to_agent({"do": "alone", "why": f"node 0{name}, which coordinates the job, {gone}"})
             return
-        why = "the node that coordinated the job is gone" if is_dead else "the node that coordinates the job is silent"
+        why = "the node that coordinated the job is gone" + ("" if is_dead else f": {why}")
         dead = [self._leader_id] if is_dead else []
         self._deliver_to_agent({"do": "search", "why": why, "dead": dead, "last_seen": follower.last_seen})
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import hmac
 import selectors
 import socket
 import struct
@@ -12,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paceline.contract.handshake import Acceptance, HandshakeError, Initiation
+from paceline.contract.handshake import CHECKSUM_SIZE, Acceptance, HandshakeError, Initiation, checksums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,7 +20,6 @@ HANDSHAKE = 20.0  # seconds for one handshake
 MOST_PENDING = 256  # unauthenticated connections at a time, beside one of each rank
 _NO_FILES = 0.1  # seconds to wait when the process may open no more files
 _SIZE = struct.Struct("!Q")
-_TAG = 16
 _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -177,17 +175,16 @@ class Messages:
             accepted: this side has accepted it, and the other one initiated it.
         """
         self.socket = link.socket
-        self._key = link.key
-        self._ours, self._theirs = (b"a", b"i") if accepted else (b"i", b"a")
-        self._sent = self._received = 0
+        self._ours, self._theirs = checksums(link.key, accepted=accepted)
         self._incoming = bytearray()  # the beginning of a message, see `feed`
         self._size: int | None = None  # of that message, once it has been proved
 
     def pack(self, data: bytes) -> bytes:
         """The bytes of the next message; they must be sent before those of another one."""
-        size, count = _SIZE.pack(len(data)), self._sent
-        self._sent += 1
-        return b"".join([size, self._tag(self._ours, count, size), data, self._tag(self._ours, count, size + data)])
+        size = _SIZE.pack(len(data))
+        packed = b"".join([size, self._ours.of(size), data, self._ours.of(size + data)])
+        self._ours.next()
+        return packed
 
     def send(self, data: bytes) -> None:
         """Send a message.
@@ -203,12 +200,11 @@ class Messages:
         Raises:
             OSError: the other side is gone or does not answer, or this is not what it has sent.
         """
-        count = self._received
-        self._received += 1
         size = read(self.socket, _SIZE.size)
-        self._check(count, size)
+        self._check(read(self.socket, CHECKSUM_SIZE), size)
         data = read(self.socket, _SIZE.unpack(size)[0])
-        self._check(count, size + data)
+        self._check(read(self.socket, CHECKSUM_SIZE), size + data)
+        self._theirs.next()
         return data
 
     def feed(self, data: bytes) -> Iterator[bytes]:
@@ -221,33 +217,27 @@ class Messages:
         """
         self._incoming += data
         while True:
-            head = _SIZE.size + _TAG
+            head = _SIZE.size + CHECKSUM_SIZE
             if self._size is None:
                 if len(self._incoming) < head:
                     return
                 size = bytes(self._incoming[: _SIZE.size])
-                self._compare(self._incoming[_SIZE.size : head], self._received, size)
+                self._check(self._incoming[_SIZE.size : head], size)
                 (self._size,) = _SIZE.unpack(size)
             end = head + self._size
-            if len(self._incoming) < end + _TAG:
+            if len(self._incoming) < end + CHECKSUM_SIZE:
                 return
             message = bytes(self._incoming[head:end])
             size = bytes(self._incoming[: _SIZE.size])
-            self._compare(self._incoming[end : end + _TAG], self._received, size + message)
-            del self._incoming[: end + _TAG]
+            self._check(self._incoming[end : end + CHECKSUM_SIZE], size + message)
+            del self._incoming[: end + CHECKSUM_SIZE]
             self._size = None
-            self._received += 1
+            self._theirs.next()
             yield message
 
-    def _check(self, count: int, what: bytes) -> None:
-        self._compare(read(self.socket, _TAG), count, what)
-
-    def _compare(self, tag: bytes | bytearray, count: int, what: bytes) -> None:
-        if not hmac.compare_digest(tag, self._tag(self._theirs, count, what)):
+    def _check(self, given: bytes | bytearray, what: bytes) -> None:
+        if not self._theirs.is_right(given, what):
             raise HandshakeError("what came is not what the other side has sent")
-
-    def _tag(self, side: bytes, count: int, what: bytes) -> bytes:
-        return hmac.digest(self._key, side + _SIZE.pack(count) + what, "sha256")[:_TAG]
 
 
 class Sum:
