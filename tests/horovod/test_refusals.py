@@ -387,3 +387,43 @@ def with_variables(variables: dict[str, str]) -> None:
 )
 def test_results_do_not_depend_on_the_variables(variables: dict[str, str]) -> None:
     launch(with_variables, (variables,), nproc=2)
+
+
+def sharded() -> None:
+    """Horovod gives all ranks one rank's tensors, and here each rank has a part of them."""
+    from torch.distributed.fsdp import fully_shard
+
+    started()
+    model = torch.nn.Linear(4, 4)
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    momentum = [state["momentum_buffer"].to_local().clone() for state in optimizer.state.values()]
+    for call in (
+        lambda: hvd.broadcast_parameters(model.state_dict(), root_rank=0),
+        lambda: hvd.allreduce(model.weight.detach()),
+        lambda: hvd.grouped_allreduce([torch.ones(1), model.weight.detach()]),
+    ):
+        with pytest.raises(TypeError, match=r"takes a tensor of this rank, and this one is a DTensor"):
+            call()
+    with pytest.raises(TypeError, match=r'this SGD is sharded, .*: parameter "0" of group 0 is a DTensor'):
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    for values, found in (
+        ({"model": model}, 'model is sharded, .*: parameter "weight" is a DTensor'),
+        ({"optimizer": optimizer}, 'optimizer is sharded, .*: parameter "0" of group 0 is a DTensor'),
+        ({"best": [model.weight.detach()]}, r"best is sharded, .*: best\[0\] is a DTensor"),
+    ):
+        with pytest.raises(TypeError, match=found):
+            hvd.elastic.TorchState(**values)
+    state = hvd.elastic.TorchState(torch.nn.Linear(4, 4))
+    fully_shard(state.model)
+    with pytest.raises(TypeError, match=r'model is sharded, .*: parameter "weight" is a DTensor'):
+        state.sync()
+    after = [state["momentum_buffer"].to_local() for state in optimizer.state.values()]
+    assert all(map(torch.equal, momentum, after))
+    assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [hvd.size()] * 2
+
+
+def test_what_is_sharded_is_given_to_no_other_rank() -> None:
+    launch(sharded, nproc=2)

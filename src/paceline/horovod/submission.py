@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paceline.train.group.sharded import kind_of
+
 from . import basics
 from .common.process_sets import ProcessSet
 from .common.util import num_rank_is_power_2
@@ -81,7 +83,7 @@ def submit(
         splits: the tensor that they come from.
 
     Raises:
-        TypeError: a tensor or the process set is none.
+        TypeError: a tensor or the process set is none, or a tensor is a DTensor.
         ValueError: the process set is not registered or lacks this rank, a name is taken, or a tensor cannot be sent.
         HorovodInternalError: Horovod was shut down, or a rank is gone.
     """
@@ -130,13 +132,15 @@ def submit(
 
 
 def check_tensor(kind: str, tensor: object) -> None:
-    """Refuse what is no tensor.
+    """Refuse what is no tensor, or is spread over ranks.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is one of these.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{kind} takes a torch.Tensor, not {type(tensor).__name__}")
+    if found := kind_of(tensor):
+        raise TypeError(f"{kind} takes a tensor of this rank, and this one is {found}; pass a copy of its local tensor")
 
 
 def listed(kind: str, tensors: Iterable[Tensor]) -> list[Tensor]:

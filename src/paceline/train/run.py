@@ -219,7 +219,7 @@ class Run(Collectives):
         Raises:
             paceline.ModelMismatch: this rank's model differs from rank 0's; the message names the first difference.
             TypeError: an argument is neither a module nor an optimizer, or is a model that another library has already
-                made parallel (DistributedDataParallel, FSDP).
+                made parallel (DistributedDataParallel, FSDP, DTensor), or the optimizer of a sharded one.
             ValueError: an argument was set up before; or learning rates are to be scaled, but a scheduler has already
                 stored them; or an optimizer and its model are to accumulate different numbers of batches.
         """
@@ -414,7 +414,8 @@ class Run(Collectives):
             objects: with `state_dict` and `load_state_dict`, such as a scheduler. See `state` for numbers and tensors.
 
         Raises:
-            TypeError: an object lacks `state_dict` or `load_state_dict`.
+            TypeError: an object lacks `state_dict` or `load_state_dict`; or it is a sharded model (DTensor, FSDP) or
+                the optimizer of one, and not `per_rank`.
             ValueError: a name is taken, or `reshard` is given without `per_rank`.
         """
         for name, thing in objects.items():
@@ -529,7 +530,8 @@ class Run(Collectives):
 
         Raises:
             paceline.LogMismatch: ranks have logged different names; raised when the mean is taken, not by this call.
-            ValueError: a name is one of those that every line has, or a tensor has more than one element.
+            ValueError: a name is one of those that every line has, or a tensor has more than one element or is a
+                DTensor.
         """
         self._metrics.log(values)
 

@@ -122,7 +122,7 @@ def test_what_others_have_made_parallel_is_refused() -> None:
             run.setup(optimizer)
         with pytest.raises(TypeError, match=r"DataParallel.* pass it the model inside, model\.module"):
             run.setup(torch.nn.DataParallel(torch.nn.Linear(2, 2)))
-        with pytest.raises(TypeError, match=r"sharded \(FSDP\), which run\.setup does not support yet"):
+        with pytest.raises(TypeError, match=r"sharded, which run\.setup does not support yet: it is sharded by FSDP, "):
             run.setup(Sharded(2, 2))
         with pytest.raises(TypeError, match="unwrap takes a model, not dict"):
             run.unwrap({})

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.horovod.common.process_sets import ProcessSet, global_process_set
+from paceline.train.group import sharded
 
 from .mpi_ops import allgather, broadcast_, broadcast_async_, rank, synchronize
 
@@ -29,6 +30,7 @@ def broadcast_parameters(
         process_set: who takes part.
 
     Raises:
+        TypeError: a parameter is a DTensor.
         ValueError: `params` is something else.
         HorovodInternalError: the ranks have different parameters, or a rank is gone.
     """
@@ -65,13 +67,26 @@ def broadcast_optimizer_state(
 
     Raises:
         HorovodInternalError: a rank is gone.
+        TypeError: its parameters are sharded.
     """
+    check_whole(f"this {type(optimizer).__name__}", optimizer)
     is_root = rank() == root_rank
     state = optimizer.state_dict() if is_root else None
     state = broadcast_object(state, root_rank, "optimizer_state", process_set)
     if not is_root:
         # The base class loads it: a DistributedOptimizer would forget what its hooks have started.
         torch.optim.Optimizer.load_state_dict(optimizer, cast("dict[str, Any]", state))
+
+
+def check_whole(name: str, thing: object) -> None:
+    """Check that a rank's model, optimizer or state can be given to the other ranks.
+
+    Raises:
+        TypeError: it is sharded.
+    """
+    found = sharded.in_object(thing) or sharded.in_state(thing, name)
+    if found is not None:
+        raise TypeError(f"{name} is sharded, and Horovod gives all ranks one rank's state: {found}")
 
 
 def broadcast_object(

@@ -28,6 +28,7 @@ import torch
 from paceline._version import __version__
 from paceline.contract.checkpoint import temporary_name
 from paceline.contract.folder_lock import FolderLock, FolderTaken
+from paceline.train.group import sharded
 
 from . import files, history
 from .errors import CheckpointError, CheckpointFolderTaken
@@ -175,6 +176,7 @@ class CheckpointStore:
             step: number of optimizer steps done.
             shared_state: the parts of the state that are the same on all ranks, such as model and optimizer, each for
                 a file of its own. Names consist of letters, digits, and `_`, `.`, `-`. Only ranks that write use it.
+                No tensor in it may be sharded.
             rank_state: this rank's own state, such as random states. It should be small, since it is sent to rank 0.
                 `torch.load(..., weights_only=True)` must be able to read both states.
             block: whether to wait until the checkpoint is committed, and raise its errors.
@@ -189,6 +191,18 @@ class CheckpointStore:
             staged = self._staging.stage(self._states(shared_state, rank_state))
         except CheckpointError as error:
             staged = error  # the other ranks wait for it
+        self._start(step, staged, block)
+
+    def refuse(self, step: int, why: CheckpointError) -> None:
+        """Make this save fail on all ranks. A rank that cannot save its state calls this instead of `save`.
+
+        Raises:
+            CheckpointError: always; or the previous save failed.
+        """
+        self.wait()
+        self._start(step, why, block=True)
+
+    def _start(self, step: int, staged: dict[str, Snapshot] | CheckpointError, block: bool) -> None:
         self._saving = self._background.submit(self._save, step, staged)
         if block or isinstance(staged, CheckpointError):
             self.wait()
@@ -397,9 +411,12 @@ class CheckpointStore:
 
     def _states(self, shared_state: Mapping[str, object], rank_state: object) -> dict[str, object]:
         """The states that this rank must copy, by the names of their files."""
-        for part in shared_state:
+        for part, state in shared_state.items():
             if not PART.fullmatch(part):
                 raise CheckpointError(f"the part {part!r} of the shared state cannot be the name of a file")
+            found = sharded.in_state(state)
+            if found is not None:
+                raise CheckpointError(sharded.why_refused(part, found))
         shared = {f"{part}.pt": state for part, state in shared_state.items()} if self._writes else {}
         return {**shared, files.rank_file(self._rank): rank_state}
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import torch
 import torch.distributed as dist
 
+from .sharded import kind_of
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -122,7 +124,12 @@ class Collectives(ABC):
 
         Both are of this rank alone: pass the number of its own samples, not that of the data set. If the sum of `count`
         is 0, the mean is nan.
+
+        Raises:
+            TypeError: one of them is a DTensor.
         """
+        if kind := kind_of(total) or kind_of(count):
+            raise TypeError(f"run.mean takes this rank's own numbers, not {kind}; pass what its to_local() returns")
         both = self.all_reduce(torch.tensor([float(total), float(count)], dtype=torch.float64))
         return float(both[0] / both[1])
 

@@ -13,6 +13,7 @@ from paceline.train.checkpoint.exchange import ExchangeError, SingleExchange, So
 from paceline.train.checkpoint.plain_state import without_numpy_scalars
 from paceline.train.checkpoint.store import CheckpointError, CheckpointStore
 from paceline.train.data.random_state import random_states, set_random_states
+from paceline.train.group import sharded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -146,6 +147,10 @@ class Checkpointing:
             shared = {name: _state_of(thing) for name, thing in self._prepared.stateful().items()}
             own = {name: _state_of(part.thing) for name, part in self._prepared.rank_parts().items()}
             rank_state = {**random_states(), **({"parts": own} if own else {})}
+            try:
+                check_whole(self._prepared.stateful())
+            except RuntimeError as error:  # maybe on this rank alone
+                self._store.refuse(step, CheckpointError(str(error)))
             self._store.save(step, {**shared, "progress": progress}, rank_state, block=block)
         self.saved = step
 
@@ -168,10 +173,11 @@ class Checkpointing:
             loaders: number of training loaders that the script has made.
 
         Raises:
-            RuntimeError: it does not fit the script.
+            RuntimeError: it does not fit the script, or something is sharded. Nothing is loaded then.
         """
         stateful = self._prepared.stateful()
         check_parts(stateful, found.shared_state, loaders, len(found.shared_state["progress"]["loaders"]))
+        check_whole(stateful, found.shared_state)
         for name, thing in stateful.items():
             load(name, thing, found.shared_state[name])
         self.saved = found.shared_state["progress"]["step"]
@@ -184,6 +190,7 @@ class Checkpointing:
             but: names of parts that are not loaded.
         """
         here = {name: thing for name, thing in self._prepared.stateful().items() if name in found.shared_state}
+        check_whole(here, found.shared_state)
         for name, thing in here.items():
             if name not in but:
                 load(name, thing, found.shared_state[name])
@@ -285,6 +292,22 @@ def check_parts(here: Mapping[str, Any], saved: Mapping[str, Any], loaders: int,
             f"the checkpoint does not fit this script: {'; '.join(wrong)}; "
             "set up and register what it was taken with, or use another checkpoint_dir for another script"
         )
+
+
+def check_whole(here: Mapping[str, Any], saved: Mapping[str, Any] | None = None) -> None:
+    """Check that the objects that a checkpoint has for all ranks, and what it has of them, are not sharded.
+
+    Raises:
+        RuntimeError: an object or a saved state is.
+    """
+    for name, thing in here.items():
+        if found := sharded.in_object(thing):
+            raise RuntimeError(sharded.why_refused(name, found))
+        if saved is not None and (found := sharded.in_state(saved[name], name)):
+            raise RuntimeError(
+                f"the checkpoint has only the part of one rank of what is sharded, so it cannot be loaded: {found}; "
+                "use another checkpoint_dir"
+            )
 
 
 def _number(loaders: int) -> str:

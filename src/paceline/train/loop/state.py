@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.train.data.to_device import to_device
+from paceline.train.group import sharded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -96,6 +97,7 @@ def make_reshard(how: Callable[[Sequence[Any], int, int], Any] | str | None) -> 
 
 def _sum(name: str, values: list[Any], rank: int) -> Any:
     """The sum on rank 0, and 0 on the others."""
+    _check_whole(name, values)
     if not all(map(_is_number, values)):
         raise RuntimeError(f"run.state: {name} is not a number, so its values on {len(values)} ranks have no sum")
     total = sum(values[1:], start=values[0])
@@ -103,6 +105,7 @@ def _sum(name: str, values: list[Any], rank: int) -> Any:
 
 
 def _alike(name: str, values: list[Any], world_size: int) -> Any:
+    _check_whole(name, values)
     if all(_same(values[0], value) for value in values[1:]):
         return values[0]
     raise RuntimeError(
@@ -110,6 +113,15 @@ def _alike(name: str, values: list[Any], world_size: int) -> Any:
         f'{world_size} ranks continue with; pass reshard="sum" to run.state if its values are sums over the batches '
         f"of a rank, or a function, or continue with {len(values)} ranks"
     )
+
+
+def _check_whole(name: str, values: list[Any]) -> None:
+    found = sharded.in_state(values[0], name)
+    if found is not None:
+        raise RuntimeError(
+            f"run.state: {found}, of which each of the {len(values)} ranks has saved its part; continue with "
+            f"{len(values)} ranks, or keep whole tensors there: {name}.full_tensor()"
+        )
 
 
 def _is_number(value: Any) -> bool:

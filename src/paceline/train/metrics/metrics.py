@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paceline.train.group.sharded import kind_of
+
 from .files import JsonLines, TensorBoard
 from .progress import Exchanging, Progress
 from .reduction import LogMismatch, Reduction, Span, Sum
@@ -223,6 +225,8 @@ class Metrics:
                 raise ValueError(f"every line of metrics.jsonl has its own {name}; log yours under another name")
             if isinstance(value, torch.Tensor) and value.numel() != 1:
                 raise ValueError(f"{name} has the shape {list(value.shape)}; log a single number, such as its mean")
+            if kind := kind_of(value):
+                raise ValueError(f"{name} is {kind}; log its value, {name}.full_tensor()")
             if name not in self._sums:
                 self._sums[name] = Sum()
             self._sums[name].add(value, weight)

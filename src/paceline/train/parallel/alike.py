@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+
+from paceline.train.group import sharded
 
 from .errors import ModelMismatch
 from .wrapper import ParallelModel
@@ -22,7 +23,7 @@ def check_kind(module: torch.nn.Module) -> None:
     """Check that the ranks can train a model together, and that no other library has made it parallel.
 
     Raises:
-        TypeError: it is wrapped in DistributedDataParallel or DataParallel, or sharded by FSDP.
+        TypeError: it is wrapped in DistributedDataParallel or DataParallel, or sharded.
         ValueError: it, or a model that it holds, was set up before.
     """
     for part in module.modules():
@@ -34,17 +35,28 @@ def check_kind(module: torch.nn.Module) -> None:
                 f"the model is wrapped in {what}, but run.setup itself makes the ranks exchange gradients; "
                 "pass it the model inside, model.module"
             )
-        if what == "FullyShardedDataParallel" or any(kind.__name__ == "FSDPModule" for kind in type(part).__mro__):
-            raise TypeError(_SHARDED.format(what="FSDP"))
-    tensors = sys.modules.get("torch.distributed.tensor")
-    if tensors is not None and any(isinstance(p, tensors.DTensor) for p in module.parameters()):
-        raise TypeError(_SHARDED.format(what="DTensor"))
+    found = sharded.in_object(module)
+    if found is not None:
+        raise TypeError(
+            f"the {type(module).__name__} is sharded, which run.setup does not support yet: {found}, and it keeps "
+            "a whole copy on every rank; pass it the model as it was before, or train without run.setup "
+            "(docs/checkpoints.md#sharded-models)"
+        )
 
 
-_SHARDED = (
-    "the model is sharded ({what}), which run.setup does not support yet: it keeps a whole copy on every rank; "
-    "pass it the model without fully_shard"
-)
+def check_optimizer_kind(optimizer: torch.optim.Optimizer) -> None:
+    """Check that an optimizer's state is the same on all ranks.
+
+    Raises:
+        TypeError: its parameters are sharded.
+    """
+    found = sharded.in_object(optimizer)
+    if found is not None:
+        raise TypeError(
+            f"the {type(optimizer).__name__} has parameters that are sharded, which run.setup does not support yet: "
+            f"{found}, and run.setup gives all ranks rank 0's state; train without run.setup "
+            "(docs/checkpoints.md#sharded-models)"
+        )
 
 
 def check_alike(group: Group, module: torch.nn.Module, strategy: Strategy) -> None:

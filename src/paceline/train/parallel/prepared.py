@@ -12,8 +12,9 @@ import torch
 
 from paceline.contract.exchange import SYNC, TRIAL_STEPS
 from paceline.train.diagnosis.collective_trace import script_line
+from paceline.train.group.sharded import check_savable
 
-from .alike import check_alike, check_kind
+from .alike import check_alike, check_kind, check_optimizer_kind
 from .errors import UnusedParameters
 from .model import Model
 from .optimizer import prepare_optimizer
@@ -104,7 +105,8 @@ class Prepared:
 
         Raises:
             paceline.ModelMismatch: this rank's model differs from rank 0's.
-            TypeError: it is neither a module nor an optimizer, or a model that another library has made parallel.
+            TypeError: it is neither a module nor an optimizer, a model that another library has made parallel, or an
+                optimizer of one that is sharded.
             ValueError: it was set up before; or learning rates are to be scaled, but a scheduler has already stored
                 them; or the optimizer's accumulation is not that of its model.
         """
@@ -123,6 +125,7 @@ class Prepared:
             self._accumulates.add(model.accumulate)
             return model.wrapped
         if isinstance(thing, torch.optim.Optimizer):
+            check_optimizer_kind(thing)
             if any(thing is optimizer for optimizer in self._optimizers):
                 raise ValueError(f"this {type(thing).__name__} was set up before; pass an optimizer to run.setup once")
             strategy = self._strategy_of(thing, strategy)
@@ -194,7 +197,7 @@ class Prepared:
             reshard: see `RankPart`.
 
         Raises:
-            TypeError: it lacks `state_dict` or `load_state_dict`.
+            TypeError: it lacks `state_dict` or `load_state_dict`; or it is sharded, and not `per_rank`.
             ValueError: the name is taken, or `reshard` is given without `per_rank`.
         """
         if not callable(getattr(thing, "state_dict", None)) or not callable(getattr(thing, "load_state_dict", None)):
@@ -212,6 +215,7 @@ class Prepared:
         if per_rank:
             self._rank_parts[name] = RankPart(thing, reshard, is_users=True, is_required=True)
         else:
+            check_savable(name, thing)
             self._registered[name] = thing
 
     def register_on_rank(self, name: str, thing: Stateful, reshard: Reshard | None = None) -> None:

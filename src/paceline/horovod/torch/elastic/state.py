@@ -10,7 +10,12 @@ import torch
 
 from paceline.horovod.basics import rank
 from paceline.horovod.common import elastic
-from paceline.horovod.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from paceline.horovod.torch.functions import (
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    check_whole,
+)
 
 from .sampler import ElasticSampler
 
@@ -29,12 +34,17 @@ class TorchState(elastic.ObjectState):
         model: a module.
         optimizer: an optimizer.
         kwargs: further modules, optimizers, schedulers, samplers and plain objects. All become attributes.
+
+    Raises:
+        TypeError: something is sharded.
     """
 
     def __init__(
         self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
     ) -> None:
         kwargs.update(model=model, optimizer=optimizer)
+        for name, value in kwargs.items():
+            check_whole(name, value)
         made = {name: _handler(value) for name, value in kwargs.items()}
         object.__setattr__(self, "_handlers", {name: handler for name, handler in made.items() if handler})
         for name, handler in self._handlers.items():
@@ -57,7 +67,13 @@ class TorchState(elastic.ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Give all ranks what rank 0 has, and save it."""
+        """Give all ranks what rank 0 has, and save it.
+
+        Raises:
+            TypeError: something is sharded.
+        """
+        for name, handler in self._handlers.items():
+            check_whole(name, handler.value)
         for handler in self._handlers.values():
             handler.sync()
         super().sync()
@@ -107,7 +123,9 @@ class StateHandler:
 
     def sync(self) -> None:
         """Give all ranks the state of rank 0."""
-        self.value.load_state_dict(broadcast_object(self.value.state_dict()))
+        state = self.value.state_dict()
+        check_whole(f"the state of this {type(self.value).__name__}", state)
+        self.value.load_state_dict(broadcast_object(state))
         self.save()
 
     def set_value(self, value: Any) -> None:

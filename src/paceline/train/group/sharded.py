@@ -1,0 +1,97 @@
+"""Finds what is sharded: each rank has only a part of it, so one rank's state is not that of all ranks.
+
+The classes are looked up in modules that are already imported. Importing them takes long, and without them there is no
+such tensor.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_TENSORS = (("torch.distributed.tensor", "DTensor"), ("torch.distributed._shard.sharded_tensor", "ShardedTensor"))
+_MODULES = ("FSDPModule", "FullyShardedDataParallel")
+_TO_SAVE = (
+    "each rank has a part of it, and a checkpoint has rank 0's state for all ranks; register an object whose "
+    "state_dict returns whole tensors (docs/checkpoints.md#sharded-models), or pass per_rank=True to run.register"
+)
+
+
+def kind_of(value: object) -> str | None:
+    """What a sharded tensor is, such as "a DTensor", which may also be replicated; None for everything else."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    for module, name in _TENSORS:
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None and isinstance(value, kind):
+            return f"a {name}"
+    if getattr(value, "_fsdp_flattened", False):  # FSDP1 marks the parameters that it cuts into parts
+        return "sharded by FullyShardedDataParallel"
+    return None
+
+
+def in_object(thing: object) -> str | None:
+    """What is sharded in a model, or among the parameters of an optimizer, with its name; None if nothing is.
+
+    Nothing is looked for in other objects: their states say what they hold, see `in_state`.
+    """
+    if isinstance(thing, torch.nn.Module):
+        return next(_in_module(thing), None)
+    if isinstance(thing, torch.optim.Optimizer):
+        return next(_in_optimizer(thing), None)
+    return None
+
+
+def in_state(state: object, name: str = "its state") -> str | None:
+    """The first sharded tensor in a state, with its path, which begins with `name`; None if there is none."""
+    return next(_in_state(state, name, set()), None)
+
+
+def check_savable(name: str, thing: object) -> None:
+    """Check that an object can be saved by one rank for all.
+
+    Raises:
+        TypeError: it is sharded; the message has its name, and the name of the first parameter that is.
+    """
+    found = in_object(thing)
+    if found is not None:
+        raise TypeError(why_refused(name, found))
+
+
+def why_refused(name: str, found: str) -> str:
+    """Why a checkpoint does not take what `in_object` or `in_state` has found, and what to do, in one line."""
+    return f'"{name}": {found}: {_TO_SAVE}'
+
+
+def _in_module(module: torch.nn.Module) -> Iterator[str]:
+    for name, parameter in itertools.chain(module.named_parameters(), module.named_buffers()):
+        if kind := kind_of(parameter):
+            yield f'parameter "{name}" is {kind}'
+    for name, part in module.named_modules():  # fully_shard may have gathered the parameters for now
+        if any(kind.__name__ in _MODULES for kind in type(part).__mro__):
+            yield f'module "{name}" is sharded by FSDP' if name else "it is sharded by FSDP"
+
+
+def _in_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[str]:
+    for number, group in enumerate(optimizer.param_groups):
+        names: Sequence[str | int] = group.get("param_names") or range(len(group["params"]))
+        for name, parameter in zip(names, group["params"], strict=False):
+            if kind := kind_of(parameter):
+                of_group = f" of group {number}" if isinstance(name, int) else ""
+                yield f'parameter "{name}"{of_group} is {kind}'
+
+
+def _in_state(state: object, path: str, seen: set[int]) -> Iterator[str]:
+    if kind := kind_of(state):
+        yield f"{path} is {kind}"
+    if not isinstance(state, (dict, list, tuple, set, frozenset)) or id(state) in seen:
+        return
+    seen.add(id(state))
+    for key, value in state.items() if isinstance(state, dict) else enumerate(state):
+        yield from _in_state(value, f"{path}[{key!r}]", seen)
