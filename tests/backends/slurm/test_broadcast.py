@@ -176,6 +176,7 @@ def test_checkpoints_that_a_resubmitted_job_would_not_see(login: Cluster) -> Non
         assert done.returncode == 2 and "job it are on its nodes' own disks" in done.stderr, done.stderr
     stored = json.loads((login.place / "job.json").read_text())
     stored["options"]["broadcast"] = False
+    stored["spec"]["options"] = {}
     (login.place / "job.json").write_text(json.dumps(stored))
     done = login("resubmit", "--on", "lab", "it", "--name", "again")
     assert done.returncode == 2 and f"job it are in {login.place}, and with broadcast" in done.stderr, done.stderr
