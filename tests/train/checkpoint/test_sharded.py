@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 import paceline  # noqa: E402
 from paceline.train.checkpoint.store import CheckpointError, CheckpointStore, SingleExchange  # noqa: E402
+from paceline.train.loop.checkpointing import check_whole  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,6 +159,8 @@ def refuses_state(mesh: Any, folder: Path) -> None:
     with pytest.raises(CheckpointError, match=r"\"model\": its state\['weight'\] is a DTensor"):
         store.save(1, {"model": {"weight": d_tensor}}, None)
     store.close()
+    with pytest.raises(RuntimeError, match=r"only the part of one rank .*: own\['w'\] is a DTensor; use another check"):
+        check_whole({"own": Nested(whole)}, {"own": {"w": d_tensor}})  # which an older version may have saved
 
 
 def test_numbers_that_are_sharded_are_refused() -> None:

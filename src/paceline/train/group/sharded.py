@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _TENSORS = (("torch.distributed.tensor", "DTensor"), ("torch.distributed._shard.sharded_tensor", "ShardedTensor"))
 _MODULES = ("FSDPModule", "FullyShardedDataParallel")
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+_PLAIN = {int, float, str, bool, type(None)}  # a state may have many of these
 _TO_SAVE = (
     "each rank has a part of it, and a checkpoint has rank 0's state for all ranks; register an object whose "
     "state_dict returns whole tensors (docs/checkpoints.md#sharded-models), or pass per_rank=True to run.register"
@@ -50,7 +52,7 @@ def in_object(thing: object) -> str | None:
 
 def in_state(state: object, name: str = "its state") -> str | None:
     """The first sharded tensor in a state, with its path, which begins with `name`; None if there is none."""
-    return next(_in_state(state, name, set()), None)
+    return _in_state(state, name, set())
 
 
 def check_savable(name: str, thing: object) -> None:
@@ -87,11 +89,14 @@ def _in_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[str]:
                 yield f'parameter "{name}"{of_group} is {kind}'
 
 
-def _in_state(state: object, path: str, seen: set[int]) -> Iterator[str]:
-    if kind := kind_of(state):
-        yield f"{path} is {kind}"
-    if not isinstance(state, (dict, list, tuple, set, frozenset)) or id(state) in seen:
-        return
+def _in_state(state: object, path: str, seen: set[int]) -> str | None:
+    if isinstance(state, torch.Tensor):
+        kind = kind_of(state)
+        return f"{path} is {kind}" if kind else None
+    if not isinstance(state, _CONTAINERS) or id(state) in seen:
+        return None
     seen.add(id(state))
     for key, value in state.items() if isinstance(state, dict) else enumerate(state):
-        yield from _in_state(value, f"{path}[{key!r}]", seen)
+        if type(value) not in _PLAIN and (found := _in_state(value, f"{path}[{key!r}]", seen)):
+            return found
+    return None
