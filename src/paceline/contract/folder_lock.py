@@ -1,8 +1,9 @@
 """The lock of a folder for checkpoints: one job at a time saves there, and others can find out which one.
 
-The lock is `flock` on the file `.paceline-lock` in the folder. The kernel releases it when its process ends, for
-whatever reason. The file names the holder, as JSON, and is removed with the lock. Children of the holder do not hold
-it. On a network file system the lock is as reliable as `flock` between machines there.
+The lock is `flock` on the file `.paceline-holder` in the folder. Whoever can open a file can lock it, so only its user
+may open this one, from its beginning on. The kernel releases the lock when its process ends, for whatever reason. The
+file names the holder, as JSON, and is removed with the lock. Children of the holder do not hold it. On a network file
+system the lock is as reliable as `flock` between machines there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import errno
 import fcntl
 import json
 import os
+import pwd
 import socket
 import time
 import weakref
@@ -21,10 +23,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-LOCK = ".paceline-lock"
+LOCK = ".paceline-holder"
+_OLDER = ".paceline-lock"  # that of versions in which everyone could open it, so that others may hold its lock
 _WHAT = "paceline's lock of a folder for checkpoints"
 _HEAD = json.dumps({"what": _WHAT})[:-1].encode()  # of the file
 _MOST = 65536  # bytes of it
+_MODE = 0o600
 _PATIENCE = 2.0  # seconds for a holder that was just killed to be gone, or for one that only looks
 _OWN_PATIENCE = 30.0  # the same for the attempt before of the same job
 _PAUSE = 0.02  # seconds between two tries
@@ -73,7 +77,7 @@ class FolderLock:
 
 
 def holder_of(folder: Path) -> str | None:
-    """The holder of a folder, for messages; None if there is none, as far as this machine can know."""
+    """The holder of a folder, for messages; None if there is none, as far as this process can know."""
     try:
         fd = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -105,7 +109,7 @@ def _take(path: Path, who: Holder) -> int | None:
     """A descriptor that holds the lock; None where the file system has none."""
     begin = time.monotonic()
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        fd = _open(path)
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,11 +127,61 @@ def _take(path: Path, who: Holder) -> int | None:
                 raise OSError(errno.EEXIST, f"{path.name} there is not paceline's; move it away", str(path))
             os.ftruncate(fd, 0)
             os.pwrite(fd, (json.dumps(who) + "\n").encode(), 0)
+            _remove_older(path.with_name(_OLDER))
             kept, fd = fd, -1
             return kept
         finally:
             if fd >= 0:
                 os.close(fd)
+
+
+def _open(path: Path) -> int:
+    """Open the file, and make it if there is none.
+
+    Raises:
+        PermissionError: it belongs to another user, or this one may not write to the folder.
+        OSError: it cannot be made.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, _MODE)
+    except PermissionError as error:
+        owner = _owner(path)
+        if owner is None:
+            raise
+        why = (
+            f"{path.name} there belongs to {owner}; if no job of theirs saves there any more, have them remove it, "
+            "else choose another folder"
+        )
+        raise PermissionError(error.errno, why, str(path)) from None
+    status = os.fstat(fd)
+    if status.st_mode & 0o777 & ~_MODE and status.st_uid == os.geteuid() and _is_ours(os.pread(fd, _MOST, 0)):
+        with contextlib.suppress(OSError):  # somebody has changed its mode, or the file system has none
+            os.fchmod(fd, _MODE)
+    return fd
+
+
+def _owner(path: Path) -> str | None:
+    """The other user to whom a file belongs; None if there is none, or the file is this user's."""
+    try:
+        user = path.lstat().st_uid
+    except OSError:
+        return None
+    if user == os.geteuid():
+        return None
+    try:
+        return f"user {pwd.getpwuid(user).pw_name}"
+    except KeyError:
+        return f"user {user}"
+
+
+def _remove_older(path: Path) -> None:
+    """Remove what a job of an older version has left."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            _remove_if_ours(fd, path)
+        finally:
+            os.close(fd)
 
 
 def _wait(fd: int, path: Path, who: Holder, waited: float) -> None:

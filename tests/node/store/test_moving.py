@@ -50,7 +50,7 @@ def test_the_newest_of_each_run_of_a_script_goes_and_nothing_hidden(run: RunDire
     save(first, 10, 1)
     save(first, 4, 2)  # saved later, after a resume from an older one
     save(second, 6, 1)
-    (first / ".paceline-lock").write_text("")
+    (first / ".paceline-holder").write_text("")
     (first / "notes").mkdir()
     (first / "notes" / "best.txt").write_text("0.5")
     (run.path / "saved.json").write_text(json.dumps({"step": 6, "folder": str(second)}))

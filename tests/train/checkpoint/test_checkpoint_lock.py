@@ -132,7 +132,7 @@ def test_an_earlier_attempt_on_another_machine_is_not_waited_for(
 def test_a_file_that_is_not_ours_stays(tmp_path: Path) -> None:
     (tmp_path / LOCK).write_text("mine")
     store = single(tmp_path)
-    with pytest.raises(CheckpointError, match=r"\.paceline-lock there is not paceline's; move it away"):
+    with pytest.raises(CheckpointError, match=r"\.paceline-holder there is not paceline's; move it away"):
         save(store, 1)
     assert holder_of(tmp_path) is None
     assert (tmp_path / LOCK).read_text() == "mine"

@@ -197,7 +197,7 @@ def _claim(destination: Path, undo: contextlib.ExitStack) -> int:
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.ExitStack() as own:
         try:
-            fd, is_new = os.open(marker, flags | os.O_CREAT | os.O_EXCL, 0o666), True
+            fd, is_new = os.open(marker, flags | os.O_CREAT | os.O_EXCL, 0o600), True
         except FileExistsError:
             fd, is_new = os.open(marker, flags), False
         own.callback(os.close, fd)

@@ -57,7 +57,7 @@ def leave() -> None:
 def _locked(path: str) -> Iterator[int]:
     """A descriptor of a file that no other process has locked, and that is there under this name."""
     while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # who can only read may not lock it
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             if _is_there(file, path):  # not removed while this process waited

@@ -1,7 +1,7 @@
 """Connections among the ranks of one machine: they pass on one file without a name, and wait for each other.
 
-The connections are Unix sockets with abstract names. So nothing is on disk, nothing is left when ranks are killed, and
-the ranks may be in several PID namespaces: what they need is one network namespace, and one user.
+The connections are Unix sockets with abstract names (`local_links`). So nothing is on disk, nothing is left when ranks
+are killed, and the ranks may be in several PID and user namespaces: what they need is one network namespace.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import array
 import contextlib
 import json
 import os
-import secrets
 import socket
 import struct
 import tempfile
@@ -18,15 +17,15 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
+from .local_links import SECONDS, LocalListener
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 TELLS = 2  # calls of `tell`
-_CONNECTING = 120.0  # seconds
 _POSITION = struct.Struct("<Q")
 _MEETING = struct.Struct("<QQ")  # how often, for what
 _TIMEVAL = struct.Struct("@ll")
-_CREDENTIALS = struct.Struct("=iii")  # process, user, group
 _FOLDER = "/dev/shm"
 
 
@@ -66,21 +65,21 @@ class Neighbours:
         self._is_closed = False
         distances = [1 << number for number in range((count - 1).bit_length())]
         self._rounds = [((position + each) % count, (position - each) % count) for each in distances]
-        file = -1
+        listener, file, problem = None, -1, ""
         try:
-            with socket.socket(socket.AF_UNIX) as listener:
-                name, problem = "", ""
-                try:
-                    name = _listen(listener, count)
-                    file = _file(length) if position == 0 else -1
-                except OSError as error:
-                    problem = _text(error)
-                told = [json.loads(each) for each in tell(json.dumps([name, problem]))]
-                why = [each for _, each in told]
-                if not any(why):
-                    problem = self._set_up(listener, [each for each, _ in told], file, use)
-                why = [one or other for one, other in zip(why, tell(problem), strict=True)]
+            try:
+                listener = LocalListener()
+                file = _file(length) if position == 0 else -1
+            except OSError as error:
+                problem = _text(error)
+            told = [json.loads(each) for each in tell(json.dumps([listener and listener.address, problem]))]
+            why = [each for _, each in told]
+            if listener is not None and not any(why):
+                problem = self._set_up(listener, [each for each, _ in told], file, use)
+            why = [one or other for one, other in zip(why, tell(problem), strict=True)]
         finally:
+            if listener is not None:
+                listener.close()
             if file >= 0:
                 os.close(file)
         failed = [(bool(text.startswith(_AFTER)), other) for other, text in enumerate(why) if text]
@@ -92,10 +91,10 @@ class Neighbours:
 
     # -- connecting ----------------------------------------------------------------------------------------------------
 
-    def _set_up(self, listener: socket.socket, names: Sequence[str], file: int, use: Callable[[int], None]) -> str:
+    def _set_up(self, listener: LocalListener, addresses: Sequence[str], file: int, use: Callable[[int], None]) -> str:
         """Connect to the neighbours, pass on the file, and use it. Returns why it fails, or ""."""
         try:
-            self._connect(listener, names)
+            self._connect(listener, addresses)
             received = self._receive_file() if self._position else file
             try:
                 self._send_file(received)
@@ -110,26 +109,17 @@ class Neighbours:
                     one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, time)
         except (OSError, EOFError) as error:
             self.close()  # others may wait for this rank
+            listener.close()
             return (_AFTER if isinstance(error, EOFError | ConnectionError) else "") + _text(error)
         return ""
 
-    def _connect(self, listener: socket.socket, names: Sequence[str]) -> None:
+    def _connect(self, listener: LocalListener, addresses: Sequence[str]) -> None:
         """Connect to each neighbour, as its client if its position is lower."""
         neighbours = {other for pair in self._rounds for other in pair}
-        for other in sorted(neighbours):
-            if other < self._position:
-                one = self._sockets[other] = socket.socket(socket.AF_UNIX)
-                one.settimeout(_CONNECTING)
-                one.connect(f"\0{names[other]}")
-                _check_user(one)
-                one.sendall(_POSITION.pack(self._position))
-        listener.settimeout(_CONNECTING)
-        while len(self._sockets) < len(neighbours):
-            one = listener.accept()[0]
-            one.settimeout(_CONNECTING)
-            _check_user(one)
-            (other,) = _POSITION.unpack(_read(one, _POSITION.size))
-            self._sockets[other] = one
+        lower = {other: addresses[other] for other in neighbours if other < self._position}
+        self._sockets = listener.connect(self._position, lower, neighbours - lower.keys())
+        for one in self._sockets.values():
+            one.settimeout(SECONDS)
 
     def _receive_file(self) -> int:
         """Get the file from the rank before this one in a binomial tree."""
@@ -216,14 +206,6 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
-def _listen(listener: socket.socket, count: int) -> str:
-    """Listen with a new name, and return it."""
-    name = f"paceline-{secrets.token_hex(16)}"
-    listener.bind(f"\0{name}")
-    listener.listen(count)
-    return name
-
-
 def _file(length: int) -> int:
     """A descriptor of a new file in memory that has no name, and all of its bytes.
 
@@ -244,17 +226,6 @@ def _file(length: int) -> int:
         os.close(file)
         raise
     return file
-
-
-def _check_user(one: socket.socket) -> None:
-    """Check that the other side is a process of the same user.
-
-    Raises:
-        PermissionError: it is not.
-    """
-    _, user, _ = _CREDENTIALS.unpack(one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    if user != os.geteuid():
-        raise PermissionError(f"another rank belongs to another user, {user}")
 
 
 def _read(one: socket.socket, size: int) -> bytes:
