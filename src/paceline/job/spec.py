@@ -15,10 +15,10 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
+    PlainSerializer,
     PrivateAttr,
     ValidationInfo,
     WithJsonSchema,
-    field_serializer,
     field_validator,
     model_validator,
 )
@@ -84,7 +84,12 @@ Framework = Annotated[
     str, AfterValidator(_valid_framework), WithJsonSchema({"type": "string", "enum": sorted(CONTRACTS)})
 ]
 Nodes = Annotated[int | str, BeforeValidator(_valid_nodes), _or_text("integer", "[0-9]+(:[0-9]+)?", minimum=1)]
-_Duration = Annotated[float, Field(gt=0, allow_inf_nan=False), WithJsonSchema(_text(r"([0-9]+(\.[0-9]+)?[smhdw])+"))]
+_Duration = Annotated[
+    float,
+    Field(gt=0, allow_inf_nan=False),
+    PlainSerializer(duration_text, return_type=str),
+    WithJsonSchema(_text(r"([0-9]+(\.[0-9]+)?[smhdw])+")),
+]
 Hours = Annotated[_Duration, BeforeValidator(partial(duration, usual="h"))]
 Days = Annotated[_Duration, BeforeValidator(partial(duration, usual="d"))]
 _DURATIONS = ("time_limit", "ttl")  # the fields of a job with these types
@@ -308,10 +313,6 @@ class JobSpec(_Model):
     def has_unused_credentials(self) -> bool:
         """Whether it was given credentials for git, which fetches nothing for it."""
         return bool(self._credentials) and (self.code is None or self.code.mode != "git")
-
-    @field_serializer(*_DURATIONS)
-    def _with_unit(self, seconds: float | None) -> str | None:
-        return None if seconds is None else duration_text(seconds)
 
     def stored(self, *, exclude_unset: bool = False) -> dict[str, Any]:
         """The job as it is stored: what JSON can hold, with durations in seconds; perhaps without its defaults."""

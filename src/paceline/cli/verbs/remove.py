@@ -219,9 +219,9 @@ def _delete(job: Job) -> str | None:
         for line in backend().delete([job.name]):
             warn(line)
     except UserError:
-        if why := _why_not([job]):
-            return why[job.name]
-        raise
+        if _CHANGED in _why_not([job]).values():
+            return _CHANGED
+        raise  # also where it is gone, but not all of it
     return None
 
 
