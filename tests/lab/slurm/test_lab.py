@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 from tests.conftest import eventually
 from tests.lab.lab import inside
+from tests.needs import need
 
 from paceline.backends.slurm.sbatch import ABBREVIATED, KNOWN, OURS
 
-from .cluster import Cluster
+from .cluster import Cluster, missing
 
 if TYPE_CHECKING:
     from .client import Client
@@ -166,6 +167,7 @@ def test_command_can_be_broken(client: Client) -> None:
 
 
 def test_killed_cluster_is_removed_by_the_next() -> None:
+    need(missing())
     program = (
         "from tests.lab.slurm.cluster import Cluster; c = Cluster(1); c.start(); print(c.prefix, c.folder, flush=True);"
         " import time; time.sleep(1000)"
