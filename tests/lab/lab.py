@@ -420,8 +420,18 @@ class Lab:
                 entry = [other.address, "lladdr", _NOBODY, "dev", "eth0", "nud", "permanent"]
                 _ip("-n", host.namespace, "neigh", "replace", *entry)
 
+    def part_from_client(self, host: Host) -> None:
+        """Lose every packet between a host and the client; the other hosts reach both."""
+        for namespace, device, address in (
+            (self.hub, "br0", host.address),
+            (host.namespace, "eth0", f"{_NETWORK}.1"),
+        ):
+            entry = [address, "lladdr", _NOBODY, "dev", device, "nud", "permanent"]
+            _ip("-n", namespace, "neigh", "replace", *entry)
+
     def join(self) -> None:
-        """Undo `part` and `silence`."""
+        """Undo `part`, `silence` and `part_from_client`."""
+        _ip("-n", self.hub, "neigh", "flush", "dev", "br0", "nud", "permanent")
         for host in self.hosts:
             _ip("-n", host.namespace, "neigh", "flush", "dev", "eth0", "nud", "permanent")
 

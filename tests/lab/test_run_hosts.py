@@ -298,6 +298,7 @@ def is_kept(client: Client) -> bool:
 
 
 def test_a_host_that_is_cut_off_is_told_and_the_job_ends(client: Client) -> None:
+    client.env["PACELINE_RECONNECT_TIMEOUT"] = "20s"
     running = client.start("run", *where(client, "h1,h2"), "--name", "it", "--tee", "3", client.script(FOREVER))
     assert running.stdout is not None
     for _ in range(2):

@@ -11,7 +11,7 @@ from paceline.job.errors import UserError
 from paceline.job.quantities import duration
 
 _LEAST_CONNECT = 5.0  # seconds
-LOOK, ACT = "PACELINE_LOOK_TIMEOUT", "PACELINE_ACT_TIMEOUT"
+LOOK, ACT, RECONNECT = "PACELINE_LOOK_TIMEOUT", "PACELINE_ACT_TIMEOUT", "PACELINE_RECONNECT_TIMEOUT"
 
 
 class Limits(NamedTuple):
@@ -20,10 +20,12 @@ class Limits(NamedTuple):
     Attributes:
         look: when it reads what is there, such as `list`.
         act: when it checks machines, or starts, changes or ends something, such as `stop`.
+        reconnect: for a new connection to a host of a job in the foreground, after one has broken.
     """
 
     look: float = 5.0
     act: float = 15.0
+    reconnect: float = 60.0
 
     @property
     def connect(self) -> float:
@@ -40,13 +42,14 @@ def load() -> Limits:
     Raises:
         UserError: a variable or the settings are wrong.
     """
-    look, act = _given(LOOK), _given(ACT)
-    if (look is None or act is None) and settings_files.exist():
+    given = [_given(LOOK), _given(ACT), _given(RECONNECT)]
+    if None in given and settings_files.exist():
         from paceline.job.settings import load as settings  # takes long to import
 
         defaults = settings().defaults
-        look, act = look or defaults.look_timeout, act or defaults.act_timeout
-    return Limits(look or DEFAULT.look, act or DEFAULT.act)
+        set_there = (defaults.look_timeout, defaults.act_timeout, defaults.reconnect_timeout)
+        given = [mine or theirs for mine, theirs in zip(given, set_there, strict=True)]
+    return Limits(*(seconds or default for seconds, default in zip(given, DEFAULT, strict=True)))
 
 
 def _given(variable: str) -> float | None:

@@ -64,11 +64,13 @@ class Defaults(_Model):
         on: the target.
         look_timeout: seconds that a verb that looks waits for a machine; None leaves it to paceline.
         act_timeout: the same for a verb that acts.
+        reconnect_timeout: seconds to connect again to a host of a job in the foreground; None leaves it to paceline.
     """
 
     on: str = Field(default="local", min_length=1)
     look_timeout: Limit | None = None
     act_timeout: Limit | None = None
+    reconnect_timeout: Limit | None = None
 
 
 class Settings(_Model):

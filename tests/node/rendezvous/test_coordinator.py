@@ -242,6 +242,42 @@ def test_a_node_that_leaves_stays_when_the_others_are_gone() -> None:
     assert told[0][1]["why"] == "node 1 (h) is gone"
 
 
+LOST = {"do": "leave or stop", "signal": 1}
+STOPPED = {"do": "stopped", "failures": [], "main_port": 1, "ports": []}
+
+
+def test_a_node_that_nobody_follows_leaves_a_job_that_goes_on() -> None:
+    coordinator = Coordinator(1, 2, 0)
+    elastic(coordinator, 2)
+    assert [(m["do"], m["save"]) for _, m in coordinator.receive(1, LOST)] == [("halt", True)] * 2
+    told = [(to, m["do"]) for peer in (0, 1) for to, m in coordinator.receive(peer, STOPPED)]
+    assert told == [(1, "finish"), (0, "restart"), (0, "start")]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_job_that_nobody_follows_on_any_node_is_stopped(order: tuple[int, int]) -> None:
+    coordinator = Coordinator(1, 2, 0)
+    elastic(coordinator, 2)
+    assert [m["do"] for peer in order for _, m in coordinator.receive(peer, LOST)] == ["halt"] * 2
+    told = [m for peer in (0, 1) for _, m in coordinator.receive(peer, STOPPED)]
+    assert [(m["do"], m["state"], m["exit_code"]) for m in told] == [("finish", "STOPPED", 129)] * 2
+
+
+def test_a_node_that_nobody_follows_stops_a_job_that_needs_it() -> None:
+    coordinator = Coordinator(2, 3, 0, expected=2)
+    elastic(coordinator, 2)
+    assert [(m["do"], m["signal"]) for _, m in coordinator.receive(1, LOST)] == [("halt", 1)] * 2
+
+
+def test_a_node_that_nobody_follows_stops_the_job_when_the_others_are_gone_meanwhile() -> None:
+    coordinator = Coordinator(1, 2, 0)
+    elastic(coordinator, 2)
+    coordinator.receive(0, LOST)
+    coordinator.lost(1)
+    ((_, told),) = coordinator.receive(0, STOPPED)
+    assert (told["do"], told["state"], told["exit_code"]) == ("finish", "STOPPED", 129)
+
+
 def replaced(restarts: int = 1, nodes: int = 2, least: int | None = None) -> Coordinator:
     """A job whose nodes are replaced, and which runs."""
     coordinator = Coordinator(least or nodes, nodes, restarts, replaces=True)

@@ -75,6 +75,11 @@ class Host:
         """Whether it is this machine, and needs no ssh. With a port, a key or USER@ it does: those are for ssh."""
         return self.port is None and self.identity_file is None and here.is_here(self.name)
 
+    @property
+    def reconnect(self) -> float:
+        """Seconds to connect to it again after a connection broke; 0 if there is none that could break."""
+        return 0.0 if self.is_here else self.limits.reconnect
+
     def command(self, remote: str, *options: str) -> list[str]:
         """The argument vector that runs a line of a remote shell."""
         if self.is_here:
@@ -254,7 +259,10 @@ class Answers:
         if "error" in answer:
             raise UserError(printable(f"{self._host.says}{answer['error']}"))
         if "bytes" in answer:
-            answer["data"] = stdout.read(answer.pop("bytes"))
+            size = answer.pop("bytes")
+            answer["data"] = stdout.read(size)
+            if len(answer["data"]) < size:
+                raise Unreachable(self._failure())
         return answer
 
     def _silence(self) -> str:
@@ -273,6 +281,13 @@ class Answers:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError, ValueError):  # ValueError: it is closed
             os.write(self._process.stdin.fileno(), f"{word}\n".encode())
+
+    def finish(self) -> None:
+        """Have the host end its work, once it has received all that was said."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
+            self._process.stdin.close()
+            self._process.wait(_ENDING)
 
     def stop(self) -> None:
         """Close the connection."""

@@ -53,6 +53,7 @@ def order(invited: Answer, host: Host, shown: dict[str, Any] | None, terminal: d
         "joins": True,
         "job": {**invited["job"], **meeting, "resume_from": None, "detached": shown is None},
         "slots": host.slots,
+        "reconnect": host.reconnect,
         "job_id": invited["job_id"],
         "token": invited["token"],
         "secrets": invited["secrets"],

@@ -13,6 +13,7 @@ from paceline.node.logs.live import Event, Output, Update
 from paceline.node.signals import LEAVE
 
 from .elastic import Recruiter, code_of, order, taken
+from .held import GivenUp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -57,6 +58,7 @@ class RemoteRun:
         self._restarted = -1  # the last attempt whose restart was reported
         self._is_over = self._is_interrupted = False
         self._gone: dict[Host, Answer] = {}
+        self._reconnect = max(host.reconnect for host in parts.hosts)
         parts.hold()
         self._recruiter: Recruiter | None = None
         if wanted is not None:
@@ -70,10 +72,13 @@ class RemoteRun:
         if self._recruiter is not None:
             self._recruiter.stop()
         # Two of the same that reach an agent at once are one for it.
-        said = signal.SIGQUIT if number == signal.SIGINT and self._is_interrupted else number
+        is_second = number == signal.SIGINT and self._is_interrupted
+        said = signal.SIGQUIT if is_second else number
         self._is_interrupted = self._is_interrupted or number == signal.SIGINT
         for host in list(self._followed):
             self._streams.say(host, f"signal {int(said)}")
+        if is_second:
+            self._streams.give_up()
 
     def leads(self, output: Output) -> bool:
         """Whether this is rank 0."""
@@ -123,8 +128,17 @@ class RemoteRun:
             self._forget(host)
         elif "event" in answer:
             yield from self._happened(host, Event(answer["event"], answer["details"]))
+        self._hasten()
         if self._ends and all(host in self._ends for host in self._followed):
             yield from self._end_attempt()
+
+    def _hasten(self) -> None:
+        """Wait for no host without a connection if the others say that the job was stopped, or that a host is lost."""
+        ended = [end.details for end in self._ends.values() if end.name == "finished"]
+        if any(it["state"] == "STOPPED" or (it["failure"] and it["failure"]["rank"] is None) for it in ended):
+            missing = [host for host in self._followed if host not in self._ends]
+            if missing and all(map(self._streams.is_lost, missing)):
+                self._streams.give_up()
 
     def _happened(self, host: Host, event: Event) -> Iterator[Update]:
         name, details = event.name, event.details
@@ -206,18 +220,24 @@ class RemoteRun:
         self._host_names[host] = answer["host"]
         self._followed[host] = None
         self._gone.pop(host, None)
-        self._streams.say(host, "hold")
+        self._streams.hold(host, self.name, answer["record"]["job_id"])
         if self._recruiter is not None:
             self._recruiter.has_come(host)
         yield Event("joined", {"host": host.name})
 
     def _lost(self, host: Host, why: UserError) -> Iterator[Update]:
-        if host in self._followed:
+        is_followed = host in self._followed
+        self._forget(host)
+        if is_followed and isinstance(why, GivenUp):
+            yield Event("note", {"why": f"{why}; {'it leaves the job' if self._recruiter else 'the job is stopped'}"})
+            if self._recruiter is None:
+                for other in self._followed:
+                    self._streams.say(other, f"signal {int(signal.SIGHUP)}")
+        elif is_followed:
             yield Event("lost", {"why": str(why)})
         elif host not in self._gone and ("apart", host) not in self._said:  # a host that could not join
             self._said.add(("apart", host))
             yield Event("apart", {"why": str(why)})
-        self._forget(host)
 
     def _forget(self, host: Host) -> None:
         self._followed.pop(host, None)
@@ -232,7 +252,8 @@ class RemoteRun:
             if gone["log"] is None:
                 lines.append(f"no space is left on {host.name} in {host.root}; free some, or choose another root")
             return code, lines
-        return 1, ["no host reported how the job ended; it ends on the hosts with this connection"]
+        when = f"within {self._reconnect:g} s after their connections broke" if self._reconnect else "with this command"
+        return 1, [f"no host reported how the job ended; it ends on the hosts {when}"]
 
 
 def _listed(names: list[str]) -> str:

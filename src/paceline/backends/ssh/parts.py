@@ -87,9 +87,9 @@ class Parts:
         self._finish()
 
     def hold(self) -> None:
-        """Let the job run while the connections last, which carry its output and events."""
+        """Let the job run as long as this process, and follow its output and events."""
         for host in self.hosts:
-            self.streams.say(host, "hold")
+            self.streams.hold(host, self.name, self.started[host]["record"]["job_id"])
 
     def _drop(self) -> None:
         for host in self.started:

@@ -221,7 +221,7 @@ class RemoteStart:
         brought = common["brought"]
         if brought and host != self._chosen[0]:  # the ranks give it to the other hosts
             brought = {**brought, "bytes": 0}
-        return {**common, "job": job, "slots": host.slots, "brought": brought}
+        return {**common, "job": job, "slots": host.slots, "reconnect": host.reconnect, "brought": brought}
 
     def _sources(self) -> list[dict[str, Any]]:
         """The paths of the job's volumes on the hosts, from the settings."""

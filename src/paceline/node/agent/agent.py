@@ -22,7 +22,7 @@ from paceline.contract import CONTRACTS
 from paceline.node.errors import Refused
 from paceline.node.eventloop.loop import Loop
 from paceline.node.failure import TIMED_OUT, node_failure
-from paceline.node.lifeline import ALL_STARTED, DOUBT_SECONDS, IN_DOUBT, KEPT, TOGETHER
+from paceline.node.lifeline import ALL_STARTED, CLIENT_LOST, DOUBT_SECONDS, IN_DOUBT, KEPT, TOGETHER
 from paceline.node.logs.time_index import TimeIndex
 from paceline.node.machine import processes
 from paceline.node.machine.devices import visibility
@@ -102,6 +102,7 @@ class Agent:
         self.halted = True  # whether no rank of this attempt is left, or there was none
         self.in_doubt = False  # whether the client may end before all nodes know that they are a job
         self.may_join = lifeline is None or not spec.joins  # whether the other nodes may know of this one
+        self.has_no_client = False  # whether a client elsewhere that followed the job is gone from this node
         self.ends_with_starter = False  # whether the other end of the lifeline is the first process of a container
         self.has_met_all = False  # whether an attempt was proposed
         self.join_within = spec.join_timeout  # seconds for the other nodes to come, at first
@@ -224,6 +225,8 @@ class Agent:
         elif message["do"] == "go" and self.start is not None:
             self._start_attempt(self.start)
             self.start = None
+            if self.has_no_client:  # another node may coordinate now
+                self._lose_client()
         elif message["do"] == "prepare":
             self.is_newcomer = True
             self.ranks.warm_up()
@@ -477,10 +480,20 @@ class Agent:
             if word == KEPT:
                 self.may_join = True
                 self._expect_all()
+            elif word == CLIENT_LOST:
+                self._lose_client()
             elif not self.in_doubt or not self.may_join:
                 self._ask_to_stop(signal.SIGHUP)
             else:
                 self.loop.after(DOUBT_SECONDS, self._end_doubt)
+
+    def _lose_client(self) -> None:
+        """Let the job go on without this node, on which its client has no connection any more, or stop it."""
+        self.has_no_client = True
+        if self.spec.least < self.spec.nodes and self.participant.has_met:
+            self._send({"do": "leave or stop", "signal": signal.SIGHUP})
+        else:
+            self._ask_to_stop(signal.SIGHUP)
 
     def _end_doubt(self) -> None:
         """End a job whose client was killed before it confirmed the job on all nodes, unless the job has begun."""

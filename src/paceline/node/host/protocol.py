@@ -65,9 +65,28 @@ class Part(Moved):
 
 
 class StartRequest(Part):
-    """A part to start now; the code follows on stdin as an archive (tar) of `bytes` bytes."""
+    """A part to start now; the code follows on stdin as an archive (tar) of `bytes` bytes.
+
+    Keys:
+        reconnect: seconds for which a client that follows the job tries to connect again when its connection has
+            broken; with 0 it does not.
+    """
 
     bytes: int
+    reconnect: float
+
+
+class RejoinRequest(TypedDict):
+    """The client of a held job is back, after its connection broke.
+
+    Keys:
+        name, job_id: the job.
+        seen: how many answers it has received since it held the job.
+    """
+
+    name: str
+    job_id: str
+    seen: int
 
 
 class PlanRequest(Part):
@@ -121,11 +140,16 @@ class BatchRequest(Part, _Later, _Kept):
     late_nodes: bool
 
 
-def send(answer: dict[str, Any]) -> None:
-    """Send an answer, followed by the bytes that it has as `data`."""
-    data = answer.pop("data", b"")
-    line = json.dumps({**answer, "bytes": len(data)} if data else answer)
-    sys.stdout.buffer.write(line.encode() + b"\n" + data)
+def encoded(answer: Mapping[str, Any]) -> bytes:
+    """An answer, followed by the bytes that it has as `data`."""
+    line = {key: value for key, value in answer.items() if key != "data"}
+    data: bytes = answer.get("data", b"")
+    return json.dumps({**line, "bytes": len(data)} if data else line).encode() + b"\n" + data
+
+
+def send(answer: Mapping[str, Any]) -> None:
+    """Send an answer."""
+    sys.stdout.buffer.write(encoded(answer))
     sys.stdout.buffer.flush()
 
 

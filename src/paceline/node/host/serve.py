@@ -32,6 +32,7 @@ _VERBS = {
     "commands": ("stop", "delete", "invite", "leave", "open_tensorboard", "close_tensorboard"),
     "plan": ("plan", "preflight"),
     "start": ("start",),
+    "held": ("rejoin",),
     "moving": ("left", "carry"),
     "slurm.submit": ("slurm_submit",),
     "slurm.verbs": (

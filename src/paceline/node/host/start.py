@@ -18,6 +18,7 @@ from paceline.node.store.code_copy import unpacked
 from paceline.node.store.home import with_ids
 from paceline.node.store.plan import Brought, Order, Taken, make_plan, this_machine
 
+from .held import HeldClient
 from .protocol import Bytes, next_order
 
 if TYPE_CHECKING:
@@ -38,8 +39,9 @@ def start(home: Home, request: StartRequest) -> Iterator[Answer]:
     An archive (tar) of the job's code, of `bytes` bytes, follows on stdin, unless it is another job's code; then one of
     the checkpoint that the job is to resume from, of `brought["bytes"]` bytes. Then orders follow, one per line.
     "keep": the job continues without this connection if "done" follows, which says that all nodes have this order, or
-    if its ranks start soon. "hold": the job ends with this connection, which carries its output and events; "signal N"
-    forwards a signal. "drop", or the end of stdin before "keep": remove the job.
+    if its ranks start soon. "hold": the job ends with the client, to which this connection, or a later one in its place
+    (`held.py`), carries its output and events; "signal N" forwards a signal. "drop", or the end of stdin before "keep":
+    remove the job.
 
     Raises:
         Refused: it cannot run here.
@@ -70,7 +72,9 @@ def start(home: Home, request: StartRequest) -> Iterator[Answer]:
         elif order == "hold" and request["shown"] is not None:
             is_decided = True
             _notify(lifeline, ALL_STARTED)
-            yield from _updates(run, agent, lifeline, request["shown"], begin)
+            HeldClient(run, agent, lifeline, request["reconnect"]).serve(
+                _updates(run, agent, lifeline, request["shown"], begin)
+            )
     finally:  # also if the client is gone and an answer cannot be sent
         if is_kept and not is_decided:
             is_decided = _has_begun(run, lifeline, begin)
@@ -166,12 +170,11 @@ def _updates(
 
     Args:
         run: run directory of the job.
-        agent: gets the signals that stdin names.
-        lifeline: ends with the agent, which ends with this process.
+        agent: its agent, a child of this process.
+        lifeline: ends with the agent.
         shown: which streams of which local ranks, for rank 0 ("first") and for the "others".
         begin: position of its new events.
     """
-    threading.Thread(target=_pass_on_signals, args=(agent,), daemon=True).start()
 
     def wanted(it: Output) -> bool:
         return bool(shown["others" if it.rank else "first"].get(str(it.local_rank), 0) & STREAM_BITS[it.stream])
@@ -186,9 +189,3 @@ def _updates(
         "pid": records.agent_pid(run, agent.pid),
         "log": None if is_disk_full(run.path) else str(run.agent_log),
     }
-
-
-def _pass_on_signals(agent: subprocess.Popen[bytes]) -> None:
-    while order := next_order():
-        agent.send_signal(int(order.rpartition(" ")[2]))
-    os._exit(0)  # the client is gone, and with this process the agent's lifeline

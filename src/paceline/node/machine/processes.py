@@ -57,6 +57,18 @@ def start_time(pid: int) -> int | None:
     return None if fields is None or fields[0] == "Z" else int(fields[19])
 
 
+def parents(pid: int) -> dict[int, int]:
+    """The parent of a process, its parent and so on, each with its `start_time`."""
+    found: dict[int, int] = {}
+    while (fields := _stat(pid)) is not None:
+        pid = int(fields[1])
+        began = start_time(pid)
+        if began is None:
+            break
+        found[pid] = began
+    return found
+
+
 def is_suspended(pid: int) -> bool:
     """Whether a process was stopped by a signal (SIGSTOP, SIGTSTP) and waits for SIGCONT."""
     fields = _stat(pid)

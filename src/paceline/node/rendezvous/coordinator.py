@@ -14,6 +14,8 @@ Pure state: messages in, messages out. `links` sends and receives them, `message
                          {"do": "daemon", "node_rank", "attempt", "command", "folders"}   start mpirun's daemon there
                          {"do": "leave"}                             this node is to leave the job, which goes on, or
                                                                      waits for another one in its place
+                         {"do": "leave or stop", "signal"}           this node is to leave the job if it goes on, and
+                                                                     to stop it otherwise
                          {"do": "stopped", "failures", "main_port", "ports"}   no rank of this attempt is left here
     of its own node      {"do": "called"}                            the time of a "last call" is over
                          {"do": "give up", "why"}                    the missing nodes have not joined
@@ -81,6 +83,7 @@ class _Member:
     stopped: bool = False
     wants_to_leave: bool = False
     leaves: bool = False
+    or_stop: int = 0  # the signal that stops the job if this node has to leave and cannot
     failures: list[Failure] = field(default_factory=list)
 
     @property
@@ -175,9 +178,9 @@ class Coordinator:
             self.preempted, self.final = True, self.final or message["final"]
             return self._halt()
         if message["do"] == "stop":
-            self.stop_signal = message["signal"]
-            return self._halt(self.stop_signal) if self.phase != HALTING else []
-        if message["do"] == "leave":
+            return self._stop(message["signal"])
+        if message["do"] == "leave" or message["do"] == "leave or stop":
+            member.or_stop = message["signal"] if message["do"] == "leave or stop" else member.or_stop
             return self._leave(member)
         if message["do"] == "stopped" and self.phase == HALTING:
             member.stopped = True
@@ -185,6 +188,10 @@ class Coordinator:
             member.joined.update({"main_port": message["main_port"], "ports": message["ports"]})
             return self._decide()
         return self._forward(message) if message["do"] == "daemon" else []
+
+    def _stop(self, number: int) -> Outbox:
+        self.stop_signal = number
+        return self._halt(number) if self.phase != HALTING else []
 
     def _forward(self, message: StartDaemon) -> Outbox:
         """Send another node what one node asks of it."""
@@ -347,7 +354,7 @@ class Coordinator:
         if not member.takes_part:
             return self._dismiss([member])
         if not self.replaces and len(self._staying()) <= self.least:
-            return []
+            return self._stop(member.or_stop) if member.or_stop else []
         member.leaves = True
         self._changes.append(_leaves(member))
         return self._halt(save=True)
@@ -355,13 +362,16 @@ class Coordinator:
     def _staying(self) -> list[_Member]:
         return [member for member in self._participants() if not member.leaves]
 
-    def _keep_enough(self) -> None:
-        """Let no node leave if too few would stay, now that others are gone."""
-        if not self.replaces and len(self._staying()) < self.least:
-            for member in self._participants():
-                if member.leaves:
-                    member.leaves = False
-                    self._changes.remove(_leaves(member))
+    def _choose_leaving(self) -> None:
+        """Let no node leave if too few would stay, now that others are gone, but in any case one that is replaced."""
+        too_few = not self.replaces and len(self._staying()) < self.least
+        for member in self._participants():
+            if member.leaves and too_few:
+                member.leaves = False
+                self._changes.remove(_leaves(member))
+            elif member.wants_to_leave and self.replaces:
+                member.leaves = True
+                self._changes.append(_leaves(member))
 
     def _dismiss(self, leaving: list[_Member]) -> Outbox:
         """End the job for nodes that leave; if this node is among them, another one must coordinate the rest."""
@@ -482,11 +492,9 @@ class Coordinator:
             if (self._gone and not self.changes) or self.restarts >= self.max_restarts:
                 return self._finish("FAILED", culprit(failures)["exit_code"] if failures else 1, failures)
             self.restarts += 1
-        self._keep_enough()
-        for member in participants:
-            if member.wants_to_leave and self.replaces:
-                member.leaves = True
-                self._changes.append(_leaves(member))
+        self._choose_leaving()
+        if stops := [member.or_stop for member in participants if member.or_stop and not member.is_leaving]:
+            return self._finish("STOPPED", 128 + stops[0], [])
         why = ", ".join(dict.fromkeys(self._changes))
         self._gone.clear()
         self.preempted = self.final = False

@@ -76,6 +76,11 @@ class Report(TypedDict):  # noqa: D101
     do: Literal["prepared", "ready", "failed", "done", "leave", "called"]
 
 
+class LeaveOrStop(TypedDict):  # noqa: D101
+    do: Literal["leave or stop"]
+    signal: int
+
+
 class Preempted(TypedDict):  # noqa: D101
     do: Literal["preempted"]
     final: bool
@@ -104,7 +109,7 @@ class StartDaemon(TypedDict):  # noqa: D101
     folders: dict[str, str]
 
 
-ToCoordinator = Union[Join, Report, Preempted, Stop, Stopped, GiveUp, StartDaemon]
+ToCoordinator = Union[Join, Report, LeaveOrStop, Preempted, Stop, Stopped, GiveUp, StartDaemon]
 
 # coordinator → node
 

@@ -7,6 +7,7 @@ lock                           held by the process that works on the job: the cl
 .paceline-run                  marks a folder that paceline made; a folder without it is never removed
 status.json                    the current state, replaced atomically
 events.jsonl                   what happened, one JSON object per line
+client.sock                    while a client elsewhere follows a job in the foreground: there it connects again
 spare                          space for the last status and event on a full disk
 agent.log                      what the agent and the fork server themselves print
 logs/<attempt>/rank-<r>.log    output of rank r (stderr in rank-<r>.err.log if it has a file of its own)
@@ -53,6 +54,7 @@ class RunDirectory:
         self.status = path / "status.json"
         self.events = path / "events.jsonl"
         self.spare = path / "spare"
+        self.client_socket = path / "client.sock"
         self.agent_log = path / "agent.log"
 
     def log(self, attempt: int, rank: int, stream: str = "out") -> Path:

@@ -1,0 +1,114 @@
+"""A held part of a job: when the connection to its host breaks, the client connects again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from paceline.backends.remote.connection import Unreachable
+
+if TYPE_CHECKING:
+    from paceline.backends.remote.connection import Answer, Answers, Host, Request
+    from paceline.backends.remote.patience import Patience
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0  # seconds between two tries; each takes twice the one before
+_LEAST = 1.0  # seconds for a try
+_MOST_ANSWERS, _MOST_BYTES = 64, 1 << 20  # until the host is told that they have been received
+
+
+class GivenUp(Unreachable):
+    """A host of a job in the foreground could not be reached again in time."""
+
+
+class Held:
+    """What a client knows of its connections to one part of a job. See `node/host/held.py` for the other side."""
+
+    def __init__(self, host: Host, name: str, job_id: str, answers: Answers) -> None:
+        """Begin with the connection that started the part.
+
+        Args:
+            host: where it is.
+            name: of the job.
+            job_id: of the job.
+            answers: the connection.
+        """
+        self._host = host
+        self._request: Request = {"do": "rejoin", "name": name, "job_id": job_id}
+        self._answers: Answers | None = answers
+        self._words: list[str] = []
+        self._seen = self._told = self._bytes = 0
+        self._lost_since = self._pause = 0.0
+        self._why = Unreachable()  # how the connection broke, or the last try failed
+        self._lock = threading.Lock()
+        self._ends = threading.Event()
+        answers.say("hold")
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether there is no connection now."""
+        return self._answers is None
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether no other connection is made."""
+        return self._ends.is_set()
+
+    def give_up(self) -> None:
+        """Make no other connection."""
+        self._ends.set()
+
+    def say(self, word: str) -> None:
+        """Give the host an order, now or when it is reached again."""
+        with self._lock:
+            self._words.append(word)
+            if self._answers is not None:
+                self._answers.say(word)
+
+    def takes(self, answer: Answer) -> None:
+        """Note an answer that nobody needs again."""
+        self._seen += 1
+        self._bytes += len(answer.get("data", b""))
+        if "end" in answer or self._seen - self._told >= _MOST_ANSWERS or self._bytes >= _MOST_BYTES:
+            self._told, self._bytes = self._seen, 0
+            with self._lock:
+                if self._answers is not None:
+                    self._answers.say(f"seen {self._seen}")
+
+    # -- another connection --------------------------------------------------------------------------------------------
+
+    def lose(self, why: Unreachable) -> bool:
+        """Note that there is no connection, and why; returns whether there was one until now."""
+        with self._lock:
+            was_there, self._answers = self._answers is not None, None
+        if was_there or not self.is_given_up:
+            self._why = why
+        if was_there:
+            self._lost_since, self._pause = time.monotonic(), _FIRST_PAUSE
+        return was_there
+
+    def wait(self) -> tuple[Request, Patience]:
+        """Wait for the next try; returns its request, and how long it may take.
+
+        Raises:
+            GivenUp: there is no time for another one.
+            Unreachable: no other one is wanted.
+        """
+        seconds = self._host.reconnect
+        left = self._lost_since + seconds - time.monotonic()
+        if left <= 0 and not self.is_given_up:
+            raise GivenUp(f"{self._host.name} was not reached again within {seconds:g} s ({self._why})")
+        if self._ends.wait(max(0.0, min(self._pause, left))):
+            raise self._why
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        request = {**self._request, "seen": self._seen}
+        patience = self._host.patience(request)
+        return request, patience.shortened(max(_LEAST, min(patience.login, left)))
+
+    def is_back(self, answers: Answers, heard: int) -> None:
+        """Note that there is a connection again, and that the host has heard so many orders."""
+        with self._lock:
+            self._answers, self._told, self._bytes = answers, self._seen, 0
+            answers.say(f"seen {self._seen}")
+            for word in self._words[heard:]:
+                answers.say(word)
