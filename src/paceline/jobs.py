@@ -106,7 +106,7 @@ def delete(name: str, on: str = HERE) -> None:
 
 
 def _warn(spec: JobSpec) -> None:
-    for line in notes_on_secrets(spec):
+    for line in notes_on_secrets(spec.env, spec.has_unused_credentials):
         warnings.warn(line, stacklevel=3)
 
 

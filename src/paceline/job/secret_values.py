@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from paceline.contract import GIT_CREDENTIALS
 
 if TYPE_CHECKING:
-    from .spec import JobSpec
+    from collections.abc import Mapping
 
 _SECRET = re.compile(
     r"(.*_)?(TOKEN|PASSWORD|PASSWD|PASSPHRASE|SECRET|API_?KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY)|AWS_.*", re.IGNORECASE
@@ -51,16 +51,21 @@ def looks_secret(name: str, value: str) -> bool:
     return is_secret or _IN_URL.search(value) is not None
 
 
-def notes_on_secrets(spec: JobSpec) -> list[str]:
-    """Lines for the user about values that are stored and should not be, or reach no rank; they show no value."""
+def notes_on_secrets(env: Mapping[str, str], has_unused_credentials: bool) -> list[str]:
+    """Lines for the user about values that are stored and should not be, or reach no rank; they show no value.
+
+    Args:
+        env: the variables of a job.
+        has_unused_credentials: whether it has credentials for git, which fetches nothing for it.
+    """
     notes = []
-    if names := [name for name, value in spec.env.items() if looks_secret(name, value)]:
+    if names := [name for name, value in env.items() if looks_secret(name, value)]:
         what, them = ("looks like a secret", "it") if len(names) == 1 else ("look like secrets", "them")
         flags = " ".join(f"--secret {name}" for name in names)
         notes.append(
             f"{', '.join(names)} {what}, and values of --env are stored and shown with the job; export {them}, and "
             f"type {flags} instead"
         )
-    if spec.has_unused_credentials:
+    if has_unused_credentials:
         notes.append(f"{' and '.join(GIT_CREDENTIALS)} are for --sync-mode git alone; the ranks do not get them")
     return notes
