@@ -459,7 +459,8 @@ def test_others_can_read_how_far_it_is(paceline: Paceline) -> None:
     assert 1 <= seen["step"] <= 14
     assert seen["samples_per_second"] > 0
     assert 0 <= seen["epoch_seconds_left"] <= seen["seconds_left"]
-    assert seen["metrics"] == {"loss": 12.0}, "the mean of the steps 10 … 14 is the end of the first epoch's"
+    newest = {"loss": 12.0}, {"loss": 19.5}
+    assert seen["metrics"] in newest, "of the steps 10 … 14, or 15 … 24 once the other rank has sent those"
     last = json.loads((paceline.job() / "progress.json").read_text())
     assert (last["epoch"], last["step"], last["steps"]) == (2, 4, 15)
     assert not list(paceline.job().glob(".progress*"))
