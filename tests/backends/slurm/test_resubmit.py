@@ -78,6 +78,12 @@ def test_options_are_kept_shown_and_changed(login: Login) -> None:
     assert (stored["options"]["chain"], "chain" in shown(login, "it-2")["options"]) == (False, False)
 
 
+def test_an_option_that_a_job_does_not_have_is_taken_back_without_a_word(login: Login) -> None:
+    login.settings('exclude = "old"')
+    ended(login, "it", login.script("pass"))
+    assert asked(login, "--slurm", "exclude=", "it") >= {"--exclude=old"}
+
+
 def test_a_job_file_has_options(login: Login) -> None:
     login.script("pass")
     job = login.script(

@@ -158,9 +158,9 @@ def _changed_options(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]
     found = dict(old)
     for name, value in new.items():
         before: Any = old.get(name)
-        is_table = isinstance(value, dict) and isinstance(before, dict)
-        found[name] = _changed_options(before, value) if is_table else value
-    return {name: value for name, value in found.items() if value not in ("", {})}
+        within = before if isinstance(before, dict) else {}
+        found[name] = _changed_options(within, value) if isinstance(value, dict) else value
+    return {name: value for name, value in found.items() if name not in new or value not in ("", {})}
 
 
 def _next_name(old: Job, spec: JobSpec) -> str:
