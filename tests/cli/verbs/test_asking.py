@@ -108,6 +108,14 @@ def test_a_dry_run_lists_what_would_go(two: Paceline) -> None:
     assert there(two) == ["empty", "trained"]
 
 
+def test_only_states_that_there_are(two: Paceline) -> None:
+    done = two("prune", "-s", "0s", "--state", "fialed")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "paceline: --state FIALED: no such state; did you mean FAILED?\n"
+    done = two("prune", "-s", "0s", "--state", "stopped,succeeded", "--dry-run", "-o", "json")
+    assert len(json.loads(done.stdout)) == 2, done.stderr
+
+
 def test_without_a_terminal_it_says_what_went(two: Paceline) -> None:
     done = two("delete", "empty")
     assert done.returncode == 0

@@ -16,7 +16,7 @@ from paceline.job.errors import UserError
 from paceline.job.quantities import show_size, show_time
 
 from .control import refuse_lost, wait_for
-from .show import _KEPT, _ago, _say, _seconds
+from .show import _KEPT, _ago, _say, _seconds, _states
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,7 +93,7 @@ def prune(since: str | None, state: tuple[str, ...], dry_run: bool, yes: bool, o
     """Delete jobs that ended long ago, and those whose time to live is over; asks on a terminal."""
     now = time.time()
     age = _seconds("--since", since, "d")
-    states = {one.upper() for one in state}
+    states = _states(state)
     backend().keep_expired()
     going = _going(
         [

@@ -21,7 +21,7 @@ from paceline.job.quantities import duration, show_duration, show_time
 from paceline.job.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 _KEPT = _RECENT = 7 * 86400.0  # seconds for which a job that has ended is shown by `list`, and kept by `prune`
 _PATIENCE = 15.0  # seconds beyond its grace in which a job that is being stopped ends
@@ -43,6 +43,18 @@ def _seconds(flag: str, text: str | None, usual: str) -> float | None:
         raise UserError(f"{flag} {error}") from None
 
 
+def _states(given: Iterable[str]) -> set[str]:
+    """The states that --state names, which may be given several times, or with commas between them.
+
+    Raises:
+        UserError: there is no such state.
+    """
+    states = {one.upper() for text in given for one in text.split(",")}
+    for one in sorted(states - set(STATES)):
+        raise UserError(f"--state {one}: no such state; {nearest(one, STATES)}")
+    return states
+
+
 # -- list --------------------------------------------------------------------------------------------------------------
 
 
@@ -55,9 +67,7 @@ def list_(
     every: bool, state: tuple[str, ...], since: str | None, label: tuple[str, ...], output: str, *, watch: bool
 ) -> int:
     """List jobs, the newest first."""
-    states = {one.upper() for text in state for one in text.split(",")}
-    for one in sorted(states - set(STATES)):
-        raise UserError(f"--state {one}: no such state; {nearest(one, STATES)}")
+    states = _states(state)
     age = _seconds("--since", since, "h")
     wanted = dict(pair.partition("=")[::2] for pair in label)
     recent = not (every or states or age)
