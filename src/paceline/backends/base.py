@@ -284,6 +284,13 @@ class Backend(ABC):
         """Option of one job → the flag that sets it."""
         return {flag.option: flag for flag in cls.flags if flag.job}
 
+    def replaced(self, job: JobSpec, changes: Mapping[str, Any]) -> JobSpec:
+        """A job that is submitted again with changes, without its options that say the same as one of these fields.
+
+        And without its fields that say the same as one of these options.
+        """
+        return job
+
     def with_options(self, spec: JobSpec) -> tuple[JobSpec, Any]:
         """A job with its options in the form in which they are kept, and an instance of `Options` for it.
 

@@ -78,6 +78,22 @@ def test_options_are_kept_shown_and_changed(login: Login) -> None:
     assert (stored["options"]["chain"], "chain" in shown(login, "it-2")["options"]) == (False, False)
 
 
+def test_a_flag_replaces_what_the_job_said_of_the_same_in_another_way(login: Login) -> None:
+    login.settings('account = "vision"')
+    ended(login, "it", "--slurm", "p=gpu", "--slurm", "gres=gpu:a100:2,nic:1", "--slurm", "t=60", login.script("pass"))
+    now = asked(login, "--queue", "big", "--gpus", "4", "--time-limit", "8h", "it")
+    assert now >= {"--partition=big", "--gres=gpu:a100:4,nic:1", "--time=0-08:00:00", "--account=vision"}
+    ended(login, "other", "--queue", "a", "--gpus", "2", "--time-limit", "1h", login.script("pass"))
+    now = asked(login, "--slurm", "partition=b", "--slurm", "gpus=h100:8", "--slurm", "time=30", "other")
+    assert now >= {"--partition=b", "--gpus=h100:8", "--time=30"}
+    assert not any(line.startswith("--gres") for line in now)
+    assert asked(login, "--slurm", "gres=nic:1", "other") >= {"--partition=a", "--gres=gpu:2,nic:1"}
+    said = "--slurm 'x': should be a mapping of names to values"
+    assert refused(login, "resubmit", "--on", "lab", "--option", "slurm=x", "it") == said
+    said = "--queue and --slurm partition say the same; give one"
+    assert refused(login, "resubmit", "--on", "lab", "--queue", "a", "--slurm", "partition=b", "it") == said
+
+
 def test_an_option_that_a_job_does_not_have_is_taken_back_without_a_word(login: Login) -> None:
     login.settings('exclude = "old"')
     ended(login, "it", login.script("pass"))

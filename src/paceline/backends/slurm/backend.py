@@ -79,6 +79,12 @@ class Slurm(Backend):
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
+    def replaced(self, job: JobSpec, changes: Mapping[str, Any]) -> JobSpec:
+        """See `Backend.replaced`: with --queue, the job's --slurm partition does not count, and the other way round."""
+        from .precedence import replaced
+
+        return replaced(job, changes)
+
     def prepare(self, spec: JobSpec, *, detached: bool = True) -> Prepared:
         """Check a job, also by Slurm, and find out what `start` or `run` would do with it.
 

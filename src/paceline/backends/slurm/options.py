@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from paceline.job.errors import nearest
 
-from .sbatch import ABBREVIATED, KNOWN, MAY_LACK_VALUE, OPPOSITE, OURS, SWITCHES, YES_OR_NO
+from .sbatch import KNOWN, MAY_LACK_VALUE, OPPOSITE, OURS, SWITCHES, YES_OR_NO, name_of
 
 MOST_TASKS = 1000  # of an array: each is a job of its own
 
@@ -81,7 +81,7 @@ class Options(BaseModel):
     def _known(cls, options: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, str | int | bool] = {}
         for given, value in options.items():
-            name = ABBREVIATED.get(given.lstrip("-"), given.lstrip("-").replace("_", "-"))
+            name = name_of(given)
             if name in OURS:
                 raise ValueError(f"{given} is not for --slurm: {OURS[name]}")
             if name not in KNOWN:

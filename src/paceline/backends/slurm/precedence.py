@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.job.errors import UserError
+
+from .sbatch import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,6 +51,22 @@ def asked(spec: JobSpec, options: Mapping[str, Value], typed: Mapping[str, Value
             if field == "devices":
                 found.update(_of_kind(spec, name, str(value)))
     return found
+
+
+def replaced(job: JobSpec, changes: Mapping[str, Any]) -> JobSpec:
+    """A job that is submitted again, without what it said of something that these changes say in the other way."""
+    kept = {name_of(given): value for given, value in job.options.get("slurm", {}).items()}
+    new: Any = (changes.get("options") or {}).get("slurm")
+    pairs = new.items() if isinstance(new, dict) else ()  # anything else is refused later
+    typed = {name_of(given): value for given, value in pairs if value != ""}  # others are taken back
+    fields = {field: changes.get(field) for field in _SAME}
+    left = asked(job.model_copy(update=fields), kept, {})
+    gone = {
+        field: None
+        for field, (_, names) in _SAME.items()
+        if fields[field] is None and any(name in typed and (name != "gres" or _gpus(typed[name])) for name in names)
+    }
+    return job.model_copy(update={**gone, "options": {**job.options, "slurm": left}} if kept else gone)
 
 
 def _agree(asked: object, name: str, value: str) -> bool:

@@ -63,3 +63,9 @@ OURS = {
     "usage": "see man sbatch",
     "version": "see paceline check",
 }
+
+
+def name_of(given: str) -> str:
+    """The whole name of an option of sbatch, which may be given as `-p`, `--partition` or `mail_user`."""
+    name = given.lstrip("-")
+    return ABBREVIATED.get(name, name.replace("_", "-"))

@@ -72,7 +72,7 @@ def _resubmit(job: str, args: tuple[str, ...], fresh: bool, **given: Any) -> int
         return _moved(old, here, there, given, changes)
     before = here.spec(job)
     changes.update(_changes({**given, "nnodes": given["nnodes"] or str(before.nodes)}))
-    spec = _changed(before, {"name": _next_name(old, before), **changes})
+    spec = _changed(here.replaced(before, changes), {"name": _next_name(old, before), **changes})
     say_what_is_exposed(spec)
     return dry_run(spec, here) if given["dry_run"] else detached(spec, here)
 
