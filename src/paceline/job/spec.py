@@ -264,8 +264,9 @@ class JobSpec(_Model):
     def _take_credentials(self) -> JobSpec:
         fields = self.__dict__  # of a new object, which nobody else has yet
         found = {name: self.env.pop(name) for name in GIT_CREDENTIALS if name in self.env}
-        found |= {name: os.environ[name] for name in self.secrets if name in GIT_CREDENTIALS and name in os.environ}
-        fields["secrets"] = tuple(name for name in self.secrets if name not in GIT_CREDENTIALS)
+        there = {name: os.environ[name] for name in self.secrets if name in GIT_CREDENTIALS and name in os.environ}
+        found |= there
+        fields["secrets"] = tuple(name for name in self.secrets if name not in there)  # others are refused later
         if self.code is not None and self.code.mode == "git":
             source, inside = split_source(self.code.source or "")
             if inside:

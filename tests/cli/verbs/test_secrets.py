@@ -101,6 +101,13 @@ def test_slurm_gets_no_credentials_for_git(tmp_path: Path, server: GitServer, wa
     assert "GIT_SYNC" not in (tmp_path / "given").read_text() and stored(tmp_path) == []
 
 
+def test_a_credential_that_is_not_set_is_refused(paceline: Paceline) -> None:
+    done = paceline("submit", "--secret", "GIT_SYNC_PASSWORD", paceline.script(SEEN))
+    assert (done.returncode, done.stdout) == (2, "")
+    why = "secret GIT_SYNC_PASSWORD is not set in your environment; export it, then submit again"
+    assert done.stderr == f"paceline: {why}\n"
+
+
 def test_credentials_without_a_repository_reach_no_rank_and_that_is_said(paceline: Paceline) -> None:
     done = paceline("run", "--env", USER, "--env", SECRET, paceline.script(SEEN))
     assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
