@@ -104,6 +104,17 @@ def prepares(host: Host) -> bool:
     return False
 
 
+def test_what_is_left_of_a_job_on_a_host_that_has_joined_is_said(client: Client) -> None:
+    grown_from_one(client)
+    assert client("scaleout", "--on", "lab", "it", "h2").returncode == 0
+    eventually(lambda: shown(client, "it") == ["h1", "h2"], "both take part")
+    ends_well(client)
+    client.lab.hosts[1].cut()
+    done = client("delete", "--on", "lab", "it")
+    assert done.returncode == 0, done.stderr
+    assert "paceline: h2 does not answer; what it has of job it is left there\n" in done.stderr
+
+
 def test_a_host_that_cannot_be_reached_keeps_another_from_joining_and_the_job_goes_on(client: Client) -> None:
     grown_from_one(client)
     assert client("scaleout", "--on", "lab", "it", "h2").returncode == 0

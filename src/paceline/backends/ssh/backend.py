@@ -154,6 +154,7 @@ class Ssh(Backend):
         chosen = chosen[:room]
         if chosen:
             join(name, chosen, invited)
+            self._jobs.join(name, [host.name for host in chosen])
         return [host.name for host in chosen]
 
     def scalein(self, name: str, fewer: Sequence[str] | int) -> list[str]:

@@ -105,6 +105,10 @@ class RemoteJobs:
         self._submitted.add(job, hosts, self._hosts.given)
         return job
 
+    def join(self, name: str, hosts: Sequence[str]) -> None:
+        """Note that hosts have joined a job."""
+        self._submitted.join(name, hosts)
+
     def forget(self, name: str) -> None:
         """Know a job no more."""
         self._submitted.forget(name)

@@ -34,6 +34,13 @@ class SubmittedJobs:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_json(self._folder / job.name, note)
 
+    def join(self, name: str, hosts: Sequence[str]) -> None:
+        """Remember that these hosts have a part of a job now, too, if it was submitted from here."""
+        stored = read_json(self._folder / name) or {}
+        with contextlib.suppress(KeyError, TypeError, OSError):
+            more = [host for host in hosts if host not in stored["hosts"]]
+            write_json(self._folder / name, {**stored, "hosts": [*stored["hosts"], *more]})
+
     def has_ended(self, job: Job) -> None:
         """Remember how a job ended, so that its hosts are not asked for ever."""
         stored = read_json(self._folder / job.name) or {}
