@@ -184,6 +184,35 @@ def test_optimizers_inside_of_others_are_saved_with_them(wrap: Any, how: str, tm
         assert run.step == 3
 
 
+def test_a_step_by_which_torch_makes_a_state_trains_nothing(tmp_path: Path) -> None:
+    """Neither counts nor uses a batch, of an optimizer that was set up, registered, or is no part of the run."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    numbers = []
+    with paceline.init(checkpoint_dir=tmp_path, progress=False) as run:
+        model, other, third = build(), build(), build()
+        model, optimizer = run.setup(model, adam(model))
+        registered, unknown = adam(other), adam(third)
+        run.register(registered=registered)
+        get_optimizer_state_dict(run.unwrap(model), optimizer)
+        get_optimizer_state_dict(other, registered)
+        assert run.step == 0
+        optimizer.state.clear()
+        registered.state.clear()
+        for again in range(2):
+            for number in run.steps(range(3)):
+                get_optimizer_state_dict(run.unwrap(model), optimizer)
+                get_optimizer_state_dict(other, registered)
+                get_optimizer_state_dict(third, unknown)
+                if not again:
+                    break
+                numbers.append(number)
+                train(model, optimizer)
+                run.save()
+        assert run.step == 3
+    assert numbers == [0, 1, 2]
+
+
 def test_a_wrapper_that_loses_the_state_inside_is_found(tmp_path: Path) -> None:
     with paceline.init(checkpoint_dir=tmp_path, progress=False) as run:
         model = run.setup(build())

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from paceline.train.parallel.state_making import only_makes_state
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -65,7 +67,7 @@ class OtherOptimizers:
                 )
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if optimizer in self._ignored:
+        if optimizer in self._ignored or only_makes_state():
             return
         if optimizer not in self._kept:
             now = (has_state(optimizer), self._prepared.size)

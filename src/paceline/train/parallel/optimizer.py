@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .loss_scaling import Stepping, attach
+from .state_making import only_makes_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +59,7 @@ def prepare_optimizer(
     if group.world_size > 1:  # an optimizer that uses its loss must get the same on all ranks
         optimizer.register_step_pre_hook(functools.partial(_with_reduced_loss, reduced_loss))
     stepping = Stepping(is_accumulating, stepped)
-    optimizer.register_step_post_hook(lambda *_: stepping.done())
+    optimizer.register_step_post_hook(lambda *_: None if only_makes_state() else stepping.done())
     attach(optimizer, stepping)
     if strategy.accumulate > 1:
         for name in ("step", "zero_grad"):
@@ -87,6 +88,6 @@ def _once_per_accumulation(method: Any, optimizer: torch.optim.Optimizer, is_acc
                 "a closure computes the gradients of a whole step, so a step cannot accumulate several calls; "
                 "use Strategy(accumulate=1) for this optimizer, and loop over the batches in the closure"
             )
-        return None if is_accumulating() else method(*args, **kwargs)
+        return None if is_accumulating() and not only_makes_state() else method(*args, **kwargs)
 
     return types.MethodType(call, optimizer)  # schedulers use its `__func__`
