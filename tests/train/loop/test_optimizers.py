@@ -213,6 +213,35 @@ def test_a_step_by_which_torch_makes_a_state_trains_nothing(tmp_path: Path) -> N
     assert numbers == [0, 1, 2]
 
 
+@pytest.mark.parametrize("how", ["register", "setup"])
+def test_optimizers_that_step_within_the_backward_use_their_batch(how: str, tmp_path: Path) -> None:
+    """One for each parameter, in a hook: a loop that is left after the backward does not repeat its batch."""
+    numbers = []
+    with paceline.init(checkpoint_dir=tmp_path, progress=False) as run:
+        model = run.setup(build())
+        optimizers = {parameter: torch.optim.Adam([parameter], 0.01) for parameter in model.parameters()}
+        if how == "setup":
+            run.setup(*optimizers.values())
+        else:
+            run.register(**{f"adam{number}": one for number, one in enumerate(optimizers.values())})
+
+        def step(parameter: Any) -> None:
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(step)
+        loader = run.dataloader(TensorDataset(torch.arange(4.0)), batch_size=1)
+        for _ in range(2):
+            for (number,) in loader:
+                numbers.append(int(number))
+                run.backward(model(number.expand(1, 2)).sum())
+                if number == 1:
+                    break
+        assert run.step == 4
+    assert numbers == [0, 1, 2, 3]
+
+
 def test_a_wrapper_that_loses_the_state_inside_is_found(tmp_path: Path) -> None:
     with paceline.init(checkpoint_dir=tmp_path, progress=False) as run:
         model = run.setup(build())

@@ -101,10 +101,11 @@ class Gradients:
         every = self._latest = self._prepared.accumulate_of_loss()
         self._prepared.check_partial()
         factor = self._loss_factor(every, batch, weight, is_sum=is_sum)
+        self._stepped = False
         with self._prepared.backward(factor, step, inputs):
             yield factor
-        self.trained = self._unused = self.has_seen = True
-        self._stepped = False
+        self.trained = self.has_seen = True
+        self._unused = not self._stepped  # hooks of the parameters may step within
         if batch is None:
             self._outside[every] = self._outside.get(every, 0) + 1
             self._prepared.exchange(lambda each: (self._outside.get(each, 0) + 1) % each == 0)
