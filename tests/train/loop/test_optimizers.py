@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -240,6 +241,86 @@ def test_optimizers_that_step_within_the_backward_use_their_batch(how: str, tmp_
                     break
         assert run.step == 4
     assert numbers == [0, 1, 2, 3]
+
+
+class Slotted:
+    """A wrapper without a `__dict__`."""
+
+    __slots__ = ("base",)
+
+    def __init__(self, base: Any) -> None:
+        self.base = base
+
+    def state_dict(self) -> Any:
+        return {"optimizer": self.base.state_dict()}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.base.load_state_dict(state["optimizer"])
+
+
+def closed_over(base: Any) -> Any:
+    """One whose methods use a variable of the script."""
+
+    class Saved:
+        def state_dict(self) -> Any:
+            return {"optimizer": base.state_dict()}
+
+        def load_state_dict(self, state: Any) -> None:
+            base.load_state_dict(state["optimizer"])
+
+    return Saved()
+
+
+class WithOptimizer(torch.nn.Linear):
+    """A model that saves its optimizer."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+        self.optimizer = adam(self)
+
+    def get_extra_state(self) -> Any:
+        return self.optimizer.state_dict()
+
+    def set_extra_state(self, state: Any) -> None:
+        self.optimizer.load_state_dict(state)
+
+
+@pytest.mark.parametrize("wrap", [Slotted, closed_over])
+def test_an_optimizer_is_found_however_its_wrapper_has_it(wrap: Any, tmp_path: Path) -> None:
+    with paceline.init(checkpoint_dir=tmp_path, progress=False) as run:
+        model = run.setup(build())
+        optimizer = adam(model)
+        run.register(optimizer=wrap(optimizer))
+        for _ in run.steps(range(2)):
+            train(model, optimizer)
+            run.save()
+
+
+def test_an_optimizer_is_found_in_the_model_that_saves_it(tmp_path: Path) -> None:
+    with paceline.init(checkpoint_dir=tmp_path, progress=False) as run:
+        made = WithOptimizer()
+        model = run.setup(made)
+        for _ in run.steps(range(2)):
+            train(model, made.optimizer)
+            run.save()
+
+
+def test_an_optimizer_that_the_script_has_released_is_not_missed(tmp_path: Path) -> None:
+    """Even if it is still there, since its scheduler has made it refer to itself."""
+    with paceline.init(checkpoint_dir=tmp_path, progress=False) as run:
+        probe = build()
+        optimizer = adam(probe)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        gc.disable()
+        try:
+            train(probe, optimizer)
+            del optimizer, scheduler
+            model, kept = run.setup(build(), adam(build()))
+            for _ in run.steps(range(2)):
+                train(model, kept)
+                run.save()
+        finally:
+            gc.enable()
 
 
 def test_a_wrapper_that_loses_the_state_inside_is_found(tmp_path: Path) -> None:

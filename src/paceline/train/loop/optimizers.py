@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
 import itertools
+import types
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
 _DEPTH = 3  # of attributes and containers in which a wrapper may have its optimizer
 _MOST = 1000  # elements of a container in which it is looked for
+_NONE = (torch.Tensor, torch.nn.Module, type, types.ModuleType, types.FunctionType)  # in these it is not looked for
 _handle: RemovableHandle | None = None  # of the run that was made last
 
 
@@ -57,14 +61,24 @@ class OtherOptimizers:
         Raises:
             RuntimeError: they do not.
         """
+        if self._lost() is None:
+            return
+        gc.collect()  # one with a scheduler refers to itself, and so may be there when the script has released it
+        lost = self._lost()
+        if lost is not None:
+            raise RuntimeError(
+                f"{lost} has stepped, but checkpoints do not hold its state, so a resumed run would go on without: "
+                "write run.setup(model, optimizer) or run.register(name=optimizer), or run.leave_out(optimizer) if "
+                "it may be lost"
+            )
+
+    def _lost(self) -> str | None:
+        """The class of an optimizer whose state no checkpoint holds."""
         for optimizer, (is_stateful, _) in list(self._others.items()):
             self._look_at(optimizer)
             if is_stateful and optimizer not in self._ignored and optimizer not in self._kept:
-                raise RuntimeError(
-                    f"{type(optimizer).__name__} has stepped, but checkpoints do not hold its state, so a resumed run "
-                    "would go on without: write run.setup(model, optimizer) or run.register(name=optimizer), or "
-                    "run.leave_out(optimizer) if it may be lost"
-                )
+                return type(optimizer).__name__
+        return None
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if optimizer in self._ignored or only_makes_state():
@@ -86,7 +100,7 @@ class OtherOptimizers:
         """Find out what it is part of. The steps of one that was set up, and of one inside of it, are known."""
         if any(saves(thing, optimizer) for thing in (*self._ignored, *self._prepared.optimizers)):
             self._ignored.add(optimizer)
-        elif any(saves(thing, optimizer) for thing in self._prepared.registered):
+        elif any(saves(thing, optimizer) for thing in (*self._prepared.registered, *self._prepared.modules)):
             self._kept.add(optimizer)
 
 
@@ -98,11 +112,12 @@ def has_state(optimizer: torch.optim.Optimizer) -> bool:
 def saves(thing: Any, optimizer: torch.optim.Optimizer) -> bool:
     """Whether the state of a thing has that of an optimizer: it is the optimizer, or one made of it, such as Lookahead.
 
-    What has an optimizer need not save it: a scheduler does not, and some wrappers save their own state only.
+    What has an optimizer need not save it: a scheduler does not, and some wrappers save their own state only. A thing
+    may also have it by the name of a variable in its `state_dict`.
     """
     if thing is optimizer:
         return True
-    if not _holds(thing, optimizer, _DEPTH):
+    if not any(_holds(part, optimizer, _DEPTH - 1) for part in (*_parts(thing), *_names_of(thing.state_dict))):
         return False
     try:
         state = thing.state_dict()
@@ -113,10 +128,10 @@ def saves(thing: Any, optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _holds(thing: Any, optimizer: torch.optim.Optimizer, depth: int) -> bool:
-    """Whether a thing has an optimizer among its attributes or elements, or theirs."""
+    """Whether a thing is an optimizer, or has it among its attributes or elements, or theirs."""
     if thing is optimizer:
         return True
-    if depth == 0 or isinstance(thing, (torch.Tensor, torch.nn.Module)):
+    if depth == 0 or isinstance(thing, _NONE):
         return False
     return any(_holds(part, optimizer, depth - 1) for part in itertools.islice(_parts(thing), _MOST))
 
@@ -132,4 +147,20 @@ def _has_keys(state: Any, keys: set[Any], depth: int) -> bool:
 def _parts(thing: Any) -> Iterable[Any]:
     if isinstance(thing, dict):
         return thing.values()
-    return thing if isinstance(thing, (list, tuple)) else getattr(thing, "__dict__", {}).values()
+    if isinstance(thing, (list, tuple)):
+        return thing
+    slots = [name for kind in type(thing).__mro__ for name in _listed(kind.__dict__.get("__slots__", ()))]
+    return [*getattr(thing, "__dict__", {}).values(), *(getattr(thing, name, None) for name in slots)]
+
+
+def _listed(slots: Any) -> Iterable[str]:
+    return (slots,) if isinstance(slots, str) else slots
+
+
+def _names_of(method: Any) -> Iterable[Any]:
+    """What a method refers to by the names of variables outside of it."""
+    try:
+        names = inspect.getclosurevars(method)
+    except TypeError:  # it is not written in Python
+        return ()
+    return (*names.nonlocals.values(), *names.globals.values())

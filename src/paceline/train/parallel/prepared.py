@@ -276,9 +276,14 @@ class Prepared:
         return [*self._registered.values(), *(part.thing for part in self._rank_parts.values() if part.is_required)]
 
     @property
+    def modules(self) -> list[Stateful]:
+        """The models that were set up, as the script has made them."""
+        return [model.stateful for model in self._models]
+
+    @property
     def size(self) -> int:
-        """The number of optimizers and registered things."""
-        return len(self._optimizers) + len(self._registered) + len(self._rank_parts)
+        """The number of models, optimizers and registered things."""
+        return len(self._models) + len(self._optimizers) + len(self._registered) + len(self._rank_parts)
 
     @property
     def has_optimizers(self) -> bool:
