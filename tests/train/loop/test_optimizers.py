@@ -323,6 +323,19 @@ def test_an_optimizer_that_the_script_has_released_is_not_missed(tmp_path: Path)
             gc.enable()
 
 
+def test_a_model_may_be_trained_before_the_loop(tmp_path: Path) -> None:
+    """Its optimizer is no longer there when the run's loop begins, and every attempt begins with it anew."""
+    with paceline.init(checkpoint_dir=tmp_path, checkpoint_every=1, progress=False) as run:
+        before = build()
+        train(before, adam(before))
+        model = build()
+        model, optimizer = run.setup(model, adam(model))
+        for _ in run.epochs(1):
+            for _ in run.steps(range(2)):
+                train(model, optimizer)
+        assert run.step == 2
+
+
 def test_a_wrapper_that_loses_the_state_inside_is_found(tmp_path: Path) -> None:
     with paceline.init(checkpoint_dir=tmp_path, progress=False) as run:
         model = run.setup(build())

@@ -86,7 +86,7 @@ class Steps:
             prepared.register_on_rank("run.steps", self._passes)
         self._resuming = Resuming(group, checkpoints, metrics, self._epochs, self._passes)
         self._gradients = Gradients(group, prepared)
-        self.optimizers = OtherOptimizers(prepared, stepped=self._stepped, refuses=self._needs_states)
+        self.optimizers = OtherOptimizers(prepared, stepped=self._other_stepped, refuses=self._needs_states)
         self.ending = Ending(group, checkpoints, metrics, watch)
         self._loops = 0
         self._batches: list[Loader | Pass] = []  # with the current batches; the first one counts the steps
@@ -316,14 +316,17 @@ class Steps:
         if not self.in_loop and not self._has_looped and not (self.feeds and self.body is None):
             self._count_outside(number)
 
+    def _other_stepped(self, number: int) -> None:
+        """Note a step of an optimizer that was not set up, unless nothing is part of the run yet."""
+        if self.in_loop or self.body is not None or self._prepared.has_models or self._prepared.registered:
+            self._stepped(number)
+
     def _needs_states(self) -> bool:
         """Whether checkpoints are on, so that they must hold the states of all optimizers."""
         if self.in_loop or self.body is not None:
             return self._checkpoints.can_save
         is_before = not self._has_looped and self._epochs.number < 0
-        return is_before and (
-            self._checkpoints.is_automatic or (self._resuming.has_looked and self._checkpoints.can_save)
-        )
+        return is_before and self._resuming.has_looked and self._checkpoints.can_save
 
     def _count_outside(self, number: int) -> None:
         """Count a step in a loop of another form; of several optimizers, the one that steps first counts."""
