@@ -249,14 +249,23 @@ class Host:
         """Let users in, whose shells then never start, as where homes are on a dead server; what runs goes on."""
         self._configure("ForceCommand exec cat > /dev/null")  # it ends with the connection
 
+    def refuse_logins(self) -> None:
+        """Let nobody in any more, and end the sessions that there are; what runs goes on."""
+        self._configure("AllowUsers nobody")
+        self.end_sessions()
+
+    def end_sessions(self) -> None:
+        """Kill the processes of its sshd that serve users who are logged in."""
+        kill(map(int, Path(f"/proc/{self.sshd}/task/{self.sshd}/children").read_text().split()))
+
     def heal_logins(self) -> None:
-        """Undo `hang_logins`."""
+        """Undo `hang_logins` and `refuse_logins`."""
         self._configure("")
 
     def _configure(self, last: str) -> None:
         """Give its sshd another last line; connections that are open keep what they had."""
         lines = self._config.read_text().splitlines()
-        kept = [line for line in lines if not line.startswith("ForceCommand")]
+        kept = [line for line in lines if not line.startswith(("ForceCommand", "AllowUsers"))]
         if [*kept, *filter(None, [last])] == lines or self._sshd is None:
             return
         self._config.write_text("".join(f"{line}\n" for line in (*kept, last)))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .parts import Parts
 
 _PATIENCE = 2.0  # seconds
+_ENDING = 5.0  # seconds in which a host ends its stream that has nothing more to say
 
 
 class RemoteRun:
@@ -102,6 +103,7 @@ class RemoteRun:
             yield from self._end_attempt()
         if self._recruiter is not None:
             self._recruiter.stop()
+        self._streams.finish(_ENDING)
         self._streams.close()
 
     def _patience(self) -> float | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from paceline.backends.remote.connection import Unreachable
@@ -180,6 +182,13 @@ class Streams:
             self._open[host].say(word)
         else:
             held.say(word)
+
+    def finish(self, seconds: float) -> None:
+        """Wait for so long until all streams have ended; what they still have to say is not needed."""
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(TimeoutError):
+            while self.take(deadline - time.monotonic()) is not None:
+                pass
 
     def close(self) -> None:
         """Close all connections."""
