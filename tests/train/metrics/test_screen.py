@@ -58,6 +58,7 @@ SCRIPTS = {
     "epochs shorter than log_every": "    progress._Lines.every = 0.0\n" + usual("log_every=100"),
     "the loop is left": usual(in_loop="if run.step % 7 == 4: break"),
     "the loop is left at a reduction": usual(in_loop="if run.step % 7 == 3: break"),
+    "the loop is left after its step": usual("log_every=100", "if run.step % 5 == 4: run.step_done(); break"),
     "the epochs are left": usual(in_body="if epoch == 1: break"),
     "no close": usual(in_body="if epoch == 1: break").replace("run.close()", ""),
     "an exception in the loop": usual(in_loop="if run.step == 12: sys.exit(3)"),
@@ -197,3 +198,12 @@ def test_a_result_is_shown_before_the_next_reduction_begins(paceline: Paceline) 
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stderr.splitlines() if line.startswith("epoch 1 step 7/8 loss 5 ")], done.stderr
     assert done.stdout == "1\n"
+
+
+def test_the_step_in_which_a_loop_is_left_counts_if_its_batch_was_used(paceline: Paceline) -> None:
+    script(paceline, "the loop is left after its step")
+    done = paceline.run("-n", "2", "script.py")
+    assert done.returncode == 0, done.stderr
+    shown = [line.split(" step ")[1].split()[0] for line in done.stderr.splitlines() if " step " in line]
+    assert shown == ["5/7", "7/7", "3/7"], "the second loop has the two batches that the first one left"
+    assert [line["step"] for line in map(json.loads, (paceline.job() / "metrics.jsonl").open())] == [5, 7, 10]

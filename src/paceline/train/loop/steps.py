@@ -275,6 +275,7 @@ class Steps:
         """End a step in which the loop was left: count it if its batch was trained on, else take the batch back."""
         if self.counts:
             self._count()
+            self._metrics.step_left(self._epochs.epoch, self.done)
             return
         self._gradients.put_back(self._batches[0])
         for loader in self._batches:

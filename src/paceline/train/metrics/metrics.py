@@ -201,17 +201,26 @@ class Metrics:
         Raises:
             LogMismatch: the ranks have logged different names.
         """
+        self._count(epoch, step)
+        if self._steps >= self._every:
+            self.flush()
+        self._report_if_there()
+        if self._progress is not None:
+            self._progress.step_done(self._total)
+
+    def step_left(self, epoch: int, step: int) -> None:
+        """A `break` has left the loop within a step that counts. Not a collective. See `step_done`."""
+        self._count(epoch, step)
+        if self._progress is not None:
+            self._progress.step_done(self._total)
+
+    def _count(self, epoch: int, step: int) -> None:
         self._times.step_done()
         self._in_step = False
         self._last = (epoch, step)
         if not self._steps:
             self._first = self._last
         self._steps += 1
-        if self._steps >= self._every:
-            self.flush()
-        self._report_if_there()
-        if self._progress is not None:
-            self._progress.step_done(self._total)
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Add values of this step, weighted by its samples; outside of a step their weight is 1.
