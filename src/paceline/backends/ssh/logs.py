@@ -23,8 +23,8 @@ def read_logs(name: str, hosts: Sequence[Host], query: LogQuery) -> Iterator[Log
     """Lines of a job in the order in which they were written, of several hosts as they come.
 
     Raises:
-        UserError: it has no such attempt or rank, or its only host does not answer.
-        Incomplete: another host did not answer, or no longer; after the lines of the others.
+        UserError: it has no such attempt or rank, or none of its hosts answers.
+        Incomplete: some hosts did not answer, or no longer; after the lines of the others.
     """
     request = {"do": "logs", "name": name, "choice": dataclasses.asdict(query), "checked": len(hosts) == 1}
     streams = Streams(hosts, lambda _: request)
@@ -32,7 +32,7 @@ def read_logs(name: str, hosts: Sequence[Host], query: LogQuery) -> Iterator[Log
     assert first is not None
     if isinstance(first[1], UserError) and not _can_go_on(first[1], hosts):
         raise first[1]
-    lines = _lines(streams, hosts, first)
+    lines = _lines(streams, hosts, first, query.follow)
     if len(hosts) == 1 or query.follow:
         return lines
     return _in_order(lines, query.tail)
@@ -43,11 +43,14 @@ def _can_go_on(error: UserError, hosts: Sequence[Host]) -> bool:
     return len(hosts) > 1 and isinstance(error, Unreachable)
 
 
-def _lines(streams: Streams, hosts: Sequence[Host], first: tuple[Host, Answer | UserError]) -> Iterator[LogLines]:
+def _lines(
+    streams: Streams, hosts: Sequence[Host], first: tuple[Host, Answer | UserError], follow: bool
+) -> Iterator[LogLines]:
     """The lines of all hosts.
 
     Raises:
-        Incomplete: after them, if some hosts do not answer.
+        UserError: no host answers.
+        Incomplete: after them, if some hosts do not answer; if they are followed, perhaps none any more.
     """
     silent: list[UserError] = []
     with contextlib.closing(streams):
@@ -62,6 +65,8 @@ def _lines(streams: Streams, hosts: Sequence[Host], first: tuple[Host, Answer | 
                 moment, attempt, rank, stream = answer["text"]
                 yield LogLines(moment, attempt, rank, stream, answer["data"])
             found = streams.take()
+    if len(silent) == len(hosts) and not follow:
+        raise silent[0]
     if silent:
         raise Incomplete("\n".join(f"{error}; lines of its ranks may be missing" for error in silent))
 
