@@ -40,7 +40,7 @@ def measure_window(run: paceline.Run, ours: Iterator[Any], other: Iterator[Any],
 def main(name: str, kind: str, file: str) -> None:
     run = paceline.init(seed=0)
     work, log = WORK[name](), kind == "log"
-    ours, other = with_library(run, work, log=log), by_hand(run.device, work, log=log)
+    ours, other = with_library(run, work, log=log), by_hand(run, work, log=log)
     measure_window(run, ours, other, STEPS[name])  # warm-up
     windows = sorted(
         (measure_window(run, ours, other, STEPS[name]) for _ in range(WINDOWS[name])),

@@ -96,10 +96,12 @@ def with_library(run: paceline.Run, work: Work, *, log: bool = False) -> Iterato
             yield trained
 
 
-def by_hand(device: torch.device, work: Work, *, log: bool = False) -> Iterator[dict[str, Any]]:
-    """Train forever with torch alone; yields the model and the optimizer after each step."""
+def by_hand(run: paceline.Run, work: Work, *, log: bool = False) -> Iterator[dict[str, Any]]:
+    """Train forever with torch alone, in the ranks of a run; yields the model and the optimizer after each step."""
+    device = run.device
     model = DistributedDataParallel(work.build().to(device), device_ids=[device] if device.type == "cuda" else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    run.leave_out(optimizer)
     sampler = DistributedSampler(work.dataset, shuffle=True)
     train = DataLoader(work.dataset, batch_size=work.batch_size // dist.get_world_size(), sampler=sampler)
     trained = {"model": model, "optimizer": optimizer}
