@@ -32,7 +32,7 @@ def test_options_come_back_when_a_job_is_run_again(user: User) -> None:
     Path("pod.yaml").write_text("spec: {terminationGracePeriodSeconds: 77}\n")
     Path("it.py").write_text("pass\n")
     there = user.backend(selector={"disk": "old"}, service_account="me")
-    spec = JobSpec(script="it.py", name="it", options=OPTIONS, devices=1, queue="vision", ttl=3600)
+    spec = JobSpec(script="it.py", name="it", options=OPTIONS, devices=1, queue="vision", ttl="1h")
     there.start(there.prepare(spec), Silence())
     Path("pod.yaml").unlink()
     kept = user.get("it").options
