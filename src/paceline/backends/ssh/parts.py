@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import TYPE_CHECKING
 
@@ -84,7 +83,7 @@ class Parts:
                 self.records[host] = answer["kept"]
         for host in self.hosts:
             self.streams.say(host, "done")
-        self._finish()
+        self.streams.finish(self._patience)
 
     def hold(self) -> None:
         """Let the job run as long as this process, and follow its output and events."""
@@ -94,14 +93,7 @@ class Parts:
     def _drop(self) -> None:
         for host in self.started:
             self.streams.say(host, "drop")
-        self._finish()
-
-    def _finish(self) -> None:
-        """Wait until the hosts have finished."""
-        deadline = time.monotonic() + self._patience
-        with contextlib.suppress(TimeoutError):
-            while self.streams.take(deadline - time.monotonic()) is not None:
-                pass
+        self.streams.finish(self._patience)
 
     @property
     def _patience(self) -> float:
