@@ -20,7 +20,12 @@ def main() -> None:
     if role == "agent":
         from paceline.node.agent import guard
 
-        guard.begin(os.path.basename(sys.argv[2]))  # now, while this process is small and has no threads
+        def at_end(status: int) -> None:
+            from paceline.node.warm.leave import leave_behind
+
+            leave_behind(sys.argv[2])
+
+        guard.begin(os.path.basename(sys.argv[2]), at_end)  # now, while this process is small and has no threads
         from paceline.node.agent.agent import main as agent
 
         sys.exit(agent(sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
@@ -28,6 +33,14 @@ def main() -> None:
         from paceline.node.ranks.forkserver import main as forkserver
 
         forkserver(int(sys.argv[2]), sys.argv[3])
+    elif role == "warm":
+        import importlib
+
+        importlib.import_module("paceline.node.ranks.forkserver")
+        cold = frozenset(sys.modules)  # what every fork server has imported
+        from paceline.node.warm.server import main as warm
+
+        warm(sys.argv[2:], cold)
     elif role == "rank":
         from pathlib import Path
 

@@ -64,6 +64,7 @@ class NodeSpec:
         env: variables added to the agent's environment.
         preload: modules the fork server imports before it forks the first rank.
         start_method: "fork" from the fork server, or "exec" of a new process.
+        keep_warm: seconds for which a fork server stays when the job has ended, for the next one; None for none.
         why_exec: why it is "exec" although the user has not requested it; "" otherwise.
         devices: accelerators of this node that the job may use; None does not change the visibility variables.
         node_rank: this node's number, or None: the coordinator numbers the nodes in the order in which they join.
@@ -113,6 +114,7 @@ class NodeSpec:
     preload: tuple[str, ...] = ()
     start_method: str = "fork"
     why_exec: str = ""
+    keep_warm: float | None = None
     devices: tuple[str, ...] | None = None
     node_rank: int | None = 0
     nodes: int = 1

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
+    from paceline.node.ranks.seed import Seed
     from paceline.node.rendezvous.messages import (
         Alone,
         Finish,
@@ -75,14 +76,16 @@ ANSWER_SECONDS = 10.0  # how long the coordinator may take to answer a node that
 class Agent:
     """Runs one node's part of a job, from the first process to the last."""
 
-    def __init__(self, run: RunDirectory, spec: NodeSpec, lifeline: socket.socket | None) -> None:
+    def __init__(
+        self, run: RunDirectory, spec: NodeSpec, lifeline: socket.socket | None, seed: Seed | None = None
+    ) -> None:
         self.dir = run
         self.spec = spec
         self.host = socket.gethostname()
         self.loop = Loop()
         self.ports = Reservation()
         self.inbox: collections.deque[Inbox] = collections.deque()
-        self.ranks = self._ranks()
+        self.ranks = self._ranks(seed)
         self.times = TimeIndex(self.loop)
         self.participant = Participant(
             self.loop, spec, offer=self._offer, deliver=self.inbox.append, fail=self._fail, is_over=self._is_over
@@ -111,14 +114,14 @@ class Agent:
         self.timed_out = False
         self.finish: Finish | None = None
 
-    def _ranks(self) -> Ranks:
+    def _ranks(self, seed: Seed | None) -> Ranks:
         """This node's ranks, however they are started."""
         changed = partial(self.inbox.append, {"do": "ranks changed"})
         if self.spec.framework == "mpi":
             from paceline.node.ranks.mpi import MpiRanks  # no other job needs it
 
             return MpiRanks(self.loop, self.spec, self.dir, changed, self._start_daemon)
-        return Ranks(self.loop, self.spec, self.dir, changed)
+        return Ranks(self.loop, self.spec, self.dir, changed, seed)
 
     def _start_daemon(self, node_rank: int, attempt: int, command: list[str], folders: dict[str, str]) -> None:
         """Start mpirun's daemon on another node, through the coordinator."""
@@ -553,15 +556,16 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def main(run_directory: str, lock_fd: int, lifeline_fd: int) -> int:
+def main(run_directory: str, lock_fd: int, lifeline_fd: int, seed: Seed | None = None) -> int:
     """Run the job of a run directory to its end.
 
     Args:
         run_directory: its path.
         lock_fd: holds its lock, until this process has ended.
         lifeline_fd: closes when the process that waits for the job is gone; -1 if none waits.
+        seed: a process that becomes the fork server; None starts one.
     """
     os.set_inheritable(lock_fd, False)
     run = RunDirectory(Path(run_directory))
     lifeline = socket.socket(fileno=lifeline_fd) if lifeline_fd >= 0 else None
-    return Agent(run, NodeSpec.load(run.spec), lifeline).run()
+    return Agent(run, NodeSpec.load(run.spec), lifeline, seed).run()

@@ -11,15 +11,24 @@ from __future__ import annotations
 import os
 import resource
 import signal
+from typing import TYPE_CHECKING
 
 from paceline.node.machine import processes
 from paceline.node.signals import HANDLED
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _WOKEN_BY = {*HANDLED, signal.SIGCHLD}
 
 
-def begin(job: str) -> None:
-    """Fork: the child continues as the agent of a job; this process becomes its guard, and does not return."""
+def begin(job: str, at_end: Callable[[int], None] = lambda status: None) -> None:
+    """Fork: the child continues as the agent of a job; this process becomes its guard, and does not return.
+
+    Args:
+        job: its name.
+        at_end: is called with the agent's wait status when nothing of the job is left.
+    """
     processes.adopt_orphans()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _WOKEN_BY)
     guard = os.getpid()
@@ -32,6 +41,7 @@ def begin(job: str) -> None:
         return
     status = _wait_for(agent)
     _end_others()
+    at_end(status)
     _end_as(status)
 
 

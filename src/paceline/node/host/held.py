@@ -31,13 +31,13 @@ from paceline.node.machine import processes
 from .protocol import encoded
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Iterable, Iterator
     from pathlib import Path
     from typing import NoReturn
 
     from paceline.node.rundir.directory import RunDirectory
     from paceline.node.store.home import Answer, Home
+    from paceline.node.store.lifecycle import AgentProcess
 
     from .protocol import RejoinRequest
 
@@ -107,9 +107,7 @@ class _Connection:
 class HeldClient:
     """The client of a held job."""
 
-    def __init__(
-        self, run: RunDirectory, agent: subprocess.Popen[bytes], lifeline: socket.socket, seconds: float
-    ) -> None:
+    def __init__(self, run: RunDirectory, agent: AgentProcess, lifeline: socket.socket, seconds: float) -> None:
         """Listen to the client.
 
         Args:

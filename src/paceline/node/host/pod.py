@@ -34,10 +34,10 @@ from .kept_log import KeptLog
 from .start import order_of
 
 if TYPE_CHECKING:
-    import subprocess
     from typing import BinaryIO, NoReturn
 
     from paceline.node.logs.live import Event
+    from paceline.node.store.lifecycle import AgentProcess
 
 MARK = b"[paceline] "  # begins the line of an event
 RANK = b"[rank %d] "  # begins a line of a rank
@@ -117,7 +117,7 @@ def _end(number: int, _: object) -> NoReturn:
     sys.exit(128 + number)
 
 
-def _forward_signals(agent: subprocess.Popen[bytes]) -> None:
+def _forward_signals(agent: AgentProcess) -> None:
     def forward(number: int) -> None:
         with contextlib.suppress(OSError):
             agent.send_signal(number)

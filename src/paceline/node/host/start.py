@@ -22,11 +22,11 @@ from .held import HeldClient
 from .protocol import Bytes, next_order
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Iterator, Mapping
 
     from paceline.node.rundir.directory import RunDirectory
     from paceline.node.store.home import Answer, Home
+    from paceline.node.store.lifecycle import AgentProcess
 
     from .protocol import Part, StartRequest
 
@@ -164,7 +164,7 @@ def _has_begun(run: RunDirectory, lifeline: socket.socket, begin: int) -> bool:
 
 
 def _updates(
-    run: RunDirectory, agent: subprocess.Popen[bytes], lifeline: socket.socket, shown: Mapping[str, Any], begin: int
+    run: RunDirectory, agent: AgentProcess, lifeline: socket.socket, shown: Mapping[str, Any], begin: int
 ) -> Iterator[Answer]:
     """The output of a job that the client shows, and its events, until its agent is gone.
 

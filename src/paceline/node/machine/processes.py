@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+ROOM = "PACELINE_ROOM"
+_ROOM_BYTES = 96 * 1024  # for the variables of a job; the kernel allows 128 KiB for one variable
 
 
 def _prctl(option: int, value: int) -> None:
@@ -90,6 +92,30 @@ def set_title(text: str) -> None:
         ctypes.memmove(begin, title.ljust(end - begin, b"\0"), end - begin)
 
 
+def set_environment(env: Mapping[str, str]) -> None:
+    """Replace this process's variables, also what /proc/PID/environ shows of them, as far as its space reaches.
+
+    The space is that of the first variable with which the process was started, `ROOM`; see `with_room`. Source: `man 5
+    proc`, fields env_start and env_end of /proc/<pid>/stat.
+    """
+    import ctypes  # not needed by those that only read records
+
+    os.environ.clear()
+    os.environ.update(env)
+    text = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in env.items())
+    fields = _stat(os.getpid())
+    begin, end = (int(fields[47]), int(fields[48])) if fields is not None and len(fields) > 48 else (0, 0)
+    room = min(end - begin, len(ROOM) + 1 + _ROOM_BYTES)  # what is behind it, C libraries may still point to
+    if begin and room > 0:
+        shown = text if len(text) < room else text[: text.rfind(b"\0", 0, room - 1) + 1]
+        ctypes.memmove(begin, shown.ljust(room, b"\0"), room)
+
+
+def with_room(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment for a process that will take others; see `set_environment`."""
+    return {ROOM: "0" * _ROOM_BYTES, **env}
+
+
 def rank_title(target: str, env: Mapping[str, str]) -> str:
     """The title of a rank: `train.py (rank 3 of 8, job digits-x)`."""
     rank, ranks, job = (env.get(f"PACELINE_{name}", "?") for name in ("RANK", "WORLD_SIZE", "JOB"))
@@ -109,7 +135,7 @@ def environment(pid: int) -> dict[str, str]:
     """The variables that a process was started with; none where they cannot be read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            pairs = file.read().split(b"\0")
+            pairs = file.read().partition(b"\0\0")[0].split(b"\0")  # behind that: see `set_environment`
     except OSError:
         return {}
     return dict(os.fsdecode(pair).split("=", 1) for pair in pairs if b"=" in pair)

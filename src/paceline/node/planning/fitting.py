@@ -23,21 +23,14 @@ from paceline.node.machine.ports import is_listening
 from paceline.node.spec import Request
 from paceline.node.tensorboard import check_installed
 
+from .packages import PRELOAD, WITH_OPTIMIZERS
 from .script import Imports, imports_of, local_rank_argument, module_file, packages_of, program_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-# The package of each framework, and what the fork server imports for it.
+# The package of each framework.
 PACKAGES = {"torch": "torch", "horovod": "horovod", "paddle": "paddle", "tensorflow": "tensorflow", "jax": "jax"}
-PRELOAD = {
-    "torch": ("torch", "torch.distributed"),
-    "paddle": ("paddle",),
-    "tensorflow": ("tensorflow",),
-    "jax": ("jax",),
-}
-# The first optimizer that a process makes imports this, which takes as long as the import of torch itself.
-WITH_OPTIMIZERS = ("torch._dynamo",)
 # Importing these touches no GPU; the others may initialise one, which a forked process cannot use.
 SAFE_WITH_DEVICES = ("torch",)
 

@@ -8,6 +8,15 @@ import os
 import sys
 from pathlib import Path
 
+# What the fork server imports for a framework.
+PRELOAD = {
+    "torch": ("torch", "torch.distributed"),
+    "paddle": ("paddle",),
+    "tensorflow": ("tensorflow",),
+    "jax": ("jax",),
+}
+# The first optimizer that a process makes imports this, which takes as long as the import of torch itself.
+WITH_OPTIMIZERS = ("torch._dynamo",)
 # Importing one of these imports a framework: what a script does afterwards does not matter.
 FRAMEWORKS = frozenset({
     "accelerate", "deepspeed", "fastai", "horovod", "jax", "jaxlib", "lightning", "paddle", "peft", "pytorch_lightning",

@@ -59,6 +59,7 @@ class ForkServer:
         self.others: dict[int, str] = {}  # pid → name of a program beside the ranks
         # A scheduler may send its signals to all processes of a job; the agent decides what follows from them.
         self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in HANDLED}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
         self._wakeup, wakeup_write = os.pipe()
         os.set_blocking(self._wakeup, False)
         os.set_blocking(wakeup_write, False)
@@ -80,7 +81,7 @@ class ForkServer:
             if name == "torch._dynamo" and (tempfile := cast("Any", sys.modules.get("tempfile"))) is not None:
                 tempfile.tempdir = None  # torch has asked for this folder, and the script may set TMPDIR afterwards
         if self.method == "fork" and not why:
-            why = _unsafe_to_fork()
+            why = unsafe_to_fork()
             self.method = "exec" if why else "fork"
         gc.collect()
         gc.freeze()
@@ -158,7 +159,7 @@ class ForkServer:
         # This process ignores these signals: those that come before the fork has its own handlers wait for them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of threads; _unsafe_to_fork has checked
+            warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of threads; unsafe_to_fork has checked
             pid = os.fork()
         if pid == 0:
             processes.die_with(parent)
@@ -292,7 +293,7 @@ def _reseed() -> None:
         torch_random.default_generator.seed()
 
 
-def _unsafe_to_fork() -> str:
+def unsafe_to_fork() -> str:
     """Why this process must not be forked, or "" when it may.
 
     Threads do not survive a fork. Thread pools that handle this (numpy's OpenBLAS) stop their threads before a fork. So

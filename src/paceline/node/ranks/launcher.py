@@ -22,7 +22,7 @@ from .joining import UNJOINED
 from .placement import environment, place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from paceline.contract import Placement
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from paceline.node.spec import NodeSpec
 
     from .messages import Ended, FromServer, RankOrder, Spawned, ToServer
+    from .seed import Child, Seed
 
 SWEEP_GRACE = 2.0  # seconds between SIGTERM and SIGKILL for what the ranks left behind
 SERVER_SECONDS = 5.0  # how long the fork server may take for what takes it milliseconds
@@ -90,6 +91,12 @@ class Rank:
         }
 
 
+def fork_server_environment(spec: NodeSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a job's fork server, from those of its agent."""
+    kept_away = {*CONTRACTS[spec.framework].unsets, TOKEN, RANK_KEY}
+    return {**{name: value for name, value in environ.items() if name not in kept_away}, **spec.env}
+
+
 class Ranks:
     """The ranks on this node, and the fork server that starts them.
 
@@ -98,7 +105,23 @@ class Ranks:
         server_failure: why the fork server ended on its own, or "".
     """
 
-    def __init__(self, loop: Loop, spec: NodeSpec, directory: RunDirectory, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        spec: NodeSpec,
+        directory: RunDirectory,
+        changed: Callable[[], None],
+        seed: Seed | None = None,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            loop: of the agent.
+            spec: this node's part of the job.
+            directory: of the job.
+            changed: is called after each change.
+            seed: a process that becomes the first fork server; None starts one.
+        """
         self.current: dict[int, Rank] = {}
         self.server_failure = ""
         self._loop = loop
@@ -111,7 +134,8 @@ class Ranks:
         self._has_explained = False
         self._oom = OomWatch()
         self._kept: tuple[int, ...] = ()  # descriptors that stay open as long as a process of the job is left
-        self._server: subprocess.Popen[bytes] | None = None
+        self._seed = seed
+        self._server: subprocess.Popen[bytes] | Child | None = None
         self._channel: Channel | None = None
 
     @property
@@ -172,20 +196,28 @@ class Ranks:
 
     def _start_server(self) -> None:
         """Start the fork server, without waiting for it."""
-        spec = self._spec
         ours, theirs = socket.socketpair()
-        kept_away = {*CONTRACTS[spec.framework].unsets, TOKEN, RANK_KEY}
-        env = {**{k: v for k, v in os.environ.items() if k not in kept_away}, **spec.env}
-        # The program at the end is for users, and for pkill: a forked rank keeps this command line.
-        shown = [*(["-m"] if spec.program.kind == "module" else []), spec.program.target, *spec.program.args]
-        command = [*spec.python, ENTRY, "forkserver", str(theirs.fileno()), str(self._dir.spec), *shown]
-        with theirs, open(self._dir.agent_log, "ab") as log:
-            self._server = subprocess.Popen(
-                command, env=env, cwd=spec.working_dir, pass_fds=[theirs.fileno(), *self._kept],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+        env = fork_server_environment(self._spec, os.environ)
+        seed, self._seed = self._seed, None
+        with theirs:
+            if seed is not None and seed.grow(env, self._spec.working_dir, str(self._dir.spec), theirs, self._kept):
+                self._server = seed
+            else:
+                self._server = self._exec_server(env, theirs)
         self._channel = Channel(ours)
         self._loop.watch(self._channel, self._receive)
+
+    def _exec_server(self, env: dict[str, str], channel: socket.socket) -> subprocess.Popen[bytes]:
+        """A fork server that is a new process."""
+        spec = self._spec
+        # The program at the end is for users, and for pkill: a forked rank keeps this command line.
+        shown = [*(["-m"] if spec.program.kind == "module" else []), spec.program.target, *spec.program.args]
+        command = [*spec.python, ENTRY, "forkserver", str(channel.fileno()), str(self._dir.spec), *shown]
+        with open(self._dir.agent_log, "ab") as log:
+            return subprocess.Popen(
+                command, env=env, cwd=spec.working_dir, pass_fds=[channel.fileno(), *self._kept],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
 
     def warm_up(self) -> None:
         """Start the fork server, unless it runs; it imports the framework while the agent continues."""

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.node import ENTRY, tensorboard
 from paceline.node.errors import Refused
@@ -17,6 +17,7 @@ from paceline.node.files import write_json
 from paceline.node.rundir.directory import SAVED, RunDirectory
 from paceline.node.rundir.staging import drop_note, note_of, remove_folder
 from paceline.node.signals import HANDLED
+from paceline.node.warm import start as warm
 
 from . import records
 
@@ -28,6 +29,23 @@ if TYPE_CHECKING:
 
     from paceline.node.rundir.staging import Reopened, Staging
     from paceline.node.spec import NodeSpec
+
+
+class AgentProcess(Protocol):
+    """The guard of an agent: a child of this process, or of a warm server."""
+
+    pid: int
+    returncode: Any  # None while it runs
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+
+    def wait(self) -> int:
+        """Wait until it has ended; returns its exit code."""
+
+    def send_signal(self, number: int, /) -> None:
+        """Send it a signal, unless it has ended."""
+
 
 _AT_ONCE = 10.0  # seconds for an agent to end everything at once
 _AGENT_COMES = 45.0  # seconds for an agent to record its pid; a busy machine may be slow to start it
@@ -43,8 +61,10 @@ def write_down(directory: RunDirectory, job: Mapping[str, Any], node: NodeSpec) 
 
 def start_agent(
     staging: Staging | Reopened, python: Sequence[str], env: Mapping[str, str], lifeline: socket.socket | None = None
-) -> subprocess.Popen[bytes]:
+) -> AgentProcess:
     """Start the agent of a settled job; it holds the job's lock from now on, and outlives this process.
+
+    A warm server starts it, if one fits.
 
     Args:
         staging: the job's folder.
@@ -57,6 +77,13 @@ def start_agent(
     before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # it inherits this, until it can handle them
     try:
         with open(directory.agent_log, "ab") as log:
+            descriptors = [staging.lock, log.fileno(), *([] if lifeline is None else [end])]
+            agent, why = warm.start_agent(str(directory.path), env, descriptors, {*before, *HANDLED})
+            if agent is not None:
+                directory.append_event("warm")
+                return agent
+            if why:
+                directory.append_event("cold", why=why)
             return subprocess.Popen(
                 command, pass_fds=[staging.lock, *([] if lifeline is None else [end])], stdin=subprocess.DEVNULL,
                 stdout=log, stderr=log, start_new_session=True, cwd="/", env=env,

@@ -29,7 +29,6 @@ from .plan import Taken, agent_variables, completed, node_of, places
 
 if TYPE_CHECKING:
     import socket
-    import subprocess
     from collections.abc import Iterator
     from typing import NoReturn
 
@@ -57,7 +56,7 @@ class Made(NamedTuple):
 
     run: RunDirectory
     node: NodeSpec
-    agent: subprocess.Popen[bytes]
+    agent: lifecycle.AgentProcess
     begin: int
     record: dict[str, Any]
     placed: moving.Placed | None = None

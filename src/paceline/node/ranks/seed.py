@@ -1,0 +1,128 @@
+"""A process that an agent of a warm server has forked before it did anything else, and that becomes its fork server."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from paceline.node.machine import processes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_MOST_BYTES = 1 << 20  # of the order, which holds the variables of the fork server
+_MOST_DESCRIPTORS = 16
+
+
+class Child:
+    """A forked child of this process, with what is used of `subprocess.Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        if self.returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # others that end this process's children have reaped it
+                pid, status = self.pid, int(signal.SIGKILL)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not, after `timeout` seconds.
+        """
+        if self.poll() is None:
+            watched = os.pidfd_open(self.pid)
+            try:
+                select.select([watched], [], [], timeout)
+            finally:
+                os.close(watched)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL it."""
+        self.send_signal(signal.SIGKILL)
+
+
+class Seed(Child):
+    """The agent's side: a child that waits for the order to become the fork server."""
+
+    def __init__(self, pid: int, sock: socket.socket) -> None:
+        super().__init__(pid)
+        self._socket = sock
+
+    def grow(self, env: Mapping[str, str], folder: str, spec: str, channel: socket.socket, kept: Sequence[int]) -> bool:
+        """Let it become the fork server; returns whether it lives.
+
+        Args:
+            env: its environment.
+            folder: where the ranks start.
+            spec: path of spec.json.
+            channel: its end of the connection to the agent.
+            kept: descriptors that it and its forks hold.
+        """
+        order = json.dumps({"env": dict(env), "folder": folder, "spec": spec}).encode()
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _MOST_BYTES)
+            socket.send_fds(self._socket, [order], [channel.fileno(), *kept])
+        except OSError:
+            return False
+        self._socket.close()
+        return True
+
+
+def plant() -> Seed | None:
+    """Fork; returns the seed in this process, None in the new one, which ends with this one."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        return Seed(pid, ours)
+    processes.die_with(parent)
+    os.setsid()
+    ours.close()
+    os.dup2(theirs.detach(), 3)
+    return None
+
+
+def sprout() -> tuple[int, str]:
+    """In the new process: wait for the order, and take its environment; returns the channel and the path of spec.json.
+
+    The process ends if its agent does.
+    """
+    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+    with socket.socket(fileno=3) as order:
+        data, descriptors, _, _ = socket.recv_fds(order, _MOST_BYTES, _MOST_DESCRIPTORS)
+    if not data:
+        os._exit(0)
+    asked = json.loads(data)
+    processes.set_environment(asked["env"])
+    os.chdir(asked["folder"])
+    modules: Any = sys.modules
+    if "tempfile" in modules:
+        modules["tempfile"].tempdir = None  # an import may have asked for this folder, which a variable names
+    if "multiprocessing.process" in modules:
+        modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+    return descriptors[0], asked["spec"]

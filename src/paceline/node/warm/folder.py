@@ -1,0 +1,162 @@
+"""The folder of a user's warm servers on this machine: their sockets, and a lock for each."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import stat
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.node.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+VARIABLE = "PACELINE_WARM_DIR"
+MOST_BYTES = 1 << 20  # of a message: a request holds the variables of a job
+_SOCKET, _LOCK = ".sock", ".lock"
+
+
+def folder() -> Path:
+    """Where the servers of this user on this machine listen; it need not exist.
+
+    It is on a local file system, so that machines that share a home folder do not share it.
+    """
+    return Path(os.environ.get(VARIABLE) or f"/tmp/paceline-warm-{os.getuid()}")
+
+
+def is_private(path: Path) -> bool:
+    """Whether a folder belongs to this user, and nobody else may enter it; a link to one does not count."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+
+
+def make(path: Path) -> None:
+    """Make the folder.
+
+    Raises:
+        Refused: it cannot be made, or others may enter it.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refused(f"cannot make {path}: {error.strerror}; name another folder in {VARIABLE}") from None
+    if not is_private(path):
+        raise Refused(f"{path} does not belong to you alone; remove it, or name another folder in {VARIABLE}")
+
+
+def key_of(python: Sequence[str], preload: Sequence[str], env: Mapping[str, str]) -> str:
+    """The name of the server for an interpreter, modules and variables: there is at most one."""
+    text = json.dumps([interpreter(python), sorted(preload), sorted(env.items())])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def interpreter(python: Sequence[str]) -> list[str]:
+    """What identifies an interpreter and its options: `python` and `python3` of one environment are the same."""
+    return [os.path.dirname(python[0]), os.path.realpath(python[0]), *python[1:]]
+
+
+def keys(path: Path) -> list[str]:
+    """The names of the servers that may listen."""
+    try:
+        return sorted(name[: -len(_SOCKET)] for name in os.listdir(path) if name.endswith(_SOCKET))
+    except OSError:
+        return []
+
+
+@contextlib.contextmanager
+def _opened(path: Path, key: str) -> Iterator[str]:
+    """An address of a server's socket that is short enough for the kernel: at most 107 bytes."""
+    opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{opened}/{key}{_SOCKET}"
+    finally:
+        os.close(opened)
+
+
+def listen(path: Path, key: str) -> socket.socket:
+    """Listen as this server; its lock is held."""
+    with contextlib.suppress(FileNotFoundError):
+        (path / f"{key}{_SOCKET}").unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with _opened(path, key) as address:
+        listener.bind(address)
+    listener.listen(64)
+    return listener
+
+
+def connect(path: Path, key: str, seconds: float) -> socket.socket | None:
+    """Connect to a server of this user; None if it is gone, or belongs to somebody else."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(seconds)
+    try:
+        with _opened(path, key) as address:
+            connection.connect(address)
+        if peer_of(connection)[1] == os.geteuid():
+            return connection
+    except ConnectionRefusedError:  # it was killed
+        with contextlib.suppress(OSError):
+            (path / f"{key}{_SOCKET}").unlink()
+    except OSError:
+        pass
+    connection.close()
+    return None
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Pid and uid of the process at the other end of a connection."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    pid, uid = (int.from_bytes(credentials[at : at + 4], sys.byteorder) for at in (0, 4))
+    return pid, uid
+
+
+def locked(path: Path, key: str) -> int | None:
+    """A descriptor that holds the lock of a server; None if another process is that server."""
+    file = path / f"{key}{_LOCK}"
+    while True:
+        lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock), os.stat(file)):
+                    return lock
+        except BlockingIOError:
+            os.close(lock)
+            return None
+        os.close(lock)  # its holder has just removed it
+
+
+def remove(path: Path, key: str) -> None:
+    """Remove the files of a server; the lock, which is held, last."""
+    for ending in (_SOCKET, _LOCK):
+        with contextlib.suppress(OSError):
+            (path / f"{key}{ending}").unlink()
+
+
+def send(connection: socket.socket, message: Mapping[str, Any]) -> None:
+    """Send a message.
+
+    Raises:
+        OSError: the other end is gone, or the message is too large.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MOST_BYTES)
+    connection.sendall(json.dumps(message).encode())
+
+
+def receive(connection: socket.socket) -> dict[str, Any]:
+    """The next message; empty if the other end is gone or does not answer in time."""
+    try:
+        data = connection.recv(MOST_BYTES)
+        message = json.loads(data) if data else {}
+    except (OSError, ValueError):
+        return {}
+    return message if isinstance(message, dict) else {}

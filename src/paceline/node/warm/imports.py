@@ -1,0 +1,132 @@
+"""What a warm server has imported, from which files, and which variables decided what the imports did."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+# Read by the interpreter, the dynamic loader and C libraries, where Python does not see it; TQDM_ is read as a whole.
+_PREFIXES = (
+    "PYTHON", "LD_", "GLIBC_", "MALLOC_", "LC_", "OMP_", "GOMP_", "KMP_", "LIBOMP_", "MKL_", "OPENBLAS_", "GOTO_",
+    "BLIS_", "VECLIB_", "NUMEXPR_", "NPY_", "TORCH", "PYTORCH_", "ATEN_", "CAFFE2_", "C10_", "GLOO_", "TP_", "UCC_",
+    "ONEDNN_", "DNNL_", "TF_", "XLA_", "JAX_", "FLAGS_", "GLOG_", "TRITON_", "TQDM_",
+)  # fmt: skip
+_NAMES = frozenset({"LANG", "LANGUAGE", "TZ", "HOME"})
+# Variables that a launcher sets for its ranks, and those that only a rank's own start reads.
+_NOT = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC", "TP_SOCKET", "GLOO_SOCKET")
+
+
+def decides(name: str) -> bool:
+    """Whether a variable may decide what an import does, although Python does not read it."""
+    return name in _NAMES or (name.startswith(_PREFIXES) and not name.startswith(_NOT))
+
+
+class _Recorder(type(os.environ)):  # type: ignore[misc]  # the class has no public name
+    """`os.environ`, which notes which variables are read one by one; a loop over all of them says nothing."""
+
+    def __getitem__(self, key: str) -> str:
+        if key != self.__dict__.get("passing"):
+            self.__dict__["read"].add(key)
+        value: str = super().__getitem__(key)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        for key in super().__iter__():
+            self.__dict__["passing"] = key
+            yield key
+        self.__dict__["passing"] = None
+
+
+class Imported:
+    """Imports modules, and remembers what that depended on.
+
+    Attributes:
+        changes: variables that the imports have set; None for those that they have removed.
+        tops: names of the top-level modules that were imported: a script's folder must not have another one.
+    """
+
+    def __init__(self, modules: Sequence[str], before: Collection[str]) -> None:
+        """Import the modules.
+
+        Args:
+            modules: their names.
+            before: modules that every fork server imports before the script's folder is on its path.
+
+        Raises:
+            BaseException: one cannot be imported.
+        """
+        environ: Any = os.environ
+        at_start, plain = dict(environ), environ.__class__
+        environ.__dict__.update(read=set(), passing=None)
+        environ.__class__ = _Recorder
+        try:
+            for name in modules:
+                importlib.import_module(name)
+        finally:
+            read: set[str] = environ.__dict__.pop("read")
+            del environ.__dict__["passing"]
+            environ.__class__ = plain
+        now = dict(environ)
+        self._env = at_start
+        self._names = read | {name for name in at_start if decides(name)}
+        self.changes = {name: now.get(name) for name in {*at_start, *now} if at_start.get(name) != now.get(name)}
+        self.tops = {name.partition(".")[0] for name in sys.modules} - {"paceline", "__main__"}
+        self.tops -= {name.partition(".")[0] for name in before}
+        self._files = dict(_files())
+
+    def other_variable(self, env: Mapping[str, str]) -> str:
+        """The first variable that decides something and is different in `env`, as a message; "" if there is none."""
+        names = self._names | {name for name in env if decides(name)}
+        for name in sorted(names):
+            here, there = self._env.get(name), env.get(name)
+            if here != there:
+                said = ["not set" if value is None else f"{value[:40]!r}" for value in (there, here)]
+                return f"{name} is {said[0]}, and was {said[1]} when it imported its modules"
+        return ""
+
+    def changed_file(self) -> str:
+        """A file that has changed since it was imported; "" if none has."""
+        for path, before in self._files.items():
+            if _identity(path) != before:
+                return path
+        return ""
+
+    def shadowed(self, folder: str) -> str:
+        """A module in a script's folder that has the name of an imported one; "" if there is none."""
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(folder):
+                name, dot, ending = entry.name.partition(".")
+                if name in self.tops and (
+                    (dot and ending.endswith(("py", "so", "pyc"))) or os.path.isfile(f"{entry.path}/__init__.py")
+                ):
+                    return entry.name
+        return ""
+
+
+def _identity(path: str) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _files() -> Iterator[tuple[str, tuple[int, int, int]]]:
+    """The files of all modules, and the libraries that the process has mapped, with what identifies their content."""
+    paths = {sys.executable}
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str):
+            paths.add(path)
+    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
+        paths.update(line[line.index("/") : -1] for line in maps if "/" in line and " (deleted)" not in line)
+    for path in paths:
+        identity = _identity(path)
+        if identity is not None and not path.startswith(("/dev/", "/memfd:")):
+            yield path, identity

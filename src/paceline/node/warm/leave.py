@@ -1,0 +1,84 @@
+"""Starts a warm server: for `paceline warm`, or when a job has ended, for the next one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.node import ENTRY
+from paceline.node.errors import Refused
+from paceline.node.files import read_json
+from paceline.node.machine import processes
+from paceline.node.rundir.directory import RunDirectory
+from paceline.node.spec import NodeSpec
+
+from . import folder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_TITLE = "-" * 2048  # room for the command lines that the processes of jobs show
+_IMPORT_SECONDS = 300.0  # for the server to import its modules
+
+
+def start_server(
+    python: Sequence[str], preload: Sequence[str], env: Mapping[str, str], seconds: float, *, wait: bool
+) -> dict[str, Any]:
+    """Start a warm server, and return what it says of itself; nothing if nobody waits for it.
+
+    Args:
+        python: interpreter with its options.
+        preload: the modules to import.
+        env: the variables of the fork server of the jobs that it is for.
+        seconds: without a job, after which it ends.
+        wait: until it is ready.
+
+    Raises:
+        Refused: it cannot start, or there is one.
+    """
+    where = folder.folder()
+    folder.make(where)
+    kept = {name: value for name, value in env.items() if not name.startswith("PACELINE_")}
+    asked: dict[str, Any] = {
+        "python": list(python), "preload": list(preload), "seconds": seconds, "folder": str(where),
+        "key": folder.key_of(python, preload, kept), "ready": None,
+    }  # fmt: skip
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        descriptors = [theirs.fileno()] if wait else []
+        asked["ready"] = theirs.fileno() if wait else None
+        command = [*python, ENTRY, "warm", json.dumps(asked), _TITLE]
+        with open(where / f"{asked['key']}.log", "wb") as log:
+            process = subprocess.Popen(
+                command, env=processes.with_room(kept), cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                pass_fds=descriptors, start_new_session=True,
+            )  # fmt: skip
+        if not wait:
+            process.returncode = 0  # it outlives this process
+            return {}
+        theirs.close()
+        ours.settimeout(_IMPORT_SECONDS)
+        said = folder.receive(ours)
+    if not said or said["why"]:
+        process.wait()
+        raise Refused(said.get("why") or f"the process ended ({process.returncode}); see {log.name}")
+    return said
+
+
+def leave_behind(run: str) -> None:
+    """When a job has ended: leave a warm server for the next one, if the job was asked to, and there is none."""
+    with contextlib.suppress(Exception):  # the job has ended as it has
+        directory = RunDirectory(Path(run))
+        spec = NodeSpec.load(directory.spec)
+        if spec.keep_warm is None or spec.start_method != "fork":
+            return
+        from paceline.node.ranks.launcher import fork_server_environment
+
+        secrets = (read_json(directory.job) or {}).get("spec", {}).get("secrets", ())
+        env = {name: value for name, value in os.environ.items() if name not in secrets}
+        start_server(spec.python, spec.preload, fork_server_environment(spec, env), spec.keep_warm, wait=False)

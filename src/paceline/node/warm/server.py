@@ -1,0 +1,320 @@
+"""A warm server: imports modules once, and forks the agents of jobs from itself.
+
+It has a single thread, and touches no device. A client connects to its socket, and sends one message:
+
+    {"do": "start", "run": …, "env": {…}, "mask": […]}   start the agent of the job in this run directory
+        → {"refused": "…"}        it does not fit, and nothing was started
+        → {"ready": 4711}         a fork with this pid waits; then the client sends "go", with the descriptors of the
+                                  job's lock, log and lifeline: a client that is gone, or lost patience, starts nothing
+        → {"status": 256}         at the end: the wait status of the agent
+    {"do": "describe"}            → what `paceline warm --list` shows
+    {"do": "stop"}                → {"stopped": 4711}, and the server ends; jobs that it has started go on
+
+It ends when it has started no job for its time, when a file that it has imported changes, and when memory is short.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.node.agent import guard
+from paceline.node.machine import hardware, processes
+from paceline.node.planning.packages import WITH_OPTIMIZERS
+from paceline.node.ranks import forkserver, seed
+from paceline.node.ranks.launcher import fork_server_environment
+from paceline.node.ranks.program import script_folder
+from paceline.node.signals import HANDLED
+from paceline.node.spec import NodeSpec
+
+from . import folder, peer
+from .imports import Imported
+from .leave import leave_behind
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+_LOOK = 5.0  # seconds between two looks at the memory and at the files
+_LEAST_MEMORY = 0.1  # of the machine's; with less that is available, the server ends
+_GO_SECONDS = 20.0  # for the client to send the descriptors
+_REFUSED, _STALE = 113, 114  # exit codes of a fork that has started nothing; the second: a file has changed
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a fork of the server becomes: the agent of this job.
+
+    Attributes:
+        run: its run directory.
+        env: the agent's environment.
+        lock, log, lifeline: descriptors; None for a job that outlives its client.
+        changes: variables that the imports have changed; None removes one.
+        client: gets the wait status of the agent.
+    """
+
+    run: str
+    env: dict[str, str]
+    lock: int
+    log: int
+    lifeline: int | None
+    changes: dict[str, str | None]
+    client: socket.socket
+
+
+class WarmServer:
+    """Listens, forks, and looks whether it is still of use."""
+
+    def __init__(self, asked: Mapping[str, Any], cold: Collection[str]) -> None:
+        """Import nothing yet.
+
+        Args:
+            cold: the modules that a fork server imports before a script's folder is on its path.
+            asked: `python`, `preload`, `seconds` without a job after which it ends, the `folder` and the `key` there.
+        """
+        self._python: list[str] = asked["python"]
+        self._preload: list[str] = asked["preload"]
+        self._seconds: float = asked["seconds"]
+        self._folder, self._key = Path(asked["folder"]), str(asked["key"])
+        self._began = self._used = time.monotonic()
+        self._jobs = 0
+        self._cold = cold
+        self._forks: set[int] = set()
+        self._ends = False
+        self._lock: int | None = None
+
+    def prepare(self) -> str:
+        """Take the place, import, and listen; returns why that is not possible, or ""."""
+        self._lock = folder.locked(self._folder, self._key)
+        if self._lock is None:
+            return "such a process is already kept warm, or starts"
+        try:
+            self.imported = Imported(self._preload, self._cold)
+        except BaseException as error:
+            return f"importing {', '.join(self._preload)} failed: {type(error).__name__}: {error}"
+        if why := forkserver.unsafe_to_fork():
+            return f"it cannot be forked: {why}"
+        gc.collect()
+        gc.freeze()
+        self._wakeup, self._wakeup_write = os.pipe()
+        for end in (self._wakeup, self._wakeup_write):
+            os.set_blocking(end, False)
+        for number in (*_ENDING, signal.SIGCHLD):
+            signal.signal(number, self._on_signal)
+        signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
+        self._listener = folder.listen(self._folder, self._key)
+        self._used = time.monotonic()
+        return ""
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._ends = self._ends or number in _ENDING
+
+    def serve(self) -> Order | None:
+        """Serve until it is time to end; in a fork that becomes an agent, return the order."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(self._wakeup, selectors.EVENT_READ)
+            looked = time.monotonic()
+            while not self._ends:
+                for key, _ in selector.select(min(_LOOK, self._seconds)):
+                    if key.fileobj is self._listener:
+                        with contextlib.suppress(OSError):
+                            selector.register(self._listener.accept()[0], selectors.EVENT_READ)
+                    elif key.fileobj != self._wakeup and isinstance(key.fileobj, socket.socket):
+                        selector.unregister(key.fileobj)
+                        with key.fileobj as client:
+                            order = self._answer(client)
+                        if order is not None:
+                            return order
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wakeup, 4096)
+                self._reap()
+                if time.monotonic() - looked >= _LOOK or self._is_idle():
+                    looked = time.monotonic()
+                    self._ends = self._ends or self._is_idle() or self._is_useless()
+        folder.remove(self._folder, self._key)
+        return None
+
+    def _is_idle(self) -> bool:
+        return not self._forks and time.monotonic() - self._used >= self._seconds
+
+    def _is_useless(self) -> bool:
+        memory = hardware.memory()
+        is_short = memory.total > 0 and memory.available < _LEAST_MEMORY * min(
+            memory.total, memory.limit or memory.total
+        )
+        return is_short or not folder.is_private(self._folder) or bool(self.imported.changed_file())
+
+    def _reap(self) -> None:
+        for pid in list(self._forks):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self._forks.discard(pid)
+                code = os.waitstatus_to_exitcode(status)
+                self._jobs -= code in (_REFUSED, _STALE)
+                self._ends = self._ends or code == _STALE
+                if code not in (_REFUSED, _STALE):
+                    self._used = time.monotonic()
+
+    def _answer(self, client: socket.socket) -> Order | None:
+        """Do what a client asks for; in a fork that becomes an agent, return the order."""
+        pid, uid = folder.peer_of(client)
+        message = folder.receive(client) if uid == os.geteuid() else {}
+        if message.get("do") == "start":
+            return self._fork(client, pid, message)
+        with contextlib.suppress(OSError):
+            if message.get("do") == "describe":
+                folder.send(client, self._describe())
+            elif message.get("do") == "stop":
+                self._ends = True
+                folder.remove(self._folder, self._key)
+                folder.send(client, {"stopped": os.getpid()})
+        return None
+
+    def _describe(self) -> dict[str, Any]:
+        now = time.monotonic()
+        left = self._seconds if self._forks else self._seconds - (now - self._used)
+        return {
+            "key": self._key, "pid": os.getpid(), "preload": self._preload, "python": self._python,
+            "age": now - self._began, "ends_in": max(0.0, left), "jobs": self._jobs, "memory": _own_memory(),
+        }  # fmt: skip
+
+    def _fork(self, client: socket.socket, pid: int, message: Mapping[str, Any]) -> Order | None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {*HANDLED, signal.SIGCHLD})
+        fork = os.fork()
+        if fork:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            self._forks.add(fork)
+            self._jobs += 1
+            return None
+        try:
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            for descriptor in (self._wakeup, self._wakeup_write, self._lock):
+                if descriptor is not None:
+                    os.close(descriptor)
+            self._listener.close()
+            return self._become(client.detach(), pid, message)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            os._exit(_REFUSED)
+
+    def _become(self, connection: int, pid: int, message: Mapping[str, Any]) -> Order:
+        """In a fork: see whether the job fits, take after the client, and wait for its word."""
+        client = socket.socket(fileno=connection)
+        client.settimeout(_GO_SECONDS)
+        if changed := self.imported.changed_file():
+            folder.send(client, {"refused": f"{changed} has changed since it was imported"})
+            os._exit(_STALE)
+        try:
+            self._check(NodeSpec.load(Path(message["run"], "spec.json")), message["env"])
+            peer.take_after(pid)
+        except peer.Unfit as error:
+            folder.send(client, {"refused": str(error)})
+            os._exit(_REFUSED)
+        folder.send(client, {"ready": os.getpid()})
+        word, descriptors, _, _ = socket.recv_fds(client, 16, 3)
+        if word != b"go":
+            os._exit(_REFUSED)
+        signal.pthread_sigmask(signal.SIG_SETMASK, message["mask"])
+        client.settimeout(None)
+        lock, log, *lifeline = descriptors
+        lifeline_fd = lifeline[0] if lifeline else None
+        return Order(message["run"], message["env"], lock, log, lifeline_fd, self.imported.changes, client)
+
+    def _check(self, spec: NodeSpec, env: Mapping[str, str]) -> None:
+        """See whether the fork server of a job would have imported the same, in the same way.
+
+        Raises:
+            peer.Unfit: it would not.
+        """
+        if folder.interpreter(spec.python) != folder.interpreter(self._python):
+            raise peer.Unfit(f"the job runs {' '.join(spec.python)}, not {' '.join(self._python)}")
+        wanted = spec.preload if spec.start_method == "fork" else ()
+        for name in self._preload:
+            if name not in wanted and not (name in WITH_OPTIMIZERS and "torch" in wanted):
+                raise peer.Unfit(f"it has imported {name}, which the job does not import before its ranks start")
+        if different := self.imported.other_variable(fork_server_environment(spec, env)):
+            raise peer.Unfit(different)
+        kind, target = spec.program.kind, spec.program.target
+        start = script_folder(os.path.join(spec.working_dir, target)) if kind == "script" else spec.working_dir
+        if kind != "command" and (name := self.imported.shadowed(start)):
+            raise peer.Unfit(f"{start} holds {name}, and it has imported another module of that name")
+
+
+def _own_memory() -> int:
+    """The bytes that this process alone uses: those that end with it."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/smaps_rollup") as rollup:
+        return sum(int(line.split()[1]) << 10 for line in rollup if line.startswith("Private_"))
+    return 0
+
+
+def _become_agent(order: Order) -> None:
+    """In a fork of the server: become the guard of a job, its agent, and its fork server, each in a process."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (order.log, 1), (order.log, 2)):
+        os.dup2(source, target)
+    os.chdir("/")
+    processes.set_environment(order.env)
+
+    def report(status: int) -> None:
+        leave_behind(order.run)
+        with contextlib.suppress(OSError):  # nobody waits for it
+            folder.send(order.client, {"status": status})
+
+    kept = {0, 1, 2, order.lock, order.client.fileno(), *([] if order.lifeline is None else [order.lifeline])}
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+    guard.begin(os.path.basename(order.run), report)
+    order.client.close()
+    planted = seed.plant()
+    if planted is None:
+        channel, spec = seed.sprout()
+        for name, value in order.changes.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        forkserver.main(channel, spec)
+        return
+    from paceline.node.agent.agent import main as agent
+
+    sys.exit(agent(order.run, order.lock, -1 if order.lifeline is None else order.lifeline, planted))
+
+
+def main(arguments: Sequence[str], cold: Collection[str]) -> None:
+    """Be a warm server; in its forks, an agent or a rank.
+
+    Args:
+        cold: see `WarmServer`.
+        arguments: what `leave.start_server` gives it.
+    """
+    asked = json.loads(arguments[0])
+    ready = None if asked["ready"] is None else socket.socket(fileno=asked["ready"])
+    processes.set_title(f"paceline: warm {', '.join(asked['preload'])}")
+    server = WarmServer(asked, cold)
+    why = server.prepare()
+    if ready is not None:
+        folder.send(ready, {"why": why, **({} if why else server._describe())})
+        ready.close()
+    if why:
+        print(why, file=sys.stderr, flush=True)
+        os._exit(1)
+    order = server.serve()
+    if order is None:
+        os._exit(0)  # finalization of a framework takes time, and nothing is left to be done
+    del server
+    _become_agent(order)
