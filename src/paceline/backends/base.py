@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from paceline.job.job import Contents, Job, Node, Usage, Volume
+    from paceline.job.job import Contents, Job, Node, Usage, Volume, WarmServer
     from paceline.job.spec import JobSpec
 
     from .check.inspect import Inspected
@@ -517,6 +517,21 @@ class Forwards(Protocol):
 
 
 @runtime_checkable
+class Warms(Protocol):
+    """Processes that have imported a framework can wait there for the next job; see `node/warm`."""
+
+    def start_warm(self, wanted: Mapping[str, Any], warn: Callable[[str], None]) -> list[WarmServer]:
+        """Start one on each machine, and wait until they are ready; `wanted` is described in `node/store/warming.py`.
+
+        Raises:
+            UserError: one cannot start.
+        """
+
+    def ask_warm(self, what: Literal["describe", "stop"], warn: Callable[[str], None]) -> list[WarmServer]:
+        """This user's processes of that kind; "stop" ends them, and the jobs that they have started go on."""
+
+
+@runtime_checkable
 class Volumes(Protocol):
     """Jobs can use named volumes."""
 
@@ -573,8 +588,9 @@ _LACKING = {
     Metered: "it does not measure what jobs and machines use",
     TensorBoards: "it starts no TensorBoard",
     Volumes: "it has no named volumes",
+    Warms: "no process of ours outlives a job there, so none is kept warm",
 }
-Ability = TypeVar("Ability", Elastic, Checks, Metered, Moves, TensorBoards, Volumes)
+Ability = TypeVar("Ability", Elastic, Checks, Metered, Moves, TensorBoards, Volumes, Warms)
 
 
 def able(backend: Backend, ability: type[Ability]) -> Ability:

@@ -57,6 +57,14 @@ def checked(spec: JobSpec, *, detached: bool) -> JobSpec:
     return _in_copy(spec)
 
 
+def kept_warm(spec: JobSpec) -> JobSpec:
+    """A job that leaves a process for the next one, if it or the settings say so."""
+    from paceline.job.settings import load
+
+    seconds = load().defaults.keep_warm if spec.keep_warm is None else None
+    return spec if seconds is None else spec.model_copy(update={"keep_warm": seconds})
+
+
 def source_of(spec: JobSpec) -> Path | None:
     """The local folder of which the job's code will be a copy; None if there is none."""
     if spec.code is None or spec.code.mode == "git":

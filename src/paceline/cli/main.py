@@ -20,6 +20,7 @@ VERBS = {
     "run": ("run", "Train a script here, on as many ranks as you like."),
     "horovodrun": ("horovodrun", "The same, as horovodrun is called."),
     "submit": ("submit", "Start a job that outlives this terminal."),
+    "warm": ("warm", "Keep a framework imported, so that jobs start at once."),
     "tune": ("tune", "Measure which way to exchange gradients is the fastest."),
     "list": ("show", "List the jobs."),
     "get": ("show", "Show all about one job."),

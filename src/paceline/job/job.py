@@ -210,6 +210,33 @@ class Contents:
 
 
 @dataclass(frozen=True)
+class WarmServer:
+    """A process that has imported a framework, and starts the next job that fits.
+
+    Attributes:
+        machine: where it is.
+        key: identifies it there.
+        pid: of the process.
+        preload: the modules that it has imported.
+        python: its interpreter with its options.
+        age: seconds since it was started.
+        ends_in: seconds until it ends if it starts no job before.
+        jobs: how many it has started.
+        memory: bytes that it alone uses.
+    """
+
+    machine: str
+    key: str
+    pid: int
+    preload: list[str]
+    python: list[str]
+    age: float
+    ends_in: float
+    jobs: int
+    memory: int
+
+
+@dataclass(frozen=True)
 class Volume:
     """A named path for data on the backend's machines. Sizes are in bytes.
 

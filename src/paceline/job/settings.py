@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _VOLUME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 Limit = Annotated[float, BeforeValidator(partial(duration, usual="s")), Field(gt=0, allow_inf_nan=False)]
+Period = Annotated[float, BeforeValidator(partial(duration, usual="m")), Field(gt=0, allow_inf_nan=False)]
 Files = dict[tuple[str, ...], Path]  # key → the file that sets it
 
 
@@ -65,12 +66,14 @@ class Defaults(_Model):
         look_timeout: seconds that a verb that looks waits for a machine; None leaves it to paceline.
         act_timeout: the same for a verb that acts.
         reconnect_timeout: seconds to connect again to a host of a job in the foreground; None leaves it to paceline.
+        keep_warm: `keep_warm` of the jobs on this machine and on hosts that do not say.
     """
 
     on: str = Field(default="local", min_length=1)
     look_timeout: Limit | None = None
     act_timeout: Limit | None = None
     reconnect_timeout: Limit | None = None
+    keep_warm: Period | None = None
 
 
 class Settings(_Model):

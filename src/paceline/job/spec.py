@@ -91,8 +91,9 @@ _Duration = Annotated[
     WithJsonSchema(_text(r"([0-9]+(\.[0-9]+)?[smhdw])+")),
 ]
 Hours = Annotated[_Duration, BeforeValidator(partial(duration, usual="h"))]
+Minutes = Annotated[_Duration, BeforeValidator(partial(duration, usual="m"))]
 Days = Annotated[_Duration, BeforeValidator(partial(duration, usual="d"))]
-_DURATIONS = ("time_limit", "ttl")  # the fields of a job with these types
+_DURATIONS = ("time_limit", "ttl", "keep_warm")  # the fields of a job with these types
 Memory = Annotated[
     int,
     BeforeValidator(memory),
@@ -158,8 +159,8 @@ class JobSpec(_Model):
 
     Exactly one of `script`, `module` and `command` says what each rank runs. GIT_SYNC_USERNAME and GIT_SYNC_PASSWORD in
     `env`, or a password in the address of a repository, are for git alone: they become `git_credentials`, which no dump
-    of the job has. `time_limit` and `ttl` are given with their unit, such as "2h", or as a timedelta, and read in
-    seconds.
+    of the job has. `time_limit`, `ttl` and `keep_warm` are given with their unit, such as "2h", or as a timedelta,
+    and read in seconds.
 
     Raises:
         pydantic.ValidationError: a field is unknown, missing or malformed.
@@ -214,6 +215,9 @@ class JobSpec(_Model):
         None, description="how ranks start; the default is fork where that is the same for the script"
     )
     preload: tuple[str, ...] = Field((), description="modules imported once a node, before the ranks are forked")
+    keep_warm: Minutes | None = Field(
+        None, description="how long a process that has imported the framework stays for the next job, such as 10m"
+    )
     max_restarts: int = Field(0, ge=0)
     time_limit: Hours | None = Field(None, description="from the first start on: 90s, 10m, 2h or 7d")
     ttl: Days | None = Field(None, description="time to live: how long after its end the job is kept, such as 7d")

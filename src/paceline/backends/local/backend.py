@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from paceline.backends.base import Backend, Listing, Shell
 from paceline.backends.refusals import refusals
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from paceline.backends.base import Left, LogLines, LogQuery, Prepared, ProgressReporter
     from paceline.backends.check.inspect import Inspected
     from paceline.backends.foreground import Shown
-    from paceline.job.job import Contents, Node, Usage, Volume
+    from paceline.job.job import Contents, Node, Usage, Volume, WarmServer
     from paceline.job.spec import JobSpec
     from paceline.node.store.usage import Gauge
 
@@ -226,6 +226,23 @@ class Local(Backend):
             present, slots = here().devices
             self._measures = Gauge(self._jobs.parent, self._jobs, present, reader(), slots=slots)
         return self._measures
+
+    def start_warm(self, wanted: Mapping[str, Any], warn: Callable[[str], None]) -> list[WarmServer]:
+        """Start one; see `Warms`."""
+        from paceline.job.job import WarmServer
+        from paceline.node.store import warming
+
+        from .prepare import here, home
+
+        with refusals():
+            return [WarmServer(self.name, **warming.start(home(), here(), wanted))]
+
+    def ask_warm(self, what: Literal["describe", "stop"], warn: Callable[[str], None]) -> list[WarmServer]:
+        """Those of this user; see `Warms`."""
+        from paceline.job.job import WarmServer
+        from paceline.node.store import warming
+
+        return [WarmServer(self.name, **answer) for answer in warming.ask(what)]
 
     def volumes(self, warn: Callable[[str], None]) -> list[Volume]:
         """The volumes that the settings name."""

@@ -12,7 +12,7 @@ from paceline.backends import moving
 from paceline.backends.base import Prepared
 from paceline.backends.foreground import terminal_size
 from paceline.backends.refusals import refusals
-from paceline.backends.submission import as_planned, checked, shown_name, source_of
+from paceline.backends.submission import as_planned, checked, kept_warm, shown_name, source_of
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder
 from paceline.node.planning import fitting
@@ -75,7 +75,7 @@ def prepared(spec: JobSpec, *, detached: bool, left: Left | None = None) -> Loca
     Raises:
         UserError: it cannot run here, or its name is taken.
     """
-    spec = checked(spec, detached=detached)
+    spec = kept_warm(checked(spec, detached=detached))
     here_home = home()
     if spec.resume_from is not None and left is None and not is_job(here_home.jobs / spec.resume_from):
         raise UserError(f"no job {spec.resume_from!r} to resume from; see paceline list -A")

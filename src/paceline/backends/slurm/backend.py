@@ -46,6 +46,7 @@ class Slurm(Backend):
         "log_dir": "the logs stay in the target's root, which the nodes share",
         "priority": "Slurm computes the priority of a job; --slurm qos=… or nice=… change it",
         "share_devices": "Slurm gives devices to one job alone",
+        "keep_warm": "no process of a job outlives its allocation",
         "rendezvous.main_address": "the nodes find each other by Slurm's variables",
         "rendezvous.main_port": "the nodes find each other by Slurm's variables",
         "rendezvous.node_rank": "Slurm numbers the nodes",

@@ -13,12 +13,12 @@ import os
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from paceline.backends.base import MOST_RANKS, Backend, Prepared, Shell
 from paceline.backends.remote.connection import Unreachable
 from paceline.job.errors import UserError
-from paceline.job.job import Contents, Node, Usage, Volume
+from paceline.job.job import Contents, Node, Usage, Volume, WarmServer
 
 from . import target
 from .jobs import RemoteJobs
@@ -253,6 +253,24 @@ class Ssh(Backend):
                     (*other.gpus, *use["gpus"]),
                 )
         return found
+
+    def start_warm(self, wanted: Mapping[str, Any], warn: Callable[[str], None]) -> list[WarmServer]:
+        """Start one on each host; see `Warms`."""
+        return self._ask_warm(lambda host: {"do": "warm_start", **wanted, "slots": host.slots}, None)
+
+    def ask_warm(self, what: Literal["describe", "stop"], warn: Callable[[str], None]) -> list[WarmServer]:
+        """Those of this user on the hosts that answer; see `Warms`."""
+        return self._ask_warm(lambda host: {"do": "warm_ask", "what": what}, warn)
+
+    def _ask_warm(self, request: Callable[[Host], Request], warn: Callable[[str], None] | None) -> list[WarmServer]:
+        """What all hosts answer; without `warn`, all must."""
+        answers, failed = self._hosts.ask(self._hosts.all, request)
+        if failed and (warn is None or not answers):
+            raise next(iter(failed.values()))
+        for line in left_out(failed):
+            assert warn is not None
+            warn(line)
+        return [WarmServer(host.name, **each) for host, answer in answers.items() for each in answer["servers"]]
 
     def volumes(self, warn: Callable[[str], None]) -> list[Volume]:
         """The volumes of the settings, each with the first host that cannot read it, and why."""

@@ -158,7 +158,7 @@ class RemoteRun:
         elif name == "started":
             self._attempts[host] = details["attempt"]
             yield from self._let_go(details["attempt"])
-        elif name in ("queued", "granted") and len(self._host_names) > 1:
+        elif name in ("queued", "granted", "warm", "cold") and len(self._host_names) > 1:
             event = Event(name, {**details, "on": host.name})
         yield event
 

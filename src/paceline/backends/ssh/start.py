@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.backends import moving
 from paceline.backends.foreground import terminal_size
-from paceline.backends.submission import NameTaken, as_planned, checked, fetched, shown_name, start_named
+from paceline.backends.submission import NameTaken, as_planned, checked, fetched, kept_warm, shown_name, start_named
 from paceline.job.errors import UserError
 from paceline.node.ranks.placement import CHOSEN, PORT
 
@@ -82,7 +82,7 @@ class RemoteStart:
         folder = spec.working_dir
         if not folder.startswith("~") and (spec.code is None or folder != "."):
             folder = os.path.normpath(Path.cwd() / folder)
-        return checked(spec, detached=detached).model_copy(update={"backend": target, "working_dir": folder})
+        return kept_warm(checked(spec, detached=detached)).model_copy(update={"backend": target, "working_dir": folder})
 
     def plan(self) -> dict[str, Any]:
         """The complete job, and the variables of its ranks on the hosts.

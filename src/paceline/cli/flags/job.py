@@ -98,6 +98,13 @@ PROGRAM = [
         help="fork: from a process that has imported the framework; exec: each on its own.  [default: fork]",
     ),
     Option(["--preload"], section="Program", metavar="MODULE,…", help="More modules to import once, before the fork."),
+    Option(
+        ["--keep-warm"],
+        section="Program",
+        metavar="10m",
+        help="When the job has ended, keep its framework imported for this time: the next job starts at once.",
+    ),
+    Option(["-v", "--verbose"], section="Program", is_flag=True, help="Say whether such a process started the job."),
 ]
 
 JOB = [

@@ -130,6 +130,7 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
         ),
         "preload": tuple(filter(None, (given["preload"] or "").split(","))) or None,
         "max_restarts": given["max_restarts"],
+        "keep_warm": given["keep_warm"],
         "time_limit": given["time_limit"],
         "ttl": given["ttl"],
         "priority": given["priority"],

@@ -11,11 +11,24 @@ from paceline.backends.foreground import STREAM_BITS, Event, Output
 from .write import write
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from paceline.backends.foreground import Foreground, Shown, Update
 
 
 _LONGEST = 1024 * 1024  # bytes of a line; a longer one is shown in pieces
 _LONG = 200  # characters of a message; the log has all of it
+
+
+def how_it_started(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the events of a job say of how its agents have started, as messages."""
+    lines = []
+    for event in events:
+        if event["event"] == "warm":
+            lines.append(f"started{_on(event)} from a process that was kept warm")
+        elif event["event"] == "cold":
+            lines.append(f"started cold{_on(event)}: {event['why']}")
+    return lines or ["started cold: no process is kept warm"]
 
 
 class Screen:
@@ -25,8 +38,10 @@ class Screen:
     itself says goes to stderr, behind `paceline: `.
     """
 
-    def __init__(self, shown: Shown, job: Foreground) -> None:
+    def __init__(self, shown: Shown, job: Foreground, *, verbose: bool = False) -> None:
         self._shown = shown
+        self._verbose = verbose
+        self._how: list[dict[str, Any]] = []  # the events that say how the agents have started
         self._job = job
         self._terminal = sys.stdout.isatty()
         self._rest: dict[tuple[int, str], list[bytes]] = {}  # (rank, stream) → the line it has not finished
@@ -77,7 +92,13 @@ class Screen:
         elif event.name == "granted":
             devices = details["devices"]
             self._say(f"got device{'s' if len(devices) > 1 else ''} {', '.join(devices)}{_on(details)}")
+        elif event.name in ("warm", "cold"):
+            self._how.append({**details, "event": event.name})
         elif event.name == "started":
+            if self._verbose:
+                for line in how_it_started(self._how):
+                    self._say(line)
+                self._verbose = False
             self._local.update((log["rank"], log["local_rank"]) for log in details["logs"])
         elif event.name == "exec":
             self._say(
@@ -204,7 +225,7 @@ def _of_host(name: str, details: dict[str, Any]) -> str:
     return f"{details['why']}; {'its output is no longer received' if name == 'lost' else 'it takes no part'}"
 
 
-def _on(details: dict[str, Any]) -> str:
+def _on(details: Mapping[str, Any]) -> str:
     return f" on {details['on']}" if "on" in details else ""
 
 

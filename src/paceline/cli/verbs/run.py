@@ -46,7 +46,7 @@ def _run(**given: Any) -> int:
     if given["dry_run"]:
         return dry_run(spec, there, detached=given["detach"])
     if given["detach"]:
-        return detached(spec, there)
+        return detached(spec, there, verbose=given["verbose"])
     from paceline.backends.foreground import interrupt_on_signals
 
     with ended_by_signals(), ProgressLine() as progress:
@@ -54,7 +54,7 @@ def _run(**given: Any) -> int:
         watched = shown(given, prepared)
         job = there.run(prepared, progress, watched)
         interrupt_on_signals(job)
-    code = _follow(job, watched)
+    code = _follow(job, watched, verbose=given["verbose"])
     if code:
         _say_way_on(job.name, there)
     return code
@@ -70,13 +70,13 @@ def _say_way_on(name: str, there: Backend) -> None:
                 click.echo(f"paceline: {how}", err=True)
 
 
-def _follow(job: Foreground, shown: Shown) -> int:
+def _follow(job: Foreground, shown: Shown, *, verbose: bool) -> int:
     """Show a job until it ends; returns its exit code."""
     from paceline.cli.terminal.screen import Screen
 
     updates = job.updates()
     try:
-        screen = Screen(shown, job)
+        screen = Screen(shown, job, verbose=verbose)
         for update in updates:
             screen.show(update)
         return screen.close()

@@ -33,7 +33,7 @@ def _submit(**given: Any) -> int:
     say_what_is_exposed(spec)
     refuse_script(given)
     there = backend_for(given, target_of(spec))
-    return dry_run(spec, there) if given["dry_run"] else detached(spec, there)
+    return dry_run(spec, there) if given["dry_run"] else detached(spec, there, verbose=given["verbose"])
 
 
 def refuse_script(given: dict[str, Any]) -> None:
@@ -76,13 +76,13 @@ def dry_run(spec: JobSpec, there: Backend, *, detached: bool = True) -> int:
     return 0
 
 
-def detached(spec: JobSpec, there: Backend) -> int:
+def detached(spec: JobSpec, there: Backend, *, verbose: bool = False) -> int:
     """Start the job, and say what to type next."""
-    return started(there.prepare(spec), there)
+    return started(there.prepare(spec), there, verbose=verbose)
 
 
-def started(prepared: Prepared, there: Backend) -> int:
-    """Start a prepared job, and say what to type next."""
+def started(prepared: Prepared, there: Backend, *, verbose: bool = False) -> int:
+    """Start a prepared job, and say what to type next; with `verbose`, also how its agents have started."""
     with ended_by_signals(), ProgressLine() as progress:
         job = there.start(prepared, progress)
     it = f"{there.where} {job.name}".lstrip()
@@ -90,6 +90,11 @@ def started(prepared: Prepared, there: Backend) -> int:
         click.echo(job.name)
         click.echo(f"paceline: submitted; follow it with: paceline logs -f {it}", err=True)
         click.echo(f"paceline: see it with: paceline get {it}; stop it with: paceline stop {it}", err=True)
+        if verbose:
+            from paceline.cli.terminal.screen import how_it_started
+
+            for line in how_it_started(there.events(job.name)):
+                click.echo(f"paceline: {line}", err=True)
     return 0
 
 

@@ -34,6 +34,7 @@ _VERBS = {
     "start": ("start",),
     "held": ("rejoin",),
     "moving": ("left", "carry"),
+    "warming": ("warm_start", "warm_ask"),
     "slurm.submit": ("slurm_submit",),
     "slurm.verbs": (
         "slurm_describe", "slurm_spec", "slurm_events", "slurm_wait", "slurm_stop", "slurm_delete", "slurm_shell",

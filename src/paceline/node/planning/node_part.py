@@ -62,6 +62,7 @@ def node_spec(
         env=env,
         preload=tuple(job["preload"]),
         start_method=job["start_method"],
+        keep_warm=job.get("keep_warm"),
         devices=None if request else () if job["devices"] == 0 else devices.accelerators(),  # the agent requests them
         node_rank=job["node_rank"] if nodes > 1 else 0,
         nodes=nodes,

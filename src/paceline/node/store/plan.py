@@ -376,13 +376,18 @@ def _variables(node: NodeSpec) -> dict[str, str]:
     """
     from paceline.node.machine.network import gloo_interface, own_address  # not needed by a client on this machine
 
-    given = node.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    variables = {"PYTHONPATH": os.pathsep.join([given, ENTRY] if given else [ENTRY])}
+    variables = {"PYTHONPATH": python_path({**os.environ, **node.env})}
     if node.nodes > 1:
         interface = gloo_interface({**os.environ, **node.env}, own_address())
         if interface is not None:
             variables["GLOO_SOCKET_IFNAME"] = interface
     return variables
+
+
+def python_path(env: Mapping[str, str]) -> str:
+    """PYTHONPATH with which ranks find a paceline that is not installed on this machine; see `_variables`."""
+    given = env.get("PYTHONPATH", "")
+    return os.pathsep.join([given, ENTRY] if given else [ENTRY])
 
 
 def agent_variables(home: Home, order: Order) -> dict[str, str]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "PACELINE_WARM_DIR"
 MOST_BYTES = 1 << 20  # of a message: a request holds the variables of a job
-_SOCKET, _LOCK = ".sock", ".lock"
+_SOCKET, LOG, _LOCK = ".sock", ".log", ".lock"
 
 
 def folder() -> Path:
@@ -57,7 +57,7 @@ def make(path: Path) -> None:
 def key_of(python: Sequence[str], preload: Sequence[str], env: Mapping[str, str]) -> str:
     """The name of the server for an interpreter, modules and variables: there is at most one."""
     text = json.dumps([interpreter(python), sorted(preload), sorted(env.items())])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return f"{len(preload):02}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def interpreter(python: Sequence[str]) -> list[str]:
@@ -66,9 +66,9 @@ def interpreter(python: Sequence[str]) -> list[str]:
 
 
 def keys(path: Path) -> list[str]:
-    """The names of the servers that may listen."""
+    """The names of the servers that may listen; those that have imported the most come first."""
     try:
-        return sorted(name[: -len(_SOCKET)] for name in os.listdir(path) if name.endswith(_SOCKET))
+        return sorted(name[: -len(_SOCKET)] for name in os.listdir(path) if name.endswith(_SOCKET))[::-1]
     except OSError:
         return []
 
@@ -137,7 +137,7 @@ def locked(path: Path, key: str) -> int | None:
 
 def remove(path: Path, key: str) -> None:
     """Remove the files of a server; the lock, which is held, last."""
-    for ending in (_SOCKET, _LOCK):
+    for ending in (_SOCKET, LOG, _LOCK):
         with contextlib.suppress(OSError):
             (path / f"{key}{ending}").unlink()
 

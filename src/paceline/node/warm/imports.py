@@ -11,20 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-# Read by the interpreter, the dynamic loader and C libraries, where Python does not see it; TQDM_ is read as a whole.
-_PREFIXES = (
-    "PYTHON", "LD_", "GLIBC_", "MALLOC_", "LC_", "OMP_", "GOMP_", "KMP_", "LIBOMP_", "MKL_", "OPENBLAS_", "GOTO_",
+# Read by the interpreter and the dynamic loader before a program runs.
+_AT_START = ("PYTHON", "LD_", "GLIBC_", "MALLOC_", "LC_")
+_NAMES = frozenset({"LANG", "LANGUAGE", "TZ", "HOME"})
+# Read by C libraries of modules, where Python does not see it; TQDM_ is read in a loop over all variables.
+_BY_LIBRARIES = (
+    "OMP_", "GOMP_", "KMP_", "LIBOMP_", "MKL_", "OPENBLAS_", "GOTO_",
     "BLIS_", "VECLIB_", "NUMEXPR_", "NPY_", "TORCH", "PYTORCH_", "ATEN_", "CAFFE2_", "C10_", "GLOO_", "TP_", "UCC_",
     "ONEDNN_", "DNNL_", "TF_", "XLA_", "JAX_", "FLAGS_", "GLOG_", "TRITON_", "TQDM_",
 )  # fmt: skip
-_NAMES = frozenset({"LANG", "LANGUAGE", "TZ", "HOME"})
 # Variables that a launcher sets for its ranks, and those that only a rank's own start reads.
 _NOT = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC", "TP_SOCKET", "GLOO_SOCKET")
-
-
-def decides(name: str) -> bool:
-    """Whether a variable may decide what an import does, although Python does not read it."""
-    return name in _NAMES or (name.startswith(_PREFIXES) and not name.startswith(_NOT))
 
 
 class _Recorder(type(os.environ)):  # type: ignore[misc]  # the class has no public name
@@ -74,15 +71,20 @@ class Imported:
             environ.__class__ = plain
         now = dict(environ)
         self._env = at_start
-        self._names = read | {name for name in at_start if decides(name)}
+        self._prefixes = (*_AT_START, *(_BY_LIBRARIES if modules else ()))
+        self._names = read | {name for name in at_start if self._decides(name)}
         self.changes = {name: now.get(name) for name in {*at_start, *now} if at_start.get(name) != now.get(name)}
         self.tops = {name.partition(".")[0] for name in sys.modules} - {"paceline", "__main__"}
         self.tops -= {name.partition(".")[0] for name in before}
         self._files = dict(_files())
 
+    def _decides(self, name: str) -> bool:
+        """Whether a variable may have decided something, although Python has not read it."""
+        return name in _NAMES or (name.startswith(self._prefixes) and not name.startswith(_NOT))
+
     def other_variable(self, env: Mapping[str, str]) -> str:
         """The first variable that decides something and is different in `env`, as a message; "" if there is none."""
-        names = self._names | {name for name in env if decides(name)}
+        names = self._names | {name for name in env if self._decides(name)}
         for name in sorted(names):
             here, there = self._env.get(name), env.get(name)
             if here != there:

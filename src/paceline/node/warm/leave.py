@@ -21,13 +21,14 @@ from . import folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import NoReturn
 
 _TITLE = "-" * 2048  # room for the command lines that the processes of jobs show
 _IMPORT_SECONDS = 300.0  # for the server to import its modules
 
 
 def start_server(
-    python: Sequence[str], preload: Sequence[str], env: Mapping[str, str], seconds: float, *, wait: bool
+    python: Sequence[str], preload: Sequence[str], env: Mapping[str, str], cwd: str, seconds: float, *, wait: bool
 ) -> dict[str, Any]:
     """Start a warm server, and return what it says of itself; nothing if nobody waits for it.
 
@@ -35,6 +36,7 @@ def start_server(
         python: interpreter with its options.
         preload: the modules to import.
         env: the variables of the fork server of the jobs that it is for.
+        cwd: where those start: relative paths in PYTHONPATH begin there.
         seconds: without a job, after which it ends.
         wait: until it is ready.
 
@@ -45,7 +47,7 @@ def start_server(
     folder.make(where)
     kept = {name: value for name, value in env.items() if not name.startswith("PACELINE_")}
     asked: dict[str, Any] = {
-        "python": list(python), "preload": list(preload), "seconds": seconds, "folder": str(where),
+        "python": list(python), "preload": list(preload), "seconds": seconds, "cwd": cwd, "folder": str(where),
         "key": folder.key_of(python, preload, kept), "ready": None,
     }  # fmt: skip
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -53,9 +55,9 @@ def start_server(
         descriptors = [theirs.fileno()] if wait else []
         asked["ready"] = theirs.fileno() if wait else None
         command = [*python, ENTRY, "warm", json.dumps(asked), _TITLE]
-        with open(where / f"{asked['key']}.log", "wb") as log:
+        with open(where / f"{asked['key']}{folder.LOG}", "wb") as log:
             process = subprocess.Popen(
-                command, env=processes.with_room(kept), cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                command, env=processes.with_room(kept), cwd=cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 pass_fds=descriptors, start_new_session=True,
             )  # fmt: skip
         if not wait:
@@ -64,9 +66,11 @@ def start_server(
         theirs.close()
         ours.settimeout(_IMPORT_SECONDS)
         said = folder.receive(ours)
-    if not said or said["why"]:
+    if not said:
+        raise Refused(f"the process that was to be kept warm ended ({process.wait()}); see {log.name}")
+    if why := said.pop("why"):
         process.wait()
-        raise Refused(said.get("why") or f"the process ended ({process.returncode}); see {log.name}")
+        raise Refused(why)
     return said
 
 
@@ -75,10 +79,19 @@ def leave_behind(run: str) -> None:
     with contextlib.suppress(Exception):  # the job has ended as it has
         directory = RunDirectory(Path(run))
         spec = NodeSpec.load(directory.spec)
-        if spec.keep_warm is None or spec.start_method != "fork":
-            return
+        if spec.keep_warm is not None and spec.start_method == "fork" and os.fork() == 0:
+            _leave(directory, spec, spec.keep_warm)
+
+
+def _leave(directory: RunDirectory, spec: NodeSpec, seconds: float) -> NoReturn:
+    """In a process for which nobody waits: start the server."""
+    try:
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # the job's lock is among them
         from paceline.node.ranks.launcher import fork_server_environment
 
         secrets = (read_json(directory.job) or {}).get("spec", {}).get("secrets", ())
         env = {name: value for name, value in os.environ.items() if name not in secrets}
-        start_server(spec.python, spec.preload, fork_server_environment(spec, env), spec.keep_warm, wait=False)
+        env = fork_server_environment(spec, env)
+        start_server(spec.python, spec.preload, env, spec.working_dir, seconds, wait=False)
+    finally:
+        os._exit(0)

@@ -8,7 +8,7 @@ It has a single thread, and touches no device. A client connects to its socket, 
                                   job's lock, log and lifeline: a client that is gone, or lost patience, starts nothing
         → {"status": 256}         at the end: the wait status of the agent
     {"do": "describe"}            → what `paceline warm --list` shows
-    {"do": "stop"}                → {"stopped": 4711}, and the server ends; jobs that it has started go on
+    {"do": "stop"}                → the same, and the server ends; jobs that it has started go on
 
 It ends when it has started no job for its time, when a file that it has imported changes, and when memory is short.
 """
@@ -80,11 +80,13 @@ class WarmServer:
 
         Args:
             cold: the modules that a fork server imports before a script's folder is on its path.
-            asked: `python`, `preload`, `seconds` without a job after which it ends, the `folder` and the `key` there.
+            asked: `python`, `preload`, `seconds` without a job after which it ends, the `folder` and the `key` there,
+                the `cwd` in which it was started.
         """
         self._python: list[str] = asked["python"]
         self._preload: list[str] = asked["preload"]
         self._seconds: float = asked["seconds"]
+        self._cwd: str = asked["cwd"]
         self._folder, self._key = Path(asked["folder"]), str(asked["key"])
         self._began = self._used = time.monotonic()
         self._jobs = 0
@@ -178,7 +180,7 @@ class WarmServer:
             elif message.get("do") == "stop":
                 self._ends = True
                 folder.remove(self._folder, self._key)
-                folder.send(client, {"stopped": os.getpid()})
+                folder.send(client, self._describe())
         return None
 
     def _describe(self) -> dict[str, Any]:
@@ -247,6 +249,9 @@ class WarmServer:
                 raise peer.Unfit(f"it has imported {name}, which the job does not import before its ranks start")
         if different := self.imported.other_variable(fork_server_environment(spec, env)):
             raise peer.Unfit(different)
+        paths = env.get("PYTHONPATH", "")
+        if paths and not all(map(os.path.isabs, paths.split(os.pathsep))) and spec.working_dir != self._cwd:
+            raise peer.Unfit(f"PYTHONPATH has a relative path, and it was started in {self._cwd}")
         kind, target = spec.program.kind, spec.program.target
         start = script_folder(os.path.join(spec.working_dir, target)) if kind == "script" else spec.working_dir
         if kind != "command" and (name := self.imported.shadowed(start)):
@@ -269,9 +274,9 @@ def _become_agent(order: Order) -> None:
     processes.set_environment(order.env)
 
     def report(status: int) -> None:
-        leave_behind(order.run)
         with contextlib.suppress(OSError):  # nobody waits for it
             folder.send(order.client, {"status": status})
+        leave_behind(order.run)
 
     kept = {0, 1, 2, order.lock, order.client.fileno(), *([] if order.lifeline is None else [order.lifeline])}
     for name in os.listdir("/proc/self/fd"):
@@ -303,6 +308,7 @@ def main(arguments: Sequence[str], cold: Collection[str]) -> None:
         arguments: what `leave.start_server` gives it.
     """
     asked = json.loads(arguments[0])
+    os.chdir("/")
     ready = None if asked["ready"] is None else socket.socket(fileno=asked["ready"])
     processes.set_title(f"paceline: warm {', '.join(asked['preload'])}")
     server = WarmServer(asked, cold)

@@ -48,7 +48,7 @@ class WarmAgent:
 def start_agent(
     run: str, env: Mapping[str, str], descriptors: list[int], mask: Collection[int]
 ) -> tuple[WarmAgent | None, str]:
-    """The agent of a settled job, started by a warm server; and why none has started it, or "".
+    """The agent of a settled job, started by a warm server; or None, and why those that there are have not started it.
 
     Args:
         run: the run directory.

@@ -1,0 +1,25 @@
+"""The warm servers of this machine, for a client elsewhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.node.store import warming
+from paceline.node.store.plan import this_machine
+
+if TYPE_CHECKING:
+    from paceline.node.store.home import Answer, Home, Request
+
+
+def warm_start(home: Home, request: Request) -> Answer:
+    """Start a warm server here.
+
+    Raises:
+        Refused: it cannot start, or there is one.
+    """
+    return {"servers": [warming.start(home, this_machine(home, request["slots"]), request)]}
+
+
+def warm_ask(home: Home, request: Request) -> Answer:
+    """What each warm server here answers to `what`: "describe" or "stop"."""
+    return {"servers": warming.ask(request["what"])}

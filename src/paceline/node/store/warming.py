@@ -1,0 +1,56 @@
+"""The warm servers of this machine, for clients here and elsewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import TYPE_CHECKING, Any
+
+from paceline.contract import CONTRACTS, thread_count
+from paceline.node.errors import Refused
+from paceline.node.machine import devices
+from paceline.node.planning import fitting
+from paceline.node.planning.packages import PRELOAD, WITH_OPTIMIZERS
+from paceline.node.warm.leave import start_server
+from paceline.node.warm.start import ask
+
+from .plan import python_path
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .home import Answer, Home
+
+__all__ = ["ask", "start"]
+
+
+def start(home: Home, here: fitting.Here, wanted: Mapping[str, Any]) -> Answer:
+    """Start a warm server, and return what it says of itself when it is ready.
+
+    Args:
+        home: the jobs of this machine.
+        here: this machine.
+        wanted: the `framework`; more modules to `preload`; the number of `ranks` of the jobs that it is for, which
+            share the cores; the `seconds` without a job after which it ends.
+
+    Raises:
+        Refused: it cannot start, or there is one.
+    """
+    framework = wanted["framework"]
+    if framework not in CONTRACTS or framework not in PRELOAD:
+        known = ", ".join(sorted(PRELOAD))
+        raise Refused(f"--framework {framework} is nothing that can be kept warm; take one of {known}")
+    if framework not in fitting.SAFE_WITH_DEVICES and devices.accelerators():
+        raise Refused(f"importing {framework} may initialise this machine's GPUs, which a fork cannot use")
+    more = WITH_OPTIMIZERS if framework == "torch" else ()
+    preload = (*PRELOAD[framework], *more, *wanted["preload"])
+    for module in preload:
+        top = module.partition(".")[0]
+        if importlib.util.find_spec(top) is None:
+            flag = "--preload" if module in wanted["preload"] else "--framework"
+            raise Refused(f"{flag}: {top} is not installed for {here.python[0]}; install it there, or check the name")
+    env = dict(os.environ)
+    env.setdefault("OMP_NUM_THREADS", str(thread_count(devices.cores(), wanted["ranks"])))
+    if home.is_remote:
+        env["PYTHONPATH"] = python_path(env)
+    return start_server(here.python, tuple(dict.fromkeys(preload)), env, os.getcwd(), wanted["seconds"], wait=True)
