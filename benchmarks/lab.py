@@ -59,9 +59,9 @@ class Lab:
             if not name.startswith(FOREIGN) and name not in FOREIGN_NAMES
         }
         self.env.update(PATIENT_LIMITS)
-        for name in ("PACELINE_HOME", "XDG_CONFIG_HOME", "TMPDIR"):
+        for name in ("PACELINE_HOME", "PACELINE_WARM_DIR", "XDG_CONFIG_HOME", "TMPDIR"):
             folder = self.folder / name.lower()
-            folder.mkdir()
+            folder.mkdir(mode=0o700)
             self.env[name] = str(folder)
 
     def __enter__(self) -> Lab:

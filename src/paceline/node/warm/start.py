@@ -35,6 +35,7 @@ class WarmAgent:
         """Wait until it has ended; returns its exit code."""
         if self.returncode is None:
             status = folder.receive(self._connection).get("status", int(signal.SIGKILL))  # else it was killed itself
+            folder.receive(self._connection)  # its end of the connection closes when it has ended
             self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
