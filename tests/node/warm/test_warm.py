@@ -193,16 +193,17 @@ def test_what_differs_starts_cold_and_is_named(warm: Warm) -> None:
     warm.keep("statistics")
     paceline.script("print('ran')")
 
-    def reason(**variables: str) -> str:
-        done = paceline.run("-v", "--preload", "statistics", "script.py", env={**paceline.env, **variables})
+    def reason(*flags: str, **variables: str) -> str:
+        done = paceline.run("-v", *flags, "script.py", env={**paceline.env, **variables})
         assert done.stdout == "ran\n"
         (event,) = warm.events()
         if event["event"] == "cold":
             assert f"paceline: started cold: {event['why']}" in done.stderr
         return str(event.get("why", ""))
 
-    assert "PYTHONHASHSEED is '1', and was not set" in reason(PYTHONHASHSEED="1")
+    assert "PYTHONHASHSEED is '1', and was not set" in reason("--preload", "statistics", PYTHONHASHSEED="1")
     assert "it has imported statistics, which the job does not" in reason()
+    assert not reason("--preload", "statistics")
 
 
 @pytest.mark.parametrize("change", ["touched", "replaced"])
