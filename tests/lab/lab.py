@@ -185,7 +185,8 @@ class Host:
             f"ListenAddress {self.address}\nListenAddress [{self.address6}]\nHostKey {self._folder}/host_key\n"
             f"AuthorizedKeysFile {self._folder}/key.pub\nStrictModes no\nUsePAM no\nPidFile none\n"
             "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n"
-            f"MaxStartups 100\nSetEnv PACELINE_LAB={self.namespace} HOME={self.home}\n"
+            f"MaxStartups 100\nSetEnv PACELINE_LAB={self.namespace} HOME={self.home}"
+            f" PACELINE_WARM_DIR={self.home}/warm\n"
         )
         self._switch_on()
 
