@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import warm
 from tests.needs import pytest_runtest_setup  # noqa: F401 - a hook, which pytest finds here
+from tests.warm import pytest_configure  # noqa: F401 - the same
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -128,6 +130,7 @@ class Paceline:
         self.env = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES + OTHERS}
         self.env = {k: v for k, v in self.env.items() if not k.startswith("PET_")}
         self.env.update(PACELINE_HOME=str(self.home), XDG_CONFIG_HOME=str(folder / "config"))
+        self.env["PACELINE_WARM_DIR"] = warm.keep(self.env)
 
     def script(self, text: str, name: str = "script.py") -> str:
         """Write a script; returns its name."""

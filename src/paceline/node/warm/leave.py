@@ -28,7 +28,14 @@ _IMPORT_SECONDS = 300.0  # for the server to import its modules
 
 
 def start_server(
-    python: Sequence[str], preload: Sequence[str], env: Mapping[str, str], cwd: str, seconds: float, *, wait: bool
+    python: Sequence[str],
+    preload: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    seconds: float,
+    *,
+    wait: bool,
+    where: Path | None = None,
 ) -> dict[str, Any]:
     """Start a warm server, and return what it says of itself; nothing if nobody waits for it.
 
@@ -39,11 +46,12 @@ def start_server(
         cwd: where those start: relative paths in PYTHONPATH begin there.
         seconds: without a job, after which it ends.
         wait: until it is ready.
+        where: the folder in which it listens; None for this user's.
 
     Raises:
         Refused: it cannot start, or there is one.
     """
-    where = folder.folder()
+    where = folder.folder() if where is None else where
     folder.make(where)
     kept = {name: value for name, value in env.items() if not name.startswith("PACELINE_")}
     asked: dict[str, Any] = {

@@ -13,6 +13,7 @@ from . import folder
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+    from pathlib import Path
 
 _ANSWER_SECONDS = 5.0  # for a server to answer; one that is suspended or starved does not
 
@@ -80,9 +81,10 @@ def start_agent(
     return None, "; ".join(dict.fromkeys(reasons))
 
 
-def ask(do: str) -> list[dict[str, Any]]:
+def ask(do: str, where: Path | None = None) -> list[dict[str, Any]]:
     """What each warm server of this user answers to "describe" or "stop"; those that do not answer are left out."""
-    where, answers = folder.folder(), []
+    answers = []
+    where = folder.folder() if where is None else where
     for key in folder.keys(where) if folder.is_private(where) else ():
         connection = folder.connect(where, key, _ANSWER_SECONDS)
         if connection is not None:

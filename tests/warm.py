@@ -1,0 +1,60 @@
+"""Processes that are kept warm for all tests of a run: the jobs of tests start from them, as those of users may."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.contract import thread_count
+from paceline.node.errors import Refused
+from paceline.node.machine import devices
+from paceline.node.planning.packages import PRELOAD, WITH_OPTIMIZERS
+from paceline.node.warm import start
+from paceline.node.warm.leave import start_server
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pytest
+
+_FOLDER = "PACELINE_TESTS_WARM_DIR"  # one for all workers of a run
+_SECONDS = 120.0  # without a job: whoever should end them may have been killed
+_TORCH = (*PRELOAD["torch"], *WITH_OPTIMIZERS)
+_started: set[tuple[str, ...]] = set()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before the workers start: make the folder that they share."""
+    if _FOLDER not in os.environ:
+        os.environ[_FOLDER] = tempfile.mkdtemp(prefix="paceline-tests-warm-")
+        config.add_cleanup(_end)
+
+
+def _end() -> None:
+    """End all servers, when all workers have ended."""
+    where = Path(os.environ.pop(_FOLDER))
+    start.ask("stop", where)
+    shutil.rmtree(where, ignore_errors=True)
+
+
+def keep(env: Mapping[str, str]) -> str:
+    """See to it that servers are kept for jobs of one rank and of several; returns their folder.
+
+    Nobody waits for those that import torch: a job that comes before starts cold.
+    """
+    where = Path(os.environ[_FOLDER])
+    alone, several = (str(thread_count(devices.cores(), ranks)) for ranks in (1, devices.cores()))
+    for preload, threads in ((), several), (_TORCH, several), (_TORCH, alone):
+        if (threads, *preload) not in _started:
+            _started.add((threads, *preload))
+            variables = {**env, "OMP_NUM_THREADS": threads}
+            with contextlib.suppress(Refused):  # another worker has started it
+                start_server(
+                    (sys.executable,), preload, variables, os.getcwd(), _SECONDS, wait=not preload, where=where
+                )
+    return str(where)
