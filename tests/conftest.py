@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import warm
+from tests import forked, warm
 from tests.needs import pytest_runtest_setup  # noqa: F401 - a hook, which pytest finds here
 from tests.warm import pytest_configure  # noqa: F401 - the same
 
@@ -126,6 +126,7 @@ class Paceline:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.cold = False  # whether each command line is a new interpreter, as for users
         self.home = folder / "home"
         self.env = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES + OTHERS}
         self.env = {k: v for k, v in self.env.items() if not k.startswith("PET_")}
@@ -150,7 +151,8 @@ class Paceline:
             "env": self.env,
             **kwargs,
         }
-        return subprocess.Popen([*python, "-m", "paceline", *args], **options)  # type: ignore[call-overload]
+        popen = subprocess.Popen if self.cold else forked.Popen
+        return popen([*python, "-m", "paceline", *args], **options)  # type: ignore[call-overload,no-any-return]
 
     def __call__(self, *args: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
         """Run a command line to its end; lines that name what takes longer than a second are left out."""
