@@ -7,12 +7,12 @@ import warnings
 from typing import Any
 
 import pytest
-import torch
 
-import paceline.horovod.torch as hvd
+from tests.late import hvd, torch
 from tests.train.launching import launch
 
-from .test_optimizer import batch, check, net, started
+from .ranks import started
+from .test_optimizer import batch, check, net
 
 
 def mean_of(ranks: list[int], steps: int, passes: int = 1, clip: float | None = None) -> list[torch.Tensor]:
@@ -119,20 +119,20 @@ def test_every_argument_of_the_optimizer() -> None:
     launch(every_argument, nproc=4)
 
 
-class Branches(torch.nn.Module):
-    """Ranks may go different ways through it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.ways = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(3))
-        self.frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
-
-    def forward(self, x: torch.Tensor, way: int) -> torch.Tensor:
-        return self.ways[way](x) * self.frozen  # type: ignore[no-any-return]
-
-
 def models() -> None:
+
+    class Branches(torch.nn.Module):
+        """Ranks may go different ways through it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(3)
+            self.ways = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(3))
+            self.frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+
+        def forward(self, x: torch.Tensor, way: int) -> torch.Tensor:
+            return self.ways[way](x) * self.frozen  # type: ignore[no-any-return]
+
     rank, size = started()
     x = torch.ones(3, 2)
 

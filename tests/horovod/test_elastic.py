@@ -6,15 +6,15 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
-import paceline.horovod.torch as hvd
 from paceline.horovod.common.elastic import HostUpdateResult, run_fn
 from tests.conftest import all_end, eventually
+from tests.late import hvd, torch
 from tests.node.rendezvous.test_nodes import Cluster
 from tests.train.launching import launch
 
-from .test_optimizer import net, started
+from .ranks import started
+from .test_optimizer import net
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline

@@ -6,26 +6,32 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
-import paceline.horovod.torch as hvd
+from tests.late import hvd, torch
 from tests.train.launching import launch
+
+from .ranks import started
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-INTEGERS = (
-    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,
-)  # fmt: skip
-COMPLEX = (torch.complex64, torch.complex128)
 SHAPES = ((), (5,), (3, 2), (2, 3, 4), (0,), (2, 0, 3))
 
 
-def started() -> tuple[int, int]:
-    torch.set_num_threads(1)
-    hvd.init()
-    return hvd.rank(), hvd.size()
+def dtypes(names: str) -> list[torch.dtype]:
+    return [getattr(torch, name) for name in names.split()]
+
+
+def floats() -> list[torch.dtype]:
+    return dtypes("float16 bfloat16 float32 float64")
+
+
+def integers() -> list[torch.dtype]:
+    return dtypes("uint8 int8 int16 int32 int64 uint16 uint32 uint64")
+
+
+def complexes() -> list[torch.dtype]:
+    return dtypes("complex64 complex128")
 
 
 def values(shape: Sequence[int], dtype: torch.dtype, rank: int) -> torch.Tensor:
@@ -55,7 +61,7 @@ def reductions() -> None:
         hvd.Product: lambda all_: all_.prod(0),
     }
     number = itertools.count()
-    for dtype, op in itertools.product((*FLOATS, *INTEGERS), combine):
+    for dtype, op in itertools.product((*floats(), *integers()), combine):
         shapes = SHAPES if op == hvd.Sum else SHAPES[1:3]
         inputs = [values(shape, dtype, rank) for shape in shapes]
         everyone = [torch.stack([values(shape, torch.float64, other) for other in range(size)]) for shape in shapes]
@@ -93,7 +99,7 @@ def reductions() -> None:
         copies = [one.clone() for one in inputs]
         hvd.synchronize(hvd.grouped_allreduce_async_(copies, op=op))
         check(copies)
-    for dtype, op in itertools.product(COMPLEX, (hvd.Sum, hvd.Average)):
+    for dtype, op in itertools.product(complexes(), (hvd.Sum, hvd.Average)):
         own = torch.tensor([1 + 2j, rank * 1j], dtype=dtype)
         total = torch.tensor([size * (1 + 2j), sum(range(size)) * 1j], dtype=dtype)
         torch.testing.assert_close(hvd.allreduce(own, op=op), total / (size if op == hvd.Average else 1))
@@ -101,6 +107,7 @@ def reductions() -> None:
     for op in (hvd.Min, hvd.Max, hvd.Product, hvd.Adasum):
         with pytest.raises((ValueError, NotImplementedError), match=r"complex|power of 2"):
             hvd.allreduce(torch.tensor([1j]), op=op)
+    assert hvd.allreduce(torch.tensor(-7)).item() == -7
     assert hvd.allreduce(torch.tensor([rank == 0, True, False]), op=hvd.Sum).tolist() == [True, True, False]
     assert hvd.allreduce(torch.tensor([rank == 0, True, False]), op=hvd.Min).tolist() == [False, True, False]
     assert hvd.allreduce(torch.tensor([rank == 0, True, False]), op=hvd.Max).tolist() == [True, True, False]
@@ -113,7 +120,7 @@ def test_reductions() -> None:
 def scales_and_groups() -> None:
     rank, size = started()
     total = sum(range(1, size + 1))
-    for dtype in (*FLOATS, torch.int32, torch.int64, torch.uint8):
+    for dtype in (*floats(), torch.int32, torch.int64, torch.uint8):
         own = torch.full((4,), rank + 1).to(dtype)
         for pre, post in ((2.0, 1.0), (1.0, 3.0), (2.0, 2.0), (0.5, 1.0)):
             if dtype.is_floating_point:
@@ -178,7 +185,7 @@ def large_tensors() -> None:
     rank, size = started()
     count = (1 << 17) + 13
     total = sum(range(1, size + 1))
-    for dtype in (*FLOATS, torch.int64, torch.int32, torch.uint8):
+    for dtype in (*floats(), torch.int64, torch.int32, torch.uint8):
         own = torch.full((count,), rank + 1).to(dtype)
         exact = dtype.is_floating_point
 
@@ -204,7 +211,7 @@ def large_tensors() -> None:
         check(hvd.broadcast(own, size - 1), size)
         check(hvd.allgather(own)[-count:], size)
         assert set(own.tolist()) == {rank + 1}
-    group = [torch.full((count,), rank + 1).to(dtype) for dtype in (*FLOATS, torch.int64)]
+    group = [torch.full((count,), rank + 1).to(dtype) for dtype in (*floats(), torch.int64)]
     for results in (hvd.grouped_allreduce(group, op=hvd.Sum), hvd.grouped_allreduce(group[::-1], op=hvd.Sum)[::-1]):
         for one, result in zip(group, results, strict=True):
             assert result.dtype == one.dtype
@@ -226,7 +233,12 @@ def test_large_tensors() -> None:
 def movements() -> None:
     """allgather, broadcast, alltoall and reducescatter move every type as it is."""
     rank, size = started()
-    for dtype in (*FLOATS, *INTEGERS, *COMPLEX, torch.bool):
+    assert hvd.allgather(torch.empty(0, 3)).shape == (0, 3)
+    assert hvd.alltoall(torch.empty(0, 2)).shape == (0, 2)
+    sparse = torch.sparse_coo_tensor([[rank, 5]], [1.0, 2.0], (8,))
+    dense = hvd.synchronize(hvd.sparse_allreduce_async(sparse, "sparse", hvd.Sum)).to_dense()
+    assert dense.tolist() == [*[1.0] * size, *[0.0] * (5 - size), 2.0 * size, 0.0, 0.0]
+    for dtype in (*floats(), *integers(), *complexes(), torch.bool):
         for rest in ((), (2,), (2, 3)):
             own = values((rank + 1, *rest), dtype, rank)
             whole = torch.cat([values((other + 1, *rest), dtype, other) for other in range(size)])
@@ -341,7 +353,7 @@ def gradients() -> None:
         return x.grad
 
     weights = sum(range(1, size + 1))
-    for dtype in FLOATS:
+    for dtype in floats():
         for shape in ((3,), (2, 3), (2, 2, 2)):
             grads = {
                 "sum": grad_of(lambda x: hvd.allreduce(x, op=hvd.Sum), shape, dtype),
@@ -371,6 +383,15 @@ def gradients() -> None:
             same(part[:, 0], torch.tensor([factor * (owner + 1.0) for owner in owners]).to(dtype))
         part = grad_of(lambda x: hvd.grouped_reducescatter([x, x], op=hvd.Sum)[1], (size, 2), dtype)
         same(part[:, 0], torch.tensor([size * (owner + 1.0) for owner in range(size)]).to(dtype))
+    x = torch.ones(1 + rank, requires_grad=True)  # another weight for each row
+    out = hvd.allgather(x)
+    (out * torch.arange(len(out))).sum().backward()
+    start = sum(1 + other for other in range(rank))
+    assert x.grad is not None
+    assert x.grad.tolist() == [float(start + index) for index in range(1 + rank)]
+    left, right = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    assert hvd.allreduce(left if rank else right, op=hvd.Adasum).tolist() == [1.0, 1.0]  # orthogonal: a sum
+    assert hvd.allreduce(left, op=hvd.Adasum).tolist() == [1.0, 0.0]  # parallel: a mean
     # Through two operations, twice, and where only some results are used.
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     hvd.allreduce(hvd.allgather(x * x), op=hvd.Sum).sum().backward()

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import signal
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
-import paceline.horovod.torch as hvd
-from paceline.horovod import basics
-from tests.conftest import eventually, free_port
+from tests.conftest import eventually
+from tests.late import basics, hvd, torch
 from tests.train.launching import launch
+
+from .ranks import started, with_one_killed
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Semaphore
 
 
-def killed(rank: int, port: int, answers: multiprocessing.Queue[str], ended: Semaphore) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    hvd.init()
+def killed(ended: Semaphore, rank: int) -> None:
     hvd.allreduce(torch.ones(1), name="before")
     if rank == 1:
         for _ in range(2):
@@ -32,28 +30,14 @@ def killed(rank: int, port: int, answers: multiprocessing.Queue[str], ended: Sem
     for name in ("after", "another"):
         with pytest.raises(hvd.HorovodInternalError, match=r"rank 1 is gone"):
             hvd.allreduce(torch.ones(1), name=name)
-    hvd.shutdown()
-    answers.put("as it should be")
 
 
 def test_a_rank_that_is_killed_fails_what_the_others_wait_for() -> None:
-    context = multiprocessing.get_context("fork")
-    answers, port, ended = context.Queue(), free_port(), context.Semaphore(0)
-    processes = [context.Process(target=killed, args=(rank, port, answers, ended)) for rank in range(3)]
-    for process in processes:
-        process.start()
-    try:
-        assert [answers.get(timeout=120) for _ in range(2)] == ["as it should be"] * 2
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
+    with_one_killed(functools.partial(killed, multiprocessing.get_context("fork").Semaphore(0)))
 
 
 def shut_down() -> str:
-    torch.set_num_threads(1)
-    hvd.init()
-    rank = hvd.rank()
+    rank, _ = started()
     message = ""
     if rank:
         waits = hvd.allreduce_async(torch.ones(1), name="waits")
@@ -80,10 +64,8 @@ def test_shutdown_fails_what_waits_and_completes_what_has_begun() -> None:
 
 
 def stalled() -> None:
-    torch.set_num_threads(1)
-    os.environ.update(HOROVOD_STALL_CHECK_TIME_SECONDS="0.1", HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="0.5")
-    hvd.init()
-    if hvd.rank() == 0:
+    rank, _ = started(HOROVOD_STALL_CHECK_TIME_SECONDS="0.1", HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="0.5")
+    if rank == 0:
         with pytest.raises(hvd.HorovodInternalError, match=r"alone has waited .* for ranks \[1\]"):
             hvd.allreduce(torch.ones(1), name="alone")
     else:

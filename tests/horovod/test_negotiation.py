@@ -7,7 +7,6 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.horovod.fusion import batches
 from paceline.horovod.negotiation import AVERAGE, MAX, SUM, Negotiator, Request, Response, numbers_of
 
 
@@ -118,6 +117,8 @@ def test_what_waits_names_the_missing_ranks() -> None:
 
 
 def test_alike_operations_are_fused_up_to_the_threshold() -> None:
+    from paceline.horovod.fusion import batches  # imports torch
+
     kinds = [allreduce(f"t{i}", (4,), "float64" if i == 2 else "float32") for i in range(5)]
     made = batches([Response(kind) for kind in kinds], 40)
     assert [[response.request.name for response in batch.responses] for batch in made] == [

@@ -5,16 +5,11 @@ from __future__ import annotations
 import warnings
 
 import pytest
-import torch
 
-import paceline.horovod.torch as hvd
+from tests.late import hvd, torch
 from tests.train.launching import launch
 
-
-def started() -> tuple[int, int]:
-    torch.set_num_threads(1)
-    hvd.init()
-    return hvd.rank(), hvd.size()
+from .ranks import started
 
 
 def net() -> torch.nn.Sequential:

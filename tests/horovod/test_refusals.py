@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
-import paceline.horovod.torch as hvd
 from tests.conftest import eventually
+from tests.late import hvd, torch
 from tests.train.launching import launch
+
+from .ranks import started
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-def started(**variables: str) -> tuple[int, int]:
-    torch.set_num_threads(1)
-    os.environ.update(variables)
-    hvd.init()
-    return hvd.rank(), hvd.size()
 
 
 def wrong_arguments() -> None:
@@ -196,6 +189,13 @@ def test_differences_are_errors_on_every_rank() -> None:
     first, second = launch(differences, nproc=2)
     assert first == second
     assert all("(n)" in message for message in first), first
+    found = dict(message.split(": ", 1) for message in first)
+    for what, text in {
+        "shape": "allreduce tensor shapes", "type": "data types", "reduction": "reduction operations",
+        "prescale": "prescale", "root": "root ranks", "gather shape": "allgather tensor shapes",
+        "scalar": "rank-zero tensor", "group": "groups", "kinds": "Mismatched collective",
+    }.items():  # fmt: skip
+        assert text in found[what]
 
 
 def sets() -> None:

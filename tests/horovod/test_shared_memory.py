@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from pathlib import Path
 
 import pytest
-import torch
 
-import paceline.horovod.torch as hvd
-from paceline.horovod import basics
-from tests.conftest import eventually, free_port
+from tests.conftest import eventually
+from tests.late import basics, hvd, torch
 from tests.train.launching import launch
 
+from .ranks import started, with_one_killed
+
 LARGE = 3 << 20  # numbers: several pieces, for all types
-
-
-def started() -> tuple[int, int]:
-    torch.set_num_threads(1)
-    hvd.init()
-    return hvd.rank(), hvd.size()
 
 
 def activities(file: str) -> str:
@@ -63,7 +56,7 @@ def sums(file: str) -> str:
     return activities(file)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [3, *(pytest.param(ranks, marks=pytest.mark.nightly) for ranks in (2, 4))])
 def test_large_tensors_are_added_up_in_shared_memory(tmp_path: Path, ranks: int) -> None:
     first, *_ = launch(sums, (str(tmp_path / "trace.json"),), nproc=ranks)
     assert "SHARED_MEMORY_ALLREDUCE" in first
@@ -101,10 +94,7 @@ def test_process_sets_joined_ranks_and_beginning_again() -> None:
     launch(sets_and_joins, nproc=3)
 
 
-def killed(rank: int, port: int, answers: multiprocessing.Queue[str]) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    hvd.init()
+def killed(rank: int) -> None:
     hvd.allreduce(torch.ones(LARGE), name="before")
     tensors = [torch.ones(LARGE) for _ in range(8)]
     with pytest.raises(hvd.HorovodInternalError, match=r"is gone"):
@@ -117,19 +107,7 @@ def killed(rank: int, port: int, answers: multiprocessing.Queue[str]) -> None:
                 hvd.synchronize(handle)
     # In shared memory it is known at once; a shutdown that is faster than the rest would fail the third rank with that.
     eventually(lambda: basics.engine().failure, "all of the rank is gone")
-    hvd.shutdown()
-    answers.put("as it should be")
 
 
 def test_a_rank_that_is_killed_meanwhile_fails_the_others() -> None:
-    context = multiprocessing.get_context("fork")
-    answers, port = context.Queue(), free_port()
-    processes = [context.Process(target=killed, args=(rank, port, answers)) for rank in range(3)]
-    for process in processes:
-        process.start()
-    try:
-        assert [answers.get(timeout=120) for _ in range(2)] == ["as it should be"] * 2
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
+    with_one_killed(killed)

@@ -7,10 +7,9 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
-import paceline.horovod.torch as hvd
 from paceline.horovod.runner import run
+from tests.late import hvd, torch
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline
@@ -140,11 +139,14 @@ DIGITS = """
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
-        ["--fp16-allreduce", "--gradient-predivide-factor", "2", "--batches-per-allreduce", "2"],
-        ["--use-adasum"],
+        pytest.param([], id="plain"),
+        pytest.param(
+            ["--fp16-allreduce", "--gradient-predivide-factor", "2", "--batches-per-allreduce", "2"],
+            id="fp16",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(["--use-adasum"], id="adasum", marks=pytest.mark.nightly),
     ],
-    ids=["plain", "fp16", "adasum"],
 )
 def test_digits(paceline: Paceline, arguments: list[str]) -> None:
     done = paceline.run("-n", "2", paceline.script(DIGITS), *arguments)
