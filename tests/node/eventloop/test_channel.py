@@ -12,9 +12,10 @@ from paceline.node.eventloop.channel import Channel, ChannelClosed, MessageAlter
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
 )
-messages = st.lists(st.dictionaries(st.text(), values, max_size=3), max_size=5)
+messages = st.lists(st.dictionaries(st.text(), values, max_size=3), max_size=3)
 
 
 @given(messages, st.integers(1, 50))

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.conftest import eventually, free_port
+from tests.late import job_spec
 
 from paceline.backends.packing import archive
-from paceline.job.spec import JobSpec
+from paceline.node.host import batch
 from paceline.node.rundir.directory import RunDirectory
-from paceline.node.store import make, records
+from paceline.node.store import lifecycle, make, records
 from paceline.node.store.home import Home
 from paceline.node.store.plan import Order, make_plan, this_machine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 SAY = "import os; print(*(os.environ[name] for name in ('PACELINE_RANK', 'PACELINE_WORLD_SIZE', 'PACELINE_NODE_RANK')))"
@@ -41,7 +42,7 @@ class Scheduler:
 
     def request(self, code: str | None = None, **fields: Any) -> dict[str, Any]:
         """A part, with code of its own where some is given."""
-        spec = JobSpec.model_validate({
+        spec = job_spec.JobSpec.model_validate({
             "name": "it", "script": "train.py", "start_method": "exec", "ranks": 1,
             **({} if code is None else {"code": {"mode": "snapshot"}, "working_dir": "."}), **fields,
         })  # fmt: skip
@@ -57,11 +58,9 @@ class Scheduler:
             "archive": None if code is None else "code.tar", "node_rank_variable": None,
         }  # fmt: skip
 
-    def start(self, request: dict[str, Any] | None, **env: str) -> subprocess.Popen[str]:
-        """Start a part; without a request, what was written last."""
+    def start(self, request: dict[str, Any], **env: str) -> subprocess.Popen[str]:
         file = self.folder / "part.json"
-        if request is not None:
-            file.write_text(json.dumps(request))
+        file.write_text(json.dumps(request))
         command = [sys.executable, str(self._program), "batch", str(file)]
         part = subprocess.Popen(
             command, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
@@ -80,6 +79,27 @@ def scheduler(tmp_path: Path) -> Iterator[Scheduler]:
     for part in scheduler.started:
         part.kill()
         part.communicate()
+
+
+@pytest.fixture
+def refused(
+    scheduler: Scheduler, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[dict[str, Any] | None], str]:
+    """What is said of a request that cannot run; without one, of what was written last."""
+    monkeypatch.setattr(
+        lifecycle, "become_agent", lambda *_: pytest.fail("it can run")
+    )  # else this process would be its agent
+
+    def said(request: dict[str, Any] | None) -> str:
+        file = scheduler.folder / "part.json"
+        if request is not None:
+            file.write_text(json.dumps(request))
+        with pytest.raises(SystemExit) as end:
+            batch.main(str(file))
+        assert end.value.code == 2
+        return capsys.readouterr().err
+
+    return said
 
 
 def ended(part: subprocess.Popen[str]) -> tuple[int, str]:
@@ -130,27 +150,33 @@ def test_nodes_get_their_ranks_from_a_variable(scheduler: Scheduler) -> None:
     ],
 )
 def test_what_cannot_run_is_refused_and_leaves_nothing(
-    scheduler: Scheduler, changes: dict[str, Any], env: dict[str, str], why: str
+    scheduler: Scheduler,
+    refused: Callable[[dict[str, Any]], str],
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    env: dict[str, str],
+    why: str,
 ) -> None:
-    code, said = ended(scheduler.start({**scheduler.request("print()"), **changes}, **env))
-    assert code == 2
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    said = refused({**scheduler.request("print()"), **changes})
     assert why in said
     assert said.startswith("paceline: ")
     assert said.count("\n") == 1
     assert not os.path.lexists(scheduler.run().path)
 
 
-def test_a_request_that_is_none_is_refused(scheduler: Scheduler) -> None:
+def test_a_request_that_is_none_is_refused(scheduler: Scheduler, refused: Callable[[None], str]) -> None:
     (scheduler.folder / "part.json").write_text("{")
-    assert ended(scheduler.start(None))[1].startswith("paceline: part.json is no JSON")
+    assert refused(None).startswith("paceline: part.json is no JSON")
     (scheduler.folder / "part.json").unlink()
-    assert "that describes the job" in ended(scheduler.start(None))[1]
+    assert "that describes the job" in refused(None)
 
 
-def test_the_scheduler_grants_the_devices(scheduler: Scheduler) -> None:
+def test_the_scheduler_grants_the_devices(scheduler: Scheduler, refused: Callable[[dict[str, Any]], str]) -> None:
     # Without accelerators, devices are mere slots, of which the request declares none.
-    code, said = ended(scheduler.start(scheduler.request("print()", devices=2)))
-    assert (code, said) == (2, "paceline: the job needs 2 devices on each node, and its scheduler granted 0 here\n")
+    said = refused(scheduler.request("print()", devices=2))
+    assert said == "paceline: the job needs 2 devices on each node, and its scheduler granted 0 here\n"
     part = scheduler.start({**scheduler.request("print()", devices=2), "slots": 2})
     assert ended(part) == (0, "")
     assert not (scheduler.folder / "home" / "queue").exists(), "nothing waits in a queue"
@@ -159,7 +185,7 @@ def test_the_scheduler_grants_the_devices(scheduler: Scheduler) -> None:
 def test_a_scheduler_that_knows_better_says_whether_a_job_lives(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     (tmp_path / "train.py").write_text("print()")
-    spec = JobSpec.model_validate({"name": "it", "script": "train.py", "start_method": "exec", "ranks": 1})
+    spec = job_spec.JobSpec.model_validate({"name": "it", "script": "train.py", "start_method": "exec", "ranks": 1})
     order = Order({**spec.for_node(), "working_dir": str(tmp_path)})
     made = make.make(make_plan(home, this_machine(home, 0), order))
     assert made.agent.wait(60) == 0

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.conftest import eventually
+from tests.late import job_spec
 
 from paceline.backends.kubernetes.bootstrap import START
 from paceline.backends.packing import archive
-from paceline.job.spec import JobSpec
 from paceline.node.host import pod
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.store import records
@@ -39,7 +39,7 @@ class Container:
         self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self, code: str, **fields: Any) -> subprocess.Popen[bytes]:
-        spec = JobSpec.model_validate({
+        spec = job_spec.JobSpec.model_validate({
             "name": "it", "script": "train.py", "start_method": "exec", "ranks": 1, "code": {"mode": "snapshot"},
             **fields,
         })  # fmt: skip

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.late import job_spec
 
-from paceline.job.spec import JobSpec
 from paceline.node.errors import Refused
 from paceline.node.host.slurm import reasons, script
 from paceline.node.host.slurm.folder import JobFolder, Life
@@ -24,7 +24,7 @@ OPTIONS: dict[str, Any] = {"slurm": {}, "no_kill": False, "container": None, "py
 
 
 def job(**fields: Any) -> dict[str, Any]:
-    return {**JobSpec(script="train.py", **fields).for_node(), "name": "it"}
+    return {**job_spec.JobSpec(script="train.py", **fields).for_node(), "name": "it"}
 
 
 def text(folder: Path = Path("/shared/slurm/it"), slurm: dict[str, Any] | None = None, **fields: Any) -> str:

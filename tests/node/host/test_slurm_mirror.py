@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.conftest import GENEROUS
+from tests.late import job_spec
 
-from paceline.job.spec import JobSpec
 from paceline.node import ENTRY
 from paceline.node.errors import Refused
 from paceline.node.host.slurm import cleanup, cluster, logs, mirror, transfer, verbs
@@ -33,7 +33,7 @@ OUTCOME = '{"next": null, "state": "STOPPED", "time": 1.0, "host": "n0"}'
 @pytest.fixture
 def it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobFolder:
     """A job whose nodes share no disk, as the login node has it."""
-    spec = {**JobSpec(script="train.py").for_node(), "name": "it"}
+    spec = {**job_spec.JobSpec(script="train.py").for_node(), "name": "it"}
     known = {"spec": spec, "created": 1.0, "data": [], "node": {"working_dir": "/"}}
     made = job(tmp_path, options={"broadcast": True, "slurm": {}}, **known)
     made.add_id("7")

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.conftest import GENEROUS
+from tests.late import job_spec
 
-from paceline.job.spec import JobSpec
 from paceline.node.errors import Refused
 from paceline.node.host.slurm import accounts, cluster, queue, verbs
 from paceline.node.host.slurm.folder import Identity, JobFolder, Life
@@ -276,7 +276,7 @@ def test_a_suspended_job_can_only_be_ended(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_requeued_job_whose_agents_were_killed_has_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = {**JobSpec(script="train.py").for_node(), "name": "it"}
+    spec = {**job_spec.JobSpec(script="train.py").for_node(), "name": "it"}
     it = job(tmp_path, spec=spec, created=1.0, options={"slurm": {}}, data=[], node={"working_dir": "/"})
     it.add_id("7")
     run = RunDirectory(it.part(Life("7", 0), 0) / "it")

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.late import job_spec
 
 from paceline.contract.slurm import agreed_port
-from paceline.job.spec import JobSpec
 from paceline.node import ENTRY
 from paceline.node.host.slurm import allocated, own_job
 from paceline.node.host.slurm.folder import JobFolder, Life
@@ -97,7 +97,7 @@ def test_slurm_decides_when_it_has_killed_the_agents(folder: JobFolder, state: s
     (folder.path.parent.parent / "bin" / "scontrol").write_text(f"#!/bin/sh\necho JobState={state} Restarts=0\n")
     run = folder.part(LIFE, 0) / "it"
     run.mkdir(parents=True)
-    spec = {**JobSpec(script="train.py").for_node(), "name": "it"}
+    spec = {**job_spec.JobSpec(script="train.py").for_node(), "name": "it"}
     (run / "spec.json").write_text(json.dumps(spec))
     agent = {"pid": 1, "host": "n0", "boot": "x", "start_time": 1}
     status = {"job": "it", "state": "RUNNING", "ranks": [], "agent": agent, "attempt": 0}

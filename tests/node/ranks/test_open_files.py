@@ -75,7 +75,7 @@ def test_open_files_are_written_whole(paceline: Paceline, case: str) -> None:
     before, after = CASES[case]
     if case == "writer":
         pytest.importorskip("tensorboard")
-    expected, found, err = both(paceline, SCRIPT.format(before=before, after=after))
+    expected, found, err = both(paceline, SCRIPT.format(before=before, after=after), SCRIPT.format(before="", after=""))
     assert set(expected) == {"footer.txt", *(f"{a}.{b}" for a in NAMES for b in ENDINGS)}
     assert found == expected, err
     assert "Exception ignored" not in err
@@ -87,7 +87,7 @@ def test_open_hdf5_files_are_written_whole(paceline: Paceline) -> None:
         file = h5py.File("data.h5", "w")
         values = file.create_dataset("values", data=list(range(1000)))
     """
-    expected, found, err = both(paceline, script)
+    expected, found, err = both(paceline, script, script)
     assert found == expected, err
     assert found["data.h5"]
 
@@ -110,16 +110,17 @@ def test_files_of_a_script_whose_daemon_thread_runs_are_whole(paceline: Paceline
     assert found["main.txt"] == b"lines"
 
 
-def both(paceline: Paceline, script: str) -> tuple[dict[str, bytes], dict[str, bytes], str]:
-    """The files that a script leaves under python and under paceline, and what it wrote to stderr there."""
+def both(paceline: Paceline, script: str, alone: str) -> tuple[dict[str, bytes], dict[str, bytes], str]:
+    """The files that `alone` leaves under python, without torch, and `script` under paceline, and its stderr there."""
     paceline.script(HELPERS, "helpers.py")
-    paceline.script(script)
-    one_rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    env = {**paceline.env, **one_rank}
-    subprocess.run([sys.executable, "script.py"], cwd=paceline.folder, env=env, check=False, capture_output=True)
+    paceline.script(alone.replace(", torch", ""))
+    subprocess.run(
+        [sys.executable, "script.py"], cwd=paceline.folder, env=paceline.env, check=True, capture_output=True
+    )
     expected = files(paceline.folder)
     for name in expected:
         os.unlink(paceline.folder / name)
+    paceline.script(script)
     done = paceline.run("script.py")
     return expected, files(paceline.folder), done.stderr
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.conftest import eventually, free_port
+from tests.late import job_spec
 
 from paceline.job.code.markers import is_for_code
-from paceline.job.spec import JobSpec
 from paceline.node.errors import Refused
 from paceline.node.lifeline import IN_DOUBT, KEPT
 from paceline.node.rundir.directory import read_json
@@ -47,7 +47,7 @@ def archive(text: str, name: str = "train.py") -> io.BytesIO:
 
 
 def order(**fields: Any) -> Order:
-    spec = JobSpec.model_validate({"name": "it", "script": "train.py", "start_method": "exec", **fields})
+    spec = job_spec.JobSpec.model_validate({"name": "it", "script": "train.py", "start_method": "exec", **fields})
     return Order(spec.for_node(), job_id="1234")
 
 
