@@ -71,9 +71,18 @@ def suspend(pid: int) -> None:
     eventually(lambda: state_of(pid) == "T", "it is suspended")
 
 
-@pytest.mark.parametrize("now", [False, True])
 @pytest.mark.parametrize(
-    "whom", [("agent",), ("fork server",), ("agent", "fork server"), ("agent's guard",), ("rank",)]
+    ("whom", "now"),
+    [
+        (("agent",), False),
+        (("fork server",), False),
+        (("agent", "fork server"), False),
+        (("agent", "fork server"), True),
+        (("agent's guard",), False),
+        (("rank",), True),
+        *(pytest.param((one,), True, marks=pytest.mark.nightly) for one in ("agent", "fork server", "agent's guard")),
+        pytest.param(("rank",), False, marks=pytest.mark.nightly),
+    ],
 )
 def test_stop_ends_a_job_whose_processes_are_suspended(paceline: Paceline, whom: tuple[str, ...], now: bool) -> None:
     pids = submitted(paceline, FOREVER)

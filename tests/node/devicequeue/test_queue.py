@@ -21,9 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.conftest import GENEROUS, eventually
+from tests.late import job_spec
 
-from paceline.backends.local import prepare
-from paceline.job.spec import JobSpec
 from paceline.node.devicequeue.policy import Entry, explain, impossible, turn
 from paceline.node.devicequeue.ticket import POLL_SECONDS, Ticket, Watch, overview
 from paceline.node.machine.processes import descendants
@@ -363,11 +362,13 @@ class Machine:
 
     def spec(
         self, job: str, need: int | tuple[str, ...], free: str = "when-told", **more: Any
-    ) -> tuple[JobSpec, NodeSpec]:
+    ) -> tuple[job_spec.JobSpec, NodeSpec]:
+        from paceline.backends.local import prepare
+
         fields = {"script": "rank.py", "args": (job, free), "start_method": "exec", **more}
         share, of = fields.pop("share", False), fields.pop("of", ("0", "1", "2"))
         slots, priority = fields.pop("slots", False), fields.pop("priority", 0)
-        spec = JobSpec(name=job, framework="torch", working_dir=str(self.folder), detached=True, **fields)
+        spec = job_spec.JobSpec(name=job, framework="torch", working_dir=str(self.folder), detached=True, **fields)
         request = Request(str(self.queue), need, of, share, priority, slots)
         node = node_part.node_spec(spec.for_node(), prepare.here())
         return spec, replace(node, devices=None, request=request)
@@ -568,11 +569,12 @@ def test_what_cannot_be_is_said(machine: Machine) -> None:
     assert f"cannot queue for devices: {machine.queue}" in status["failure"]["message"]
 
 
-def test_thirty_at_once_and_some_of_them_killed(machine: Machine) -> None:
-    jobs = [f"job-{n}" for n in range(30)]
+@pytest.mark.parametrize("count", [10, pytest.param(30, marks=pytest.mark.nightly)])
+def test_many_at_once_and_some_of_them_killed(machine: Machine, count: int) -> None:
+    jobs = [f"job-{n}" for n in range(count)]
     for n, job in enumerate(jobs):
         machine.start(job, 1 + n % 2, "at-once", priority=n % 3)
-    victims = jobs[::6]
+    victims = jobs[::5]
     for n, job in enumerate(victims):
         eventually(lambda n=n: len(machine.order()) >= 3 * n, "some have run")
         machine.runs[job].process.kill()

@@ -71,7 +71,7 @@ def test_ranks_find_each_other(paceline: Paceline) -> None:
 
 
 @needs_mpirun
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.nightly)])
 def test_the_library_and_torch_know_their_place(paceline: Paceline, method: str) -> None:
     script = paceline.script("""
         from mpi4py import MPI

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.nightly)])
 def test_what_is_still_buffered_is_written(paceline: Paceline, method: str) -> None:
     paceline.script("import sys, torch; print('line'); sys.stdout.buffer.write(b'more'); print('no end', end='')")
     assert paceline.run("--start-method", method, "script.py").stdout in ("line\nmoreno end", "line\nno endmore")
@@ -52,7 +52,7 @@ def test_a_lazy_import_beside_the_script_does_not_decide_the_framework(paceline:
         ("import os\nos.environ['OMP_NUM_THREADS'] = '1'", True),
         ("from settings import apply\napply()", True),
         ("import os\nos.environ.update(OMP_NUM_THREADS=str(1))", False),
-        ("from unknown import apply\napply()", False),
+        pytest.param("from unknown import apply\napply()", False, marks=pytest.mark.nightly),
     ],
 )
 def test_variables_that_the_script_sets_before_the_import(paceline: Paceline, before: str, by_fork: bool) -> None:

@@ -64,6 +64,7 @@ def test_numbers_over_uneven_nodes(cluster: Cluster, paceline: Paceline) -> None
         cluster.start("-n", str(ranks), "--tee", "all", "script.py", nodes=3, rank=rank)
     ends = cluster.finish()
     assert [code for code, _, _ in ends] == [0, 0, 0], ends
+    assert not any("may join" in err for _, _, err in ends)  # nobody else can connect to loopback
     lines = sorted(line.rpartition("] ")[2] for _, out, _ in ends for line in out.splitlines())
     assert lines == [
         "0 6 0 0 3 127.0.0.1",
@@ -174,7 +175,7 @@ def test_node_0_is_killed_while_the_job_stops(cluster: Cluster, paceline: Paceli
     assert [code for code, _, _ in cluster.finish()] == [137, 130]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_agent_that_is_killed_ends_the_job_everywhere(cluster: Cluster, paceline: Paceline, victim: int) -> None:
     paceline.script("""
         import os, time
@@ -218,7 +219,7 @@ def _runs(node: Paceline, nodes: int) -> bool:
     return status["state"] == "RUNNING" and status["world_size"] == nodes and says
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.nightly)])
 def test_a_job_goes_on_without_a_killed_node_and_with_a_new_one(
     cluster: Cluster, paceline: Paceline, victim: int
 ) -> None:
@@ -274,7 +275,7 @@ def test_node_that_nobody_answers(cluster: Cluster, paceline: Paceline) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ctrl_c_while_others_are_waited_for(cluster: Cluster, paceline: Paceline, rank: int) -> None:
-    paceline.script("import torch")
+    paceline.script("")
     process = cluster.start("script.py", nodes=2, rank=rank)
     eventually(lambda: any((cluster.nodes[0].home / "jobs").glob("*/status.json")), "it waits")
     takes_signals(process)
@@ -344,14 +345,10 @@ def test_without_a_token_node_0_says_once_that_anyone_may_join(cluster: Cluster,
     assert "may join" not in second
 
 
-@pytest.mark.parametrize("how", ["token", "loopback"])
-def test_with_a_token_or_on_loopback_nothing_is_said(
-    cluster: Cluster, paceline: Paceline, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_with_a_token_nothing_is_said(cluster: Cluster, paceline: Paceline, monkeypatch: pytest.MonkeyPatch) -> None:
     paceline.script("")
-    address = "127.0.0.1" if how == "loopback" else own_address()
-    if how == "token":
-        monkeypatch.setenv("PACELINE_TOKEN", "secret")
+    address = own_address()
+    monkeypatch.setenv("PACELINE_TOKEN", "secret")
     for rank in (0, 1):
         cluster.start(
             "script.py", nodes=2, rank=rank, meet=("--master-addr", address, "--master-port", str(cluster.port))

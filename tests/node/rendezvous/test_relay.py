@@ -139,7 +139,13 @@ def test_who_changes_a_message_runs_no_command(pair: Pair, paceline: Paceline) -
     assert "node 1" in ends[0][1].splitlines()[-1]
 
 
-@pytest.mark.parametrize("forged", [{"do": "stop", "signal": 9}, {"do": "failed"}, {"do": "done"}])
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"do": "done"},
+        *(pytest.param(it, marks=pytest.mark.nightly) for it in ({"do": "stop", "signal": 9}, {"do": "failed"})),
+    ],
+)
 def test_a_changed_report_is_a_lost_node(pair: Pair, paceline: Paceline, forged: dict[str, Any]) -> None:
     paceline.script(FOREVER)
     first, second = pair.start("--nnodes", "2", "--framework", "torch")
