@@ -76,7 +76,7 @@ def test_link_to_a_script_puts_the_real_folder_on_the_path(paceline: Paceline) -
 
 
 @pytest.mark.parametrize(
-    "options", [("-X", "dev"), ("-W", "error"), ("-u",), ("-O",), ("-E",), ("-s",), ("-X", "utf8=1")]
+    "options", [("-X", "dev", "-W", "error", "-u", "-s"), ("-O", "-E", "-X", "utf8=1")], ids=" ".join
 )
 def test_options_of_the_interpreter_reach_the_ranks(paceline: Paceline, options: tuple[str, ...]) -> None:
     paceline.script(PROBE)
@@ -153,13 +153,12 @@ def test_processes_spawned_by_a_rank_find_its_functions(paceline: Paceline, star
 
 
 @pytest.mark.torch
-def test_each_rank_has_random_numbers_of_its_own(paceline: Paceline, start_method: str) -> None:
+def test_each_rank_has_random_numbers_of_its_own(paceline: Paceline) -> None:
     paceline.script("""
         import numpy, random, torch
         print(random.random(), numpy.random.rand(), torch.rand(1).item())
     """)
-    preload = ("--preload", "numpy.random", "--start-method", start_method)
-    under = paceline.run("-n", "2", "--tee", "all", *preload, "script.py")
+    under = paceline.run("-n", "2", "--tee", "all", "--preload", "numpy.random", "--start-method", "fork", "script.py")
     numbers = {number for line in under.stdout.splitlines() for number in line.split()[-3:]}
     assert len(numbers) == 6, under.stdout
 
@@ -216,7 +215,7 @@ def test_loader_workers_and_collectives_of_torch(paceline: Paceline) -> None:
             dist.init_process_group("gloo")
             total = torch.zeros(1)
             for method in ("spawn", "fork"):
-                loader = DataLoader(Squares(), batch_size=2, num_workers=2, multiprocessing_context=method)
+                loader = DataLoader(Squares(), batch_size=2, num_workers=1, multiprocessing_context=method)
                 total += sum(batch.sum() for batch in loader)
             dist.all_reduce(total)
             print(total.item())
@@ -228,17 +227,23 @@ def test_loader_workers_and_collectives_of_torch(paceline: Paceline) -> None:
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    ("ending", "exit_code", "last_words"),
+    ("method", "ending", "exit_code", "last_words"),
     [
-        ("pass", 0, ""),
-        ("sys.exit(7)", 7, ""),
-        ("sys.exit('enough')", 1, "enough\n"),
-        ("1/0", 1, None),
-        ("threading.Thread(target=lambda: (time.sleep(0.2), print('thread', flush=True))).start()", 0, ""),
+        pytest.param(
+            method, ending, *rest, marks=[pytest.mark.nightly] if method == "exec" and "exit" in ending else []
+        )
+        for ending, *rest in (
+            ("pass", 0, ""),
+            ("sys.exit(7)", 7, ""),
+            ("sys.exit('enough')", 1, "enough\n"),
+            ("1/0", 1, None),
+            ("threading.Thread(target=lambda: (time.sleep(0.2), print('thread', flush=True))).start()", 0, ""),
+        )
+        for method in ("fork", "exec")
     ],
 )
 def test_rank_with_torch_ends_in_good_order(
-    paceline: Paceline, start_method: str, ending: str, exit_code: int, last_words: str | None
+    paceline: Paceline, method: str, ending: str, exit_code: int, last_words: str | None
 ) -> None:
     paceline.script(f"""
         import atexit, gzip, sys, threading, time, torch
@@ -256,7 +261,7 @@ def test_rank_with_torch_ends_in_good_order(
         sys.stdout.write("no line end, ")
         {ending}
     """)
-    done = paceline.run("--start-method", start_method, "script.py")
+    done = paceline.run("--start-method", method, "script.py")
     assert done.returncode == exit_code, done.stderr
     thread = "thread\n" if "thread" in ending else ""
     assert done.stdout == f"no line end, {thread}at exit\ndropped\n"
