@@ -25,7 +25,7 @@ from .sample import Failed, Sample
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from tests.lab.kubernetes.cluster import Cluster
+    from fake_kubernetes.cluster import Cluster
     from tests.lab.lab import Lab as Hosts
     from tests.lab.slurm.cluster import Cluster as Slurm
 
@@ -98,9 +98,9 @@ class Lab:
     def cluster(self) -> Cluster:
         """A Kubernetes cluster with two nodes, made at the first use. `started` ends its pods' processes too."""
         if self._cluster is None:
-            from tests.lab.kubernetes import cluster
+            from fake_kubernetes import cluster, machine
 
-            if why := cluster.missing():
+            if why := machine.missing():
                 raise Failed(why)
             self._cluster = cluster.Cluster()
             self._cluster.start()

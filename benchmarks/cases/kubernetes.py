@@ -21,7 +21,7 @@ from ..lab import SCRIPTS, Lab, timed
 from ..sample import Failed, Sample
 
 if TYPE_CHECKING:
-    from tests.lab.kubernetes.cluster import Cluster
+    from fake_kubernetes.cluster import Cluster
 
 NOTHING, TOUCHES = str(SCRIPTS / "nothing.py"), str(SCRIPTS / "touch.py")
 STEPS = str(SCRIPTS / "steps_on_volume.py")

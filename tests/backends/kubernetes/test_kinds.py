@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.lab.kubernetes import custom, resources, schema
+from fake_kubernetes import custom, resources, schema
 
 from paceline.backends.kubernetes import objects
 from paceline.backends.kubernetes.kinds.base import Kind

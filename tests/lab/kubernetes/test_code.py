@@ -20,7 +20,8 @@ from paceline.job.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .cluster import Cluster
+    from fake_kubernetes.cluster import Cluster
+
     from .user import User
 
 SCRIPT = """
@@ -60,8 +61,9 @@ def test_who_may_not_send_code_into_pods_is_refused(user: User, monkeypatch: pyt
     monkeypatch.setattr(objects, "MOST_CODE", 1000)
     Path("table").write_bytes(random.Random(1).randbytes(3000))
     every = ["get", "list", "watch", "create", "patch", "delete"]
+    kinds = ["jobs", "pods", "services", "configmaps", "secrets"]
     user.cluster.user("limited", rules=[
-        {"apiGroups": ["", "batch"], "resources": ["jobs", "pods", "services", "configmaps", "secrets"], "verbs": every},
+        {"apiGroups": ["", "batch"], "resources": kinds, "verbs": every},
         {"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["get"]},
     ])  # fmt: skip
     user.context = "limited"

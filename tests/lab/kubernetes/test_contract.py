@@ -10,9 +10,8 @@ import yaml
 from tests.backends.contract import Contract, Place
 
 if TYPE_CHECKING:
+    from fake_kubernetes.cluster import Cluster
     from tests.conftest import Paceline
-
-    from .cluster import Cluster
 
 pytestmark = pytest.mark.usefixtures("kubectl")
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from .cluster import Cluster
+    from fake_kubernetes.cluster import Cluster
 
 STUBBORN = """
     import signal, threading

@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from fake_kubernetes import errors
 from tests.conftest import eventually
 
 from paceline.backends.base import Incomplete, LogQuery
@@ -17,13 +18,12 @@ from paceline.backends.kubernetes.errors import Expired
 from paceline.job.errors import UserError
 from paceline.job.spec import JobSpec
 
-from . import errors
 from .user import Silence, User
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .cluster import Cluster
+    from fake_kubernetes.cluster import Cluster
 
 COUNT = """
     import os, time

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
+from fake_kubernetes import images, network
 from tests import needs
 from tests.job.code.git_server import PASSWORD, GitServer
 
 from paceline.job.errors import UserError
 from paceline.job.spec import JobSpec
 
-from . import images, network
 from .user import Silence
 
 if TYPE_CHECKING:

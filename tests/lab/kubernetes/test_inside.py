@@ -6,12 +6,11 @@ import textwrap
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from fake_kubernetes import images
 from tests.conftest import eventually
 
-from . import images
-
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from fake_kubernetes.cluster import Cluster
 
 SCRIPT = """
     folder=$(mktemp -d) && trap 'rm -rf "$folder"' EXIT  # what is beside the script is sent
@@ -39,7 +38,8 @@ def test_a_pod_with_an_account_submits_jobs(cluster: Cluster) -> None:
     ]})  # fmt: skip
     cluster.create({
         "apiVersion": api, "kind": "RoleBinding", "metadata": {"name": "r"},
-        "subjects": [{"kind": "ServiceAccount", "name": "launcher"}], "roleRef": {"kind": "Role", "name": "r", "apiGroup": "x"},
+        "subjects": [{"kind": "ServiceAccount", "name": "launcher"}],
+        "roleRef": {"kind": "Role", "name": "r", "apiGroup": "x"},
     })  # fmt: skip
     container = {"name": "main", "image": "client", "command": ["sh", "-c", textwrap.dedent(SCRIPT)]}
     cluster.create({

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from fake_kubernetes.cluster import Cluster
     from tests.conftest import Paceline
-
-    from .cluster import Cluster
 
 
 WAIT = "import threading; print('here', flush=True); threading.Event().wait()"

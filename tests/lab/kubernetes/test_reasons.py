@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from .cluster import Cluster
+    from fake_kubernetes.cluster import Cluster
 
 FOREVER = "import threading; print('here', flush=True); threading.Event().wait()"
 

@@ -7,19 +7,19 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from fake_kubernetes.client import Http
 from tests.conftest import eventually
 
 from paceline.backends.base import LogQuery
 from paceline.job.errors import UserError
 
-from .client import Http
 from .user import User
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from .cluster import Cluster
+    from fake_kubernetes.cluster import Cluster
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from fake_kubernetes import images
 from tests.conftest import GENEROUS, eventually
 
 from paceline.backends.kubernetes.forwarding import Forward
 from paceline.job.errors import UserError
 
-from . import images
-
 if TYPE_CHECKING:
+    from fake_kubernetes.cluster import Cluster
     from tests.conftest import Paceline
 
-    from .cluster import Cluster
     from .user import User
 
 BOARD = """

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from fake_kubernetes.cluster import Cluster
     from tests.conftest import Paceline
 
-    from .cluster import Cluster
     from .user import User
 
 SUM = """

@@ -9,9 +9,9 @@ from tests.conftest import GENEROUS, eventually
 
 if TYPE_CHECKING:
     import pytest
+    from fake_kubernetes.cluster import Cluster
     from tests.conftest import Paceline
 
-    from .cluster import Cluster
     from .user import User
 
 SCRIPT = """

@@ -1,4 +1,4 @@
-"""A user of a lab cluster, who submits scripts from a folder; in this process, which is faster than the command line."""
+"""A user of a cluster, who submits scripts from a folder; in this process, which is faster than the command line."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import pytest
+    from fake_kubernetes.cluster import Cluster
 
     from paceline.backends.kubernetes.backend import Kubernetes
     from paceline.job.job import Job
-
-    from .cluster import Cluster
 
 
 class Silence:

@@ -1,8 +1,12 @@
-"""Objects for tests."""
+"""Objects for tests, and waiting for what is outside of the cluster."""
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Object = dict[str, Any]
 
@@ -43,3 +47,11 @@ def job(
     }
     body["template"] = {"spec": template}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": body}
+
+
+def eventually(condition: Callable[[], object], what: str) -> None:
+    """Wait until something has happened of which the cluster's objects say nothing."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.01)

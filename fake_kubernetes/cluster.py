@@ -17,11 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import trustme
 import yaml
-from tests import needs
-from tests.conftest import processes_with
-from tests.lab.lab import remove_folder, remove_leftovers, remove_namespace
 
-from . import faults, images, network, resources
+from . import faults, images, machine, network, resources
 from .access import ADMINS, Access, User
 from .api import Api
 from .controllers import Collector, Deployments, Housekeeping
@@ -43,22 +40,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _CAPACITY = {"cpu": "8", "memory": "24684092Ki", "pods": "110", "ephemeral-storage": "100Gi", "nvidia.com/gpu": "8"}
 _NUMBERS = iter(range(1, 10_000))
-
-
-def missing() -> str:
-    """What keeps this machine from having a cluster, or ""."""
-    if os.geteuid() != 0:
-        return "the cluster needs root"
-    if why := needs.missing("ip", "mount", "nsenter", "setsid", "unshare"):
-        return f"the cluster {why}"
-    probe = (
-        "mount -t tmpfs x /mnt && mkdir /mnt/u /mnt/w /mnt/r && "
-        "mount -t overlay x -o lowerdir=/,upperdir=/mnt/u,workdir=/mnt/w /mnt/r && ip link set lo up"
-    )
-    done = subprocess.run(
-        ["unshare", "--mount", "--net", "sh", "-c", probe], capture_output=True, text=True, check=False
-    )
-    return f"the cluster needs overlays and namespaces: {done.stderr.strip()}" if done.returncode else ""
 
 
 class Cluster(faults.Faults):
@@ -87,7 +68,7 @@ class Cluster(faults.Faults):
             capacity: what a node has.
         """
         number = next(_NUMBERS)
-        self.prefix = f"pl{os.getpid()}k{number}"
+        self.prefix = machine.prefix(number)
         self.folder = Path(tempfile.mkdtemp(prefix=f"{self.prefix}-"))
         self.kubeconfig = self.folder / "kubeconfig"
         self.images: dict[str, Image] = {
@@ -110,7 +91,7 @@ class Cluster(faults.Faults):
 
     def start(self) -> None:
         """Make it; comes back when it answers."""
-        remove_leftovers()
+        machine.remove_leftovers()
         self.network.start(self._count)
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -203,9 +184,7 @@ class Cluster(faults.Faults):
         finally:
             for one in self._holders:
                 one.close()
-            for path in Path("/run/netns").glob(f"{self.prefix}-*"):
-                remove_namespace(path.name)
-            remove_folder(self.folder)
+            machine.remove(self.prefix, self.folder)
 
     async def _stop(self) -> None:
         if not hasattr(self, "server"):
@@ -223,7 +202,7 @@ class Cluster(faults.Faults):
 
     def processes(self) -> list[int]:
         """Everything that lives and was started by it, however indirectly."""
-        return processes_of(self.prefix)
+        return machine.processes_of(self.prefix)
 
     # -- users ---------------------------------------------------------------------------------------------------------
 
@@ -392,8 +371,3 @@ def _socket(address: str, port: int) -> socket.socket:
     one.bind((address, port))
     one.setblocking(False)
     return one
-
-
-def processes_of(prefix: str) -> list[int]:
-    """Everything that lives and was started by the cluster of this prefix."""
-    return processes_with(f"PACELINE_LAB={prefix}")

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .client import Http
-from .manifests import job
-from .resources import CUSTOM
+from fake_kubernetes.client import Http
+from fake_kubernetes.resources import CUSTOM
+
+from .support import job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .cluster import Cluster
+    from fake_kubernetes.cluster import Cluster
 
 TEMPLATE = {"spec": {"containers": [{"name": "pytorch", "image": "any", "command": ["true"]}]}}
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .client import Http
-from .manifests import CONFIG, job
+from fake_kubernetes.client import Http
+
+from .support import CONFIG, job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .cluster import Cluster
+    from fake_kubernetes.cluster import Cluster
 
 JOBS, CONFIGS = "/apis/batch/v1/namespaces/default/jobs", "/api/v1/namespaces/default/configmaps"
 PODS = "/api/v1/namespaces/default/pods"

@@ -9,16 +9,16 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
-from tests.conftest import eventually
 
-from .client import Http
-from .manifests import job
+from fake_kubernetes.client import Http
+
+from .support import eventually, job
 from .test_pods import LOG, log, pod, runs, state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .cluster import Cluster
+    from fake_kubernetes.cluster import Cluster
 
 # Prints a line for each that it gets through the pipe of a volume.
 SCRIPT = "mkfifo /data/in; exec 3<>/data/in; echo ready; while read line <&3; do echo $line; done"

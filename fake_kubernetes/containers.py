@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import defaults
+from . import defaults, machine
 
 if TYPE_CHECKING:
     from .errors import Object
@@ -57,7 +57,7 @@ class Container:
         self._process = subprocess.Popen(
             [sys.executable, "-IS", str(_SANDBOX), str(path), str(write_status)],
             stdin=subprocess.DEVNULL, stdout=write_output, stderr=write_output, pass_fds=[write_status],
-            env={"PATH": os.environ["PATH"], "PACELINE_LAB": self._spec["mark"]},
+            env={"PATH": os.environ["PATH"], machine.MARK: self._spec["mark"]},
         )  # fmt: skip
         os.close(write_status)
         os.close(write_output)

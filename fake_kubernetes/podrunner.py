@@ -9,7 +9,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from . import defaults, events, network, podstatus, resources
+from . import defaults, events, machine, network, podstatus, resources
 from .containers import Container
 from .images import Image
 from .logs import Log
@@ -270,7 +270,7 @@ class PodRunner:
         env = {
             **image.variables(), "HOSTNAME": hostname, "KUBERNETES_SERVICE_HOST": server,
             "KUBERNETES_SERVICE_PORT": str(port), "KUBERNETES_PORT": f"tcp://{server}:{port}",
-            "PACELINE_LAB": self.kubelet.network.prefix, **own,
+            machine.MARK: self.kubelet.network.prefix, **own,
         }  # fmt: skip
         command = [expand(part, env) for part in spec.get("command") or image.entrypoint]
         arguments = [expand(part, env) for part in spec.get("args") or []]

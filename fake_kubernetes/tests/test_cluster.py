@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import eventually
 
-from .cluster import processes_of
-from .manifests import CONFIG, job, service
+from fake_kubernetes.machine import processes_of
+
+from .support import CONFIG, eventually, job, service
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .cluster import Cluster
+    from fake_kubernetes.cluster import Cluster
 
 pytestmark = pytest.mark.usefixtures("kubectl")
 
@@ -130,8 +130,8 @@ def test_what_pods_use(make_cluster: Callable[..., Cluster]) -> None:
 
 KILLED = """
 import os, sys
-from tests.lab.kubernetes.cluster import Cluster
-from tests.lab.kubernetes.manifests import job
+from fake_kubernetes.cluster import Cluster
+from fake_kubernetes.tests.support import job
 cluster = Cluster(1)
 cluster.start()
 cluster.create(job("trap '' TERM; while :; do sleep 1; done"))
@@ -143,7 +143,7 @@ os.kill(os.getpid(), 9)
 
 
 def test_a_killed_lab_is_removed(make_cluster: Callable[..., Cluster]) -> None:
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     killed = subprocess.run([sys.executable, "-c", KILLED], cwd=root, capture_output=True, text=True, check=False)
     prefix = killed.stdout.strip()
     assert prefix and killed.returncode == -9, killed.stderr

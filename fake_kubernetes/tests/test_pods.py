@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .client import Http
-from .manifests import CONFIG, job, service
+from fake_kubernetes.client import Http
+
+from .support import CONFIG, job, service
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .cluster import Cluster
+    from fake_kubernetes.cluster import Cluster
 
 LOG = "/api/v1/namespaces/default/pods/{}/log"
 

@@ -1,0 +1,1 @@
+"""A fake Kubernetes for tests and benchmarks: an API server, controllers and nodes on one machine; see README.md."""
