@@ -331,6 +331,11 @@ class Cluster(faults.Faults):
         for one in resources.CUSTOM[operator] if operator != "metrics-server" else ():
             self.storage.put(resources.DEFINITIONS, custom.definition(self.api, one))
 
+    def written(self, job: str, namespace: str = "default") -> list[str]:
+        """What the pods of a job have written, also those that are gone, as the disks of the nodes have it: lines without times."""
+        found = sorted(self.folder.glob(f"node-*/logs/{namespace}_{job}-*/*/*.log"))
+        return [line.partition(" ")[2] for path in found for line in path.read_text().splitlines()]
+
     def wait(self, condition: Callable[[], _T], what: str, seconds: float = 60.0) -> _T:
         """Wait until something is true of the objects; it is looked at again after each change."""
 

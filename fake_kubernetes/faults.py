@@ -178,13 +178,20 @@ class Faults:
         self.do(self.nodes[node].expire)
 
     def power_off(self, node: str) -> None:
-        """End all that runs on a node, at once; the server sees that it is gone."""
+        """End all that runs on a node, at once and silently; the server sees that it is gone."""
         self.network.cut(self.nodes[node].number)
         self.do(self.nodes[node].power_off)
         self.do(self.nodes[node].lose)
 
+    def crash(self, node: str) -> None:
+        """As `power_off`, but connections of its pods are closed: peers need not wait for a silence to be long enough."""
+        self.do(self.nodes[node].power_off)
+        self._await(self.nodes[node].closed())
+        self.network.cut(self.nodes[node].number)
+        self.do(self.nodes[node].lose)
+
     def back(self, node: str) -> None:
-        """Undo `cut`, `lose` or `power_off`."""
+        """Undo `cut`, `lose`, `power_off` or `crash`."""
         self.network.heal(self.nodes[node].number)
         self.do(self.nodes[node].back)
 

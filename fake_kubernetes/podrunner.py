@@ -186,7 +186,8 @@ class PodRunner:
             return None
         name = spec["name"]
         count = self.restarts.get(name, 0)
-        log = Log(self.kubelet.folder / "logs" / self.uid / name / f"{count}.log", self.kubelet.log_limit)
+        logs = self.kubelet.folder / "logs" / f"{self.pod['metadata']['namespace']}_{self.name}_{self.uid}"
+        log = Log(logs / name / f"{count}.log", self.kubelet.log_limit)
         self.logs.setdefault(name, []).append(log)
         message = self.folder / f"{name}-{count}.message"
         one = Container(

@@ -26,7 +26,7 @@ STUBBORN = """
 
 def test_a_job_that_does_not_end_by_itself_is_ended_at_once(user: User) -> None:
     user.submit(STUBBORN, name="it", nodes=2, devices=2, grace=300)
-    user.until("it", lambda job: user.lines("it").count("here") == 2)
+    user.wrote("it", "here", 2)
     job = user.get("it")
     assert job.devices == ("0:0", "0:1", "1:0", "1:1")
     assert sum(len(node.allocated) for node in user.backend().nodes(print)) == 4
@@ -42,10 +42,10 @@ def test_a_job_that_does_not_end_by_itself_is_ended_at_once(user: User) -> None:
 
 def test_a_node_that_is_lost_ends_a_job_of_fixed_size(user: User) -> None:
     user.submit("import threading; print('here', flush=True); threading.Event().wait()", name="it", nodes=2,
-                placement="spread", silence=10)  # fmt: skip
-    user.until("it", lambda job: user.lines("it").count("here") == 2)
+                placement="spread", silence=60)  # fmt: skip
+    user.wrote("it", "here", 2)
     lost = user.get("it").instances[1].node.partition("/")[0]
-    user.cluster.power_off(lost)
+    user.cluster.crash(lost)
     job = user.ended("it")
     assert job.state == "FAILED" and "it-1" in str(job.error), job
     assert "not ready" in {node.name: node.state for node in user.backend().nodes(print)}[lost]
@@ -57,15 +57,15 @@ def test_a_job_that_is_stopped_and_resumed(
 ) -> None:
     user = User(make_cluster(minor=minor), tmp_path, monkeypatch)
     user.submit("import threading; print('here', flush=True); threading.Event().wait()", name="it", ttl="600s")
-    user.until("it", lambda job: user.lines("it") == ["here"])
+    user.wrote("it", "here")
     user.backend().stop(["it"])
     job = user.ended("it")
     assert (job.state, job.exit_code, job.ttl) == ("STOPPED", 143, None), "a suspended job is kept"
     conditions = user.cluster.get("Job", "it")["status"]["conditions"]  # type: ignore[index]
     assert [it["type"] for it in conditions] == ["Suspended"], "its pods do not count"
     user.cluster.patch("Job", "it", {"spec": {"suspend": False}})
-    job = user.until("it", lambda job: job.state == "RUNNING")
-    user.cluster.kill(job.instances[0].node.partition("/")[2])
+    user.wrote("it", "here", 2)
+    user.cluster.kill(user.get("it").instances[0].node.partition("/")[2])
     job = user.ended("it")
     assert (job.state, job.exit_code, job.ttl) == ("FAILED", 137, 600.0)
 

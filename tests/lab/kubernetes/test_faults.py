@@ -120,7 +120,7 @@ def test_a_follower_misses_no_line(user: User) -> None:
     lines: list[str] = []
     thread = threading.Thread(target=lambda: lines.extend(user.lines("it", (0,), follow=True)))
     thread.start()
-    eventually(lambda: user.lines("it", (0,)), "it writes")
+    user.wrote("it", "line 0")
     (pod,) = user.cluster.all("Pod")
     name, nodes = pod["metadata"]["name"], user.cluster.nodes.values()
     for _ in range(2):
@@ -137,7 +137,7 @@ def test_a_follower_misses_no_line(user: User) -> None:
 def test_the_logs_of_a_node_that_answers_are_shown_when_another_is_silent(user: User) -> None:
     script = "import threading; print('here', flush=True); threading.Event().wait()"
     user.submit(script, name="it", nodes=2, silence=300, placement="spread")
-    eventually(lambda: user.lines("it", None) == ["here"] * 2, "both write")
+    user.wrote("it", "here", 2)
     node = user.get("it").instances[1].node.partition("/")[0]
     user.cluster.cut(node)
     assert user.lines("it", (0,)) == ["here"]

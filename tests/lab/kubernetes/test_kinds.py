@@ -92,7 +92,7 @@ def test_a_queue_a_stop_and_a_failure(make_user: Callable[..., User], kind: str)
     found = user.backend()._find("queued")
     assert found.object["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "fast"
     user.cluster.patch(found.kind.title, "queued", {"spec": found.kind.suspension(False)})  # as Kueue does
-    user.until("queued", lambda job: user.lines("queued") == ["here"])
+    user.wrote("queued", "here")
     assert user.get("queued").state == "RUNNING"
     assert user.backend().stop(["queued"]) == {}
     assert user.ended("queued").state == "STOPPED"

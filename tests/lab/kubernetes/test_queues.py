@@ -45,7 +45,7 @@ def test_a_job_that_is_stopped_stays_so(user: User, kind: str) -> None:
     assert user.get("waits").state == "STOPPED"
     add_queue(user.cluster)
     user.submit(WAIT, name="runs", kind=kind, queue="fast", grace=5)
-    user.until("runs", lambda job: user.lines("runs") == ["here"])
+    user.wrote("runs", "here")
     assert user.backend().stop(["runs"]) == {}
     assert user.ended("runs").state == "STOPPED"
     user.submit("print('here')", name="last", kind=kind, queue="fast")
@@ -92,7 +92,7 @@ def test_what_may_not_be_stopped_goes_on(user: User) -> None:
     user.context = "limited"
     add_queue(user.cluster)
     user.submit(WAIT, name="it", queue="fast")
-    user.until("it", lambda job: job.state == "RUNNING")
+    user.wrote("it", "here")
     with pytest.raises(UserError, match=r"cannot list resource .workloads. .* the Role that allows it") as refused:
         user.backend().stop(["it"])
     assert "\n" not in str(refused.value)

@@ -51,7 +51,7 @@ def test_why_a_job_has_failed(user: User) -> None:
     user.submit(FOREVER, name="memory")
     user.submit(FOREVER, name="evicted")
     for name in ("memory", "evicted"):
-        user.until(name, lambda job, name=name: "here" in "".join(user.lines(name)))
+        user.wrote(name, "here")
     pods = {pod["metadata"]["labels"]["job-name"]: pod["metadata"]["name"] for pod in user.cluster.all("Pod")}
     user.cluster.oom(pods["memory"])
     user.cluster.evict(pods["evicted"])
@@ -84,7 +84,7 @@ def test_pods_that_are_taken_away_from_a_running_job(
     for name in ("deleted", "preempted", "killed"):
         user.submit(FOREVER, name=name, nodes=2)
     for name in ("deleted", "preempted", "killed"):
-        user.until(name, lambda job, name=name: user.lines(name).count("here") == 2)
+        user.wrote(name, "here", 2)
     pods = {pod["metadata"]["labels"]["job-name"]: pod["metadata"]["name"] for pod in user.cluster.all("Pod")}
     user.cluster.delete("Pod", pods["deleted"])
     user.cluster.preempt(pods["preempted"])

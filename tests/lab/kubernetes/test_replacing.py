@@ -1,16 +1,14 @@
-"""Pods that are lost, and others in their place: every sample is trained on exactly once."""
+"""Pods that are lost, and others in their place: the job goes on, and every sample is trained on exactly once."""
 
 from __future__ import annotations
 
 import re
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from fake_kubernetes.client import Http
 from tests.conftest import eventually
 
-from paceline.backends.base import LogQuery
 from paceline.job.errors import UserError
 
 from .user import User
@@ -21,8 +19,139 @@ if TYPE_CHECKING:
 
     from fake_kubernetes.cluster import Cluster
 
-pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
+NAME = "it"
+STAY = """
+    import os, time
+    print("one of", os.environ["WORLD_SIZE"], flush=True)
+    while not os.path.exists("/end/now"):
+        time.sleep(0.05)
+    print("done", flush=True)
+"""
+
+
+class Lasting:
+    """A job that lasts until it is asked to end."""
+
+    def __init__(self, user: User, script: str = STAY, **given: Any) -> None:
+        self.user, self.cluster = user, user.cluster
+        self.end = user.cluster.claim("end") / "now"
+        self._seen: dict[int, int] = {}
+        user.submit(script, name=NAME, data=["end:/end"], **given)
+
+    def pod(self, index: int) -> dict[str, Any]:
+        """The newest pod of an index that is not leaving; {} if there is none now."""
+        found = [
+            pod
+            for pod in self.cluster.all("Pod")
+            if pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"] == str(index)
+            and not pod["metadata"].get("deletionTimestamp")
+            and pod["status"].get("phase") not in ("Failed", "Succeeded")
+        ]
+        return found[-1] if found else {}
+
+    def name(self, index: int) -> str:
+        """Its name."""
+        return str(self.pod(index)["metadata"]["name"])
+
+    def runs(self, world: int) -> None:
+        """Wait until all ranks of an attempt with so many have begun, and no one of before is counted."""
+        wanted = self._seen[world] = self._seen.get(world, 0) + world
+
+        def have_begun() -> bool:
+            assert not self.cluster.ended(NAME), "the job has ended"
+            return self.user.written(NAME, f"one of {world}") >= wanted
+
+        eventually(have_begun, lambda: f"{wanted} ranks of {world}: {self.state()}")
+
+    def state(self) -> str:
+        """All that is known."""
+        pods = "\n".join(f"{pod['metadata']}: {pod['status']}" for pod in self.cluster.all("Pod"))
+        return f"{self.user.get(NAME)}\n{self.cluster.written(NAME)}\n{pods}"
+
+    def ends_well(self) -> None:
+        self.end.touch()
+        job = self.user.ended(NAME)
+        assert job.state == "SUCCEEDED", self.state()
+
+
+def test_logs_end_with_a_job_that_has_lost_a_node(user: User) -> None:
+    job = Lasting(user, nodes=2, max_restarts=1, silence=60, placement="spread")
+    job.runs(2)
+    node = job.pod(0)["spec"]["nodeName"]
+    user.cluster.crash(node)
+    user.cluster.expire(node)
+    job.runs(2)
+    assert user.lines(NAME, None, attempt=1) == ["one of 2"] * 2
+    job.ends_well()
+    assert user.lines(NAME, (1,), follow=True)[-1] == "done"
+
+
+@pytest.mark.nightly  # it waits until the silence is long enough
+def test_a_node_that_is_lost_without_a_word_is_replaced(user: User) -> None:
+    job = Lasting(user, nodes=2, max_restarts=1, silence=20, placement="spread")
+    job.runs(2)
+    node = job.pod(0)["spec"]["nodeName"]
+    user.cluster.power_off(node)
+    user.cluster.expire(node)
+    job.runs(2)
+    job.ends_well()
+
+
+@pytest.mark.parametrize("minor", [24, 31])
+def test_a_job_of_min_to_max_pods(
+    make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minor: int
+) -> None:
+    cluster = make_cluster(minor=minor, capacity={"nvidia.com/gpu": "1"})
+    user = User(cluster, tmp_path, monkeypatch)
+    job = Lasting(user, nodes="1:3", devices=1, silence=60)
+    job.runs(2)
+    found = user.get(NAME)
+    assert (found.nodes, found.ranks, found.state) == (2, 2, "RUNNING")
+    assert "no node has enough nvidia.com/gpu free" in str(found.waiting)
+    if minor == 24:
+        (left,) = user.backend().scalein(NAME, 2)[:1]
+        job.runs(1)
+        with pytest.raises(UserError, match="needs 1 pods, and 0 would be left"):
+            user.backend().scalein(NAME, 1)
+        assert left in user.backend().scaleout(NAME, None)
+        job.runs(2)
+        cluster.delete("Pod", job.name(0))
+        job.runs(2)
+    job.ends_well()
+
+
+@pytest.mark.parametrize("minor", [24, 31])
+def test_a_job_of_fixed_size_survives_its_pods(
+    make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minor: int
+) -> None:
+    cluster = make_cluster(minor=minor)
+    user = User(cluster, tmp_path, monkeypatch)
+    job = Lasting(user, nodes=2, max_restarts=2, silence=60, placement="spread")
+    job.runs(2)
+
+    def delete(index: int) -> None:
+        cluster.delete("Pod", job.name(index))
+
+    def evict(index: int) -> None:
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": job.name(index)}}
+        path = f"/api/v1/namespaces/default/pods/{job.name(index)}/eviction"
+        assert Http(cluster)("POST", path, body)[0] == 201
+
+    def preempt(index: int) -> None:
+        cluster.preempt(job.name(index))
+
+    def oom(index: int) -> None:
+        cluster.oom(job.name(index))
+
+    faults = ((delete, 1, 0), (evict, 0, 0)) if minor == 24 else ((delete, 1, 0), (preempt, 0, 0), (oom, 0, 1))
+    for fault, index, restarts in faults:
+        fault(index)
+        job.runs(2)
+        assert user.get(NAME).restarts == restarts
+        if fault is delete:
+            assert "it-1 leaves" in str(user.backend().events(NAME))
+    job.ends_well()
+
 
 TRAIN = """
     import os, time, torch
@@ -43,6 +172,7 @@ TRAIN = """
     seen = Seen(samples)
     run.register(seen=seen)
     train = run.dataloader(TensorDataset(torch.arange(float(samples))), global_batch_size=12, shuffle=True)
+    steps = 0
     for epoch in run.epochs(1000000):
         for (numbers,) in train:
             mine = torch.zeros(samples)
@@ -51,170 +181,33 @@ TRAIN = """
             optimizer.step()
             optimizer.zero_grad()
             seen.counts += run.all_reduce(mine)
-            if run.rank == 0:
-                print("step", run.step, "with", run.world_size, "in", os.environ["HOSTNAME"], flush=True)
+            steps += 1
+            if steps == 8:  # since it began here
+                print("one of", run.world_size, flush=True)
             time.sleep(0.03)
         if run.all_reduce(torch.tensor(float(os.path.exists("/end/now")))):
             break
     if run.rank == 0:
         print("seen", int(seen.counts.min()), int(seen.counts.max()), flush=True)
 """
-NAME = "it"
 
 
-class Training:
-    """A job that trains until it is asked to end."""
-
-    def __init__(self, user: User, *, saves_to_volume: bool, **given: Any) -> None:
-        """Begin; without a volume for checkpoints, pods copy them from each other."""
-        self.user, self.cluster = user, user.cluster
-        self.end = user.cluster.claim("end") / "now"
-        where = "/end/checkpoints" if saves_to_volume else None
-        user.submit(TRAIN, name=NAME, data=["end:/end"], checkpoint_dir=where, **given)
-
-    def pod(self, index: int) -> dict[str, Any]:
-        """The newest pod of an index that is not leaving."""
-        found = [
-            pod
-            for pod in self.cluster.all("Pod")
-            if pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"] == str(index)
-            and not pod["metadata"].get("deletionTimestamp")
-            and pod["status"].get("phase") not in ("Failed", "Succeeded")
-        ]
-        return found[-1] if found else {}
-
-    def name(self, index: int) -> str:
-        """Its name, "" if there is none now."""
-        return str((self.pod(index).get("metadata") or {}).get("name", ""))
-
-    def steps(self) -> tuple[int, list[int]]:
-        """The last attempt, and the world size of each step that it has done."""
-        lines = list(self.user.backend().logs(NAME, LogQuery()))
-        found = [re.match(r"step \d+ with (\d+)", line.text.decode()) for line in lines]
-        return max((line.attempt for line in lines), default=-1), [int(match[1]) for match in found if match]
-
-    def trains(self, world: int, after: int = -1) -> int:
-        """Wait until it trains with so many ranks, in an attempt after this one; returns which."""
-        attempt = -1
-
-        def is_so() -> bool:
-            nonlocal attempt
-            attempt, steps = self.steps()
-            return attempt > after and len(steps) > 3 and steps[-1] == world
-
-        self.eventually(is_so, f"{world} ranks train after attempt {after}")
-        return attempt
-
-    def has_another_pod(self, index: int, before: str) -> None:
-        """Wait until an index has another pod than this one."""
-        self.eventually(lambda: self.name(index) not in ("", before), f"another pod than {before}")
-
-    def eventually(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait until something has happened while the job goes on; says all that is known if it has not."""
-
-        def is_so() -> bool:
-            assert not self.cluster.ended(NAME), "the job has ended"
-            return condition()
-
-        try:
-            eventually(is_so, what)
-        except AssertionError as error:
-            pods = "\n".join(f"{pod['metadata']}: {pod['status']}" for pod in self.cluster.all("Pod"))
-            raise AssertionError(f"{error}\n{self.user.get(NAME)}\n{self.logs()}\n{pods}") from None
-
-    def logs(self) -> str:
-        return "\n".join(str(event) for event in self.user.backend().events(NAME))
-
-    def ends_well(self) -> None:
-        self.end.touch()
-        job = self.user.ended(NAME)
-        assert job.state == "SUCCEEDED", f"{job}\n{self.logs()}"
-        found = re.findall(r"^seen (\d+) (\d+)$", "\n".join(self.user.lines(NAME)), re.M)
-        assert found and len(set(found[-1])) == 1 and int(found[-1][0]) > 0, found
-
-
-def test_logs_end_with_a_job_that_has_lost_a_node(user: User) -> None:
-    end = user.cluster.claim("end") / "now"
-    script = """
-        import os, time
-        print("here", flush=True)
-        while not os.path.exists("/end/now"):
-            time.sleep(0.05)
-        print("done", flush=True)
-    """
-    user.submit(script, name=NAME, nodes=2, max_restarts=1, silence=10, placement="spread", data=["end:/end"])
-    eventually(lambda: user.lines(NAME, None).count("here") == 2, "both write")
-    node = user.get(NAME).instances[0].node.partition("/")[0]
-    user.cluster.power_off(node)
-    user.cluster.expire(node)
-    eventually(lambda: user.lines(NAME, None, attempt=1).count("here") == 2, "they write again")
-    end.touch()
-    assert user.ended(NAME).state == "SUCCEEDED"
-    assert user.lines(NAME, (1,), follow=True)[-1] == "done"
-
-
+@pytest.mark.torch
 @pytest.mark.parametrize("minor", [24, 31])
-def test_a_job_of_min_to_max_pods(
+def test_every_sample_is_trained_on_once_although_a_pod_is_lost(
     make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minor: int
 ) -> None:
-    cluster = make_cluster(minor=minor, capacity={"nvidia.com/gpu": "1"})
-    user = User(cluster, tmp_path, monkeypatch)
-    job = Training(user, saves_to_volume=minor == 24, nodes="1:3", devices=1, silence=20)
-    attempt = job.trains(2)
-    found = user.get(NAME)
-    assert (found.nodes, found.ranks, found.state) == (2, 2, "RUNNING")
-    assert "no node has enough nvidia.com/gpu free" in str(found.waiting)
+    """Checkpoints are on a volume, or pods copy them from each other."""
+    pytest.importorskip("torch")
+    user = User(make_cluster(minor=minor), tmp_path, monkeypatch)
+    where = "/end/checkpoints" if minor == 24 else None
+    job = Lasting(user, TRAIN, checkpoint_dir=where, nodes=2, max_restarts=2, silence=60, placement="spread")
+    job.runs(2)
     if minor == 24:
-        (left,) = user.backend().scalein(NAME, 2)[:1]
-        attempt = job.trains(1, attempt)
-        with pytest.raises(UserError, match="needs 1 pods, and 0 would be left"):
-            user.backend().scalein(NAME, 1)
-        assert left in user.backend().scaleout(NAME, None)
-        attempt = job.trains(2, attempt)
-        cluster.delete("Pod", job.name(0))
-        job.trains(2, attempt)
+        user.cluster.oom(job.name(0))
+    else:
+        user.cluster.delete("Pod", job.name(1))
+    job.runs(2)
     job.ends_well()
-
-
-@pytest.mark.parametrize("minor", [24, 31])
-def test_a_job_of_fixed_size_survives_its_pods(
-    make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minor: int
-) -> None:
-    cluster = make_cluster(minor=minor)
-    user = User(cluster, tmp_path, monkeypatch)
-    job = Training(
-        user, saves_to_volume=minor == 24, nodes=2, max_restarts=2, silence=20, placement="spread"
-    )  # fmt: skip
-    attempt = job.trains(2)
-    http = Http(cluster)
-
-    def delete(index: int) -> None:
-        cluster.delete("Pod", job.name(index))
-
-    def evict(index: int) -> None:
-        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": job.name(index)}}
-        assert http("POST", f"/api/v1/namespaces/default/pods/{job.name(index)}/eviction", body)[0] == 201
-
-    def preempt(index: int) -> None:
-        cluster.preempt(job.name(index))
-
-    def lose_node(index: int) -> None:
-        node = job.pod(index)["spec"]["nodeName"]
-        cluster.power_off(node)
-        cluster.expire(node)
-
-    def oom(index: int) -> None:
-        cluster.oom(job.name(index))
-
-    taken, lost = (evict, lose_node) if minor == 24 else (preempt, oom)
-    faults = [(delete, 1, 0), (taken, 0, 0), (lost, 0, 1)]
-    for fault, index, restarts in faults:
-        before, began = job.name(index), time.monotonic()
-        fault(index)
-        job.has_another_pod(index, before)
-        attempt = job.trains(2, attempt)
-        print(f"{fault.__name__} of pod {index}: {time.monotonic() - began:.1f} s")
-        assert job.user.get(NAME).restarts == restarts
-        if fault is delete:
-            assert "it-1 leaves" in job.logs()
-    job.ends_well()
+    found = re.findall(r"^seen (\d+) (\d+)$", "\n".join(user.lines(NAME)), re.M)
+    assert found and len(set(found[-1])) == 1 and int(found[-1][0]) > 0, found

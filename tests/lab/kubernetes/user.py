@@ -73,8 +73,18 @@ class User:
         assert self.backend().wait([name], 120), self.get(name)
         return self.get(name)
 
+    def wrote(self, name: str, line: str, times: int = 1) -> None:
+        """Wait until ranks of a job have written a line so often; the files of the nodes are read, nobody is asked."""
+        eventually(
+            lambda: self.written(name, line) >= times, lambda: f"{times} of {line!r} in {self.cluster.written(name)}"
+        )
+
+    def written(self, name: str, line: str) -> int:
+        """How often ranks of a job have written a line."""
+        return sum(found.endswith(f"] {line}") for found in self.cluster.written(name))
+
     def until(self, name: str, condition: Callable[[Job], object]) -> Job:
-        """Wait until something is true of a job."""
+        """Wait until something is true of a job; each look starts a program in each of its pods that run."""
         seen: list[Job] = []
 
         def look() -> object:
