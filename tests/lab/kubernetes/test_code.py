@@ -78,7 +78,7 @@ def test_who_may_not_send_code_into_pods_is_refused(user: User, monkeypatch: pyt
 CLIENT = """
 import sys
 from paceline.backends.kubernetes import holding, lease, objects
-lease.SECONDS, lease._EVERY, holding.LEFTOVER, objects.MOST_CODE = 20, 0.5, 1, int(sys.argv.pop(1))
+lease.SECONDS, lease._EVERY, holding.LEFTOVER, objects.MOST_CODE = 120, 0.5, 1, int(sys.argv.pop(1))
 from paceline.cli.main import main
 main()
 """
@@ -86,7 +86,7 @@ main()
 
 @pytest.fixture
 def client(cluster: Cluster, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Starts the command line with short deadlines."""
+    """Starts the command line, which moves deadlines on often."""
     env = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "PACELINE_HOME": str(tmp_path / "home")}
     (tmp_path / "work").mkdir(exist_ok=True)
 
@@ -111,10 +111,11 @@ def test_a_job_in_the_foreground_ends_when_its_client_is_killed(
             def deadline() -> int:
                 return int(user.cluster.all("Job")[0]["spec"].get("activeDeadlineSeconds") or 0)
 
-            eventually(lambda: deadline() > 24, "the client moves the deadline on")
+            eventually(lambda: deadline() > 124, "the client moves the deadline on")
             assert user.get("it").state == "RUNNING"
         finally:
             running.kill()
+    user.deadlines_pass()
     job = user.ended("it")
     assert (job.state, job.exit_code) == ("FAILED", 143)
     assert job.error == "paceline run, which it belongs to, was killed, or did not reach the cluster for 3 minutes"
@@ -131,4 +132,5 @@ def test_nothing_is_left_of_a_submit_that_is_killed_while_it_sends_code(
             assert running.poll() is None
         finally:
             running.kill()
+    user.deadlines_pass()
     user.nothing_left("it")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fake_kubernetes import errors
+from fake_kubernetes import errors, images
 from tests.conftest import eventually
 
 from paceline.backends.base import Incomplete, LogQuery
@@ -34,6 +35,13 @@ COUNT = """
 PARTS = [("POST", "/jobs"), ("POST", "/services"), ("POST", "/configmaps"), ("POST", "/secrets"), ("PATCH", "/jobs/")]
 
 
+@pytest.fixture
+def user(user: User) -> User:
+    """A user whose cluster has the image `quick`, in which a pod has all that it needs and ends at once."""
+    user.cluster.images["quick"] = replace(images.usual(), path=(), files={"/usr/local/sbin/python3": "#!/bin/sh\n"})
+    return user
+
+
 class Killed(BaseException):
     """The client is killed: it does nothing more."""
 
@@ -43,7 +51,6 @@ def test_a_client_that_is_killed_leaves_nothing(
     user: User, monkeypatch: pytest.MonkeyPatch, kind: str, queue: str | None
 ) -> None:
     user.cluster.install("training-operator")
-    monkeypatch.setattr(holding, "DEADLINE", 15)  # the submit that is not killed has it too
     monkeypatch.setattr(holding, "LEFTOVER", 1)
     send = Client.send
     for number in itertools.count():
@@ -58,7 +65,7 @@ def test_a_client_that_is_killed_leaves_nothing(
 
         with monkeypatch.context() as patch, contextlib.suppress(Killed):
             patch.setattr(Client, "send", count)
-            user.submit("pass", name=f"killed{number:02}", nodes=2, kind=kind, queue=queue)
+            user.submit("pass", name=f"killed{number:02}", nodes=2, kind=kind, queue=queue, image="quick")
             break
         assert kind != "job" or user.cluster.all("Pod") == []
     assert number > 5, "a Job, a Service, ConfigMaps, a Secret, and what confirms them"
@@ -71,6 +78,7 @@ def test_a_client_that_is_killed_leaves_nothing(
             assert user.cluster.get("Job", name)["status"].get("startTime") is None  # type: ignore[index]
             user.cluster.patch("Job", name, {"spec": {"suspend": False}})  # as Kueue does
         user.ended(name)
+    user.deadlines_pass()
     eventually(lambda: len(user.cluster.all("Job")) == len(there) * (kind == "job"), "what has owned it has ended")
     for before in range(number):
         user.nothing_left(f"killed{before:02}")
@@ -102,13 +110,14 @@ def test_a_list_that_changes_between_its_pages_has_each_object_once(
 def test_the_server_restarts_during_submit(user: User, after: bool) -> None:
     for number, (method, part) in enumerate(PARTS):
         user.cluster.restart_at(method, part, after)
-        user.submit("pass", name=f"it{number}", nodes=2)
+        user.submit("pass", name=f"it{number}", nodes=2, image="quick")
         user.cluster.wait_for_server()
     user.cluster.throttle(3)
     user.cluster.conflict()
-    user.submit("pass", name="busy")
+    user.submit("pass", name="busy", image="quick")
     for name in [*(f"it{number}" for number in range(len(PARTS))), "busy"]:
         assert user.ended(name).state == "SUCCEEDED"
+        assert name == "busy" or user.cluster.get("Service", name)
     user.cluster.restart_at("DELETE", "/jobs/", after)
     assert user.backend().delete(["it0"]) == []
     user.cluster.wait_for_server()

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 import urllib.error
 import urllib.request
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from fake_kubernetes import images
 from tests.conftest import GENEROUS, eventually
 
 from paceline.backends.kubernetes.forwarding import Forward
 from paceline.job.errors import UserError
+
+from .board import with_board
 
 if TYPE_CHECKING:
     from fake_kubernetes.cluster import Cluster
@@ -23,20 +21,6 @@ if TYPE_CHECKING:
 
     from .user import User
 
-BOARD = """
-import http.server, sys
-flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        body = b"TensorBoard" + bytes(3 << 20 if self.path == "/index.js" else 0)
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-server = http.server.ThreadingHTTPServer((flags["--host"], int(flags["--port"])), Handler)
-print(f"TensorBoard 0 at http://{flags['--host']}:{flags['--port']}/ (Press CTRL+C to quit)", file=sys.stderr)
-server.serve_forever()
-"""
 WAIT = """
     import pathlib, time
     print("here", flush=True)
@@ -47,7 +31,7 @@ WAIT = """
 
 def read(url: str) -> bytes:
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return bytes(answer.read())
     except (OSError, urllib.error.URLError):
         return b""
@@ -56,12 +40,11 @@ def read(url: str) -> bytes:
 def test_its_address_here_leads_into_the_pod_until_ctrl_c(paceline: Paceline, cluster: Cluster) -> None:
     paceline.env["KUBECONFIG"] = str(cluster.kubeconfig)
     flags = cluster.claim("flags")
-    # One that starts faster than the real one.
-    place = str(Path(importlib.util.find_spec("tensorboard").submodule_search_locations[0], "main.py"))  # type: ignore[union-attr,index]
-    cluster.images["board"] = replace(images.usual(), files={place: BOARD})
+    cluster.images["board"] = with_board()
     submit = ("submit", "--on", "kubernetes", "--image", "board", "--data", "flags:/flags", "--tensorboard")
     assert paceline(*submit, "--name", "it", paceline.script(WAIT)).returncode == 0
-    eventually(lambda: "http" in paceline("get", "it").stdout, "its TensorBoard runs")
+    eventually(lambda: any('"tensorboard"' in line for line in cluster.written("it")), "its TensorBoard runs")
+    assert "http" in paceline("get", "it").stdout
     running = paceline.start("tensorboard", "it")
     assert running.stdout is not None
     url = running.stdout.readline().strip()
