@@ -94,6 +94,7 @@ def test_a_job_of_fixed_size_loses_a_host(client: Client, fault: str, victim: in
     getattr(lost, fault)()
     eventually(lambda: state(client, left) == "FAILED", "the other one ends")
     assert lost.name in said(client, left)
+    assert f"did not answer for {30 if fault == 'hang' else 5} s" in said(client, left)
     eventually(lambda: not left.processes(), "nothing runs there any more")
     if fault == "hang":
         (listed,) = json.loads(client("list", "--on", "lab", "-o", "json").stdout)

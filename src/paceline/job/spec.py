@@ -241,7 +241,7 @@ class JobSpec(_Model):
     join_timeout: float = Field(600.0, gt=0, allow_inf_nan=False, description="seconds to wait for the other nodes")
     last_call: float = Field(3.0, ge=0, allow_inf_nan=False, description="seconds to wait for more nodes than MIN")
     silence: float = Field(
-        10.0, gt=2, allow_inf_nan=False, description="seconds without a word after which a node is taken for gone"
+        10.0, gt=2, allow_inf_nan=False, description="seconds without a packet after which a node is lost"
     )
     detached: bool = Field(False, description="outlive the terminal")
     _credentials: dict[str, str] = PrivateAttr(default_factory=dict)

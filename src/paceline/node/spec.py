@@ -85,7 +85,7 @@ class NodeSpec:
         local_address: address at which the other nodes reach this one; None: it is detected.
         join_timeout: seconds to wait for the other nodes.
         last_call: seconds to wait for more nodes when there are enough.
-        silence: seconds without a message after which a node counts as lost.
+        silence: seconds without a packet after which a node counts as lost; see `rendezvous.silence`.
         max_restarts: how many times all ranks may start again after a failure.
         grace: seconds between SIGTERM and SIGKILL when the job is stopped.
         split_streams: local ranks whose stderr goes to a separate file.

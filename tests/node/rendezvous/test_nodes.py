@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -370,3 +371,32 @@ def test_on_loopback_nobody_else_can_connect(cluster: Cluster, paceline: Pacelin
     assert not connects(own_address())
     cluster.start("script.py", nodes=2, rank=1)
     assert [code for code, _, _ in cluster.finish()] == [0, 0]
+
+
+def test_a_starved_agent_is_not_lost(cluster: Cluster, paceline: Paceline) -> None:
+    paceline.script(STEPPING)
+    for rank in (0, 1):
+        cluster.start("--rdzv-conf", "keep_alive_interval=1,keep_alive_max_attempt=4", "script.py", nodes=2, rank=rank)
+    eventually(lambda: all(_runs(node, 2) for node in cluster.nodes), "both run")
+    for node in cluster.nodes:
+        agent = _status(node)["agent"]["pid"]
+        os.kill(agent, signal.SIGSTOP)
+        time.sleep(6)  # longer than the limit of a machine that is silent; its kernel has six times as long
+        os.kill(agent, signal.SIGCONT)
+    (paceline.folder / "done").touch()
+    assert [code for code, _, _ in cluster.finish()] == [0, 0]
+
+
+def test_an_agent_that_is_suspended_for_long_is_lost(cluster: Cluster, paceline: Paceline) -> None:
+    paceline.script(STEPPING)
+    for rank in (0, 1):
+        flags = ("--rdzv-conf", "keep_alive_interval=1,keep_alive_max_attempt=3")
+        cluster.start(*flags, "script.py", nodes=2, rank=rank)
+    eventually(lambda: all(_runs(node, 2) for node in cluster.nodes), "both run")
+    agent = _status(cluster.nodes[0])["agent"]["pid"]
+    os.kill(agent, signal.SIGSTOP)
+    eventually(lambda: cluster.started[1].poll() is not None, "the other one ends")
+    os.kill(agent, signal.SIGCONT)
+    ends = cluster.finish()
+    assert [code for code, _, _ in ends] == [1, 1]
+    assert "which coordinates the job, is gone: it did not answer for 18 s" in ends[1][2]

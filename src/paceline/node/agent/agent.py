@@ -30,6 +30,7 @@ from paceline.node.machine.ports import Reservation
 from paceline.node.ranks.launcher import Ranks
 from paceline.node.rendezvous.coordinator import GONE_GRACE
 from paceline.node.rendezvous.participant import LEFT, Participant
+from paceline.node.rendezvous.silence import PATIENCE
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.signals import HANDLED, LEAVE
 from paceline.node.spec import CURRENT_SECONDS, NodeSpec
@@ -65,7 +66,6 @@ if TYPE_CHECKING:
 
     Inbox = Union[ToNode, RanksChanged]
 
-_COMING = 3  # times the silence after which a node is lost, for nodes to connect whose agents have just been started
 FAILURE_GRACE = 5.0  # seconds between SIGTERM and SIGKILL for the peers of a failed rank
 SYMPTOM_WAIT = 10.0  # seconds to wait for the cause if all failures look like the consequence of another one
 ORDER_WAIT = 1.0  # seconds to wait for this node's own order to stop if a rank was ended by SIGTERM: see `_report`
@@ -512,7 +512,7 @@ class Agent:
         if self.participant.has_met and not self.participant.leads:
             return
         if spec.hosts and spec.nodes > 1 and not spec.joins and spec.request is None and not self.has_met_all:
-            self.join_within = min(self.join_within, _COMING * spec.silence)
+            self.join_within = min(self.join_within, PATIENCE * spec.silence)
             if self.join_by is not None:
                 self.join_by = min(self.join_by, time.monotonic() + self.join_within)
 

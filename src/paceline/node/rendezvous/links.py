@@ -4,7 +4,7 @@ A connection starts with a proof in both directions that each side knows the job
 process can join or impersonate the leader. Every later message has a checksum with its direction and number, by a key
 that belongs to this connection. At the first wrong one the connection ends as if the other side were silent.
 
-Both sides send a message every second; a side that sends nothing for long counts as lost.
+Both sides send a message every second; a side that sends nothing for long counts as lost (`silence`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 from paceline.node.eventloop.channel import Channel, ChannelClosed, Message, MessageAltered
 
 from .handshake import connect
+from .silence import exceeded, since_packet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +57,7 @@ class Leader:
             loop: of this agent.
             coordinator: of the job.
             deliver: receives its messages to this agent.
-            silence: seconds without a message after which a follower is lost.
+            silence: seconds without a packet after which a follower is lost.
         """
         self.coordinator = coordinator
         self._loop = loop
@@ -112,9 +113,11 @@ class Leader:
     def _beat(self, pulse: _Pulse) -> None:
         now = time.monotonic()
         for peer, channel in list(self._peers.items()):
-            if pulse.is_steady(now) and now - self._last_seen[peer] > self._silence:
+            packet = None if self.coordinator.stop_signal else since_packet(channel.socket)  # who stops a job waits
+            limit = exceeded(now - self._last_seen[peer], packet, self._silence) if pulse.is_steady(now) else None
+            if limit is not None:
                 self._part(peer)
-                self._post(self.coordinator.lost(peer, is_dead=False))
+                self._post(self.coordinator.lost(peer, is_dead=False, why=_silent(limit)))
             elif not channel.wants_write:
                 with contextlib.suppress(ChannelClosed):  # the next `receive` raises it too
                     channel.send(BEAT)
@@ -165,7 +168,7 @@ class Follower:
             loop: of this agent.
             deliver: receives the messages of the coordinator.
             lost: called when the leader is lost, with whether it is known to be dead, and why it counts as lost if not.
-            silence: seconds without a message after which it is lost.
+            silence: seconds without a packet after which it is lost.
         """
         self._loop = loop
         self._deliver = deliver
@@ -174,7 +177,7 @@ class Follower:
         self._channel: Channel | None = None
         self._parted: list[Channel] = []
         self._pulse = _Pulse()
-        self.last_seen = 0.0  # when the leader last sent something
+        self.last_seen = 0.0  # when the leader last sent something; once it is lost, or its kernel
         self.local_address = ""
 
     def connect(self, address: str, port: int, token: bytes, timeout: float) -> AgentStatus:
@@ -221,9 +224,12 @@ class Follower:
         if self._channel is None:
             return
         now = time.monotonic()
-        if self._pulse.is_steady(now) and now - self.last_seen > self._silence:
+        since = since_packet(self._channel.socket)
+        limit = exceeded(now - self.last_seen, since, self._silence) if self._pulse.is_steady(now) else None
+        if limit is not None:
+            self.last_seen = max(self.last_seen, now - (now if since is None else since))
             self.part()
-            self._lost(False, f"it did not answer for {self._silence:g} s")
+            self._lost(False, _silent(limit))
             return
         if not self._channel.wants_write:
             with contextlib.suppress(ChannelClosed):  # the next `receive` raises it too
@@ -252,6 +258,10 @@ class Follower:
                 self.last_seen = before
                 self.close()
                 self._lost(error.is_dead, "it ended the connection")
+
+
+def _silent(seconds: float) -> str:
+    return f"it did not answer for {seconds:g} s"
 
 
 def _report(channel: Channel, error: MessageAltered) -> None:
