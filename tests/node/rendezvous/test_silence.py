@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 
 import pytest
+from tests.conftest import eventually
 
 from paceline.node.rendezvous.silence import exceeded, since_packet
-from tests.conftest import eventually
 
 
 @pytest.mark.parametrize(

@@ -279,7 +279,7 @@ NODES = [
         envvar="PET_RDZV_CONF",
         metavar="K=V,…",
         help="join_timeout=SECONDS: how long to wait for the others (600); last_call_timeout: for more than MIN (3); "
-        "keep_alive_interval times keep_alive_max_attempt: seconds without a packet after which a machine is lost (10).",
+        "keep_alive_interval times keep_alive_max_attempt: seconds without a packet until a machine is lost (10).",
     ),
     Option(
         ["--standalone"],

@@ -39,5 +39,5 @@ def since_packet(sock: socket.socket) -> float | None:
             sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAYOUT.size)
         )
         if segment:  # sandboxes that only look like Linux leave most fields empty
-            return min(data, acknowledgement) / 1000
+            return float(min(data, acknowledgement)) / 1000
     return None
