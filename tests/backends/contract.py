@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import secrets
 import shlex
@@ -110,13 +111,16 @@ def files_with(text: str, folders: Iterable[Path]) -> list[Path]:
 def command_lines() -> Iterator[set[str]]:
     """The command lines of all processes of the machine that there are meanwhile, also of those that end soon."""
     found: set[str] = set()
+    looks: dict[str, int] = {}  # at each process, which has another command line once it has executed a program
     is_over = threading.Event()
 
     def look() -> None:
         while not is_over.wait(0.01):
-            for path in Path("/proc").glob("[0-9]*/cmdline"):
-                with contextlib.suppress(OSError):
-                    found.add(path.read_bytes().decode(errors="replace"))
+            for pid in filter(str.isdigit, os.listdir("/proc")):
+                looks[pid] = looks.get(pid, 0) + 1
+                if looks[pid] < 50:
+                    with contextlib.suppress(OSError):
+                        found.add(Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace"))
 
     thread = threading.Thread(target=look)
     thread.start()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from .lab import Client, Host
 
-TIMES = ("--rdzv-conf", "keep_alive_interval=1,keep_alive_max_attempt=5,join_timeout=30")
+TIMES = ("--rdzv-conf", "keep_alive_interval=1,keep_alive_max_attempt=5,join_timeout=60")
 FOREVER = """
     import os, threading
     print("here", os.environ["WORLD_SIZE"], flush=True)
@@ -229,7 +229,7 @@ def test_an_agent_is_killed_while_a_job_is_stopped(client: Client, nodes: str, v
     hosts = client.lab.hosts[:2]
     client.settings(hosts=["h1", "h2"])
     stubborn = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + textwrap.dedent(FOREVER)
-    submitted(client, nodes, "--grace", "10", client.script(stubborn))
+    submitted(client, nodes, "--grace", "30", client.script(stubborn))
     runs(client, hosts, 2)
     stopping = client.start("stop", "--on", "lab", "it")
     folders = [client.run_directory(host, "it") for host in hosts]

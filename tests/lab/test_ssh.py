@@ -474,14 +474,14 @@ def test_jobs_are_found_wherever_they_were_submitted_to(client: Client) -> None:
     assert (both.returncode, both.stderr.count("\n")) == (2, 1)
     assert "name the jobs of one target, or add --on" in both.stderr
     client.hang_up()
-    assert client("get", "there").returncode == 0  # its connection is kept: it has 5 s for the answer alone
+    assert client("get", "there").returncode == 0  # its connection is kept: it has the time for the answer alone
     for host in client.lab.hosts[1:]:
         host.cut()
-    listed = client("list", env={**client.env, "PACELINE_LOOK_TIMEOUT": "5s"})
+    listed = client("list", env={**client.env, "PACELINE_LOOK_TIMEOUT": "20s"})
     assert listed.returncode == 0
     rows = sorted(row.split()[:3] for row in listed.stdout.splitlines()[1:])
     assert rows == [["here", "local", "RUNNING"], ["named", "h2:1", "LOST"], ["there", "lab", "RUNNING"]]
-    assert [listed.stderr.count(f"cannot reach {host}: no answer within 5 s") for host in ("h2", "h3")] == [1, 1]
+    assert [listed.stderr.count(f"cannot reach {host}: no answer within 20 s") for host in ("h2", "h3")] == [1, 1]
     assert listed.stderr.count("\n") == 2
     for host in client.lab.hosts[1:]:
         host.heal()

@@ -247,23 +247,23 @@ def test_a_job_that_lacks_nodes_waits_for_others_and_gives_up(cluster: Cluster, 
     paceline.script(STEPPING)
     cluster.start("script.py", nodes="2:3", rank=1)
     eventually(lambda: any((cluster.nodes[0].home / "jobs").glob("*/status.json")), "it looks for node 0")
-    cluster.start("--rdzv-conf", "join_timeout=12,last_call_timeout=13", "script.py", nodes="2:3", rank=0)
+    cluster.start("--rdzv-conf", "join_timeout=20,last_call_timeout=21", "script.py", nodes="2:3", rank=0)
     eventually(lambda: all(_runs(node, 2) for node in cluster.nodes), "two run, after a last call")
     os.kill(_status(cluster.nodes[0])["agent"]["pid"], signal.SIGKILL)
     ends = cluster.finish()
     assert [code for code, _, _ in ends] == [137, 1]
     assert "is gone, and the job needs 2 nodes" in ends[1][2]
-    assert "1 of at least 2 nodes did not come within 12 s" in ends[1][2]
+    assert "1 of at least 2 nodes did not come within 20 s" in ends[1][2]
 
 
 def test_nodes_that_do_not_come_are_counted(cluster: Cluster, paceline: Paceline) -> None:
     paceline.script(SHOW)
     cluster.start("script.py", nodes=3, rank=1)
     eventually(lambda: any((cluster.nodes[0].home / "jobs").glob("*/status.json")), "it looks for node 0")
-    cluster.start("--rdzv-conf", "join_timeout=15", "script.py", nodes=3, rank=0)
+    cluster.start("--rdzv-conf", "join_timeout=20", "script.py", nodes=3, rank=0)
     ends = cluster.finish()
     assert [code for code, _, _ in ends] == [1, 1]
-    assert all("1 of 3 nodes did not come within 15 s" in err for _, _, err in ends)
+    assert all("1 of 3 nodes did not come within 20 s" in err for _, _, err in ends)
 
 
 def test_node_that_nobody_answers(cluster: Cluster, paceline: Paceline) -> None:

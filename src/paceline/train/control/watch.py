@@ -32,7 +32,7 @@ from .signals import die_by
 _PEER_GRACE = 3.0  # seconds for the main thread to notice by itself that a rank is lost
 _OWN_GRACE = 1.0  # seconds for the main thread of the rank that is to blame
 _CAUSE_SECONDS = 1.0  # to learn why a collective has failed
-_ANSWER_SECONDS = 5.0  # until all have answered where they are
+_ANSWER_SECONDS = 30.0  # until all have answered where they are; their machines may be busy
 _AGAIN_SECONDS = 5.0  # after which another signal to stop means at once; schedulers send the first to many at a time
 _SEND_SECONDS = 5.0  # to hand a message to the kernel
 
@@ -201,7 +201,7 @@ class Watch:
             self._find_cause()
             known = isinstance(self._fatal.error, CollectiveMismatch)
         if known:  # its message ends the process
-            threading.Event().wait(2 * _OWN_GRACE)
+            threading.Event().wait(_ANSWER_SECONDS)
 
     def loop_ended(self, loop: int) -> None:
         """Send that this rank has left a loop over training batches."""
