@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import json
 import os
@@ -12,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 # A shell without job control ignores SIGINT in what it starts in the background, and so would all that the tests start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# So does nohup with SIGHUP; what is executed with a handler here takes it as usual.
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 # A machine may be slow for a while: how long an example takes says nothing.
 settings.register_profile("paceline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -43,16 +48,18 @@ LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER
 OTHERS = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "COLUMNS")  # of whoever runs the tests; users do not set them
 
 
-_ports = itertools.count(random.randrange(3000))
+_ports = itertools.count(random.randrange(12000))
+_given = os.open(f"{tempfile.gettempdir()}/paceline-test-ports-{os.getuid()}", os.O_RDWR | os.O_CREAT, 0o600)
 
 
 def free_port() -> int:
-    """A port for a process that is started later: one that the kernel gives to nobody, nor a test of another worker."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    """A port for a process that is started later: one that the kernel gives to nobody, nor another process of tests."""
     while True:
-        port = 20000 + 3000 * (worker % 4) + next(_ports) % 3000  # the kernel's own begin at 32768
-        with contextlib.suppress(OSError), socket.create_server(("", port)):
-            return port
+        port = 20000 + next(_ports) % 12000  # the kernel's own begin at 32768
+        with contextlib.suppress(OSError):
+            fcntl.lockf(_given, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)  # until this process ends
+            with socket.create_server(("", port)):
+                return port
 
 
 def eventually(condition: Callable[[], object], what: str | Callable[[], str]) -> None:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import pytest
 from tests.backends.slurm.fake import Login
 from tests.job.code.git_server import PASSWORD, GitServer
+from tests.needs import missing, need
 
 from paceline import jobs
 
@@ -28,6 +29,7 @@ WAYS = ["flags", "file", "environment", "secret", "url"]
 @pytest.fixture
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GitServer]:
     """A server with the repository `private`."""
+    need(missing("git"))
     root = tmp_path_factory.mktemp("served")
     (root / "private").mkdir()
     (root / "private" / "train.py").write_text(SEEN)
