@@ -42,9 +42,9 @@ def test_node_side_is_standard_library_only(module: str) -> None:
     assert "asyncio" not in new
 
 
-@pytest.mark.parametrize("path", NODE_FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_node_side_parses_as_python_3_9(path: Path) -> None:
-    ast.parse(path.read_text(), feature_version=(3, 9))
+def test_node_side_parses_as_python_3_9() -> None:
+    for path in NODE_FILES:
+        ast.parse(path.read_text(), path, feature_version=(3, 9))
 
 
 def test_node_side_runs_on_python_3_9(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """The examples run unchanged as one process, under torchrun and under paceline, and learn."""
 
+import importlib.util
 import re
 
 import pytest
 
-pytestmark = pytest.mark.torch
-
-pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
+]
 
 
 def test_digits_are_read(launcher):

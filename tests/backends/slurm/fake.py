@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.conftest import Paceline
+from tests.typed import refusal, typed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,14 +52,13 @@ class Login(Paceline):
 
     def directives(self, *flags: str) -> list[str]:
         """The lines for sbatch of a dry run."""
-        done = self("submit", "--on", "lab", "--dry-run", "--name", "it", *flags, self.script("pass"))
+        done = typed(self, "submit", "--on", "lab", "--dry-run", "--name", "it", *flags, self.script("pass"))
         assert done.returncode == 0, done.stderr
         return [line.removeprefix("#SBATCH ") for line in done.stdout.splitlines() if line.startswith("#SBATCH")]
 
     def refusal(self, *flags: str) -> str:
         """The line with which a job is refused, of which nothing is left."""
-        for dry in ((), ("--dry-run",)):
-            done = self("submit", "--on", "lab", *dry, *flags, self.script("pass"))
-            assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done
+        script = self.script("pass")
+        (line,) = {refusal(self, "submit", "--on", "lab", *dry, *flags, script) for dry in ((), ("--dry-run",))}
         assert self.jobs() == []
-        return done.stderr
+        return line

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.typed import refusal, typed
 
 from .fake import Login
 
@@ -42,7 +43,7 @@ def ended(login: Login, name: str, *args: str) -> None:
 
 def asked(login: Login, *args: str) -> set[str]:
     """What a resubmitted job would ask of Slurm."""
-    done = login("resubmit", "--on", "lab", "--dry-run", *args)
+    done = typed(login, "resubmit", "--on", "lab", "--dry-run", *args)
     assert done.returncode == 0, done.stderr
     return {line.removeprefix("#SBATCH ") for line in done.stdout.splitlines() if line.startswith("#SBATCH")}
 
@@ -50,12 +51,6 @@ def asked(login: Login, *args: str) -> set[str]:
 def shown(login: Login, name: str) -> dict[str, Any]:
     job: dict[str, Any] = json.loads(login("get", "--on", "lab", name, "-o", "json").stdout)
     return job
-
-
-def refused(login: Login, *args: str) -> str:
-    done = login(*args)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done
-    return done.stderr.removeprefix("paceline: ").rstrip("\n")
 
 
 def test_options_are_kept_shown_and_changed(login: Login) -> None:
@@ -89,9 +84,9 @@ def test_a_flag_replaces_what_the_job_said_of_the_same_in_another_way(login: Log
     assert not any(line.startswith("--gres") for line in now)
     assert asked(login, "--slurm", "gres=nic:1", "other") >= {"--partition=a", "--gres=gpu:2,nic:1"}
     said = "--slurm 'x': should be a mapping of names to values"
-    assert refused(login, "resubmit", "--on", "lab", "--option", "slurm=x", "it") == said
+    assert refusal(login, "resubmit", "--on", "lab", "--option", "slurm=x", "it") == said
     said = "--queue and --slurm partition say the same; give one"
-    assert refused(login, "resubmit", "--on", "lab", "--queue", "a", "--slurm", "partition=b", "it") == said
+    assert refusal(login, "resubmit", "--on", "lab", "--queue", "a", "--slurm", "partition=b", "it") == said
 
 
 def test_an_option_that_a_job_does_not_have_is_taken_back_without_a_word(login: Login) -> None:
@@ -123,7 +118,7 @@ def test_a_job_of_an_array_keeps_its_index(login: Login) -> None:
         line.startswith("--array") for line in again
     )
     several = "--array: one job is run again, not several; leave it out"
-    assert refused(login, "resubmit", "--on", "lab", "--array", "0-3", "it-5") == several
+    assert refusal(login, "resubmit", "--on", "lab", "--array", "0-3", "it-5") == several
     for name, old in (("it-5-2", "it-5"), ("it-5-3", "it-5-2")):
         done = login("resubmit", "--on", "lab", old)
         assert done.stdout == f"{name}\n", done.stderr
@@ -150,4 +145,4 @@ def test_unknown_options_are_refused(login: Login, verb: str) -> None:
         ("--slurm", "partitoin=x"): "--slurm: sbatch has no option 'partitoin'; did you mean partition?",
         ("--kind", "job"): "--kind means nothing to lab, whose backend is slurm; leave it out",
     }.items():
-        assert refused(login, verb, "--on", "lab", *flags, what).startswith(said)
+        assert refusal(login, verb, "--on", "lab", *flags, what).startswith(said)

@@ -6,6 +6,7 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.typed import refusal
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline
@@ -93,15 +94,10 @@ def test_one_line_and_nothing_left(paceline: Paceline, case: str) -> None:
     paceline.script("#!/bin/sh\ntouch ran\n", "script.sh")
     (paceline.folder / "folder").mkdir()
     before = sorted(p.name for p in paceline.folder.iterdir())
-    done = paceline.run(*args)
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("paceline: ")
+    line = refusal(paceline, "run", *args)
     assert what in line
     assert remedy in line
     assert sorted(p.name for p in paceline.folder.iterdir()) == before
-    assert paceline.processes() == []
 
 
 def test_port_in_use(paceline: Paceline) -> None:
@@ -109,10 +105,8 @@ def test_port_in_use(paceline: Paceline) -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         for more in ((), ("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1")):
-            done = paceline.run("--master-port", str(port), *more, "script.py")
-            assert done.returncode == 2
-            assert done.stderr == (
-                f"paceline: port {port} is in use on this machine; choose another --master-port, or none\n"
+            assert refusal(paceline, "run", "--master-port", str(port), *more, "script.py") == (
+                f"port {port} is in use on this machine; choose another --master-port, or none"
             )
     assert not paceline.home.exists()
 
@@ -127,17 +121,15 @@ def test_name_that_is_taken(paceline: Paceline) -> None:
 
 def test_log_folder_that_cannot_be_written(paceline: Paceline) -> None:
     paceline.script("open('ran', 'w')")
-    done = paceline.run("--log-dir", "/proc/paceline", "script.py")  # not even root may write there
-    assert done.returncode == 2
-    assert done.stderr.startswith("paceline: cannot write to /proc/paceline: ")
+    said = refusal(paceline, "run", "--log-dir", "/proc/paceline", "script.py")  # not even root may write there
+    assert said.startswith("cannot write to /proc/paceline: ")
 
 
 def test_more_ranks_than_devices(paceline: Paceline) -> None:
     paceline.script("open('ran', 'w')")
     paceline.env["CUDA_VISIBLE_DEVICES"] = "0,1"
-    done = paceline.run("-n", "3", "--devices", "0,1", "script.py")
-    assert done.returncode == 2
-    assert "-n 3 is more than the 2 devices of --devices 0,1" in done.stderr
+    said = refusal(paceline, "run", "-n", "3", "--devices", "0,1", "script.py")
+    assert "-n 3 is more than the 2 devices of --devices 0,1" in said
 
 
 def test_unknown_verb_names_the_nearest(paceline: Paceline) -> None:

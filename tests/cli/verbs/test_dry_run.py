@@ -6,12 +6,12 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests import recorded
 from tests.conftest import free_port
+from tests.typed import refusal
 from tests.variables import CHOSEN, TELL, compare, told
 
 if TYPE_CHECKING:
-    import subprocess
-
     from tests.conftest import Paceline
 
 
@@ -109,15 +109,8 @@ def test_of_one_machine_among_several(paceline: Paceline) -> None:
 
 def refused_alike(paceline: Paceline, *args: str) -> str:
     """The one line with which a job is refused, the same by a dry run and by its start."""
-
-    def say(*command: str) -> str:
-        done: subprocess.CompletedProcess[str] = paceline(*command)
-        assert (done.returncode, done.stdout) == (2, ""), done.stderr
-        assert done.stderr.count("\n") == 1, done.stderr
-        return done.stderr
-
     before = sorted(paceline.folder.rglob("*"))
-    lines = {say(verb, *more, *args) for verb in ("submit", "run") for more in ((), ("--dry-run",))}
+    lines = {refusal(paceline, verb, *more, *args) for verb in ("submit", "run") for more in ((), ("--dry-run",))}
     assert sorted(paceline.folder.rglob("*")) == before, "nothing is left"
     assert len(lines) == 1, lines
     return lines.pop()
@@ -128,8 +121,7 @@ def test_a_dry_run_refuses_what_submit_refuses(paceline: Paceline) -> None:
     (paceline.folder / "paceline.toml").write_text('[volumes]\ngone = "/no/such/place"\n')
     (paceline.folder / "file").write_text("")
     (paceline.folder / "code" / "it").mkdir(parents=True)
-    assert paceline("submit", "--name", "taken", "train.py").returncode == 0
-    assert paceline("wait", "taken").returncode == 0
+    recorded.ended(paceline, "taken")
     snapshot = ("--sync-mode", "snapshot", "--sync-source")
     for args, why in (
         (("--secret", "TOKEN"), "secret TOKEN is not set in your environment"),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jsonschema
 import pytest
 import yaml
 
@@ -22,8 +22,15 @@ SCHEMA = json.loads((ROOT / "docs" / "job.schema.json").read_text())
 EXAMPLES = sorted(ROOT.glob("examples/*.yaml"))
 
 
+@functools.cache
+def validator() -> Any:
+    import jsonschema  # takes long to import
+
+    return jsonschema.Draft202012Validator(SCHEMA)
+
+
 def errors(job: Any) -> list[str]:
-    return [error.message for error in jsonschema.Draft202012Validator(SCHEMA).iter_errors(job)]
+    return [error.message for error in validator().iter_errors(job)]
 
 
 def test_the_copy_in_the_docs_is_what_the_verb_prints(paceline: Paceline) -> None:
@@ -33,7 +40,7 @@ def test_the_copy_in_the_docs_is_what_the_verb_prints(paceline: Paceline) -> Non
 
 
 def test_it_is_a_schema_of_all_fields() -> None:
-    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    validator().check_schema(SCHEMA)
     assert set(SCHEMA["properties"]) == set(JobSpec.model_fields)
     assert SCHEMA["title"] == "paceline job"
 

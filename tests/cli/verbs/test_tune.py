@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.cli.verbs.test_prune import Held
 from tests.conftest import GENEROUS, eventually
+from tests.typed import refusal
 
 from paceline.contract.exchange import TRIED, problem_with
 
@@ -96,10 +97,7 @@ def test_a_job_file_keeps_its_other_lines(paceline: Paceline) -> None:
 def test_bad_input_is_one_line(paceline: Paceline, flags: list[str], message: str) -> None:
     train(paceline)
     (paceline.folder / "other.yaml").write_text("script: other.py\n")
-    done = paceline("tune", "-n", "2", *flags, "script.py")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert message in refusal(paceline, "tune", "-n", "2", *flags, "script.py")
 
 
 @pytest.mark.parametrize(
