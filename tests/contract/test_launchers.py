@@ -40,13 +40,8 @@ def test_torch_launchers(command: list[str], launcher: str, tmp_path: Path) -> N
     script = tmp_path / "who.py"
     script.write_text(SCRIPT)
     env = {**os.environ, "PYTHONPATH": str(Path(paceline.__file__).parents[1])}
-    subprocess.run(
-        [sys.executable, "-m", *command, "--nproc-per-node=2", str(script)],
-        env=env,
-        check=True,
-        timeout=120,
-        capture_output=True,
-    )
+    line = [sys.executable, "-m", *command, "--nproc-per-node=2", str(script)]
+    subprocess.run(line, env=env, check=True, capture_output=True)
     for rank in (0, 1):
         found = json.loads((tmp_path / f"rank-{rank}.json").read_text())
         placement = found["placement"]

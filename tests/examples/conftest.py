@@ -15,6 +15,14 @@ LAUNCHERS = {
 }
 
 
+def launchers(here):
+    """Runs a test behind this launcher, and at night behind the others too."""
+    marks = {name: () if name == here else pytest.mark.nightly for name in LAUNCHERS}
+    return pytest.mark.parametrize(
+        "launcher", [pytest.param(name, marks=marks[name]) for name in LAUNCHERS], indirect=True
+    )
+
+
 @pytest.fixture
 def start(tmp_path):
     """A function that runs an example behind a command line and returns what it printed."""
@@ -38,7 +46,7 @@ def start(tmp_path):
     return run
 
 
-@pytest.fixture(params=LAUNCHERS)
+@pytest.fixture
 def launcher(request, start):
     """Return the number of ranks, and a function that runs an example with them and returns what it printed."""
     ranks, command = LAUNCHERS[request.param]

@@ -4,6 +4,7 @@ import importlib.util
 import re
 
 import pytest
+from tests.examples.conftest import launchers
 
 pytestmark = [
     pytest.mark.torch,
@@ -11,6 +12,7 @@ pytestmark = [
 ]
 
 
+@launchers("torchrun")
 def test_digits_are_read(launcher):
     pytest.importorskip("sklearn")
     ranks, launch = launcher
@@ -28,6 +30,7 @@ def test_digits_are_read(launcher):
     assert int(world_size) == ranks
 
 
+@launchers("paceline")
 def test_python_source_is_learnt(launcher):
     ranks, launch = launcher
     output = launch("chargpt.py", "--steps", "100", "--width", "64", "--layers", "2", "--sample", "40")

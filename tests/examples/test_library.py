@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import GENEROUS, eventually
+from tests.examples.conftest import launchers
 
 pytestmark = [
     pytest.mark.torch,
@@ -57,6 +58,7 @@ def evaluations(output):
     ]
 
 
+@launchers("python")
 def test_digits_are_read_as_well_by_one_process_as_by_two_ranks(launcher):
     pytest.importorskip("sklearn")
     _, launch = launcher
@@ -66,6 +68,7 @@ def test_digits_are_read_as_well_by_one_process_as_by_two_ranks(launcher):
     assert found[-1][1] * 360 == pytest.approx(round(found[-1][1] * 360), abs=0.02), "every test digit counts once"
 
 
+@launchers("paceline")
 def test_python_source_is_learnt_as_well_by_one_process_as_by_two_ranks(launcher, single):
     _, launch = launcher
     small = ("--characters", "200000", "--width", "32", "--layers", "1", "--lr", "1e-2")

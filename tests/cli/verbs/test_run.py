@@ -12,11 +12,12 @@ import struct
 import subprocess
 import sys
 import termios
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import pytest
-from tests.conftest import free_port
+from tests.conftest import GENEROUS, eventually, free_port
+from tests.typed import refusal, typed
 
 from paceline.cli.flags.spec import HANDLED_SIGNALS
 from paceline.cli.verbs.run import run
@@ -40,6 +41,14 @@ def variables(paceline: Paceline, flags: list[str], *names: str) -> dict[str, st
     done = paceline.run(*flags, "script.py", *names)
     assert done.returncode == 0, done.stderr
     found: dict[str, str | None] = json.loads(done.stdout)
+    return found
+
+
+def planned(paceline: Paceline, *args: str) -> dict[str, Any]:
+    """What a dry run shows."""
+    done = typed(paceline, "run", "--dry-run", *args)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
@@ -156,8 +165,6 @@ def test_stop_reaches_what_a_shell_started(paceline: Paceline) -> None:
     paceline.script("#!/bin/sh\ntouch ready\nsleep 1000\n", "script.sh")
     (paceline.folder / "script.sh").chmod(0o755)
     process = paceline.start("run", "script.sh")
-    from tests.conftest import GENEROUS, eventually
-
     eventually((paceline.folder / "ready").exists, "the shell runs")
     process.terminate()
     process.communicate(timeout=GENEROUS)
@@ -283,7 +290,7 @@ def test_dry_run_shows_everything_and_starts_nothing(paceline: Paceline) -> None
 def test_dry_run_shows_the_variables_that_ranks_get(paceline: Paceline, framework: str) -> None:
     paceline.script("import json, os; print(json.dumps(dict(os.environ)))")
     command = ("-n", "2", "--framework", framework, "--name", "mine", "script.py")
-    (shown, _) = json.loads(paceline.run("--dry-run", *command).stdout)["ranks"]
+    (shown, _) = planned(paceline, *command)["ranks"]
     real = json.loads(paceline.run(*command).stdout)
     for name, value in shown.items():
         assert value == real[name] or "<chosen at start>" in value or value == "<secret>", name
@@ -308,10 +315,10 @@ def test_run_directory(paceline: Paceline) -> None:
 def test_framework_is_found_in_what_the_script_imports(paceline: Paceline) -> None:
     paceline.script("import helper", "script.py")
     paceline.script("def late():\n    import jax\n", "helper.py")
-    shown = json.loads(paceline.run("--dry-run", "script.py").stdout)
+    shown = planned(paceline, "script.py")
     assert (shown["job"]["framework"], shown["job"]["preload"]) == ("jax", ["jax"])
     paceline.script("from torch import nn", "helper.py")
-    shown = json.loads(paceline.run("--dry-run", "script.py").stdout)
+    shown = planned(paceline, "script.py")
     assert (shown["job"]["framework"], shown["job"]["preload"]) == ("torch", ["torch", "torch.distributed"])
 
 
@@ -331,7 +338,7 @@ def test_framework_is_found_in_what_the_script_imports(paceline: Paceline) -> No
 def test_what_the_first_optimizer_imports_is_imported_once(paceline: Paceline, helper: str, found: bool) -> None:
     paceline.script("import helper", "script.py")
     paceline.script(helper, "helper.py")
-    shown = json.loads(paceline.run("--dry-run", "script.py").stdout)
+    shown = planned(paceline, "script.py")
     assert shown["job"]["preload"] == ["torch", "torch.distributed", *(["torch._dynamo"] if found else [])]
 
 
@@ -397,8 +404,7 @@ def test_a_whole_command_is_its_script(paceline: Paceline, tmp_path: Path) -> No
         (["python"], "python names no script; write for example paceline run train.py"),
         (["python 'a"], """"python 'a": no closing quotation; write the command without quotes around it"""),
     ):
-        done = paceline.run(*words)
-        assert (done.returncode, done.stderr) == (2, f"paceline: {said}\n")
+        assert refusal(paceline, "run", *words) == said
     paceline.script("print('mine')", "python")  # a file of that name is the script
     assert paceline.run("python").stdout == "mine\n"
 
@@ -430,13 +436,11 @@ def test_parts_of_torchrun_that_mean_nothing_are_named(paceline: Paceline) -> No
     said = [line for line in done.stderr.splitlines() if "has no effect" in line]
     assert [line.split()[1] for line in said] == ["--duplicate-stdout-filters", "--logs-specs"]
     assert said[0].endswith("show such lines with paceline logs JOB --all --grep TEXT")
-    done = paceline.run("--signals-to-handle", "SIGTERM,SIGWINCH", script)
-    assert done.returncode == 2
-    assert done.stderr.startswith("paceline: --signals-to-handle SIGWINCH: paceline handles SIGTERM, ")
-    done = paceline.run("--grace", "3", "--shutdown-timeout", "4", script)
-    assert done.stderr == "paceline: --grace and --shutdown-timeout say the same; give one of them\n"
-    spec = json.loads(paceline.run("--dry-run", "--shutdown-timeout", "4", script).stdout)["job"]
-    assert spec["grace"] == 4.0
+    said = refusal(paceline, "run", "--signals-to-handle", "SIGTERM,SIGWINCH", script)
+    assert said.startswith("--signals-to-handle SIGWINCH: paceline handles SIGTERM, ")
+    said = refusal(paceline, "run", "--grace", "3", "--shutdown-timeout", "4", script)
+    assert said == "--grace and --shutdown-timeout say the same; give one of them"
+    assert planned(paceline, "--shutdown-timeout", "4", script)["job"]["grace"] == 4.0
 
 
 def test_the_signals_of_an_agent_are_those_that_the_flags_name() -> None:
