@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +15,7 @@ from tests.conftest import GENEROUS, free_port
 torch = pytest.importorskip("torch")
 
 from tests.train.launching import launch  # noqa: E402
+from tests.train.scripts import Script  # noqa: E402
 
 import paceline  # noqa: E402 - after torch is known to be there
 from paceline.train.group.join import Disagreement  # noqa: E402
@@ -160,16 +160,10 @@ NEIGHBOURS = """
 @pytest.mark.parametrize("how", ["by hand", "torch", "tcp", "file"])
 def test_ranks_without_a_launcher_ask_who_shares_their_machine(paceline: Paceline, how: str) -> None:
     paceline.script(NEIGHBOURS)
-    port = free_port()
-    ranks = []
-    for rank, host in enumerate(["one", "two", "one"]):
-        line = ["unshare", "--uts", "sh", "-c", f'hostname {host} && exec "$@"', "sh", sys.executable, "script.py"]
-        ranks.append(
-            subprocess.Popen(
-                [*line, how, str(rank), str(port)], cwd=paceline.folder, env=paceline.env, stdout=subprocess.PIPE
-            )
-        )
-    said = [rank.communicate(timeout=GENEROUS)[0].decode() for rank in ranks]
+    port = str(free_port())
+    hosts = enumerate(["one", "two", "one"])
+    ranks = [Script(paceline, "script.py", how, str(rank), port, host=host) for rank, host in hosts]
+    said = [rank.communicate(timeout=GENEROUS)[0] for rank in ranks]
     assert said == ["0 0\n", "1 0\n", "2 1\n"]
 
 
@@ -406,14 +400,10 @@ def test_training_without_setup_is_refused() -> None:
 
 def test_both_sides_of_a_difference_are_told(paceline: Paceline) -> None:
     paceline.script("import paceline; paceline.init()")
-    port = free_port()
+    main = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "script.py"], cwd=paceline.folder, text=True, stderr=subprocess.PIPE,
-            env={**paceline.env, "RANK": str(rank), "WORLD_SIZE": str(2 + rank), "MASTER_PORT": str(port),
-                 "MASTER_ADDR": "127.0.0.1"},
-        ) for rank in (0, 1)
-    ]  # fmt: skip
+        Script(paceline, "script.py", env={**main, "RANK": str(rank), "WORLD_SIZE": str(2 + rank)}) for rank in (0, 1)
+    ]
     for rank, process in enumerate(ranks):
         _, err = process.communicate(timeout=GENEROUS)
         other = 1 - rank

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 
 from tests.conftest import GENEROUS, eventually  # noqa: E402
 from tests.train.checkpoint.checkpoint_ranks import Ranks, processes, rank_state, save, shared_state, single  # noqa: E402
+from tests.train.scripts import run as run_script  # noqa: E402
 
 from paceline.contract.folder_lock import LOCK, FolderLock, FolderTaken, holder_of  # noqa: E402
 from paceline.train.checkpoint.store import CheckpointError, CheckpointFolderTaken, CheckpointStore  # noqa: E402
@@ -178,10 +179,7 @@ def test_a_job_is_refused_while_another_has_the_folder(paceline: Paceline) -> No
             assert part in done.stderr
     assert paceline("get", "two").returncode == 2, "nothing is left of it"
 
-    alone = subprocess.run(
-        [sys.executable, "script.py", "checkpoints"], cwd=paceline.folder, env=paceline.env, capture_output=True,
-        text=True, timeout=GENEROUS, check=False,
-    )  # fmt: skip
+    alone = run_script(paceline, "script.py", "checkpoints", timeout=GENEROUS)
     assert alone.returncode == 1
     assert "CheckpointFolderTaken: cannot save checkpoints in " in alone.stderr
     assert "held by job one (rank 0, pid " in alone.stderr

@@ -7,11 +7,11 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.conftest import GENEROUS, eventually
+from tests.train.scripts import Script
 
 from paceline.contract.folder_lock import LOCK
 
@@ -160,14 +160,7 @@ def test_a_job_that_is_preempted_asks_to_be_resumed(paceline: Paceline) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
 def test_without_a_launcher(paceline: Paceline, number: int) -> None:
     training(paceline, wait_at=4)
-
-    def start() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "script.py"], cwd=paceline.folder, env=paceline.env, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-
-    process = start()
+    process = Script(paceline, "script.py")
     lines_until(process, "step 4 ")
     process.send_signal(number)
     process.send_signal(number)  # schedulers may send it to the process and to its group
@@ -175,7 +168,7 @@ def test_without_a_launcher(paceline: Paceline, number: int) -> None:
     code, _, err = finish(process)
     last = stopped_after(err, signal.Signals(number).name)
     assert (code, len(said(err))) == (75, 1), err
-    code, out, err = finish(start())
+    code, out, err = finish(Script(paceline, "script.py"))
     assert code == 0, err
     assert len(out.splitlines()) == 21 - last
 
@@ -184,10 +177,7 @@ def test_without_a_launcher(paceline: Paceline, number: int) -> None:
 def test_signals_to_all_processes_of_a_job(paceline: Paceline, number: int) -> None:
     """As schedulers send them: loader workers get them too."""
     training(paceline, wait_at=4, workers=2)
-    process = subprocess.Popen(
-        [sys.executable, "script.py"], cwd=paceline.folder, env=paceline.env, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    process = Script(paceline, "script.py", session=True)
     lines_until(process, "step 4 ")
     os.killpg(process.pid, number)
     (paceline.folder / "go").touch()
@@ -299,10 +289,7 @@ def test_after_the_training_signals_end_the_process_as_ever(paceline: Paceline) 
     training(paceline)
     script = paceline.folder / "script.py"
     script.write_text(script.read_text().replace("run.close()", "print('exporting', flush=True)\ntime.sleep(600)"))
-    process = subprocess.Popen(
-        [sys.executable, "script.py"], cwd=paceline.folder, env=paceline.env, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    process = Script(paceline, "script.py")
     lines_until(process, "exporting")
     process.terminate()
     assert finish(process)[0] == -signal.SIGTERM

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import GENEROUS
+from tests.train.scripts import run
 
 pytest.importorskip("torch")
 
@@ -114,10 +113,7 @@ def test_workers_that_are_killed_at_random_moments(paceline: Paceline) -> None:
     """A seed of its own each time, which the output of a failure has."""
     paceline.script(DATA + MANY)
     seed = str(time.time_ns() % 1_000_000)
-    done = subprocess.run(
-        [sys.executable, "script.py", seed, "40"], cwd=paceline.folder, env=paceline.env, text=True, check=False,
-        capture_output=True, timeout=3 * GENEROUS,
-    )  # fmt: skip
+    done = run(paceline, "script.py", seed, "40", timeout=3 * GENEROUS)
     assert "all of them" in done.stdout, f"seed {seed}\n{done.stdout[-500:]}\n{done.stderr[-5000:]}"
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.conftest import GENEROUS, eventually
+from tests.train.scripts import Script
 
 pytest.importorskip("torch")
 
 if TYPE_CHECKING:
+    import subprocess
+
     from tests.conftest import Paceline
 
 pytestmark = pytest.mark.torch
@@ -88,13 +89,6 @@ def write(paceline: Paceline, **parts: Any) -> None:
     paceline.script(SCRIPT.format(**{"later": "pass", **default, **parts}))
 
 
-def plain(paceline: Paceline) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "script.py"], cwd=paceline.folder, env=paceline.env, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
 def outcome(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Exit code and stderr of a process that is to end; ends its session in any case."""
     try:
@@ -120,9 +114,10 @@ def outcome(process: subprocess.Popen[str]) -> tuple[int, str]:
 def test_workers_end_when_their_rank_ends(paceline: Paceline, way: str, launcher: str, persistent: bool) -> None:
     parts, codes = WAYS[way]
     write(paceline, persistent=persistent, **parts)
-    line = [*launcher.split()[1:], "script.py"]
-    process = plain(paceline) if launcher == "python" else paceline.start(*line, start_new_session=True)
-    code, err = outcome(process)
+    if launcher == "python":
+        code, err = outcome(Script(paceline, "script.py", session=True))
+    else:
+        code, err = outcome(paceline.start(*launcher.split()[1:], "script.py", start_new_session=True))
     assert code in codes, err
 
 
@@ -133,7 +128,7 @@ def test_a_worker_in_a_call_that_no_signal_interrupts_ends_too(paceline: Pacelin
     read = f"if index == 39:\n                import ctypes; open('long', 'w').close(); {read}"
     wait = "while not os.path.exists('long'): time.sleep(0.01)"
     write(paceline, start=start, read=read, at_step=f"{wait}\n                    sys.exit(3)")
-    code, err = outcome(plain(paceline))
+    code, err = outcome(Script(paceline, "script.py", session=True))
     assert code == 3, err
 
 
@@ -145,7 +140,7 @@ def test_a_signal_to_all_processes_lets_workers_feed_the_last_step(
     wait = "print('step 8', flush=True)\n                    while not os.path.exists('go'): time.sleep(0.01)"
     heard = "while not run._steps._watch.stop_signal: time.sleep(0.01)"  # at the latest here
     write(paceline, start=start, at_step=wait, later=heard, at_end="run.close()")
-    process = plain(paceline)
+    process = Script(paceline, "script.py", session=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "step 8\n"
     os.killpg(process.pid, number)
@@ -164,14 +159,14 @@ def test_workers_that_are_being_started_ignore_signals_already(paceline: Pacelin
     now = "os.kill(os.getpid(), signal.SIGTERM)"
     first = {"fork": f"os.register_at_fork(after_in_child=lambda: {now})", "spawn": f"__name__ == '__main__' or {now}"}
     script.write_text(script.read_text().replace("class Slow", f"{first[start]}\n\nclass Slow", 1))
-    code, err = outcome(plain(paceline))
+    code, err = outcome(Script(paceline, "script.py", session=True))
     assert code == 0, err
 
 
 def test_two_signals_end_a_rank_and_its_workers(paceline: Paceline) -> None:
     """The second one comes after the training, where a signal ends the process at once."""
     write(paceline, at_end="print('over', flush=True); threading.Event().wait()")
-    process = plain(paceline)
+    process = Script(paceline, "script.py", session=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "over\n"
     os.kill(process.pid, signal.SIGTERM)
@@ -203,7 +198,7 @@ def test_children_of_the_script_are_left_alone(paceline: Paceline) -> None:
     )
     script = paceline.folder / "script.py"
     script.write_text(script.read_text().replace("def main", textwrap.dedent(child) + "def main", 1))
-    process = plain(paceline)
+    process = Script(paceline, "script.py", session=True)
     out, err = process.communicate(timeout=GENEROUS)
     assert process.returncode == 0, err
     assert out.splitlines() == ["-15", "end", "quick is done"]
@@ -214,5 +209,5 @@ def test_programs_that_a_worker_starts_can_be_terminated(paceline: Paceline) -> 
         "import subprocess; p = subprocess.Popen(['sleep', '600']); p.terminate(); assert p.wait(60) == -signal.SIGTERM"
     )
     write(paceline, read=read)
-    code, err = outcome(plain(paceline))
+    code, err = outcome(Script(paceline, "script.py", session=True))
     assert code == 0, err

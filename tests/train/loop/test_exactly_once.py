@@ -8,8 +8,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +17,11 @@ from tests.conftest import GENEROUS, eventually, free_port
 
 torch = pytest.importorskip("torch")
 
+from tests.train.scripts import Script  # noqa: E402
+
 if TYPE_CHECKING:
+    import subprocess
+
     from tests.conftest import Paceline
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(7200)]
@@ -44,15 +46,15 @@ class Training:
         args = ("train.py", str(self.paceline.folder), str(self.epochs), str(self.workers))
         return self.paceline.start("run", "-n", str(ranks), "--max-restarts", "100000", *args)
 
-    def start_nodes(self, nodes: list[int]) -> list[subprocess.Popen[str]]:
+    def start_nodes(self, nodes: list[int]) -> list[Script]:
         """A rank on each of these nodes, whose checkpoints are their own."""
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         place.update(WORLD_SIZE=str(len(nodes)), GROUP_WORLD_SIZE=str(len(nodes)), LOCAL_WORLD_SIZE="1", LOCAL_RANK="0")
         args = ["train.py", str(self.paceline.folder), str(self.epochs), str(self.workers)]
         return [
-            subprocess.Popen(
-                [sys.executable, *args, f"node{node}/checkpoints"], cwd=self.paceline.folder, text=True,
-                env={**self.paceline.env, **place, "RANK": str(rank), "GROUP_RANK": str(rank)}, stderr=subprocess.PIPE,
+            Script(
+                self.paceline, *args, f"node{node}/checkpoints",
+                env={**place, "RANK": str(rank), "GROUP_RANK": str(rank)},
             )
             for rank, node in enumerate(nodes)
         ]  # fmt: skip

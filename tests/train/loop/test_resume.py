@@ -6,8 +6,6 @@ import json
 import logging
 import os
 import signal
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +14,7 @@ from tests.conftest import GENEROUS, eventually
 torch = pytest.importorskip("torch")
 
 from tests.train.launching import launch  # noqa: E402
+from tests.train.scripts import run as run_script  # noqa: E402
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset  # noqa: E402 - after torch is known to be there
 
 import paceline  # noqa: E402
@@ -462,11 +461,8 @@ def test_what_is_logged_behind_the_loop_belongs_to_its_epoch_and_is_never_lost(p
             run.log(accuracy=epoch + 0.5)
         run.log(test=0.25)
     """)
-    for name, command in (("alone", ["script.py"]), ("two", ["-m", "paceline", "run", "-n", "2", "script.py"])):
-        done = subprocess.run(
-            [sys.executable, *command, name], cwd=paceline.folder, env=paceline.env, capture_output=True, text=True,
-            timeout=GENEROUS, check=False,
-        )  # fmt: skip
+    alone = run_script(paceline, "script.py", "alone", timeout=GENEROUS)
+    for name, done in (("alone", alone), ("two", paceline.run("-n", "2", "script.py", "two"))):
         assert done.returncode == 0, done.stderr
         text = (paceline.folder / name / "metrics.jsonl").read_text()
         lines = [json.loads(line) for line in text.splitlines()]
