@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from typing import TYPE_CHECKING
@@ -64,6 +65,8 @@ def need(why: str) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """`@pytest.mark.needs("rsync", "ssh")`: the test starts these programs."""
+    """`@pytest.mark.needs("rsync", "ssh")`: the test starts these programs; `@pytest.mark.torch`: it needs torch."""
+    if item.get_closest_marker("torch") and importlib.util.find_spec("torch") is None:
+        need("needs torch (pip install torch)")
     for mark in item.iter_markers("needs"):
         need(missing(*mark.args))

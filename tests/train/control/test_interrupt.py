@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-pytest.importorskip("torch")
-
 if TYPE_CHECKING:
     from tests.conftest import Paceline
 

@@ -15,8 +15,6 @@ from tests.train.scripts import Script
 
 from paceline.contract.folder_lock import LOCK
 
-pytest.importorskip("torch")
-
 if TYPE_CHECKING:
     from tests.conftest import Paceline
 

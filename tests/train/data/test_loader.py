@@ -179,9 +179,8 @@ def same(a: Any, b: Any) -> bool:
 
 
 class TestPosition:
-    @pytest.mark.parametrize("received", [0, 1, 3, 6])
-    @pytest.mark.parametrize("start", ["fork", "spawn"])
-    def test_what_workers_have_read_ahead_does_not_count(self, received: int, start: str) -> None:
+    @pytest.mark.parametrize(("start", "received"), [("fork", 0), ("fork", 1), ("fork", 3), ("fork", 6), ("spawn", 3)])
+    def test_what_workers_have_read_ahead_does_not_count(self, start: str, received: int) -> None:
         options = {"global_batch_size": 7, "shuffle": True, "num_workers": 2, "prefetch_factor": 4}
         options["multiprocessing_context"] = start
         loader = make_loader(Numbers(40), **options)
@@ -384,7 +383,7 @@ class TestIterable:
             batches = iter(loader)
             head = [x for _ in range(done) for x, _ in next(batches)]
             state = loader.state_dict()
-            for world_size in (1, 2, 3):
+            for world_size in (3,) if num_workers else (1, 2, 3):
                 ranks = [
                     make_loader(kind(size), rank=rank, world_size=world_size, **options, **workers)
                     for rank in range(world_size)

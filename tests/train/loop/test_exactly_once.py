@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(7200)]
 SAMPLES = 199
-KILLS = int(os.environ.get("PACELINE_SOAK_KILLS", "6"))
+KILLS = int(os.environ.get("PACELINE_SOAK_KILLS", "3"))
 
 
 class Training:
@@ -100,7 +100,7 @@ def status(paceline: Paceline) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.nightly), 2])
 def test_samples_and_weights_survive_kills_of_ranks(paceline: Paceline, workers: int) -> None:
     training = Training(paceline, workers)
     quiet = training.start(2)
@@ -161,7 +161,14 @@ def test_samples_survive_kills_of_the_job_and_other_numbers_of_ranks(paceline: P
 
 
 @pytest.mark.parametrize("trial", range(int(os.environ.get("PACELINE_SOAK_STREAMS", "1"))))
-@pytest.mark.parametrize("data", ["stateful", "stateful-split", "split"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param("stateful", marks=pytest.mark.nightly),
+        "stateful-split",
+        pytest.param("split", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_stream_with_workers_survives_kills_on_two_and_one_ranks(paceline: Paceline, data: str, trial: int) -> None:
     dice = random.Random(trial)
     kills = 11 if trial else 2

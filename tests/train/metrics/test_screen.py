@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-pytest.importorskip("torch")
-
 if TYPE_CHECKING:
     from tests.conftest import Paceline
 
@@ -136,8 +134,13 @@ def script(paceline: Paceline, what: str) -> None:
     paceline.script(textwrap.dedent(HEAD) + textwrap.dedent(SCRIPTS[what]))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("what", SCRIPTS)
+@pytest.mark.parametrize(
+    ("what", "ranks"),
+    [
+        *((what, 2) for what in SCRIPTS),
+        *(pytest.param(what, 1, marks=() if what in EXCEPTIONS else pytest.mark.nightly) for what in SCRIPTS),
+    ],
+)
 def test_a_pipe_shows_what_the_file_has(paceline: Paceline, what: str, ranks: int) -> None:
     script(paceline, what)
     done = paceline.run("-n", str(ranks), "script.py")

@@ -116,9 +116,20 @@ def of_unknown_length(kind: str, accumulate: int, workers: int, folder: str | No
         return [value for p in model.parameters() for value in p.flatten().tolist()], steps
 
 
-@pytest.mark.parametrize("accumulate", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("kind", "accumulate"),
+    [
+        ("stream", 4),
+        ("drop_last", 2),
+        ("batches", 3),
+        *(
+            pytest.param(kind, accumulate, marks=pytest.mark.nightly)
+            for kind, others in {"stream": (2, 3), "drop_last": (3, 4), "batches": (2, 4)}.items()
+            for accumulate in others
+        ),
+    ],
+)
 @pytest.mark.parametrize(("nproc", "workers"), [(1, 0), (2, 2), (3, 0)])
-@pytest.mark.parametrize("kind", ["stream", "drop_last", "batches"])
 def test_accumulation_over_an_epoch_of_unknown_length(
     kind: str, nproc: int, workers: int, accumulate: int, tmp_path: Path
 ) -> None:
