@@ -6,6 +6,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.conftest import GENEROUS
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline
@@ -31,7 +32,7 @@ def test_ctrl_c_raises_keyboard_interrupt(paceline: Paceline) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=GENEROUS)
     assert process.returncode == 130, err
     assert sorted(path.name for path in paceline.folder.glob("interrupted-*")) == ["interrupted-0", "interrupted-1"]
 
@@ -42,6 +43,6 @@ def test_other_signals_end_the_ranks(paceline: Paceline) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=GENEROUS)
     assert process.returncode == 143, err
     assert not list(paceline.folder.glob("interrupted-*"))
