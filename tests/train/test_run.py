@@ -415,7 +415,8 @@ def test_each_run_of_a_script_has_checkpoints_of_its_own(paceline: Paceline) -> 
         import torch, paceline
         for rate in (1, 2):
             with paceline.init(checkpoint_every=2, progress=False) as run:
-                model = run.setup(torch.nn.Linear(1, 1))
+                model = torch.nn.Linear(1, 1)
+                model, optimizer = run.setup(model, torch.optim.SGD(model.parameters(), 0.1))
                 data = torch.utils.data.TensorDataset(torch.ones(8, 1))
                 for epoch in run.epochs(2):
                     for (x,) in run.dataloader(data, global_batch_size=4):

@@ -36,7 +36,8 @@ TRAIN = """
     import os, sys, time
     import torch, paceline
     with paceline.init(checkpoint_dir=sys.argv[1] if len(sys.argv) > 1 else None, progress=False) as run:
-        model = run.setup(torch.nn.Linear(1, 1))
+        model = torch.nn.Linear(1, 1)
+        model, optimizer = run.setup(model, torch.optim.SGD(model.parameters(), 0.1))
         run.resume()
         open(f"began-{os.environ.get('PACELINE_JOB')}-{run.attempt}", "w").close()
         while not (os.path.exists("end") if run.world_size == 1 else run.attempt):

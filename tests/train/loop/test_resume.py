@@ -452,7 +452,8 @@ def test_what_is_logged_behind_the_loop_belongs_to_its_epoch_and_is_never_lost(p
     paceline.script("""
         import sys, torch, paceline
         run = paceline.init(log_dir=sys.argv[1], progress=False)
-        model = run.setup(torch.nn.Linear(1, 1))
+        model = torch.nn.Linear(1, 1)
+        model, optimizer = run.setup(model, torch.optim.SGD(model.parameters(), 0.1))
         train = run.dataloader(torch.utils.data.TensorDataset(torch.arange(12.0)[:, None]), global_batch_size=4)
         for epoch in run.epochs(2):
             for (x,) in train:

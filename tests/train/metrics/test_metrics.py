@@ -325,7 +325,8 @@ def test_tensorboard_shows_the_last_attempt_of_each_step(paceline: Paceline) -> 
         import os, time, torch, paceline
         committed = os.environ["PACELINE_RUN_DIR"] + "/checkpoints/step-000025"
         with paceline.init(log_every=10, checkpoint_every=25, progress=False) as run:
-            model = run.setup(torch.nn.Linear(1, 1))
+            model = torch.nn.Linear(1, 1)
+            model, optimizer = run.setup(model, torch.optim.SGD(model.parameters(), 0.1))
             data = torch.utils.data.TensorDataset(torch.arange(160.0))
             train = run.dataloader(data, global_batch_size=4)
             for epoch in run.epochs(1):
@@ -568,7 +569,8 @@ def test_a_script_that_does_not_close_the_run_ends_well(paceline: Paceline) -> N
     paceline.script("""
         import torch, paceline
         run = paceline.init(log_every=10, checkpoint_every=7)
-        model = run.setup(torch.nn.Linear(1, 1))
+        model = torch.nn.Linear(1, 1)
+        model, optimizer = run.setup(model, torch.optim.SGD(model.parameters(), 0.1))
         for epoch in run.epochs(2):
             for (batch,) in run.dataloader(torch.utils.data.TensorDataset(torch.arange(48.0)), global_batch_size=4):
                 run.backward(model(batch[:, None]).mean())

@@ -383,7 +383,8 @@ def test_a_rank_that_ends_ends_the_exchange_of_the_others(paceline: Paceline, ho
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         try:
             with paceline.init() as run:
-                model = run.setup(torch.nn.Linear(9, 300))
+                model = torch.nn.Linear(9, 300)
+                model, optimizer = run.setup(model, torch.optim.SGD(model.parameters(), 0.1))
                 for step in itertools.count():
                     if run.rank == 1 and step == 3:
                         {how}
