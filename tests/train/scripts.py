@@ -6,6 +6,8 @@ The script has its own arguments, environment, folder, output, exit code and sig
 from __future__ import annotations
 
 import array
+import atexit
+import functools
 import json
 import os
 import socket
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from tests.conftest import Paceline
 
 _ROOM = 64 * 1024  # bytes for the variables of a script
-_server: socket.socket | None = None
 
 
 class Script(subprocess.Popen[str]):
@@ -46,7 +47,7 @@ class Script(subprocess.Popen[str]):
 
     def _execute_child(self, *args: Any) -> None:
         c2pwrite, errwrite = args[13], args[15]
-        self._ended, theirs = socket.socketpair()
+        self._ended, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # a message each
         with theirs:
             ends = array.array("i", [c2pwrite, errwrite, theirs.fileno()])
             _started().sendmsg([json.dumps(self._order).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, ends)])
@@ -63,7 +64,7 @@ class Script(subprocess.Popen[str]):
 
     def _wait(self, timeout: float | None) -> int:
         if self.returncode is None:
-            self._ended.settimeout(timeout)
+            self._ended.settimeout(timeout and max(0.0, timeout))
             try:
                 said = self._ended.recv(32)
             except (BlockingIOError, TimeoutError):
@@ -83,15 +84,20 @@ def run(paceline: Paceline, *line: str, timeout: float, **options: Any) -> subpr
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+@functools.cache
 def _started() -> socket.socket:
     """The server of this process, which is started with its first script and ends with this process."""
-    global _server
-    if _server is None:
-        _server, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            env = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES + OTHERS}
-            env.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", ROOM=_ROOM * "-")
-            command = [sys.executable, str(Path(__file__).with_name("script_server.py")), str(theirs.fileno())]
-            null = subprocess.DEVNULL
-            subprocess.Popen(command, env=env, stdin=null, stdout=null, pass_fds=[theirs.fileno()])
-    return _server
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        env = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES + OTHERS}
+        env.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", ROOM=_ROOM * "-")
+        command = [sys.executable, str(Path(__file__).with_name("script_server.py")), str(theirs.fileno())]
+        null = subprocess.DEVNULL
+        server = subprocess.Popen(command, env=env, stdin=null, stdout=null, pass_fds=[theirs.fileno()])
+
+    def end() -> None:
+        ours.close()
+        server.wait()
+
+    atexit.register(end)
+    return ours
