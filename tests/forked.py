@@ -42,7 +42,8 @@ _MESSAGE = 160 << 10
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 _CALLS = {"x86_64": (56, ("tid", "tls")), "aarch64": (220, ("tls", "tid"))}  # clone: its number, its last arguments
-_CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID, _CLONE_NEWNET = 0x8000, 0x200000, 0x1000000, 0x40000000
+_CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
+_SPACES = {"net": 0x40000000, "uts": 0x4000000, "mount": 0x20000}  # what setns calls them
 _PR_GET_TID_ADDRESS = 40
 _SIGNATURE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 _PLAIN = {  # arguments of subprocess.Popen and what they must be: a fork cannot do otherwise
@@ -59,7 +60,7 @@ _PLAIN = {  # arguments of subprocess.Popen and what they must be: a fork cannot
 
 
 class Popen(subprocess.Popen[Any]):
-    """A process that is forked if it is `python -m MODULE …`, in a network namespace too (`nsenter --net=…`)."""
+    """A process that is forked if it is `python -m MODULE …`, in other namespaces too (`nsenter --net=…`)."""
 
     forked = False
 
@@ -84,9 +85,8 @@ def _forked(given: Mapping[str, Any]) -> int | None:
     if any(given.get(name, value) != value for name, value in _PLAIN.items()) or isinstance(args, str | bytes):
         return None
     words = [os.fsdecode(word) for word in args]
-    network = None
-    if words[0] == "nsenter" and words[1].startswith("--net="):
-        network, words = words[1].removeprefix("--net="), words[2:]
+    spaces, words = _nsenter(words)
+    cwd = spaces.pop("wdns", None)
     if words[:2] != [sys.executable, "-m"] or os.environ.get("PACELINE_TESTS_COLD"):
         return None
     env = {os.fsdecode(k): os.fsdecode(v) for k, v in (os.environ if given["env"] is None else given["env"]).items()}
@@ -98,11 +98,11 @@ def _forked(given: Mapping[str, Any]) -> int | None:
         request = {
             "words": words,
             "env": env,
-            "cwd": os.path.abspath(os.fsdecode(given["cwd"] or os.getcwd())),
+            "cwd": cwd or os.path.abspath(os.fsdecode(given["cwd"] or os.getcwd())),
             "umask": _umask() if given["umask"] < 0 else given["umask"],
             "new_session": bool(given["start_new_session"]),
             "targets": list(files),
-            "network": network,
+            "spaces": spaces,
             "limits": {which: resource.getrlimit(which) for which in _LIMITS},
             "processors": os.sched_getaffinity(0),
             "mask": signal.pthread_sigmask(signal.SIG_BLOCK, []),
@@ -111,6 +111,17 @@ def _forked(given: Mapping[str, Any]) -> int | None:
         return _Template.of_this_process(env).fork(request, list(files.values()))
     except OSError:  # the folder is gone, the message is too long, the template was killed: a real start says which
         return None
+
+
+def _nsenter(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """The options of `nsenter`, if that starts the command, and the command."""
+    spaces = {}
+    if words[0] == "nsenter":
+        words = words[1:]
+        while (found := re.fullmatch("--(net|uts|mount|wdns)=(.*)", words[0])) is not None:
+            spaces[found[1]] = found[2]
+            words = words[1:]
+    return spaces, words
 
 
 def _is_open(descriptor: int) -> bool:
@@ -243,11 +254,13 @@ class _Cloning:
             ctypes.pythonapi.PyOS_AfterFork_Parent()
         return pid
 
-    def enter_network(self, path: str) -> None:
-        """Go into a network namespace."""
-        with open(path) as file:
-            if self._libc.setns(file.fileno(), _CLONE_NEWNET) != 0:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
+    def enter(self, spaces: Mapping[str, str]) -> None:
+        """Go into namespaces; in another one of mounts the folder is its root."""
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(open(path)) for path in spaces.values()]
+            for file, kind in zip(files, spaces, strict=True):
+                if self._libc.setns(file.fileno(), _SPACES[kind]) != 0:
+                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), file.name)
 
 
 def _serve() -> dict[str, Any]:
@@ -280,8 +293,8 @@ def _serve() -> dict[str, Any]:
         pid = 0
         ready, done = os.pipe()
         try:
-            if request["network"] is not None:
-                os.stat(request["network"])
+            for space in request["spaces"].values():
+                os.stat(space)
             os.chdir(request["cwd"])
             os.umask(request["umask"])
             shown = [f"{name}={value}" for name, value in request["env"].items()]
@@ -321,8 +334,9 @@ def _become(request: dict[str, Any], files: list[int], done: int, clone: _Clonin
     try:
         if request["new_session"]:
             os.setsid()
-        if request["network"] is not None:
-            clone.enter_network(request["network"])
+        clone.enter(request["spaces"])
+        if "mount" in request["spaces"]:
+            os.chdir(request["cwd"])
         for which, limits in request["limits"].items():
             if resource.getrlimit(which) != limits:
                 resource.setrlimit(which, limits)
