@@ -62,12 +62,15 @@ def free_port() -> int:
                 return port
 
 
-def eventually(condition: Callable[[], object], what: str | Callable[[], str]) -> None:
-    """Wait until something outside of our reach has happened; `what` is asked for when it did not."""
+def eventually(condition: Callable[[], object], what: str | Callable[[], str], pause: float = 0.01) -> None:
+    """Wait until something outside of our reach has happened; `what` is asked for when it did not.
+
+    Each look that starts a command costs what a test costs: give it a longer `pause`, in seconds.
+    """
     deadline = time.monotonic() + GENEROUS
     while not condition():
         assert time.monotonic() < deadline, f"never happened: {what if isinstance(what, str) else what()}"
-        time.sleep(0.01)
+        time.sleep(pause)
 
 
 def takes_signals(process: subprocess.Popen[str]) -> None:

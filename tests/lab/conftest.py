@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import all_end
 from tests.needs import need
 
-from .lab import Client, Lab, missing
+from .lab import Lab, client_of, missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from .lab import Client
 
 
 @pytest.fixture(scope="session")
@@ -30,12 +31,5 @@ def lab() -> Iterator[Lab]:
 @pytest.fixture
 def client(lab: Lab, tmp_path: Path) -> Iterator[Client]:
     """A client; after the test nothing that it started may be left, here or on any host."""
-    it = Client(tmp_path, lab)
-    yield it
-    lab.repair()
-    it.hang_up()
-
-    def left() -> list[int]:
-        return [*it.processes(), *(pid for host in lab.hosts for pid in host.processes())]
-
-    all_end(left, "the client, here and on the hosts", tmp_path)
+    with client_of(lab, tmp_path) as it:
+        yield it

@@ -19,13 +19,13 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests import needs
-from tests.conftest import Paceline, eventually, processes_with
+from tests.conftest import Paceline, all_end, eventually, processes_with
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 _NAME = re.compile(r"pl([0-9]+)\w*-\w+")  # of namespaces and folders
 _NETWORK, _NETWORK6 = "10.77.0", "fd77:"
@@ -173,6 +173,7 @@ class Host:
         self._lab = lab
         self._is_cut = False
         self._lacks_ipv4 = False
+        self._has_no_route = False
         self._sshd: subprocess.Popen[bytes] | None = None
         self._folder = lab.folder
 
@@ -289,6 +290,17 @@ class Host:
             self._lab.forget_neighbours()
             self._is_cut = False
 
+    def lose_route(self) -> None:
+        """Keep the client from reaching it, which learns so at once, while one who is `cut` waits; others reach it."""
+        _ip("-n", self._hub, "route", "add", "unreachable", self.address)
+        self._has_no_route = True
+
+    def find_route(self) -> None:
+        """Undo `lose_route`."""
+        if self._has_no_route:
+            _ip("-n", self._hub, "route", "del", "unreachable", self.address)
+            self._has_no_route = False
+
     def use_ipv6_alone(self) -> None:
         """Take its IPv4 address away."""
         _ip("-n", self.namespace, "addr", "del", f"{self.address}/24", "dev", "eth0")
@@ -348,6 +360,7 @@ class Host:
         self.wake()
         self.heal_logins()
         self.heal()
+        self.find_route()
         self.use_ipv4_too()
         self.unlimit()
         self.make_room()
@@ -507,6 +520,31 @@ class Client(Paceline):
         """Where a host has a job."""
         return host.home / self.root / "hosts" / host.name / "jobs" / name
 
+    def status(self, host: Host, name: str = "it") -> dict[str, Any]:
+        """What the agent on a host last said of its part of a job, which costs no command; {} before it did."""
+        try:
+            found: dict[str, Any] = json.loads((self.run_directory(host, name) / "status.json").read_text())
+        except FileNotFoundError:
+            return {}
+        return found
+
+    def are(self, state: str, *numbers: int, name: str = "it") -> None:
+        """Wait until the parts of a job on these hosts, counted from one, are in a state."""
+        hosts = [self.lab.hosts[number - 1] for number in numbers]
+        states = lambda: [self.status(host, name).get("state") for host in hosts]  # noqa: E731
+        eventually(lambda: states() == [state] * len(hosts), lambda: f"{name} is {state}; it is {states()}")
+
+    def logs(self, name: str = "it") -> str:
+        """What all ranks of a job have written on all hosts and here, without a command."""
+        homes = [self.home, *(host.home / self.root / "hosts" / host.name for host in self.lab.hosts)]
+        found = [path for home in homes for path in sorted(home.glob(f"jobs/{name}/logs/*/rank-*.log"))]
+        return "".join(path.read_text() for path in found)
+
+    def nothing_runs(self, *numbers: int) -> None:
+        """Wait until nothing of a user's runs on these hosts, counted from one, or on any."""
+        hosts = [self.lab.hosts[number - 1] for number in numbers] or self.lab.hosts
+        eventually(lambda: not any(host.processes() for host in hosts), "nothing runs there any more")
+
     def hang_up(self) -> None:
         """End the connections that are kept for the next command."""
         kill(self._connections(), signal.SIGTERM)
@@ -519,3 +557,17 @@ class Client(Paceline):
                 if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ssh: "):
                     found.append(pid)
         return found
+
+
+@contextlib.contextmanager
+def client_of(lab: Lab, folder: Path) -> Iterator[Client]:
+    """A client; in the end nothing that it started may be left, here or on any host."""
+    it = Client(folder, lab)
+    yield it
+    lab.repair()
+    it.hang_up()
+
+    def left() -> list[int]:
+        return [*it.processes(), *(pid for host in lab.hosts for pid in host.processes())]
+
+    all_end(left, "the client, here and on the hosts", folder)

@@ -30,13 +30,13 @@ def left(client: Client) -> list[Path]:
 @pytest.mark.parametrize(
     ("verb", "args"),
     [
-        ("submit", ("--nnodes", "1", "-n", "2")),
         ("submit", ("--nnodes", "2", "-n", "2", "--secret", "TOKEN", "--data", "set:/mnt/set")),
         ("run", ("--nnodes", "2", "-n", "1", "--env", "A=1", "--rdzv-id", "mine")),
         ("run", ("--nnodes", "2", "--framework", "indexed", "-n", "2")),
     ],
 )
 def test_every_variable_of_every_rank(client: Client, verb: str, args: tuple[str, ...]) -> None:
+    client.settings(hosts=["h1", "h2"])
     client.script(TELL)
     with open(client.folder / "paceline.toml", "a") as settings:
         settings.write(f'[volumes]\nset = "{client.folder}"\n')
@@ -62,6 +62,7 @@ def test_every_variable_of_every_rank(client: Client, verb: str, args: tuple[str
 
 
 def test_a_dry_run_refuses_what_hosts_refuse(client: Client) -> None:
+    client.settings(hosts=["h1"])
     script = client.script("")
     assert client("submit", "--on", "lab", "--name", "taken", script).returncode == 0
     assert client("wait", "--on", "lab", "taken").returncode == 0

@@ -25,11 +25,10 @@ STEPS = """
 
 
 def shown(client: Client, name: str) -> list[str]:
-    done = client("get", "--on", "lab", name, "-o", "json")
-    job = json.loads(done.stdout) if done.returncode == 0 else {"state": "", "instances": []}
-    return (
-        [rank["node"] for rank in job["instances"] if rank["state"] == "RUNNING"] if job["state"] == "RUNNING" else []
-    )
+    """The hosts on which the ranks of a job run, all in the same attempt; none while they do not."""
+    parts = {host.name: client.status(host, name) for host in client.lab.hosts}
+    running = {host: part["attempt"] for host, part in parts.items() if part.get("state") == "RUNNING"}
+    return list(running) if len(set(running.values())) == 1 else []
 
 
 def line(running: subprocess.Popen[str], what: str) -> None:
@@ -55,7 +54,7 @@ def test_a_job_grows_and_shrinks(client: Client) -> None:
     done = client("scalein", "--on", "lab", "it", "h2")
     assert (done.returncode, done.stderr) == (0, "paceline: job it: h2 leaves\n")
     eventually(lambda: shown(client, "it") == ["h1"], "h2 has left")
-    eventually(lambda: not client.lab.hosts[1].processes(), "nothing runs there any more")
+    client.nothing_runs(2)
     done = client("scaleout", "--on", "lab", "it", "h2")
     assert done.returncode == 0, done.stderr
     eventually(lambda: shown(client, "it") == ["h1", "h2"], "it has come back")
@@ -63,7 +62,8 @@ def test_a_job_grows_and_shrinks(client: Client) -> None:
     assert done.returncode == 2
     assert "job it needs 1 node, and 0 would be left" in done.stderr
     assert done.stderr.count("\n") == 1
-    assert shown(client, "it") == ["h1", "h2"]
+    job = json.loads(client("get", "--on", "lab", "it", "-o", "json").stdout)
+    assert [(rank["node"], rank["state"]) for rank in job["instances"]] == [("h1", "RUNNING"), ("h2", "RUNNING")]
     (client.folder / "end").touch()
     assert client("wait", "--on", "lab", "it").returncode == 0
 
@@ -78,15 +78,10 @@ def grown_from_one(client: Client) -> None:
     client.settings()
 
 
-def status(client: Client, number: int) -> dict[str, object]:
-    path = client.run_directory(client.lab.hosts[number - 1], "it") / "status.json"
-    found: dict[str, object] = json.loads(path.read_text())
-    return found
-
-
 def ran_on(client: Client, attempt: int) -> None:
     """Check that the ranks of the first host run, and have run all the time since this attempt."""
-    assert (status(client, 1)["state"], status(client, 1)["attempt"]) == ("RUNNING", attempt)
+    found = client.status(client.lab.hosts[0])
+    assert (found["state"], found["attempt"]) == ("RUNNING", attempt)
 
 
 def ends_well(client: Client) -> None:
@@ -109,7 +104,7 @@ def test_what_is_left_of_a_job_on_a_host_that_has_joined_is_said(client: Client)
     assert client("scaleout", "--on", "lab", "it", "h2").returncode == 0
     eventually(lambda: shown(client, "it") == ["h1", "h2"], "both take part")
     ends_well(client)
-    client.lab.hosts[1].cut()
+    client.lab.hosts[1].lose_route()
     done = client("delete", "--on", "lab", "it")
     assert done.returncode == 0, done.stderr
     assert "paceline: h2 does not answer; what it has of job it is left there\n" in done.stderr
@@ -122,8 +117,8 @@ def test_a_host_that_cannot_be_reached_keeps_another_from_joining_and_the_job_go
     assert client("scalein", "--on", "lab", "it", "h2").returncode == 0
     eventually(lambda: not client.lab.hosts[1].processes(), "h2 has left")
     eventually(lambda: shown(client, "it") == ["h1"], "h1 goes on")
-    before = status(client, 2)
-    client.lab.hosts[2].cut()
+    before = client.status(client.lab.hosts[1])
+    client.lab.hosts[2].lose_route()
     done = client("scaleout", "--on", "lab", "it")
     assert done.returncode == 2
     assert done.stderr.startswith(
@@ -131,9 +126,9 @@ def test_a_host_that_cannot_be_reached_keeps_another_from_joining_and_the_job_go
     )
     assert done.stderr.count("\n") == 1
     eventually(lambda: not client.lab.hosts[1].processes(), "nothing runs on h2")
-    assert status(client, 2) == before
+    assert client.status(client.lab.hosts[1]) == before
     ran_on(client, 2)
-    client.lab.hosts[2].heal()
+    client.lab.hosts[2].find_route()
     assert client("scaleout", "--on", "lab", "it").returncode == 0
     eventually(lambda: sorted(shown(client, "it")) == ["h1", "h2", "h3"], "all take part")
     ends_well(client)
@@ -183,8 +178,7 @@ def test_a_host_that_was_killed_comes_back_while_somebody_watches(client: Client
         "run", "-H", "h1,h2", "--ssh-root", f"~/{client.root}", "--nnodes", "1:2", "--name", "it", "--tee", "3", script
     )
     line(running, "h2 1 of 2")
-    status = json.loads((client.run_directory(client.lab.hosts[1], "it") / "status.json").read_text())
-    os.kill(status["agent"]["pid"], signal.SIGKILL)
+    os.kill(client.status(client.lab.hosts[1])["agent"]["pid"], signal.SIGKILL)
     line(running, "h1 0 of 1")
     line(running, "h2 1 of 2")
     (client.folder / "end").touch()

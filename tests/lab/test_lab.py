@@ -92,7 +92,8 @@ def test_a_power_cut_is_silent_and_the_disk_remains(lab: Lab, hosts: list[Host])
     assert lab.ssh(first, "cat ~/file; rm ~/file").stdout == "kept\n"
 
 
-def test_a_host_hangs_while_it_starts_programs(hosts: list[Host]) -> None:
+@pytest.mark.parametrize("times", [5, pytest.param(100, marks=pytest.mark.nightly)])
+def test_a_host_hangs_while_it_starts_programs(hosts: list[Host], times: int) -> None:
     program = "import subprocess\nprint('up', flush=True)\nwhile True: subprocess.run(['true'])"
     with contextlib.ExitStack() as running:
         for _ in range(4):
@@ -100,7 +101,7 @@ def test_a_host_hangs_while_it_starts_programs(hosts: list[Host]) -> None:
             running.callback(process.kill)
             assert process.stdout is not None
             assert process.stdout.readline() == "up\n"
-        for _ in range(50):  # some of them are between vfork and exec
+        for _ in range(times):  # some of them are between vfork and exec
             hosts[0].hang()
             hosts[0].wake()
 
@@ -131,6 +132,11 @@ def test_parts_of_the_network(lab: Lab, hosts: list[Host]) -> None:
     lab.join()
     eventually(lambda: reaches(first, second), "they are in one part again")
     eventually(lambda: reaches(third, first), "and these")
+    first.lose_route()
+    assert "No route to host" in lab.ssh(first, "true").stderr
+    assert reaches(second, first)
+    first.find_route()
+    assert lab.ssh(first, "true").returncode == 0
 
 
 def test_a_limit_slows_both_ways(hosts: list[Host]) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.conftest import eventually
 
-from .test_checkpoints import TRAIN, checkpoints
+from .test_checkpoints import TRAIN, checkpoints, used, waits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,27 +29,17 @@ def submitted(client: Client, *args: str) -> str:
     return done.stdout.strip()
 
 
-def logs(client: Client, name: str) -> str:
-    return client("logs", "--all", name).stdout
-
-
 def job(client: Client, name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(client("get", name, "-o", "json").stdout)
     return found
 
 
-def used(log: str, steps: range) -> list[tuple[int, int]]:
-    """Epoch and number of each sample that was trained on in these steps."""
-    lines = [line.split() for line in re.findall(r"\bused (.*)$", log, re.M)]
-    return [(int(epoch), int(n)) for step, epoch, *numbers in lines if int(step) in steps for n in numbers]
-
-
 def stopped_at_its_last_step(client: Client, name: str, ranks: int) -> str:
     """The log of a job that was killed when all its ranks had come to their last step."""
-    eventually(lambda: logs(client, name).count("waits") == ranks, f"{name} has come to its last step")
+    waits(client, name, ranks)
     assert client("stop", "--now", name).returncode == 0
-    eventually(lambda: job(client, name)["state"] == "STOPPED", f"{name} is stopped")
-    return logs(client, name)
+    assert job(client, name)["state"] == "STOPPED"
+    return client.logs(name)
 
 
 def test_a_job_goes_on_from_here_to_hosts_to_other_hosts_and_back(client: Client) -> None:
@@ -76,7 +64,8 @@ def test_a_job_goes_on_from_here_to_hosts_to_other_hosts_and_back(client: Client
     assert [path.name for path in sorted(own.glob("step-*"))] == ["step-000004", "step-000008"]
 
     shutil.rmtree(checkpoints(client, client.lab.hosts[0], second) / "step-000016")  # only h2 has the newest
-    third = submitted(client, "resubmit", "-H", "h3:1", "--ssh-python", sys.executable, second, "--", "26")
+    named = ("-H", "h3:1", "--ssh-root", f"~/{client.root}", "--ssh-python", sys.executable)
+    third = submitted(client, "resubmit", *named, second, "--", "26")
     alone = stopped_at_its_last_step(client, third, 1)
     assert "resuming after step 16 in epoch" in alone
     assert [rank["node"] for rank in job(client, third)["instances"]] == ["h3"]
@@ -155,13 +144,12 @@ def test_a_checkpoint_that_cannot_be_copied_leaves_nothing(client: Client) -> No
     client.write_settings({"lab": {"hosts": ["h1"]}, "far": {"hosts": ["h2", "h3"]}})
     first, _ = ended(client, "submit", "--on", "lab", "--name", "it", client.script(LISTS))
     client.hang_up()
-    client.lab.hosts[0].cut()
-    env = {**client.env, "PACELINE_LOOK_TIMEOUT": "10s", "PACELINE_ACT_TIMEOUT": "10s"}
-    done = client("resubmit", "--on", "far", first, env=env)
+    client.lab.hosts[0].lose_route()
+    done = client("resubmit", "--on", "far", first)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "cannot reach h1" in done.stderr
     assert "what job it has left is there" in done.stderr
-    client.lab.hosts[0].heal()
+    client.lab.hosts[0].find_route()
     save(checkpoints(client, client.lab.hosts[0], first), 5, large=True)
     taken = client.script("raise SystemExit(0)", "other.py")
     assert ended(client, "submit", "--on", "far", "--name", "busy", taken)

@@ -95,7 +95,7 @@ def tiny_disk(folder: Path) -> Iterator[None]:
 
 
 def test_a_host_that_cannot_be_reached_is_told_and_left_out(pair: Client) -> None:
-    pair.lab.hosts[0].cut()
+    pair.lab.hosts[0].lose_route()
     code, said = submit(pair)
     assert code == 0
     assert len(said) == 1

@@ -81,7 +81,7 @@ class Run:
         return [int(number) for number in re.findall(rf"line (\d+) of {rank}\n", "".join(self.out))]
 
 
-@pytest.mark.parametrize("nodes", ["1:2", "2"])
+@pytest.mark.parametrize("nodes", ["1:2", pytest.param("2", marks=pytest.mark.nightly)])
 def test_a_broken_session_is_replaced(client: Client, nodes: str) -> None:
     run = Run(client, nodes, "60s")
     for part in range(1, 4):
@@ -136,7 +136,7 @@ def test_a_job_of_fixed_size_ends_with_a_host_that_the_client_does_not_reach_aga
     eventually(lambda: not any(host.processes() for host in run.hosts), "nothing runs any more")
 
 
-@pytest.mark.parametrize("nodes", ["1:2", "2"])
+@pytest.mark.parametrize("nodes", [pytest.param("1:2", marks=pytest.mark.nightly), "2"])
 def test_a_job_ends_whose_client_is_gone_without_a_word(client: Client, nodes: str) -> None:
     run = Run(client, nodes, "2s")
     for host in run.hosts:

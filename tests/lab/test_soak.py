@@ -1,8 +1,8 @@
 """Random faults at random moments of an elastic job: in the end every sample was trained on as often as it should.
 
-Five hosts die, hang, hang after authentication, lose their disk, are cut off both ways or one way, and come back;
-agents, fork servers, ranks and clients are killed. PACELINE_SOAK says how many faults, PACELINE_SOAK_SEED which; the
-seed is printed. `make soak` takes another seed each time.
+Hosts die, hang, hang after authentication, lose their disk, are cut off both ways or one way, and come back;
+agents, fork servers, ranks and clients are killed. PACELINE_SOAK says how many faults `make nightly` makes,
+PACELINE_SOAK_SEED which; the seed is printed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import pytest
 from tests.conftest import GENEROUS, eventually
 from tests.needs import need
 
-from .lab import Lab, missing
-from .test_elastic import Job
+from .lab import Lab, client_of, missing
+from .test_elastic import TRAIN, Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from .lab import Client, Host
 
 pytest.importorskip("torch")
-FAULTS = int(os.environ.get("PACELINE_SOAK", "10"))
+FAULTS = int(os.environ.get("PACELINE_SOAK", "1000"))
+FEW = 3  # faults of the test that is run each time
 SEED = int(os.environ.get("PACELINE_SOAK_SEED", "1"))
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(600 + 120 * FAULTS)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 OVER = ("SUCCEEDED", "FAILED", "STOPPED")
 
 
@@ -49,7 +50,7 @@ class Soak(Job):
 
     def begin(self) -> None:
         flags = "keep_alive_interval=1,keep_alive_max_attempt=5,join_timeout=60"
-        self.submit("1:5", restarts=1_000_000, times=flags)
+        self.submit(f"1:{len(self.hosts)}", restarts=1_000_000, times=flags, script=TRAIN)
         self.history[self.name] = {}
 
     def tell(self, *what: object) -> None:
@@ -253,14 +254,15 @@ class Soak(Job):
         assert self.record(self.name)["state"] == "SUCCEEDED"
 
 
-@pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    """Five hosts, of this test alone."""
+@pytest.fixture
+def crowd(tmp_path: Path) -> Iterator[Client]:
+    """A client of five hosts of its own."""
     need(missing())
     it = Lab(5, "soak")
     try:
         it.start()
-        yield it
+        with client_of(it, tmp_path) as client:
+            yield client
     finally:
         it.stop()
 
@@ -272,10 +274,10 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def test_random_faults(client: Client) -> None:
+def soaked(client: Client, faults: int) -> None:
     soak = Soak(client, SEED)
     soak.begin()
-    for number in range(FAULTS):
+    for number in range(faults):
         soak.tell("fault", number)
         stops = soak.chance.random() < 0.1
         if stops:
@@ -289,3 +291,13 @@ def test_random_faults(client: Client) -> None:
     soak.goes_on()
     soak.check_end()
     soak.check_history()
+
+
+def test_a_few_random_faults(client: Client) -> None:
+    soaked(client, FEW)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600 + 120 * FAULTS)
+def test_many_random_faults(crowd: Client) -> None:
+    soaked(crowd, FAULTS)
