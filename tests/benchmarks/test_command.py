@@ -21,7 +21,16 @@ def benchmarks(*args):
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("name", ["ddp-chargpt-log", "resume", "stall-chargpt-torch.save", "stall-chargpt-async_save"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resume",
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in ("ddp-chargpt-log", "stall-chargpt-torch.save", "stall-chargpt-async_save")
+        ),
+    ],
+)
 def test_a_row_of_the_library(name, tmp_path):
     pytest.importorskip("torch")
     done = benchmarks("--only", name, "--pairs", "1", "--json", str(tmp_path / "out.json"))

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import yaml
+from tests.typed import refusal
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline
@@ -56,6 +57,4 @@ def test_no_volumes_say_where_to_define_some(paceline: Paceline) -> None:
 def test_settings_that_are_wrong(paceline: Paceline) -> None:
     path = paceline.folder / "paceline.toml"
     path.write_text('[volume]\na = "/a"\n')
-    done = paceline("data", "list")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"paceline: {path}: volume: unknown key; did you mean volumes?\n"
+    assert refusal(paceline, "data", "list") == f"{path}: volume: unknown key; did you mean volumes?"
