@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import subprocess
 import sys
+import tempfile
 from typing import TYPE_CHECKING
 from unittest import mock
+
+import pytest
 
 from paceline.cli.flags import everywhere, where
 from paceline.cli.main import main
@@ -19,25 +21,31 @@ if TYPE_CHECKING:
 
 def typed(paceline: Paceline, *args: str) -> subprocess.CompletedProcess[str]:
     """Run a command line of paceline in its folder, with its variables, to its end."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     for cache in (everywhere._loaded, where._first_found):
         cache.cache_clear()
     before = os.getcwd()
     os.chdir(paceline.folder)
     try:
         with (
+            tempfile.TemporaryFile("w+") as out,
+            tempfile.TemporaryFile("w+") as err,
             mock.patch.dict(os.environ, paceline.env, clear=True),
             mock.patch.object(sys, "argv", ["paceline", *args]),
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
         ):
-            main()
-    except SystemExit as ended:
-        code = ended.code
+            with (
+                contextlib.redirect_stdout(out),
+                contextlib.redirect_stderr(err),
+                pytest.raises(SystemExit) as ended,
+            ):
+                main()
+            texts = []
+            for stream in (out, err):
+                stream.seek(0)
+                texts.append(stream.read())
     finally:
         os.chdir(before)
+    code = ended.value.code
     assert isinstance(code, int)
-    texts = (stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
     return subprocess.CompletedProcess(["paceline", *args], code, *texts)
 
 

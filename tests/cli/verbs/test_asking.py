@@ -9,7 +9,9 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests import recorded
 from tests.conftest import eventually
+from tests.typed import refusal
 
 from paceline.contract.checkpoint import MANIFEST
 
@@ -67,10 +69,7 @@ class Terminal:
 @pytest.fixture
 def two(paceline: Paceline) -> Iterator[Paceline]:
     """Two jobs that have ended, one with two checkpoints."""
-    paceline.script("")
-    for name in ("empty", "trained"):
-        assert paceline("submit", "--name", name, "script.py").returncode == 0
-    assert paceline("wait", "empty", "trained").returncode == 0
+    recorded.ended(paceline, "empty", "trained")
     for step in (1, 2):
         folder = paceline.home / "jobs" / "trained" / "checkpoints" / f"step-00000{step}"
         folder.mkdir(parents=True)
@@ -109,9 +108,8 @@ def test_a_dry_run_lists_what_would_go(two: Paceline) -> None:
 
 
 def test_only_states_that_there_are(two: Paceline) -> None:
-    done = two("prune", "-s", "0s", "--state", "fialed")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "paceline: --state FIALED: no such state; did you mean FAILED?\n"
+    said = refusal(two, "prune", "-s", "0s", "--state", "fialed")
+    assert said == "--state FIALED: no such state; did you mean FAILED?"
     done = two("prune", "-s", "0s", "--state", "stopped,succeeded", "--dry-run", "-o", "json")
     assert len(json.loads(done.stdout)) == 2, done.stderr
 
@@ -170,11 +168,8 @@ def test_yes_skips_the_question(two: Paceline, flag: str) -> None:
 
 @pytest.mark.parametrize("verb", [("prune", "-s", "0s"), ("delete", "--force", "it", "other")], ids=lambda v: v[0])
 def test_what_has_changed_while_it_asked_stays(paceline: Paceline, verb: tuple[str, ...]) -> None:
-    paceline.script("")
     running = paceline.script("import threading; print('here', flush=True); threading.Event().wait()", "running.py")
-    for name in ("it", "other"):
-        assert paceline("submit", "--name", name, "script.py").returncode == 0
-    assert paceline("wait", "it", "other").returncode == 0
+    recorded.ended(paceline, "it", "other")
     terminal = Terminal(paceline, *verb)
     try:
         terminal.until(QUESTION)

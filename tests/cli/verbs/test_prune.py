@@ -8,6 +8,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
+from tests import recorded
 from tests.conftest import eventually
 
 if TYPE_CHECKING:
@@ -81,13 +82,9 @@ def test_prune_leaves_a_new_job_that_has_the_name_of_an_old_one(paceline: Paceli
         while not os.path.exists("end"):
             time.sleep(0.01)
     """)
-    (paceline.folder / "end").touch()
-    for name in ("it", "other"):
-        assert paceline("submit", "--name", name, "script.py").returncode == 0
-    assert paceline("wait", "it", "other").returncode == 0
+    recorded.ended(paceline, "it", "other")
     prune = Held(paceline, "paceline.backends.local.backend:Local.describe", "after", "prune", "-s", "0s")
     assert paceline("delete", "it").returncode == 0
-    (paceline.folder / "end").unlink()
     assert paceline("submit", "--name", "it", "script.py").returncode == 0
     done = prune.end()
     assert done.returncode == 0, done.stderr
@@ -100,9 +97,7 @@ def test_prune_leaves_a_new_job_that_has_the_name_of_an_old_one(paceline: Paceli
 def test_a_new_job_of_the_name_is_not_removed_in_place_of_the_old_one(paceline: Paceline) -> None:
     """Also where it comes at the last moment, after all was looked at."""
     paceline.script("import threading; print('here', flush=True); threading.Event().wait()")
-    quick = paceline.script("", "quick.py")
-    assert paceline("submit", "--name", "it", quick).returncode == 0
-    assert paceline("wait", "it").returncode == 0
+    recorded.ended(paceline, "it")
     delete = Held(paceline, "paceline.node.store.lifecycle:remove", "before", "delete", "it")
     assert paceline("delete", "it").returncode == 0
     assert paceline("submit", "--name", "it", "script.py").returncode == 0
@@ -114,12 +109,9 @@ def test_a_new_job_of_the_name_is_not_removed_in_place_of_the_old_one(paceline: 
 
 def test_a_job_whose_checkpoints_are_being_taken_is_not_removed(paceline: Paceline) -> None:
     paceline.script("import os, time\nwhile not os.path.exists('end'): time.sleep(0.01)\n")
-    (paceline.folder / "end").touch()
-    assert paceline("submit", "--name", "old", "script.py").returncode == 0
-    assert paceline("wait", "old").returncode == 0
+    recorded.ended(paceline, "old")
     (jobs(paceline) / "old" / "checkpoints" / "step-1").mkdir(parents=True)
     (jobs(paceline) / "old" / "checkpoints" / "step-1" / "data").write_text("x")
-    (paceline.folder / "end").unlink()  # the new job has not ended when prune looks
     resubmit = Held(paceline, "paceline.node.store.lifecycle:take_checkpoints", "before", "resubmit", "old")
     prune = paceline.start("prune", "-s", "0s")
     done = resubmit.end()

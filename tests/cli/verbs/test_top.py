@@ -14,7 +14,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests import recorded
 from tests.conftest import GENEROUS, eventually
+from tests.typed import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +43,14 @@ def finish(paceline: Paceline, *names: str) -> None:
     assert paceline("wait", *names).returncode == 0
 
 
+def state(paceline: Paceline, name: str) -> str | None:
+    """What the job's status file says, once it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        found: str = json.loads((paceline.home / "jobs" / name / "status.json").read_text())["state"]
+        return found
+    return None
+
+
 def look(paceline: Paceline, *args: str) -> list[dict[str, Any]]:
     done = paceline("top", *args, "-o", "json")
     assert done.returncode == 0, done.stderr
@@ -50,7 +60,7 @@ def look(paceline: Paceline, *args: str) -> list[dict[str, Any]]:
 
 def test_jobs_and_the_machine(paceline: Paceline) -> None:
     submit(paceline, "busy", "-n", "2", "--devices", "0,2")
-    eventually(lambda: look(paceline, "job")[0]["state"] == "RUNNING", "the ranks run")
+    eventually(lambda: state(paceline, "busy") == "RUNNING", "the ranks run")
     submit(paceline, "waits", "--devices", "2")
     (waits, busy) = look(paceline, "job")
     assert (busy["name"], busy["state"]) == ("busy", "RUNNING")
@@ -102,12 +112,9 @@ def test_what_a_job_sends_in_each_step(paceline: Paceline) -> None:
 
 
 def test_an_unknown_job(paceline: Paceline) -> None:
-    submit(paceline, "resnet")
+    recorded.ended(paceline, "resnet")
     for flags in ((), ("-w",)):
-        done = paceline("top", "job", "resnot", *flags)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == "paceline: no job 'resnot'; did you mean resnet?\n"
-    finish(paceline, "resnet")
+        assert refusal(paceline, "top", "job", "resnot", *flags) == "no job 'resnot'; did you mean resnet?"
 
 
 def test_in_a_pipe_blocks_come_until_the_job_has_ended(paceline: Paceline) -> None:
