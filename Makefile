@@ -4,8 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 FRAMEWORKS := .venv-frameworks
+PYTEST := $(BIN)/python -m pytest
+TWO := -n 2 --dist worksteal
+LAB := tests/lab $(wildcard fake_kubernetes)
+ALL := tests --ignore tests/frameworks $(wildcard fake_kubernetes)
+HERE := tests --ignore tests/lab --ignore tests/frameworks
+SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: help demo test test-frameworks test-gpu soak lint bench clean
+.PHONY: help demo test quick test-lab test-frameworks test-gpu nightly test-costs lint bench clean
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -30,18 +36,28 @@ $(FRAMEWORKS)/.ready: pyproject.toml tests/frameworks/requirements.txt
 demo: $(VENV)/.examples ## Train on real data with two ranks
 	$(BIN)/paceline run -n 2 examples/digits.py
 
-test: $(VENV)/.dev ## The tests, in two processes: they wait much
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+test: $(VENV)/.dev ## The tests that need no other host, in two processes: they wait much
+	$(PYTEST) $(TWO) $(HERE)
+
+quick: $(VENV)/.dev ## Those of them that start no process
+	$(PYTEST) $(TWO) --quick $(HERE)
+
+test-lab: $(VENV)/.dev ## The tests with hosts over ssh, Slurm and Kubernetes, which need root; each file in one process
+	$(PYTEST) -n 2 --dist loadfile $(LAB)
 
 test-frameworks: $(VENV)/.dev $(FRAMEWORKS)/.ready ## Unmodified scripts of torch, paddle, tensorflow and jax
-	PACELINE_FRAMEWORKS_PYTHON=$(CURDIR)/$(FRAMEWORKS)/bin/python $(BIN)/python -m pytest -m frameworks
+	PACELINE_FRAMEWORKS_PYTHON=$(CURDIR)/$(FRAMEWORKS)/bin/python $(PYTEST) -m frameworks tests/frameworks
 
 test-gpu: $(VENV)/.dev ## The tests that need an NVIDIA GPU
-	$(BIN)/python -m pytest -m gpu
+	$(PYTEST) -m gpu
 
-soak: $(VENV)/.dev ## Kill a training 200 times, and what it runs on 200 times; no sample may be lost or repeated
-	PACELINE_SOAK_KILLS=200 $(BIN)/python -m pytest tests/train/loop/test_exactly_once.py
-	PACELINE_SOAK=200 PACELINE_SOAK_SEED=$$(date +%s) $(BIN)/python -m pytest -s tests/lab/test_soak.py
+nightly: $(VENV)/.dev ## A thousand faults, many kills, whole matrices, convergence; SEED=NUMBER repeats the faults
+	PACELINE_SOAK=1000 PACELINE_SOAK_SEED=$(SEED) PACELINE_SOAK_KILLS=200 PACELINE_SOAK_STREAMS=20 \
+		PACELINE_CHECKPOINT_KILLS=200 $(PYTEST) -n 2 --dist worksteal -m 'nightly or soak' -rA $(ALL)
+	@echo "the seed was $(SEED)"
+
+test-costs: $(VENV)/.dev ## CPU seconds and processes of each test, and a table by folder; TESTS=FOLDER for less
+	$(PYTEST) $(TWO) --costs costs.jsonl $(or $(TESTS),$(ALL))
 
 lint: $(VENV)/.dev ## Style, types, and which room may import which
 	$(BIN)/ruff format --check .

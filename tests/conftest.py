@@ -22,9 +22,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import forked, warm
-from tests.needs import pytest_runtest_setup  # noqa: F401 - a hook, which pytest finds here
-from tests.warm import pytest_configure  # noqa: F401 - the same
+from tests import costs, forked, needs, tiers, warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -37,8 +35,15 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
 # A machine may be slow for a while: how long an example takes says nothing.
-settings.register_profile("paceline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("paceline", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("paceline")
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """The options and hooks of the tests."""
+    for plugin in (costs, needs, tiers, warm):
+        pluginmanager.register(plugin)
+
 
 _LOG_BYTES = 4000  # of the end of each log, where processes are left
 GENEROUS = 120.0  # seconds until a test gives up waiting; machines are noisy

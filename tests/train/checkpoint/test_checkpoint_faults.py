@@ -88,6 +88,7 @@ def _drain(end: Connection, last: int) -> int:
         return last
 
 
+@pytest.mark.soak
 def test_killed_at_random_moments(tmp_path: Path, warnings: list[str]) -> None:
     moments = random.Random(20240131)
     committed = 0
@@ -269,6 +270,7 @@ def _train_as_rank(rank: int, exchange: Exchange, folder: Path) -> None:
         store.save(step, shared_state(step), rank_state(step, rank))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_killed_at_random_moments_fails_the_other(tmp_path: Path, warnings: list[str], victim: int) -> None:
     moments = random.Random(victim)

@@ -352,6 +352,7 @@ class StatefulWhole(Stateful):
         self.next = 0
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", [StatefulWhole, Stateful])
 @pytest.mark.parametrize("trial", range(int(os.environ.get("PACELINE_SOAK_STREAMS", "2"))))
 def test_a_stateful_stream_with_workers_that_is_killed_eleven_times(kind: Callable[[], Any], trial: int) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import Paceline
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.torch, pytest.mark.soak, pytest.mark.timeout(7200)]
 SAMPLES = 199
 KILLS = int(os.environ.get("PACELINE_SOAK_KILLS", "3"))
 

@@ -1,0 +1,59 @@
+"""Which tests run: each target of the Makefile is complete for what it needs; docs/architecture.md lists them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"}
+_quick = threading.Event()  # a test is running that is to start no process
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--quick`."""
+    parser.addoption(
+        "--quick", action="store_true", help="only tests that start no process; others skip at their first"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Watch for processes that are started."""
+    if config.getoption("--quick"):
+        sys.addaudithook(_watch)
+
+
+def _watch(event: str, args: tuple[object, ...]) -> None:
+    if event in _STARTS and _quick.is_set() and threading.current_thread() is threading.main_thread():
+        pytest.skip("starts a process, so it is not quick")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Know when a test runs."""
+    if item.config.getoption("--quick"):
+        _quick.set()
+    try:
+        return (yield)
+    finally:
+        _quick.clear()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what was not asked for: nightly tests, unless by name or marker; with `--quick` the command line."""
+    asked = "nightly" in config.option.markexpr or any("::" in argument for argument in config.args)
+    left_out = [
+        item
+        for item in items
+        if (not asked and item.get_closest_marker("nightly"))
+        or (config.getoption("--quick") and "paceline" in getattr(item, "fixturenames", ()))
+    ]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(map(id, left_out))
+        items[:] = [item for item in items if id(item) not in gone]
