@@ -6,10 +6,7 @@ import re
 import pytest
 from tests.examples.conftest import launchers
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
-]
+pytestmark = pytest.mark.torch
 
 
 @launchers("torchrun")

@@ -12,10 +12,8 @@ import pytest
 from tests.conftest import GENEROUS, eventually
 from tests.examples.conftest import launchers
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
-]
+
+pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOWN_IN = {"digits": ROOT / "README.md", "chargpt": ROOT / "docs" / "library.md"}
