@@ -9,6 +9,7 @@ import json
 import os
 import struct
 import termios
+from socket import socket as make_socket
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import WSMsgType
@@ -48,6 +49,7 @@ async def execute(
         f"--wd=/proc/{container.pid}/root{container.cwd}",
     ]
     status: Any
+    code: int | OSError
     try:
         code = await _run(socket, [*enter, *command], container.env, tty, query)
     except OSError as error:
@@ -177,7 +179,7 @@ async def forward(socket: web.WebSocketResponse, namespace: str, ports: list[int
     for index, port in enumerate(ports):
         try:
             with network.inside(namespace):
-                one = network.socket.socket()
+                one = make_socket()
             one.setblocking(False)
             await asyncio.get_running_loop().sock_connect(one, ("127.0.0.1", port))
             reader, writers[2 * index] = await asyncio.open_connection(sock=one)
@@ -190,7 +192,8 @@ async def forward(socket: web.WebSocketResponse, namespace: str, ports: list[int
     reading = asyncio.ensure_future(_feed(socket, writers))
     try:
         if tasks:
-            await asyncio.wait([reading, asyncio.gather(*tasks)], return_when=asyncio.FIRST_COMPLETED)
+            waited: list[asyncio.Future[Any]] = [reading, asyncio.gather(*tasks)]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in [reading, *tasks]:
             task.cancel()

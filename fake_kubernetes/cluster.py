@@ -139,7 +139,7 @@ class Cluster(faults.Faults):
             self._install(name)
         operators = [one(self.api) for one in (*OPERATORS, Kueue)]
         for one in (self.scheduler, self.jobs, self.collector, self.housekeeping, Deployments(self.api), *operators):
-            one.start()  # type: ignore[attr-defined]
+            one.start()
         for number in range(1, self._count + 1):
             folder = self.folder / f"node-{number}"
             folder.mkdir()
@@ -260,6 +260,7 @@ class Cluster(faults.Faults):
 
     def resource(self, kind: str, version: str = "") -> resources.Resource:
         """A kind by its name: Job, pods, jobs.batch."""
+        one: resources.Resource
         for one in self.api.served():
             if kind in (one.kind, one.plural, one.qualified) and version in ("", one.api_version):
                 return one
@@ -273,7 +274,10 @@ class Cluster(faults.Faults):
 
     def get(self, kind: str, name: str, namespace: str = "default") -> Object | None:
         resource = self.resource(kind)
-        return self.do(lambda: self.storage.get(resource, namespace if resource.namespaced else "", name))
+        found: Object | None = self.do(
+            lambda: self.storage.get(resource, namespace if resource.namespaced else "", name)
+        )
+        return found
 
     def all(self, kind: str, namespace: str = "default") -> list[Object]:
         resource = self.resource(kind)

@@ -260,11 +260,11 @@ class Jobs:
             missing = [None] * max(0, wanted - len(active) - len(going))
         if missing and failed and self._backs_off(job, failed):
             return active
-        for index in missing:
-            pod = self._create(job, index)
-            if pod is None:
+        for number in missing:
+            made = self._create(job, number)
+            if made is None:
                 break
-            active = [*active, pod]
+            active = [*active, made]
         return active
 
     def _backs_off(self, job: Object, failed: int) -> bool:

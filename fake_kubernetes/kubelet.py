@@ -203,9 +203,9 @@ class Kubelet:
                 runner.stop(0)
                 runner.kill()
         for pod in self._pods():
-            runner = self.runner(pod)
-            if runner is not None:
-                runner.publish()
+            there = self.runner(pod)
+            if there is not None:
+                there.publish()
             self._look(
                 self.api.storage.get(resources.PODS, pod["metadata"]["namespace"], pod["metadata"]["name"]) or pod,
                 False,

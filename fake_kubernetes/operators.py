@@ -60,7 +60,7 @@ class Operator:
         due, self._due = self._due, {}
         for kind, namespace, name in due:
             resource = next((one for one in self.api.custom.values() if one.kind == kind), None)
-            object = resource and self.storage.get(resource, namespace, name)
+            object = None if resource is None else self.storage.get(resource, namespace, name)
             if resource is None or object is None or object["metadata"].get("deletionTimestamp"):
                 continue
             try:

@@ -7,7 +7,7 @@ import copy
 import re
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import defaults, events, machine, network, podstatus, resources
 from .containers import Container
@@ -16,6 +16,7 @@ from .logs import Log
 from .volumes import ConfigError, MountError, Volumes, expand, variables
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
     from pathlib import Path
 
     from .errors import Object
@@ -96,17 +97,17 @@ class PodRunner:
             return False
         return True
 
-    async def _until(self, condition: object) -> None:
+    async def _until(self, condition: Callable[[], bool]) -> None:
         """Wait until something that objects bring is there, or the pod has to stop."""
         while not self._stopping.is_set():
             changed = self.kubelet.config_changed
-            if condition():  # type: ignore[operator]
+            if condition():
                 return
             await self._either(changed.wait())
 
-    async def _either(self, *others: object) -> None:
+    async def _either(self, *others: Coroutine[Any, Any, object]) -> None:
         """Wait for something, or for the order to stop."""
-        tasks = [asyncio.ensure_future(one) for one in (*others, self._stopping.wait())]  # type: ignore[arg-type]
+        tasks = [asyncio.ensure_future(one) for one in (*others, self._stopping.wait())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:

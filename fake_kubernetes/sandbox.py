@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NEWNS, _NEWUTS, _NEWIPC, _NEWPID, _NEWNET = 0x20000, 0x4000000, 0x8000000, 0x20000000, 0x40000000
@@ -34,7 +35,7 @@ def unmount(target: str | Path) -> None:
     _LIBC.umount2(os.fsencode(str(target)), 2)
 
 
-def _call(name: str, *arguments: int) -> None:
+def _call(name: str, *arguments: int | bytes) -> None:
     if getattr(_LIBC, name)(*arguments):
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
@@ -46,7 +47,7 @@ def _place(upper: Path, path: str) -> Path:
     return upper / os.path.realpath(parent).lstrip("/") / name
 
 
-def _layer(upper: Path, spec: dict) -> None:
+def _layer(upper: Path, spec: dict[str, Any]) -> None:
     """What the image adds to the machine's files, and what it lacks."""
     hidden: set[Path] = set()
     for path in sorted(spec["hidden"]):
@@ -71,7 +72,7 @@ def _layer(upper: Path, spec: dict) -> None:
             place.chmod(0o755 if content.startswith("#!") else 0o644)
 
 
-def _root(spec: dict) -> Path:
+def _root(spec: dict[str, Any]) -> Path:
     """The container's files."""
     scratch = Path(spec["scratch"])
     mount("tmpfs", scratch, "tmpfs", 0, "mode=755")
@@ -123,7 +124,7 @@ def _resolve(root: Path, path: str) -> Path:
     return found
 
 
-def _volume(root: Path, spec: dict) -> None:
+def _volume(root: Path, spec: dict[str, Any]) -> None:
     source, target = Path(spec["source"]), _resolve(root, spec["target"])
     if source.is_dir():
         target.mkdir(parents=True, exist_ok=True)
@@ -146,7 +147,7 @@ def _find(program: str, path: str) -> str:
     raise FileNotFoundError(f'exec: "{program}": executable file not found in $PATH')
 
 
-def _become(spec: dict, root: Path, status: int) -> None:
+def _become(spec: dict[str, Any], root: Path, status: int) -> None:
     """In the child: be the container's first process."""
     program = spec["argv"][0]
     try:
@@ -171,7 +172,9 @@ def _become(spec: dict, root: Path, status: int) -> None:
         os.execve(_find(program, spec["env"].get("PATH", "/bin:/usr/bin")), spec["argv"], spec["env"])
     except OSError as error:
         words = (
-            error.args[0] if len(error.args) == 1 else f'exec: "{program}": stat {program}: {os.strerror(error.errno)}'
+            error.args[0]
+            if len(error.args) == 1
+            else f'exec: "{program}": stat {program}: {os.strerror(error.errno or 0)}'
         )
         os.write(status, f"error {words.lower() if len(error.args) > 1 else words}\n".encode())
     os._exit(128)
@@ -192,7 +195,7 @@ def main() -> None:
     mount("none", "/", "", _REC | _PRIVATE)
     root = _root(spec)
     name = spec["hostname"].encode()
-    _call("sethostname", name, len(name))  # type: ignore[arg-type]
+    _call("sethostname", name, len(name))
     ready, unready = os.pipe()
     child = os.fork()
     if child == 0:

@@ -30,7 +30,7 @@ class Scheduler:
 
     def _changed(self, change: Change) -> None:
         if change.store == "pods":
-            pod, old = change.entry.object, change.old and change.old.object
+            pod, old = change.entry.object, None if change.old is None else change.old.object
             self._count(old, -1)
             if change.type != "DELETED":
                 self._count(pod, 1)
@@ -141,8 +141,8 @@ class Scheduler:
                 return ["node(s) didn't match pod affinity rules"]
         room, taken = node["status"].get("allocatable") or {}, self._taken.get(node["metadata"]["name"], {})
         lacks = []
-        for name, value in {**quantity.requests(spec), "pods": Fraction(1)}.items():
-            if value and taken.get(name, Fraction(0)) + value > quantity.parse(room.get(name, "0")):
+        for name, asked in {**quantity.requests(spec), "pods": Fraction(1)}.items():
+            if asked and taken.get(name, Fraction(0)) + asked > quantity.parse(room.get(name, "0")):
                 lacks.append("Too many pods" if name == "pods" else f"Insufficient {name}")
         return lacks
 

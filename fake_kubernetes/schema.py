@@ -27,8 +27,8 @@ _SINCE = {
 @functools.cache
 def definitions(minor: int) -> dict[str, Any]:
     """All definitions of a server's version; 1.24 has those of 1.25, which is the oldest that is there."""
-    folder = importlib.resources.files("kubernetes_validate").joinpath("kubernetes-json-schema")
-    text = folder.joinpath(f"v1.{max(25, minor)}.0-local", "_definitions.json").read_text()
+    folder = importlib.resources.files("kubernetes_validate") / "kubernetes-json-schema"
+    text = (folder / f"v1.{max(25, minor)}.0-local" / "_definitions.json").read_text()
     found: dict[str, Any] = json.loads(text)["$defs"]
     fields = found["io.k8s.api.batch.v1.JobSpec"]["properties"]
     for name, since in _SINCE.items():

@@ -86,9 +86,10 @@ class Server:
         loop = asyncio.get_running_loop()
 
         def make(*args: Any) -> web.BaseRequest:
-            return web.BaseRequest(*args, loop, client_max_size=1 << 26)
+            message, payload, protocol, writer, task = args
+            return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=1 << 26)
 
-        server = web.Server(self._handle, request_factory=make, access_log=None)  # type: ignore[arg-type]
+        server = web.Server(self._handle, request_factory=make, access_log=None)
         self._server = server
         self._runner = web.ServerRunner(server, shutdown_timeout=0)
         await self._runner.setup()
@@ -207,7 +208,7 @@ class Server:
                     body = {**(body or {}), option: int(value) if option.startswith("grace") else value}
             dry = call.is_dry or "All" in ((body or {}).get("dryRun") or [])
             return self._one(call, self.api.delete(resource, call.namespace, call.name, body or {}, dry))
-        options = {"sub": call.sub, "strict": call.is_strict, "dry_run": call.is_dry}
+        options: dict[str, Any] = {"sub": call.sub, "strict": call.is_strict, "dry_run": call.is_dry}
         if call.sub == "scale":
             return self._scale(call, body)
         if method == "PUT":

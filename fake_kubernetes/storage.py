@@ -66,7 +66,7 @@ class Storage:
     def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         """The stored object itself: do not change it."""
         entry = self._objects.get(resource.store, {}).get((namespace, name))
-        return entry and entry.object
+        return None if entry is None else entry.object
 
     def all(self, resource: Resource, namespace: str = "") -> Iterator[Object]:
         for (place, _), entry in list(self._objects.get(resource.store, {}).items()):

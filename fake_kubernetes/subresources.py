@@ -90,7 +90,7 @@ def _container(call: Call, pod: Object) -> str:
             if len(everyone) > len(names):
                 words += f" or one of the init containers: [{' '.join(everyone[len(names) :])}]"
             raise errors.bad_request(words)
-        return default or names[0]
+        return str(default or names[0])
     if wanted not in everyone:
         raise errors.bad_request(f"container {wanted} is not valid for pod {call.name}")
     return wanted
