@@ -9,7 +9,7 @@ import pytest
 
 from fake_kubernetes.client import Http
 
-from .support import CONFIG, job, service
+from .support import CONFIG, eventually, job, service
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -394,3 +394,33 @@ def test_a_node_loses_its_power(cluster: Cluster) -> None:
     cluster.cordon(second["spec"]["nodeName"])
     cluster.preempt(second["metadata"]["name"])
     pod(cluster, lambda one: runs(one) and one["spec"]["nodeName"] == node, "it is back")
+
+
+PEERS = """python3 -c "
+import os, socket, time
+if os.environ['JOB_COMPLETION_INDEX'] == '1':
+    server = socket.create_server(('', 9))
+    connection = server.accept()[0]
+    time.sleep(1000)
+while True:
+    try:
+        connection = socket.create_connection(('t-1.t', 9))
+        break
+    except OSError:
+        time.sleep(0.05)
+print('connected', flush=True)
+print('closed' if connection.recv(1) == b'' else 'data', flush=True)
+" """
+
+
+def test_a_crash_of_a_node_closes_connections(cluster: Cluster) -> None:
+    cluster.create(service())
+    spread = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+        {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"job-name": "t"}}}]}}  # fmt: skip
+    cluster.create(job(PEERS, completions=2, pod={"affinity": spread, "terminationGracePeriodSeconds": 1}))
+    eventually(lambda: cluster.written("t") == ["connected"], "they are connected")
+    _, there = cluster.do(lambda: pods(cluster))
+    cluster.crash(there["spec"]["nodeName"])
+    eventually(lambda: cluster.written("t") == ["connected", "closed"], "one learns of it")
+    node = cluster.get("Node", there["spec"]["nodeName"])
+    assert node and [it["status"] for it in node["status"]["conditions"] if it["type"] == "Ready"] == ["Unknown"]

@@ -55,11 +55,12 @@ class Lasting:
 
     def runs(self, world: int) -> None:
         """Wait until all ranks of an attempt with so many have begun, and no one of before is counted."""
-        wanted = self._seen[world] = self._seen.get(world, 0) + world
+        wanted = self._seen.get(world, 0) + world
 
         def have_begun() -> bool:
             assert not self.cluster.ended(NAME), "the job has ended"
-            return self.user.written(NAME, f"one of {world}") >= wanted
+            self._seen[world] = self.user.written(NAME, f"one of {world}")
+            return self._seen[world] >= wanted
 
         eventually(have_begun, lambda: f"{wanted} ranks of {world}: {self.state()}")
 
