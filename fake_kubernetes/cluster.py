@@ -193,7 +193,7 @@ class Cluster(faults.Faults):
         for node in self.nodes.values():
             node.close()
         for node in self.nodes.values():
-            await node.closed()
+            await node.closed(20)
         self.names.transport.close()
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in others:

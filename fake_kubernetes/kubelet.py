@@ -79,10 +79,11 @@ class Kubelet:
             runner.stop(0)
             runner.kill()
 
-    async def closed(self) -> None:
+    async def closed(self, seconds: float | None = None) -> None:
+        """Wait until no pod runs here."""
         tasks = [runner.task for runner in self.runners.values()]
         if tasks:
-            await asyncio.wait(tasks, timeout=20)
+            await asyncio.wait(tasks, timeout=seconds)
 
     # -- pods ----------------------------------------------------------------------------------------------------------
 
