@@ -104,7 +104,7 @@ def limit(user: Client, cluster: Cluster) -> None:
 def test_the_time_limit(user: Client, cluster: Cluster) -> None:
     pytest.importorskip("torch")
     training = Counting(user, 10_000)
-    training.submit("--grace", "60")
+    training.submit("--grace", "110")  # so Slurm warns it at once
     training.makes_steps(10)
     limit(user, cluster)
     assert user.paceline("wait", "it", check=False).returncode == 124
@@ -118,7 +118,7 @@ def test_the_time_limit(user: Client, cluster: Cluster) -> None:
 def test_a_chain_of_jobs(user: Client, cluster: Cluster) -> None:
     pytest.importorskip("torch")
     training = Counting(user, 10_000)
-    training.submit("--grace", "60", "--chain")
+    training.submit("--grace", "110", "--chain")
     first = job(user)["external_id"]
     training.makes_steps(10)
     limit(user, cluster)
