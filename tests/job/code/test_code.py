@@ -414,6 +414,7 @@ def test_wrong_and_missing_passwords(
     assert password is None or password not in message
 
 
+@pytest.mark.needs("git")
 def test_a_repository_that_a_host_does_not_have(tmp_path: Path, server: GitServer) -> None:
     message = refused("git", f"{server.url}/public/nothing", tmp_path, tmp_path / "job")
     assert "no such repository" in message
