@@ -1,6 +1,5 @@
 """The examples run unchanged as one process, under torchrun and under paceline, and learn."""
 
-import importlib.util
 import re
 
 import pytest

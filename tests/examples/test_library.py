@@ -1,7 +1,6 @@
 """A single-process script becomes a distributed one by a few lines: how many, which, and that it then works."""
 
 import difflib
-import importlib.util
 import json
 import os
 import re
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 from tests.conftest import GENEROUS, eventually
 from tests.examples.conftest import launchers
-
 
 pytestmark = pytest.mark.torch
 
