@@ -14,5 +14,6 @@ if TYPE_CHECKING:
 class TestSsh(Contract):
     @pytest.fixture
     def place(self, client: Client) -> Place:
+        client.settings(hosts=["h1", "h2"])
         can = frozenset({"run", "elastic", "checks", "metered", "tensorboards", "volumes", "sizes"})
         return Place(client, ("--on", "lab"), "lab", can, (client.lab.folder,))
