@@ -52,9 +52,9 @@ test-gpu: $(VENV)/.dev ## The tests that need an NVIDIA GPU
 	$(PYTEST) -m gpu
 
 nightly: $(VENV)/.dev ## A thousand faults, many kills, whole matrices, convergence; SEED=NUMBER repeats the faults
+	@echo "the seed is $(SEED)"
 	PACELINE_SOAK=1000 PACELINE_SOAK_SEED=$(SEED) PACELINE_SOAK_KILLS=200 PACELINE_SOAK_STREAMS=20 \
 		PACELINE_CHECKPOINT_KILLS=200 $(PYTEST) -n 2 --dist worksteal -m 'nightly or soak' -rA $(ALL)
-	@echo "the seed was $(SEED)"
 
 test-costs: $(VENV)/.dev ## CPU seconds and processes of each test, and a table by folder; TESTS=FOLDER for less
 	$(PYTEST) $(TWO) --costs costs.jsonl $(or $(TESTS),$(ALL))

@@ -105,7 +105,8 @@ def test_a_job_from_beginning_to_end(paceline: Paceline) -> None:
     shown = paceline("get", "mine").stdout
     for text in ("SUCCEEDED (exit code 0)", "mine-worker-0", "script.py"):
         assert text in shown
-    assert [e["event"] for e in json.loads(paceline("events", "mine", "-o", "json").stdout)] == ["started", "finished"]
+    events = json.loads(paceline("events", "mine", "-o", "json").stdout)
+    assert [event["event"] for event in events] == ["warm", "started", "finished"]
     assert "finished" in paceline("events", "mine").stdout
 
 

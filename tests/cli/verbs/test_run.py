@@ -309,7 +309,7 @@ def test_run_directory(paceline: Paceline) -> None:
     assert status["state"] == "SUCCEEDED"
     assert [r["name"] for r in status["ranks"]] == ["mine-master-0", "mine-worker-0"]
     events = [json.loads(line)["event"] for line in (job / "events.jsonl").read_text().splitlines()]
-    assert events == ["started", "unjoined", "finished"]
+    assert events == ["warm", "started", "unjoined", "finished"]
 
 
 def test_framework_is_found_in_what_the_script_imports(paceline: Paceline) -> None:
