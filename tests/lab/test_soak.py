@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from .lab import Client, Host
 
-pytest.importorskip("torch")
 FAULTS = int(os.environ.get("PACELINE_SOAK", "1000"))
 FEW = 3  # faults of the test that is run each time
 SEED = int(os.environ.get("PACELINE_SOAK_SEED", "1"))

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from .client import Client
     from .cluster import Cluster
 
-pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 TIMES = "keep_alive_interval=1,keep_alive_max_attempt=20,join_timeout=120"
 

@@ -11,7 +11,6 @@ import pytest
 if TYPE_CHECKING:
     from .client import Client
 
-pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 LIBRARY = """

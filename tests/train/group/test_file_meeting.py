@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-pytest.importorskip("torch")
-
 from paceline.train.group import file_meeting
 
 if TYPE_CHECKING:

@@ -81,14 +81,20 @@ class Seed(Child):
             spec: path of spec.json.
             channel: its end of the connection to the agent.
             kept: descriptors that it and its forks hold.
+
+        Raises:
+            OSError: the folder cannot be entered.
         """
-        order = json.dumps({"env": dict(env), "folder": folder, "spec": spec}).encode()
+        order = json.dumps({"env": dict(env), "spec": spec}).encode()
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _MOST_BYTES)
-            socket.send_fds(self._socket, [order], [channel.fileno(), *kept])
+            socket.send_fds(self._socket, [order], [opened, channel.fileno(), *kept])
         except OSError:
             return False
-        self._socket.close()
+        finally:
+            os.close(opened)
+            self._socket.close()
         return True
 
 
@@ -119,10 +125,11 @@ def sprout() -> tuple[int, str]:
         os._exit(0)
     asked = json.loads(data)
     processes.set_environment(asked["env"])
-    os.chdir(asked["folder"])
+    os.fchdir(descriptors[0])
+    os.close(descriptors[0])
     modules: Any = sys.modules
     if "tempfile" in modules:
         modules["tempfile"].tempdir = None  # an import may have asked for this folder, which a variable names
     if "multiprocessing.process" in modules:
         modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
-    return descriptors[0], asked["spec"]
+    return descriptors[1], asked["spec"]
