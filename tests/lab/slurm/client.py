@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from tests.conftest import GENEROUS, Paceline, eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .cluster import Cluster
 
 FOREVER = "import threading; print('here', flush=True); threading.Event().wait()"
@@ -32,7 +34,8 @@ class Client(Paceline):
     def start(self, *args: str, python: tuple[str, ...] = (sys.executable,), **kwargs: object) -> subprocess.Popen[str]:
         """Start a command line and go on; `env` are more variables."""
         env = {**self.env, **kwargs.pop("env", {})}  # type: ignore[dict-item]
-        return super().start(*args, python=tuple(self.cluster.login.command(python)), env=env, **kwargs)
+        there = tuple(self.cluster.login.command(python, Path(str(kwargs.get("cwd", self.folder)))))
+        return super().start(*args, python=there, env=env, **kwargs)
 
     def paceline(self, *args: str, check: bool = True, **kwargs: object) -> subprocess.CompletedProcess[str]:
         """Run a command line to its end, which is success unless `check` is false."""
@@ -57,7 +60,14 @@ class Client(Paceline):
     def sh(self, script: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
         """Run a line of shell as this user, in the client's folder."""
         options = {"env": self.env, "cwd": self.folder, "capture_output": True, "text": True, **kwargs}
-        return subprocess.run(self.cluster.login.command(["sh", "-c", script]), check=False, **options)
+        return subprocess.run(self.cluster.login.command(["sh", "-c", script], self.folder), check=False, **options)
+
+    def forget(self) -> None:
+        """Let the next command ask Slurm and the nodes, and not use what they have said in the last ten seconds."""
+        root = "user/home/.local/state/paceline"
+        for pattern in (f"{root}/squeue-*.json", "*/squeue-*.json", "*/slurm/*/looked"):
+            for kept in self.folder.glob(pattern):
+                kept.unlink(missing_ok=True)
 
 
 def job(user: Client, name: str = "it") -> dict[str, Any]:
@@ -71,13 +81,19 @@ def submit(user: Client, script: str, *flags: str, name: str = "it", args: tuple
     user.paceline("submit", "--on", "lab", "--name", name, *flags, user.script(script), *args)
 
 
-def reaches(user: Client, state: str, name: str = "it") -> dict[str, Any]:
-    """Wait until a job is in a state; returns what `get` says then."""
+def until(user: Client, is_so: Callable[[dict[str, Any]], object], what: str, name: str = "it") -> dict[str, Any]:
+    """Wait until what `get` says of a job is so, for which Slurm is asked each time; returns what it says then."""
     found: dict[str, Any] = {}
 
-    def does() -> bool:
+    def looks() -> object:
+        user.forget()
         found.update(job(user, name))
-        return bool(found["state"] == state)
+        return is_so(found)
 
-    eventually(does, lambda: f"{name} is {state}; it is {found}")
+    eventually(looks, lambda: f"{what}; {name} is {found}", pause=0.3)
     return found
+
+
+def reaches(user: Client, state: str, name: str = "it") -> dict[str, Any]:
+    """Wait until a job is in a state; returns what `get` says then."""
+    return until(user, lambda found: found["state"] == state, f"it is {state}", name)

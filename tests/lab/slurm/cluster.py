@@ -34,13 +34,14 @@ from tests.lab import lab
 from . import programs
 from .accounting import NO_ACCOUNTING, Accounting
 from .config import CONFIG
-from .machine import NETWORK, Machine
+from .machine import NETWORK, Login, Machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _CLIENTS = ("sbatch", "squeue", "scancel", "sinfo", "scontrol", "sacct", "srun", "salloc")
-_PATIENCE = {"patient": 60, "impatient": 5, "daemons": 10}  # seconds that they wait for an answer
+_PATIENCE = {"patient": 60, "impatient": 2, "daemons": 10}  # seconds that they wait for an answer
+_PAUSE = 0.1  # seconds between two looks that start a command
 _count = itertools.count()
 
 _WRAPPER = """\
@@ -84,7 +85,7 @@ class Cluster:
         self.hub = f"{self.prefix}-hub"
         self.folder = Path(tempfile.mkdtemp(prefix=f"{self.prefix}-"))
         self.nodes = [f"n{number}" for number in range(nodes)]
-        self.login = Machine(self, "login", 2)
+        self.login = Login(self, "login", 2)
         self._controller = Machine(self, "ctl", 1)
         self._accounting = Accounting(self.folder, self._controller, f"{NETWORK}.1") if accounts else None
         self._node = {name: Machine(self, name, 10 + number) for number, name in enumerate(self.nodes)}
@@ -110,7 +111,7 @@ class Cluster:
         self.start_slurmctld()
         self._wait_until_idle()
         if self._accounting is not None:
-            eventually(self._is_registered, "slurmdbd tells slurmctld what changes")
+            eventually(self._is_registered, "slurmdbd tells slurmctld what changes", _PAUSE)
 
     def _is_registered(self) -> bool:
         shown = self.slurm("sacctmgr", "--noheader", "--parsable2", "show", "cluster", "format=controlport")
@@ -229,7 +230,7 @@ class Cluster:
         self._launch("munged", ["nsenter", f"--net=/run/netns/{self.hub}", *command])
         probe = ["munge", f"--socket={folder}/munge.socket", "--no-input"]
         answers = lambda: subprocess.run(probe, capture_output=True, check=False).returncode == 0  # noqa: E731
-        eventually(answers, "munged answers")
+        eventually(answers, "munged answers", _PAUSE)
 
     def kill_munged(self, socket: bool = False) -> None:
         """End it: nobody can prove who he is, neither users nor daemons. `socket`: leave it, as if it was killed."""
@@ -240,7 +241,7 @@ class Cluster:
         """Start it; comes back when it is up. With `forget` it knows no jobs, as when its disk was lost."""
         command = [programs.path("slurmctld"), "-D", *(["-c"] if forget else [])]
         self._launch("slurmctld", self._controller.command(command))
-        eventually(self._is_up, "slurmctld is up")
+        eventually(self._is_up, "slurmctld is up", _PAUSE)
         self._let_users_be("patient")
 
     def _is_up(self) -> bool:
@@ -251,14 +252,14 @@ class Cluster:
     def kill_slurmctld(self, saved: bool = True) -> None:
         """End it. Unless `saved` it knows later what it knew some seconds ago, and not a job that came after that.
 
-        Users' commands then try for 5 s.
+        Users' commands then try for 2 s.
         """
         self._let_users_be("impatient")
         self._daemons["slurmctld"].send_signal(signal.SIGTERM if saved else signal.SIGKILL)
         self._daemons["slurmctld"].wait()
 
     def hang_slurmctld(self) -> None:
-        """Stop it without an end: users' commands wait for 5 s."""
+        """Stop it without an end: users' commands wait for 2 s."""
         self._let_users_be("impatient")
         self._daemons["slurmctld"].send_signal(signal.SIGSTOP)
 
@@ -274,7 +275,7 @@ class Cluster:
         """Start it, and connect its node; comes back when slurmctld has its answer."""
         self._node[node].heal()
         self._start_slurmd(node)
-        eventually(lambda: self._answers(node), f"{node} answers")
+        eventually(lambda: self._answers(node), f"{node} answers", _PAUSE)
 
     def _answers(self, node: str) -> bool:
         state = self.states()[node]
@@ -360,7 +361,7 @@ class Cluster:
     def resume(self, node: str) -> None:
         """Undo `drain` and `down`; comes back when it answers."""
         self._resume(node)
-        eventually(lambda: self._answers(node), f"{node} answers")
+        eventually(lambda: self._answers(node), f"{node} answers", _PAUSE)
 
     def _resume(self, node: str) -> None:
         self.slurm("scontrol", "update", f"nodename={node}", "state=resume")
@@ -374,7 +375,7 @@ class Cluster:
         if self._is_dead("slurmctld"):
             self.start_slurmctld()
         self.wake_slurmctld()
-        eventually(self._is_up, "slurmctld is up")
+        eventually(self._is_up, "slurmctld is up", _PAUSE)
         for machine in self._node.values():
             machine.heal()
         dead = [name for name in self.nodes if self._is_dead(name)]
@@ -400,4 +401,4 @@ class Cluster:
                         self._resume(node)
             return set(states.values()) == {"idle"} and not self.slurm("squeue", "--noheader")
 
-        eventually(are_idle, "all nodes are idle")
+        eventually(are_idle, "all nodes are idle", _PAUSE)

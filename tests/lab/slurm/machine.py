@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import TYPE_CHECKING
 
 from tests.lab import lab
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from .cluster import Cluster
 
@@ -54,3 +56,25 @@ class Machine:
             lab.set_link(self._cluster.hub, f"v{self._number}", up=True)
             self._cluster.forget_neighbours()
             self._is_cut = False
+
+
+class Login(Machine):
+    """Where users are. Its host name and /etc/hosts are in namespaces that all commands there share."""
+
+    def start(self) -> None:
+        super().start()
+        names = self._cluster.folder / "namespaces"
+        names.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "none", names], check=True)
+        subprocess.run(["mount", "--make-private", names], check=True)  # the kernel wants that
+        self._uts, self._mount = names / "uts", names / "mount"
+        for path in (self._uts, self._mount):
+            path.touch()
+        unshare = ["unshare", f"--uts={self._uts}", f"--mount={self._mount}", "--propagation", "slave"]
+        program = 'hostname "$0" && mount --bind "$1" /etc/hosts'
+        subprocess.run([*unshare, "sh", "-c", program, self.name, self._cluster.folder / "hosts"], check=True)
+
+    def command(self, argv: Sequence[str], folder: Path | None = None) -> list[str]:
+        """What runs a command in a folder there, else in that of the cluster; the process is the command's then."""
+        spaces = [f"--net=/run/netns/{self.namespace}", f"--uts={self._uts}", f"--mount={self._mount}"]
+        return ["nsenter", *spaces, f"--wdns={folder or self._cluster.folder}", *argv]

@@ -11,7 +11,7 @@ from tests.conftest import eventually
 from tests.needs import need
 
 from .accounting import missing as missing_accounting
-from .client import FOREVER, job
+from .client import FOREVER, job, reaches, until
 from .cluster import Cluster, missing
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ def submit(user: Client, *flags: str, name: str = "it") -> None:
 
 def is_forgotten(cluster: Cluster, number: str, word: str) -> None:
     """Let squeue forget a job, as Slurm does after MinJobAge, once the accounts have how it ended."""
-    eventually(lambda: word in cluster.slurm("sacct", "-n", "-X", "-o", "State", "-j", number), "it is in the accounts")
+    eventually(
+        lambda: word in cluster.slurm("sacct", "-n", "-X", "-o", "State", "-j", number), "it is in the accounts", 0.1
+    )
     cluster.break_command("squeue", "exit 0")
 
 
@@ -72,7 +74,7 @@ def test_why_a_job_waits_for_a_limit(user: Client) -> None:
         ("second", "its account allows no more jobs at the same time (Slurm: AssocMaxJobsLimit)"),
         ("long", "it asks for more time than its QOS allows one job, so it does not start"),
     ):
-        eventually(lambda name=name, why=why: why in (job(user, name)["waiting"] or ""), f"{name} waits")  # type: ignore[misc]
+        until(user, lambda found, why=why: why in (found["waiting"] or ""), why, name)  # type: ignore[misc]
 
 
 def test_a_job_that_was_cancelled_while_it_waited(user: Client, cluster: Cluster) -> None:
@@ -80,20 +82,18 @@ def test_a_job_that_was_cancelled_while_it_waited(user: Client, cluster: Cluster
     number = job(user)["external_id"]
     cluster.slurm("scancel", number)
     is_forgotten(cluster, number, "CANCELLED")
-    eventually(lambda: job(user)["state"] == "STOPPED", "it is over")
-    assert job(user)["error"] == "it was cancelled in Slurm before it started"
+    assert reaches(user, "STOPPED")["error"] == "it was cancelled in Slurm before it started"
 
 
 def test_a_job_that_lost_its_node(user: Client, cluster: Cluster) -> None:
     submit(user, "--slurm", "no-requeue")
-    eventually(lambda: job(user)["state"] == "RUNNING", "it runs")
-    found = job(user)
+    found = reaches(user, "RUNNING")
     (node,) = {rank["node"] for rank in found["instances"]}
     cluster.kill_slurmd(node, with_job=True)
     cluster.down(node)
     is_forgotten(cluster, found["external_id"], "NODE_FAIL")
-    eventually(lambda: job(user)["state"] == "FAILED", "it is over")
-    for _ in range(3):  # that the accounts were asked changes nothing
+    reaches(user, "FAILED")
+    for _ in range(2):  # that the accounts were asked changes nothing
         assert job(user)["error"] == "a node of it failed; paceline resubmit it goes on from its last checkpoint"
 
 

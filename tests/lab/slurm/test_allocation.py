@@ -39,7 +39,7 @@ class Shell:
     """The shell of an salloc, in which lines are typed."""
 
     def __init__(self, client: Client, *flags: str) -> None:
-        command = client.cluster.login.command(["salloc", "--quiet", *flags, "sh"])
+        command = client.cluster.login.command(["salloc", "--quiet", *flags, "sh"], client.folder)
         self._client = client
         self._process = subprocess.Popen(
             command, env=client.env, cwd=client.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -136,7 +136,9 @@ def test_submit_makes_a_job_of_its_own(client: Client, salloc: Shell) -> None:
     assert (job["state"], job["nodes"], job["external_id"] != salloc.job) == ("SUCCEEDED", 1, True)
 
 
-@pytest.mark.parametrize(("how", "code"), [("stop", 143), ("interrupt", 130), ("kill", 137)])
+@pytest.mark.parametrize(
+    ("how", "code"), [("stop", 143), ("interrupt", 130), pytest.param("kill", 137, marks=pytest.mark.nightly)]
+)
 def test_the_allocation_outlives_a_job_that_is_stopped(client: Client, salloc: Shell, how: str, code: int) -> None:
     line = f"{RUN} --name long {client.script(FOREVER)}"
     salloc.type(f"{line} > out 2> err; echo $? > code")

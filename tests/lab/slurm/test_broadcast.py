@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.conftest import GENEROUS, eventually
 
-from .client import FOREVER, job, reaches
+from .client import FOREVER, job, reaches, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,16 +66,13 @@ def start(user: Client, verb: str, script: str, *flags: str, args: tuple[str, ..
 
 
 def logs(user: Client, *flags: str) -> str:
+    user.forget()
     return user.paceline("logs", "--on", "lab", *flags, "it").stdout
 
 
-def test_output_and_exit_code_come_to_the_foreground(user: Client) -> None:
-    done = start(user, "run", RANKS, "--nnodes", "2")
-    assert "rank 0 of 2 on n0 sent" in done.stdout
-
-
 def test_the_exit_code_and_all_lines_of_a_failed_rank_are_there(user: Client, seen: Path) -> None:
-    start(user, "run", RANKS, "--nnodes", "2", args=("3", str(seen)), code=3)
+    done = start(user, "run", RANKS, "--nnodes", "2", args=("3", str(seen)), code=3)
+    assert "rank 0 of 2 on n0 sent" in done.stdout
     found = job(user)
     assert (found["state"], found["exit_code"]) == ("FAILED", 3), found
     lines = user.paceline("logs", "--on", "lab", "--all", "it").stdout
@@ -108,8 +105,8 @@ def test_logs_follow_a_running_job_to_its_last_line(user: Client, seen: Path) ->
     go = seen / "go"
     start(user, "submit", WAITS, "--nnodes", "2", args=(str(go),))
     following = user.start("logs", "-f", "--all", "--on", "lab", "it")
-    eventually(lambda: len(job(user)["instances"]) == 2 and job(user)["state"] == "RUNNING", "it runs on both nodes")
-    eventually(lambda: "here on n1" in logs(user, "--all"), "what it prints is seen")
+    until(user, lambda it: len(it["instances"]) == 2 and it["state"] == "RUNNING", "it runs on both nodes")
+    eventually(lambda: "here on n1" in logs(user, "--all"), "what it prints is seen", 0.3)
     assert user.paceline("attach", "--on", "lab", "-i", "1", "it", "--", "uname", "-n").stdout == "n1\n"
     go.touch()
     out, err = following.communicate(timeout=GENEROUS)
@@ -132,19 +129,10 @@ def test_logs_that_cannot_be_fetched_are_named(user: Client, cluster: Cluster) -
     assert "rank 0 of 2" in user.paceline("logs", "--on", "lab", "it").stdout
 
 
-def test_stop_reaches_nodes_that_do_not_see_the_folder(user: Client, cluster: Cluster) -> None:
-    start(user, "submit", FOREVER, "--nnodes", "2")
-    reaches(user, "RUNNING")
-    user.paceline("stop", "--on", "lab", "it")
-    found = reaches(user, "STOPPED")
-    # Its batch script has said that it ends, and then tells Slurm.
-    eventually(lambda: "CANCELLED" in cluster.slurm("scontrol", "show", "job", found["external_id"]), "Slurm knows it")
-
-
 def test_a_job_that_was_cancelled_with_slurms_commands(user: Client, cluster: Cluster) -> None:
     start(user, "submit", FOREVER, "--nnodes", "2")
     number = reaches(user, "RUNNING")["external_id"]
-    eventually(lambda: "here" in logs(user), "it has printed")
+    eventually(lambda: "here" in logs(user), "it has printed", 0.3)
     cluster.slurm("scancel", number)
     assert "cancelled in Slurm" in reaches(user, "STOPPED")["error"]
     assert "here" in logs(user), "what was seen before is kept"
@@ -180,13 +168,17 @@ def test_deleting_a_job_removes_it_on_its_nodes(user: Client, cluster: Cluster) 
     done = user("delete", "--on", "lab", "it")
     assert done.returncode == 2 and "has not ended" in done.stderr, done.stderr
     user.paceline("stop", "--on", "lab", "it")
-    reaches(user, "STOPPED")
+    number = reaches(user, "STOPPED")["external_id"]
+    # Its batch script has said that it ends, and then tells Slurm.
+    eventually(lambda: "CANCELLED" in cluster.slurm("scontrol", "show", "job", number), "Slurm knows it", 0.1)
     listed = f"ls {user.folder}/root/slurm"
     assert [on_node(cluster, node, listed) for node in ("n0", "n1")] == ["it\n", "it\n"]
     user.paceline("delete", "--on", "lab", "it")
-    eventually(lambda: not any(on_node(cluster, node, listed) for node in ("n0", "n1")), "the nodes have removed it")
-    start(user, "run", RANKS, "--nnodes", "2")
-    assert job(user)["state"] == "SUCCEEDED", "the name is free again"
+    eventually(
+        lambda: not any(on_node(cluster, node, listed) for node in ("n0", "n1")), "the nodes have removed it", 0.1
+    )
+    done = start(user, "run", RANKS, "--nnodes", "2")
+    assert "rank 0 of 2 on n0 sent" in done.stdout, "the name is free again"
 
 
 def test_a_lost_node_ends_the_job_with_a_clear_line(user: Client, cluster: Cluster) -> None:
@@ -231,12 +223,13 @@ def test_a_job_that_slurm_has_forgotten(user: Client, cluster: Cluster) -> None:
 def test_a_requeued_job_goes_on_from_checkpoints_that_all_nodes_see(user: Client, cluster: Cluster, seen: Path) -> None:
     start(user, "submit", WAITS, "--nnodes", "2", "--checkpoint-dir", str(seen / "saved"), args=(str(seen / "go"),))
     number = reaches(user, "RUNNING")["external_id"]
-    eventually(lambda: "here on n0" in logs(user), "it has printed")
+    eventually(lambda: "here on n0" in logs(user), "it has printed", 0.3)
     cluster.slurm("scontrol", "requeue", number)
-    eventually(lambda: job(user)["attempt"] == 1, "it runs again, and attempts are counted on")
+    until(user, lambda it: it["attempt"] == 1, "it runs again, and attempts are counted on")
     reaches(user, "RUNNING")
     (seen / "go").touch()
-    reaches(user, "SUCCEEDED")
+    user.paceline("wait", "--on", "lab", "it")
+    assert job(user)["state"] == "SUCCEEDED"
     assert "here on n0" in user.paceline("logs", "--on", "lab", "--attempt", "0", "it").stdout
     assert "gone from n0" in user.paceline("logs", "--on", "lab", "--attempt", "1", "it").stdout
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import eventually, processes_with
-from tests.train.loop.test_exactly_once import SAMPLES, Training
+from tests.train.loop.test_exactly_once import Training
 
-from .client import FOREVER, job, reaches, submit
+from .client import FOREVER, job, reaches, submit, until
 
 if TYPE_CHECKING:
     from .client import Client
@@ -44,16 +44,41 @@ class Counting(Training):
         self.check()
 
 
+STAYS = """
+    import os, socket, sys, time
+    socket.getaddrinfo(os.environ["MASTER_ADDR"], None)
+    open(os.path.join(sys.argv[1], "-".join(["here", os.environ["PACELINE_ATTEMPT"], os.environ["RANK"]])), "w").close()
+    while not os.path.exists(os.path.join(sys.argv[1], "end")):
+        time.sleep(0.05)
+"""
+
+
+class Staying:
+    """A job whose ranks say that they are there, and end when they are told to."""
+
+    def __init__(self, user: Client, *flags: str, name: str = "it") -> None:
+        self.user, self.name = user, name
+        self.folder = user.folder / f"{name}-says"
+        self.folder.mkdir()
+        submit(user, STAYS, *flags, name=name, args=(str(self.folder),))
+
+    def runs(self, attempt: int, ranks: int) -> None:
+        """Wait until all ranks of an attempt run."""
+        said = lambda: len(list(self.folder.glob(f"here-{attempt}-*"))) == ranks  # noqa: E731
+        eventually(said, lambda: f"attempt {attempt} runs; {job(self.user, self.name)}")
+
+    def ends_well(self) -> None:
+        (self.folder / "end").touch()
+        done = self.user.paceline("wait", "--on", "lab", self.name, check=False)
+        assert done.returncode == 0, (done.stderr, job(self.user, self.name))
+
+
 def test_a_requeued_job_goes_on(user: Client, cluster: Cluster) -> None:
-    pytest.importorskip("torch")
-    training = Counting(user, 12)
-    training.slow.touch()  # until it is requeued
-    training.submit("--nnodes", "2")
-    training.makes_steps(20)
+    it = Staying(user, "--nnodes", "2")
+    it.runs(0, ranks=2)
     cluster.slurm("scontrol", "requeue", job(user)["external_id"])
-    eventually(lambda: job(user)["attempt"] == 1, "it has started again")
-    training.slow.unlink()
-    training.ends_well()
+    it.runs(1, ranks=2)
+    it.ends_well()
     events = [it["event"] for it in json.loads(user.paceline("events", "it", "-o", "json").stdout)]
     assert events.count("started") == 4
     assert user.paceline("logs", "it", "--attempt", "0", check=False).returncode == 0
@@ -68,9 +93,9 @@ def test_a_preempted_job_saves_and_goes_on(user: Client, cluster: Cluster) -> No
     number = cluster.slurm(
         "sbatch", "--parsable", "--partition=urgent", "--nodes=3", "--exclusive", "--wrap=sleep 600"
     ).strip()
-    eventually(lambda: job(user)["state"] == "RESTARTING", "it has given way")
+    reaches(user, "RESTARTING")
     running = lambda: cluster.slurm("squeue", "--noheader", "--format=%T", f"--jobs={number}") == "RUNNING\n"  # noqa: E731
-    eventually(running, "its nodes are free, so what it saved last is there")
+    eventually(running, "its nodes are free, so what it saved last is there", 0.1)
     assert "preempted" in job(user)["waiting"] or "Slurm" in job(user)["waiting"], job(user)["waiting"]
     saved = job(user)["checkpoint"]["step"]
     training.slow.unlink()
@@ -81,55 +106,43 @@ def test_a_preempted_job_saves_and_goes_on(user: Client, cluster: Cluster) -> No
 
 
 def test_a_lost_node(user: Client, cluster: Cluster) -> None:
-    pytest.importorskip("torch")
-    training = Counting(user, 12)
-    training.slow.touch()  # until its node is lost
-    training.submit("--nnodes", "2")
-    training.makes_steps(20)
+    it = Staying(user, "--nnodes", "2")
+    it.runs(0, ranks=2)
     cluster.kill_slurmd("n1", with_job=True)
-    training.slow.unlink()
     cluster.down("n1")
-    eventually(lambda: job(user)["attempt"] == 1 and job(user)["state"] == "RUNNING", "it has started again")
-    training.ends_well()
+    it.runs(1, ranks=2)
+    it.ends_well()
     assert {rank["node"] for rank in job(user)["instances"]} == {"n0", "n2"}
 
 
-def limit(user: Client, cluster: Cluster) -> None:
-    """Give a job that runs one or two minutes more; Slurm warns it within 30 s."""
-    number = job(user)["external_id"]
+def limit(user: Client, cluster: Cluster, name: str) -> None:
+    """Give a job that runs one or two minutes more."""
+    number = job(user, name)["external_id"]
     minutes = int(cluster.slurm("squeue", "--noheader", "--format=%M", f"--jobs={number}").split(":")[0])
     cluster.slurm("scontrol", "update", f"jobid={number}", f"timelimit={minutes + 2}")
 
 
-def test_the_time_limit(user: Client, cluster: Cluster) -> None:
+def test_the_time_limit_of_a_job_and_of_a_chain_of_jobs(user: Client, cluster: Cluster) -> None:
+    """Both at once: the limit is a matter of minutes."""
     pytest.importorskip("torch")
     training = Counting(user, 10_000)
     training.submit("--grace", "110")  # so Slurm warns it at once
+    chain = Staying(user, "--grace", "110", "--chain", name="chain")
+    chain.runs(0, ranks=1)
     training.makes_steps(10)
-    limit(user, cluster)
+    first = job(user, "chain")["external_id"]
+    for name in ("it", "chain"):
+        limit(user, cluster, name)
     assert user.paceline("wait", "it", check=False).returncode == 124
     found = job(user)
     assert (found["state"], found["exit_code"]) == ("FAILED", 124)
     assert "stopped at its time limit" in found["error"] and found["checkpoint"] is not None
     last = max(int(line.split()[1]) for path in training.records.iterdir() for line in path.read_text().splitlines())
     assert found["checkpoint"]["step"] >= last - 1, "it was asked to save at the end"
-
-
-def test_a_chain_of_jobs(user: Client, cluster: Cluster) -> None:
-    pytest.importorskip("torch")
-    training = Counting(user, 10_000)
-    training.submit("--grace", "110", "--chain")
-    first = job(user)["external_id"]
-    training.makes_steps(10)
-    limit(user, cluster)
-    eventually(lambda: job(user)["attempt"] == 1, "it goes on in another job")
-    assert job(user)["external_id"] != first
-    training.makes_steps(10)
-    user.paceline("stop", "--on", "lab", "it")
-    reaches(user, "STOPPED")
-    used = training.used()
-    assert all(count == 1 for epoch in list(used)[:-1] for count in used[epoch].values())
-    assert all(len(used[epoch]) == SAMPLES for epoch in list(used)[:-1])
+    chain.runs(1, ranks=1)
+    assert until(user, lambda it: it["attempt"] == 1, "it goes on in another job", "chain")["external_id"] != first
+    user.paceline("stop", "--on", "lab", "chain")
+    reaches(user, "STOPPED", "chain")
 
 
 def test_a_job_that_was_cancelled_from_outside(user: Client, cluster: Cluster) -> None:
@@ -173,7 +186,7 @@ def test_one_interrupt_lets_ranks_save(user: Client, cluster: Cluster) -> None:
         print("saved", flush=True)
         """
     )
-    for number in range(4):  # Slurm may signal all processes of a step, and signals of a moment arrive as one
+    for number in range(2):  # Slurm may signal all processes of a step, and signals of a moment arrive as one
         disk = user.folder / f"disk{number}"
         run = user.start("run", "--on", "lab", "--nnodes", "2", "--grace", "120", script, str(disk))
         assert run.stdout is not None and run.stderr is not None
@@ -206,7 +219,8 @@ def test_slurmctld_is_down(user: Client, cluster: Cluster) -> None:
     cluster.kill_slurmctld()
     listed = user.paceline("list", "--on", "lab")
     assert re.search(r"^it +RUNNING ", listed.stdout, re.M)
-    eventually(lambda: "Slurm's controller" in user.paceline("list", "--on", "lab").stderr, "it is said")
+    user.forget()
+    assert "Slurm's controller" in user.paceline("list", "--on", "lab").stderr
     refused = user.paceline("submit", "--on", "lab", "--name", "other", user.script(FOREVER), check=False)
     assert refused.returncode == 2 and "slurmctld" in refused.stderr and len(refused.stderr.splitlines()) == 1
     stopped = user.paceline("stop", "--on", "lab", "it", check=False)
@@ -277,8 +291,8 @@ def test_a_client_that_is_killed_while_sbatch_answers(user: Client, cluster: Clu
                         os.kill(pid, signal.SIGKILL)
     with open(go, "w"):
         pass
-    eventually(lambda: cluster.slurm("squeue", "--noheader", "--format=%A").split(), "Slurm has the job")
-    eventually(lambda: job(user)["state"] == "RUNNING", "it is found by its comment")
+    eventually(lambda: cluster.slurm("squeue", "--noheader", "--format=%A").split(), "Slurm has the job", 0.1)
+    reaches(user, "RUNNING")  # it is found by its comment
     assert [job(user)["external_id"]] == cluster.slurm("squeue", "--noheader", "--format=%A").split()
     user.paceline("stop", "--on", "lab", "it")
     reaches(user, "STOPPED")
@@ -299,7 +313,7 @@ def test_a_client_that_is_interrupted_while_sbatch_answers(user: Client, cluster
     client.communicate()
     go.write_text("")
     eventually(lambda: any(call.startswith("scancel") for call in cluster.calls), "the job is cancelled")
-    eventually(lambda: not cluster.slurm("squeue", "--noheader"), "Slurm has it no more")
+    eventually(lambda: not cluster.slurm("squeue", "--noheader"), "Slurm has it no more", 0.1)
     listed = json.loads(user.paceline("list", "--on", "lab", "-o", "json").stdout)
     assert all(it["state"] == "STOPPED" for it in listed), "if it was quick to start"
 
@@ -319,34 +333,24 @@ def test_munge_is_down(user: Client, cluster: Cluster) -> None:
 
 
 def test_a_drained_node_and_a_killed_slurmd(user: Client, cluster: Cluster) -> None:
-    pytest.importorskip("torch")
-    training = Counting(user, 10)
-    training.slow.touch()  # until its slurmd is killed
-    training.submit("--nnodes", "2")
-    training.makes_steps(10)
+    it = Staying(user, "--nnodes", "2")
+    it.runs(0, ranks=2)
     cluster.drain("n1")
-    training.makes_steps(10)
-    assert any("drain" in node["state"] for node in json.loads(
-        user.paceline("top", "node", "--on", "lab", "-o", "json").stdout
-    ))  # fmt: skip
+    shown = json.loads(user.paceline("top", "node", "--on", "lab", "-o", "json").stdout)
+    assert any("drain" in node["state"] for node in shown)
     cluster.kill_slurmd("n1", with_job=False)
-    training.slow.unlink()
-    training.ends_well()
+    it.ends_well()
 
 
 def test_a_node_that_slurm_has_lost_ends_what_runs_elsewhere_now(user: Client, cluster: Cluster) -> None:
-    pytest.importorskip("torch")
-    training = Counting(user, 30)
-    training.slow.touch()  # until Slurm has noticed
-    training.submit()
-    training.makes_steps(10)
+    it = Staying(user)
+    it.runs(0, ranks=1)
     (node,) = {rank["node"] for rank in job(user)["instances"]}
     cluster.kill_slurmd(node, with_job=False)
     cluster.down(node)
-    eventually(lambda: job(user)["attempt"] == 1, "Slurm has started it elsewhere")
+    it.runs(1, ranks=1)
     eventually(lambda: not cluster.processes(node), "nothing works on the old node")
-    training.slow.unlink()
-    training.ends_well()
+    it.ends_well()
 
 
 @pytest.mark.parametrize("node", ["n0", "n1"])
@@ -363,11 +367,10 @@ def test_a_folder_that_a_node_does_not_see(user: Client, cluster: Cluster, node:
 
 
 def test_a_name_that_does_not_resolve(user: Client, cluster: Cluster) -> None:
-    pytest.importorskip("torch")
     with cluster.unnamed("n0"):
-        training = Counting(user, 3)
-        training.submit("--nnodes", "2")
-        training.ends_well()
+        it = Staying(user, "--nnodes", "2")
+        it.runs(0, ranks=2)
+        it.ends_well()
 
 
 def test_what_a_node_refuses(user: Client) -> None:

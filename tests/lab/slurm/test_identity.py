@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tests.conftest import eventually
 
-from .client import FOREVER, job, reaches, submit
+from .client import FOREVER, job, reaches, submit, until
 
 if TYPE_CHECKING:
     from .client import Client
@@ -74,7 +74,7 @@ def test_a_script_that_is_submitted_by_hand(user: Client, cluster: Cluster) -> N
     said = lambda: f"Slurm job {number} is none of the job it" in (script.parent / "slurm.out").read_text()  # noqa: E731
     eventually(said, "it refuses to work")
     eventually(lambda: f"JobId={number} " in (shown := cluster.slurm("scontrol", "show", "job", number))
-               and "JobState=FAILED" in shown, "it has ended")  # fmt: skip
+               and "JobState=FAILED" in shown, "it has ended", 0.1)  # fmt: skip
     assert job(user)["state"] == "RUNNING" and job(user)["external_id"] != number
     assert user.paceline("logs", "--on", "lab", "it").stdout == "here\n"
     user.paceline("stop", "--on", "lab", "it")
@@ -92,7 +92,7 @@ def test_a_site_that_changes_comments(user: Client, cluster: Cluster) -> None:
     user.paceline("stop", "--on", "lab", "it", "waits")
     for name in ("it", "waits"):
         reaches(user, "STOPPED", name)
-    eventually(lambda: not cluster.slurm("squeue", "--noheader"), "Slurm has no job any more")
+    eventually(lambda: not cluster.slurm("squeue", "--noheader"), "Slurm has no job any more", 0.1)
 
 
 def test_attach_finds_the_node_of_a_rank(user: Client, cluster: Cluster) -> None:
@@ -126,7 +126,7 @@ def test_a_job_that_is_suspended(user: Client, cluster: Cluster) -> None:
     submit(user, FOREVER)
     reaches(user, "RUNNING")
     cluster.slurm("scontrol", "suspend", job(user)["external_id"])
-    eventually(lambda: "Slurm has suspended it" in (job(user)["waiting"] or ""), "it is shown")
+    until(user, lambda it: "Slurm has suspended it" in (it["waiting"] or ""), "it is shown")
     refused = user.paceline("stop", "--on", "lab", "it", check=False)
     assert refused.returncode == 2 and re.fullmatch(r".*job it is suspended in Slurm, .*\n", refused.stderr), refused
     user.paceline("stop", "--on", "lab", "--now", "it")
@@ -137,7 +137,7 @@ def test_attach_to_a_job_that_was_requeued_and_is_held(user: Client, cluster: Cl
     submit(user, FOREVER)
     reaches(user, "RUNNING")
     cluster.slurm("scontrol", "requeuehold", job(user)["external_id"])
-    eventually(lambda: "held" in (job(user)["waiting"] or ""), "it is shown")
+    until(user, lambda it: "held" in (it["waiting"] or ""), "it is shown")
     refused = user.paceline("attach", "--on", "lab", "it", "--", "true", check=False)
     assert refused.returncode == 2 and "job it does not run now: Slurm has requeued it" in refused.stderr, refused
     user.paceline("stop", "--on", "lab", "it")

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from tests.conftest import eventually
 from tests.lab.lab import inside
 from tests.needs import need
@@ -46,7 +47,7 @@ def starts(client: Client) -> list[str]:
 
 def test_script_runs_on_two_nodes(client: Client) -> None:
     job = submit(client, "#!/bin/sh\nsrun hostname\n", "-N2", "--output=out")
-    eventually(lambda: state(client, job) == "COMPLETED", "the job has ended")
+    eventually(lambda: state(client, job) == "COMPLETED", "the job has ended", 0.1)
     assert sorted((client.folder / "out").read_text().split()) == ["n0", "n1"]
     (call,) = client.cluster.calls
     assert call == "sbatch --parsable -N2 --output=out job.sh"
@@ -64,7 +65,7 @@ def test_nodes_know_each_other_by_name(client: Client) -> None:
 
 def test_gpus_are_given_out(client: Client) -> None:
     first = submit(client, "#!/bin/sh\necho $CUDA_VISIBLE_DEVICES\nexec sleep 1000\n", "-w n0 --gres=gpu:1 -o first")
-    eventually(lambda: state(client, first) == "RUNNING", "the first job runs")
+    eventually(lambda: state(client, first) == "RUNNING", "the first job runs", 0.1)
     assert client.sh("srun -w n0 --gres=gpu:1 printenv CUDA_VISIBLE_DEVICES").stdout == "1\n"
     assert client.sh("srun -w n1 --gres=gpu:2 printenv CUDA_VISIBLE_DEVICES").stdout == "0,1\n"
 
@@ -87,15 +88,16 @@ def test_job_outlives_a_restart_of_its_slurmd(client: Client) -> None:
     client.cluster.start_slurmd("n0")
     assert state(client, job) == "RUNNING"
     client.cluster.slurm("scancel", job)
-    eventually(lambda: state(client, job) == "CANCELLED", "the job is cancelled")
+    eventually(lambda: state(client, job) == "CANCELLED", "the job is cancelled", 0.1)
 
 
+@pytest.mark.nightly  # test_a_preempted_job_saves_and_goes_on relies on it too
 def test_urgent_job_takes_a_node_away(client: Client) -> None:
     first = submit(client, WAITING, "-N3", "--exclusive")
     eventually(lambda: starts(client), "the first job runs")
     second = submit(client, WAITING, "-p urgent", "-w n1")
-    eventually(lambda: state(client, second) == "RUNNING", "the urgent job runs")
-    eventually(lambda: state(client, first) == "PENDING", "the first job waits")
+    eventually(lambda: state(client, second) == "RUNNING", "the urgent job runs", 0.1)
+    eventually(lambda: state(client, first) == "PENDING", "the first job waits", 0.1)
     client.cluster.slurm("scancel", second)
     eventually(lambda: len(starts(client)) == 3, "the first job runs again")
     assert starts(client)[2] == "start 1 n[0-2]"
@@ -105,7 +107,7 @@ def test_time_limit_passes(client: Client) -> None:
     job = submit(client, WAITING, "--time=10")
     eventually(lambda: starts(client), "the job runs")
     client.cluster.pass_limit(job)
-    eventually(lambda: state(client, job) == "TIMEOUT", "the job is ended")
+    eventually(lambda: state(client, job) == "TIMEOUT", "the job is ended", 0.1)
 
 
 def test_submission_to_a_hanging_slurmctld_arrives_all_the_same(client: Client) -> None:

@@ -22,7 +22,7 @@ LIBRARY = """
 RANKS = ["0 0 of 4 n0", "1 1 of 4 n0", "2 0 of 4 n1", "3 1 of 4 n1"]
 
 
-@pytest.mark.parametrize("has_batch_script", [False, True])
+@pytest.mark.parametrize("has_batch_script", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_srun_alone_starts_the_ranks(client: Client, has_batch_script: bool) -> None:
     script = client.script(LIBRARY)
     step = f"srun --nodes=2 --ntasks-per-node=2 {sys.executable} {script}"
