@@ -10,6 +10,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from tests.lab.kubernetes.cluster import missing
+from tests.needs import need
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,6 +44,7 @@ def test_a_row_of_the_library(name, tmp_path):
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 def test_a_row_of_kubernetes_counts_requests(tmp_path):
+    need(missing())
     done = benchmarks("--only", "kubernetes-submit-1", "--pairs", "1", "--json", str(tmp_path / "out.json"))
     assert done.returncode == 0, done.stdout + done.stderr
     [written] = json.loads((tmp_path / "out.json").read_text())["rows"]
