@@ -433,7 +433,7 @@ def test_jobs_are_found_wherever_they_were_submitted_to(client: Client) -> None:
     assert listed.returncode == 0
     rows = sorted(row.split()[:3] for row in listed.stdout.splitlines()[1:])
     assert rows == [["here", "local", "RUNNING"], ["named", "h2:1", "LOST"], ["there", "lab", "RUNNING"]]
-    assert [listed.stderr.count(f"cannot reach {host}: no answer within 20 s") for host in ("h2", "h3")] == [1, 1]
+    assert [listed.stderr.count(f"cannot reach {host}: ") for host in ("h2", "h3")] == [1, 1]
     assert listed.stderr.count("\n") == 2
     for host in client.lab.hosts[1:]:
         host.heal()
