@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from tests.lab.kubernetes.cluster import missing
+from fake_kubernetes.machine import missing
 from tests.needs import need
 
 ROOT = Path(__file__).resolve().parents[2]

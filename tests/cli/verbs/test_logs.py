@@ -273,6 +273,8 @@ def test_follow_says_what_a_job_waits_for(paceline: Paceline) -> None:
     assert paceline("submit", "--gpus", "1", "--name", "first", "script.py").returncode == 0
     eventually(lambda: status(paceline)["state"] == "RUNNING", "it has the device")
     assert paceline("submit", "--gpus", "1", "--name", "second", "script.py").returncode == 0
+    second = paceline.home / "jobs" / "second" / "status.json"
+    eventually(lambda: second.exists() and json.loads(second.read_text())["waiting"], "it waits")
     follower = paceline.start("logs", "-f", "second", stderr=subprocess.PIPE)
     assert follower.stderr is not None
     assert follower.stderr.readline() == "paceline: job second: waits for 1 device; held by: first\n"

@@ -36,7 +36,6 @@ OPTIONS = [
     *(Option([flag], section=_SECTION, type=float, metavar="N", help=text) for flag, _, _, text in _NUMBERS),
     *(Option([flag], section=_SECTION, is_flag=True, help=text) for flag, _, _, text in _SWITCHES),
     *(Option([flag], section=_SECTION, metavar="NAME", help=text) for flag, _, text in _TEXTS),
-    Option(["--verbose"], section=_SECTION, is_flag=True, help="Accepted; paceline events shows what happens."),
     Option(["--gloo"], section=_SECTION, is_flag=True, help="Accepted; collectives use gloo."),
     Option(["--mpi"], section=_SECTION, is_flag=True, help="Refused; there is no MPI here."),
 ]

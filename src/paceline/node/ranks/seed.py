@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from paceline.node.machine import processes
+from paceline.node.signals import HANDLED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -125,6 +126,8 @@ def sprout() -> tuple[int, str]:
         os._exit(0)
     asked = json.loads(data)
     processes.set_environment(asked["env"])
+    for number in HANDLED:  # the agent handles these, so what it executes would have them as Python sets them
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     os.fchdir(descriptors[0])
     os.close(descriptors[0])
     modules: Any = sys.modules
