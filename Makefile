@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 FRAMEWORKS := .venv-frameworks
 PYTEST := $(BIN)/python -m pytest
-TWO := -n 2 --dist worksteal
+FOUR := -n 4 --dist worksteal
 LAB := tests/lab $(wildcard fake_kubernetes)
 ALL := tests --ignore tests/frameworks $(wildcard fake_kubernetes)
 HERE := tests --ignore tests/lab --ignore tests/frameworks
@@ -36,14 +36,14 @@ $(FRAMEWORKS)/.ready: pyproject.toml tests/frameworks/requirements.txt
 demo: $(VENV)/.examples ## Train on real data with two ranks
 	$(BIN)/paceline run -n 2 examples/digits.py
 
-test: $(VENV)/.dev ## The tests that need no other host, in two processes: they wait much
-	$(PYTEST) $(TWO) $(HERE)
+test: $(VENV)/.dev ## The tests that need no other host, in four processes: they wait much
+	$(PYTEST) $(FOUR) $(HERE)
 
 quick: $(VENV)/.dev ## Those of them that start no process
-	$(PYTEST) $(TWO) --quick $(HERE)
+	$(PYTEST) $(FOUR) --quick $(HERE)
 
 test-lab: $(VENV)/.dev ## The tests with hosts over ssh, Slurm and Kubernetes, which need root; each file in one process
-	$(PYTEST) -n 2 --dist loadfile $(LAB)
+	$(PYTEST) -n 4 --dist loadfile $(LAB)
 
 test-frameworks: $(VENV)/.dev $(FRAMEWORKS)/.ready ## Unmodified scripts of torch, paddle, tensorflow and jax
 	PACELINE_FRAMEWORKS_PYTHON=$(CURDIR)/$(FRAMEWORKS)/bin/python $(PYTEST) -m frameworks tests/frameworks
@@ -54,10 +54,10 @@ test-gpu: $(VENV)/.dev ## The tests that need an NVIDIA GPU
 nightly: $(VENV)/.dev ## A thousand faults, many kills, whole matrices, convergence; SEED=NUMBER repeats the faults
 	@echo "the seed is $(SEED)"
 	PACELINE_SOAK=1000 PACELINE_SOAK_SEED=$(SEED) PACELINE_SOAK_KILLS=200 PACELINE_SOAK_STREAMS=20 \
-		PACELINE_CHECKPOINT_KILLS=200 $(PYTEST) -n 2 --dist worksteal -m 'nightly or soak' -rA $(ALL)
+		PACELINE_CHECKPOINT_KILLS=200 $(PYTEST) $(FOUR) -m 'nightly or soak' -rA $(ALL)
 
 test-costs: $(VENV)/.dev ## CPU seconds and processes of each test, and a table by folder; TESTS=FOLDER for less
-	$(PYTEST) $(TWO) --costs costs.jsonl $(or $(TESTS),$(ALL))
+	$(PYTEST) $(FOUR) --costs costs.jsonl $(or $(TESTS),$(ALL))
 
 lint: $(VENV)/.dev ## Style, types, and which room may import which
 	$(BIN)/ruff format --check .
