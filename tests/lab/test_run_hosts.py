@@ -113,7 +113,7 @@ def test_what_cannot_work_is_told_in_a_line(client: Client, flags: list[str], sa
     lines = [line for line in done.stderr.splitlines() if not line.endswith("…")]  # what it does, if that takes long
     assert (done.returncode, done.stdout, len(lines)) == (2, "", 1), done.stderr
     assert said in lines[0]
-    assert nothing_is_left(client)
+    eventually(lambda: nothing_is_left(client), "nothing is left on the hosts")
 
 
 def test_the_culprit_comes_last_with_its_exit_code(client: Client) -> None:
