@@ -144,7 +144,8 @@ def _signals() -> Iterator[signal.Signals]:
             yield it
 
 
-def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
+def read_at_start(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of an environment that only a new process takes over."""
     return {name: value for name, value in env.items() if _READ_AT_START.match(name)}
 
 
@@ -157,7 +158,7 @@ class _Template:
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self.user = os.getpid()
-        self.read_at_start = _read_at_start(env)
+        self.read_at_start = read_at_start(env)
         self._socket, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # A child's variables and arguments are written over these, where /proc shows them.
         variables = {"SPACE": "-" * _SPACE, "PATH": env.get("PATH", os.defpath), **self.read_at_start}
@@ -185,7 +186,7 @@ class _Template:
 
     def fork(self, request: dict[str, Any], files: Sequence[int]) -> int | None:
         """Make a child; None: it cannot."""
-        if _read_at_start(request["env"]) != self.read_at_start:
+        if read_at_start(request["env"]) != self.read_at_start:
             return None
         with self._lock:
             socket.send_fds(self._socket, [pickle.dumps(request)], files)

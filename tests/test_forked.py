@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import forked
-from tests.conftest import GENEROUS, eventually, processes_with
+from tests.conftest import GENEROUS, OTHERS, eventually, processes_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +48,9 @@ seen = {
 }
 print(json.dumps(seen), file=open("seen", "w"))
 """
-ENV = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "A": "b=c", "EMPTY": "", "WIDE": "ä"}
+# With what Python reads when it starts as in the tests of jobs: one template serves both.
+AT_START = {name: value for name, value in forked.read_at_start(os.environ).items() if name not in OTHERS}
+ENV = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "A": "b=c", "EMPTY": "", "WIDE": "ä", **AT_START}
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +95,7 @@ def starting() -> dict[str, dict[str, Any]]:
         "one pipe": {"stdout": pipe, "stderr": subprocess.STDOUT},
         "session": {"start_new_session": True},
         "umask": {"umask": 0o27},
-        "other variables": {"env": {"PATH": ENV["PATH"], "ONLY": "this", "LONG": "x" * 9000}},
+        "other variables": {"env": {"PATH": ENV["PATH"], "ONLY": "this", "LONG": "x" * 9000, **AT_START}},
     }
 
 
