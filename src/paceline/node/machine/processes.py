@@ -8,7 +8,7 @@ import signal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -75,6 +75,14 @@ def is_suspended(pid: int) -> bool:
     """Whether a process was stopped by a signal (SIGSTOP, SIGTSTP) and waits for SIGCONT."""
     fields = _stat(pid)
     return fields is not None and fields[0] == "T"
+
+
+def close_descriptors(kept: Collection[int] = (0, 1, 2)) -> None:
+    """Close all descriptors of this process but these."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with contextlib.suppress(OSError):  # the descriptor of this listing
+                os.close(int(name))
 
 
 def set_title(text: str) -> None:

@@ -119,7 +119,7 @@ def sprout() -> tuple[int, str]:
 
     The process ends if its agent does.
     """
-    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+    processes.close_descriptors({0, 1, 2, 3})
     with socket.socket(fileno=3) as order:
         data, descriptors, _, _ = socket.recv_fds(order, _MOST_BYTES, _MOST_DESCRIPTORS)
     if not data:

@@ -94,7 +94,7 @@ def leave_behind(run: str) -> None:
 def _leave(directory: RunDirectory, spec: NodeSpec, seconds: float) -> NoReturn:
     """In a process for which nobody waits: start the server."""
     try:
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # the job's lock is among them
+        processes.close_descriptors()  # the job's lock is among them
         from paceline.node.ranks.launcher import fork_server_environment
 
         secrets = (read_json(directory.job) or {}).get("spec", {}).get("secrets", ())

@@ -279,10 +279,7 @@ def _become_agent(order: Order) -> None:
         leave_behind(order.run)
 
     kept = {0, 1, 2, order.lock, order.client.fileno(), *([] if order.lifeline is None else [order.lifeline])}
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in kept:
-            with contextlib.suppress(OSError):
-                os.close(int(name))
+    processes.close_descriptors(kept)
     guard.begin(os.path.basename(order.run), report)
     order.client.close()
     planted = seed.plant()
