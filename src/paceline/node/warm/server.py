@@ -294,7 +294,10 @@ def _become_agent(order: Order) -> None:
         return
     from paceline.node.agent.agent import main as agent
 
-    sys.exit(agent(order.run, order.lock, -1 if order.lifeline is None else order.lifeline, planted))
+    code = agent(order.run, order.lock, -1 if order.lifeline is None else order.lifeline, planted)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)  # finalization of a framework takes half a second, and nothing is left to be done
 
 
 def main(arguments: Sequence[str], cold: Collection[str]) -> None:
