@@ -30,7 +30,7 @@ _started: set[tuple[str, ...]] = set()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before the workers start: make the folder that they share."""
-    os.environ["PACELINE_WARM_DIR"] = "/dev/null"  # what starts without `keep` starts cold
+    os.environ["PACELINE_WARM_DIR"] = "/nowhere/warm"  # what starts without `keep` starts cold
     if _FOLDER not in os.environ:
         os.environ[_FOLDER] = tempfile.mkdtemp(prefix="paceline-tests-warm-")
         config.add_cleanup(_end)

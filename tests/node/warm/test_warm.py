@@ -202,7 +202,7 @@ def test_what_differs_starts_cold_and_is_named(warm: Warm) -> None:
         return str(event.get("why", ""))
 
     assert "PYTHONHASHSEED is '1', and was not set" in reason("--preload", "statistics", PYTHONHASHSEED="1")
-    assert "it has imported statistics, which the job does not" in reason()
+    assert "the warm process has imported statistics, which the job does not" in reason()
     assert not reason("--preload", "statistics")
 
 
@@ -227,6 +227,24 @@ def test_a_changed_file_ends_a_server(warm: Warm, change: str) -> None:
     eventually(lambda: not _lives(server), "the server ends")
 
 
+def test_a_new_module_before_an_imported_one(warm: Warm) -> None:
+    """A folder of PYTHONPATH gets a module that would be imported first."""
+    paceline = warm.paceline
+    first, second = (paceline.folder / name for name in ("first", "second"))
+    for path in (first, second):
+        path.mkdir()
+    (second / "of_both.py").write_text("")
+    paceline.env.update(PYTHONPATH=f"{first}:{second}", OMP_NUM_THREADS="1")
+    warm.keep("of_both")
+    paceline.script("import of_both; print(of_both.__file__)")
+    assert paceline.run("--preload", "of_both", "script.py").stdout == f"{second}/of_both.py\n"
+    assert [event["event"] for event in warm.events()] == ["warm"]
+    (first / "of_both.py").write_text("")
+    assert paceline.run("--preload", "of_both", "script.py").stdout == f"{first}/of_both.py\n"
+    (event,) = warm.events()
+    assert f"{first} holds of_both.py" in event["why"]
+
+
 def test_a_server_that_does_not_answer(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
     """A suspended server starts nothing, then or later, and holds no job."""
     server = warm.keep()
@@ -237,7 +255,7 @@ def test_a_server_that_does_not_answer(warm: Warm, monkeypatch: pytest.MonkeyPat
     finally:
         os.kill(server, signal.SIGCONT)
     assert agent is None
-    assert why == "it does not answer"
+    assert why == "the warm process does not answer"
     assert warm.pids() == [server]
 
 
@@ -246,7 +264,8 @@ def test_a_folder_of_others_is_not_used(warm: Warm) -> None:
     warm.folder.mkdir(mode=0o755)
     with pytest.raises(Refused, match="does not belong to you alone"):
         warm.keep()
-    assert start.start_agent("/nowhere", {}, [], ()) == (None, "")
+    agent, why = start.start_agent("/nowhere", {}, [], ())
+    assert agent is None and "does not belong to you alone" in why
     assert start.ask("describe") == []
 
 
@@ -255,18 +274,21 @@ def test_a_job_leaves_a_server_for_the_next_one(warm: Warm) -> None:
     paceline = warm.paceline
     paceline.folder.joinpath("paceline.toml").write_text('[defaults]\nkeep_warm = "10m"\n')
     paceline.script("print('ran')")
-    env = {**paceline.env, "KEY_OF_THE_JOB": "a secret value"}
+    paceline.script("print('ran')", "below/script.py")
+    env = {**paceline.env, "KEY_OF_THE_JOB": "a secret value", "OF_THIS_JOB": "not a secret value"}
     done = paceline.run("-v", "--secret", "KEY_OF_THE_JOB", "script.py", env=env)
     assert "started cold: no process is kept warm" in done.stderr
     eventually(warm.pids, "a server is left")
     (server,) = warm.pids()
-    assert b"a secret value" not in Path(f"/proc/{server}/environ").read_bytes()
-    done = paceline.run("-v", "script.py")
+    eventually(lambda: b"secret value" not in Path(f"/proc/{server}/environ").read_bytes(), "it has forgotten the job")
+    done = paceline.run("-v", "script.py", env={**paceline.env, "ANOTHER": "of the job"}, cwd=paceline.folder / "below")
     assert "started from a process that was kept warm" in done.stderr
     submitted = paceline("submit", "-v", "script.py")
     assert "started from a process that was kept warm" in submitted.stderr
     assert paceline("wait", submitted.stdout.strip()).returncode == 0
     assert warm.pids() == [server]
+    with pytest.raises(Refused, match="such a process is already kept warm"):
+        warm.keep(IRRELEVANT="to what it imports")
 
 
 def test_a_server_ends_when_it_is_not_used(warm: Warm) -> None:
@@ -345,7 +367,7 @@ def test_variables_that_an_import_sets(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("COMES", "")
     monkeypatch.delenv("COMES")
     found = _imported(tmp_path, "import os\nos.environ['COMES'] = 'new'\ndel os.environ['GOES']\n", monkeypatch)
-    assert found.changes == {"COMES": "new", "GOES": None}
+    assert found.changes == {"of_this_test": {"COMES": "new", "GOES": None}}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import functools
 import gc
 import io
 import os
+import signal
 import sys
 import threading
 import types
@@ -32,6 +33,8 @@ _STAYS = ("paceline", "torch", "functorch", "numpy", "mpi4py")
 def end(code: int, error_path: Path) -> NoReturn:
     """End this process with exit code `code`, as Python would: threads, atexit functions, objects, files.
 
+    A negative code is the signal that ends it.
+
     If an atexit function records an error in `error_path`, the exit code is 1: a last checkpoint was not written.
 
     An open file, archive or data set that a module or an object of the script holds is dropped, and so closed. Daemon
@@ -47,6 +50,9 @@ def end(code: int, error_path: Path) -> NoReturn:
     ctypes.CDLL(None).fflush(None)
     if mpi and code == 0 and mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.Finalize()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
     os._exit(code & 0xFF)
 
 

@@ -9,6 +9,7 @@ import importlib.machinery
 import os
 import pkgutil
 import runpy
+import signal
 import sys
 import time
 import traceback
@@ -58,6 +59,8 @@ def run_program(program: Program, error_path: Path) -> None:
     except BaseException as error:
         _report(error, error_path)
         if isinstance(error, KeyboardInterrupt):
+            if not _ends_as_python(1):
+                end(-signal.SIGINT, error_path)
             sys.excepthook = lambda *_: None
             raise KeyboardInterrupt from None  # Python ends itself with SIGINT then, as the shell expects
         code = 1

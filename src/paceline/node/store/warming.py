@@ -46,6 +46,8 @@ def start(home: Home, here: fitting.Here, wanted: Mapping[str, Any]) -> Answer:
     preload = (*PRELOAD[framework], *more, *wanted["preload"])
     for module in preload:
         top = module.partition(".")[0]
+        if not top.isidentifier():
+            raise Refused(f"--preload {module}: this is no name of a module; write for example numpy.linalg")
         if importlib.util.find_spec(top) is None:
             flag = "--preload" if module in wanted["preload"] else "--framework"
             raise Refused(f"{flag}: {top} is not installed for {here.python[0]}; install it there, or check the name")

@@ -28,7 +28,7 @@ def folder() -> Path:
 
     It is on a local file system, so that machines that share a home folder do not share it.
     """
-    return Path(os.environ.get(VARIABLE) or f"/tmp/paceline-warm-{os.getuid()}")
+    return Path(os.path.abspath(os.environ.get(VARIABLE) or f"/tmp/paceline-warm-{os.getuid()}"))
 
 
 def is_private(path: Path) -> bool:
@@ -38,6 +38,13 @@ def is_private(path: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+
+
+def unusable(path: Path) -> str:
+    """Why a folder that exists is not used; "" if it is, or if there is none."""
+    if not os.path.lexists(path) or is_private(path):
+        return ""
+    return f"{path} does not belong to you alone; remove it, or name another folder in {VARIABLE}"
 
 
 def make(path: Path) -> None:
@@ -50,12 +57,12 @@ def make(path: Path) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise Refused(f"cannot make {path}: {error.strerror}; name another folder in {VARIABLE}") from None
-    if not is_private(path):
-        raise Refused(f"{path} does not belong to you alone; remove it, or name another folder in {VARIABLE}")
+    if why := unusable(path):
+        raise Refused(why)
 
 
 def key_of(python: Sequence[str], preload: Sequence[str], env: Mapping[str, str]) -> str:
-    """The name of the server for an interpreter, modules and variables: there is at most one."""
+    """The beginning of the names of servers for an interpreter, modules and variables; a number follows."""
     text = json.dumps([interpreter(python), sorted(preload), sorted(env.items())])
     return f"{len(preload):02}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
@@ -137,9 +144,9 @@ def locked(path: Path, key: str) -> int | None:
 
 def remove(path: Path, key: str) -> None:
     """Remove the files of a server; the lock, which is held, last."""
-    for ending in (_SOCKET, LOG, _LOCK):
+    for name in (f"{key}{_SOCKET}", f"{key.rpartition('-')[0]}{LOG}", f"{key}{_LOCK}"):
         with contextlib.suppress(OSError):
-            (path / f"{key}{ending}").unlink()
+            (path / name).unlink()
 
 
 def send(connection: socket.socket, message: Mapping[str, Any]) -> None:

@@ -24,6 +24,20 @@ _BY_LIBRARIES = (
 _NOT = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC", "TP_SOCKET", "GLOO_SOCKET")
 
 
+def _prefixes(modules: Sequence[str]) -> tuple[str, ...]:
+    return (*_AT_START, *(_BY_LIBRARIES if modules else ()))
+
+
+def deciding(env: Mapping[str, str], modules: Sequence[str]) -> dict[str, str]:
+    """The variables that may decide what the import of modules does, as far as that is known before it."""
+    prefixes = _prefixes(modules)
+    return {
+        name: value
+        for name, value in env.items()
+        if name in _NAMES or (name.startswith(prefixes) and not name.startswith(_NOT))
+    }
+
+
 class _Recorder(type(os.environ)):  # type: ignore[misc]  # the class has no public name
     """`os.environ`, which notes which variables are read one by one; a loop over all of them says nothing."""
 
@@ -44,7 +58,8 @@ class Imported:
     """Imports modules, and remembers what that depended on.
 
     Attributes:
-        changes: variables that the imports have set; None for those that they have removed.
+        changes: by module, variables that its import has set; None for those that it has removed.
+        names: of the variables that have decided something.
         tops: names of the top-level modules that were imported: a script's folder must not have another one.
     """
 
@@ -60,36 +75,33 @@ class Imported:
         """
         environ: Any = os.environ
         at_start, plain = dict(environ), environ.__class__
+        self.changes: dict[str, dict[str, str | None]] = {}
         environ.__dict__.update(read=set(), passing=None)
         environ.__class__ = _Recorder
         try:
             for name in modules:
+                old = dict(environ.items())
                 importlib.import_module(name)
+                now = dict(environ.items())
+                self.changes[name] = {it: now.get(it) for it in {*old, *now} if old.get(it) != now.get(it)}
         finally:
             read: set[str] = environ.__dict__.pop("read")
             del environ.__dict__["passing"]
             environ.__class__ = plain
-        now = dict(environ)
-        self._env = at_start
-        self._prefixes = (*_AT_START, *(_BY_LIBRARIES if modules else ()))
-        self._names = read | {name for name in at_start if self._decides(name)}
-        self.changes = {name: now.get(name) for name in {*at_start, *now} if at_start.get(name) != now.get(name)}
+        self._modules = modules
+        self.names = read | set(deciding(at_start, modules))
+        self._env = {name: value for name, value in at_start.items() if name in self.names}
         self.tops = {name.partition(".")[0] for name in sys.modules} - {"paceline", "__main__"}
         self.tops -= {name.partition(".")[0] for name in before}
         self._files = dict(_files())
 
-    def _decides(self, name: str) -> bool:
-        """Whether a variable may have decided something, although Python has not read it."""
-        return name in _NAMES or (name.startswith(self._prefixes) and not name.startswith(_NOT))
-
     def other_variable(self, env: Mapping[str, str]) -> str:
         """The first variable that decides something and is different in `env`, as a message; "" if there is none."""
-        names = self._names | {name for name in env if self._decides(name)}
-        for name in sorted(names):
+        for name in sorted(self.names | set(deciding(env, self._modules))):
             here, there = self._env.get(name), env.get(name)
             if here != there:
                 said = ["not set" if value is None else f"{value[:40]!r}" for value in (there, here)]
-                return f"{name} is {said[0]}, and was {said[1]} when it imported its modules"
+                return f"{name} is {said[0]}, and was {said[1]} when the warm process imported its modules"
         return ""
 
     def changed_file(self) -> str:
@@ -100,10 +112,13 @@ class Imported:
         return ""
 
     def shadowed(self, folder: str) -> str:
-        """A module in a script's folder that has the name of an imported one; "" if there is none."""
+        """A module in a folder that has the name of one that was imported from elsewhere; "" if there is none."""
         with contextlib.suppress(OSError):
             for entry in os.scandir(folder):
                 name, dot, ending = entry.name.partition(".")
+                file = str(getattr(sys.modules.get(name), "__file__", None) or "")
+                if file.startswith(os.path.join(os.path.realpath(folder), "")) or file.startswith(f"{folder}/"):
+                    continue
                 if name in self.tops and (
                     (dot and ending.endswith(("py", "so", "pyc"))) or os.path.isfile(f"{entry.path}/__init__.py")
                 ):

@@ -18,6 +18,7 @@ from paceline.node.rundir.directory import RunDirectory
 from paceline.node.spec import NodeSpec
 
 from . import folder
+from .imports import deciding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,14 +57,18 @@ def start_server(
     kept = {name: value for name, value in env.items() if not name.startswith("PACELINE_")}
     asked: dict[str, Any] = {
         "python": list(python), "preload": list(preload), "seconds": seconds, "cwd": cwd, "folder": str(where),
-        "key": folder.key_of(python, preload, kept), "ready": None,
+        "key": folder.key_of(python, preload, deciding(kept, preload)), "ready": None,
     }  # fmt: skip
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         descriptors = [theirs.fileno()] if wait else []
         asked["ready"] = theirs.fileno() if wait else None
         command = [*python, ENTRY, "warm", json.dumps(asked), _TITLE]
-        with open(where / f"{asked['key']}{folder.LOG}", "wb") as log:
+        try:
+            log = open(where / f"{asked['key']}{folder.LOG}", "wb")  # noqa: SIM115 - closed below
+        except OSError as error:
+            raise Refused(f"cannot write to {where}: {error.strerror}; make room, or set {folder.VARIABLE}") from None
+        with log:
             process = subprocess.Popen(
                 command, env=processes.with_room(kept), cwd=cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 pass_fds=descriptors, start_new_session=True,

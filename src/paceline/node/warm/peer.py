@@ -69,15 +69,15 @@ def _check_same(pid: int, status: str) -> None:
     own = (_PROC / "self/status").read_text()
     for mine, theirs in zip(_SAME.findall(own), _SAME.findall(status)):
         if mine != theirs:
-            raise Unfit(f"it has other rights: {' '.join(theirs.split())}, not {' '.join(mine.split()[1:])}")
+            raise Unfit(f"this command has other rights: {' '.join(theirs.split())}, not {' '.join(mine.split()[1:])}")
     for name in _NAMESPACES:
         if os.stat(_PROC / "self/ns" / name).st_ino != os.stat(_PROC / str(pid) / "ns" / name).st_ino:
-            raise Unfit(f"it is in another namespace ({name})")
+            raise Unfit(f"this command is in another namespace ({name})")
     if not os.path.samestat(os.stat("/proc/self/root"), os.stat(f"/proc/{pid}/root")):
-        raise Unfit("it has another root folder")
+        raise Unfit("this command has another root folder")
     labels = [path.read_bytes() if path.exists() else b"" for path in map(_label, ("self", str(pid)))]
     if labels[0] != labels[1]:
-        raise Unfit("it has another security label")
+        raise Unfit("this command has another security label")
 
 
 def _label(pid: str) -> Path:
@@ -103,7 +103,9 @@ def _enter_cgroups(pid: int) -> None:
                     if level == shared:
                         break
                     if limit := _limit(root / str(level).lstrip("/")):
-                        raise Unfit(f"it is in the cgroup {path}, which this process may not enter: {limit}") from None
+                        raise Unfit(
+                            f"this command is in the cgroup {path}, which the warm process may not enter: {limit}"
+                        ) from None
 
 
 def _cgroups(pid: str) -> dict[str, str]:
@@ -127,6 +129,13 @@ def _limit(folder: Path) -> str:
 
 
 def _take_limits(pid: int) -> None:
+    size = int((_PROC / "self/statm").read_text().split()[0]) * resource.getpagesize()
+    for number in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
+        allowed = resource.prlimit(pid, number)[0]
+        if allowed != resource.RLIM_INFINITY and allowed < 2 * size:
+            raise Unfit(
+                f"the limit of memory of this command is {allowed >> 20} MiB, and the warm process has {size >> 20}"
+            )
     for name in dir(resource):
         if name.startswith("RLIMIT_"):
             number = getattr(resource, name)
@@ -135,7 +144,7 @@ def _take_limits(pid: int) -> None:
                 try:
                     resource.setrlimit(number, wanted)
                 except (OSError, ValueError):
-                    raise Unfit(f"its {name} is higher than this process may set") from None
+                    raise Unfit(f"the {name} of this command is higher than the warm process may set") from None
 
 
 def _take_priority(pid: int) -> None:
@@ -149,7 +158,7 @@ def _take_priority(pid: int) -> None:
         try:
             os.setpriority(os.PRIO_PROCESS, 0, niceness)
         except PermissionError:
-            raise Unfit(f"its niceness is {niceness}, lower than this process may set") from None
+            raise Unfit(f"the niceness of this command is {niceness}, lower than the warm process may set") from None
     adjustment = (_PROC / str(pid) / "oom_score_adj").read_text()
     if adjustment != (_PROC / "self/oom_score_adj").read_text():
         (_PROC / "self/oom_score_adj").write_text(adjustment)

@@ -7,6 +7,7 @@ It has a single thread, and touches no device. A client connects to its socket, 
         → {"ready": 4711}         a fork with this pid waits; then the client sends "go", with the descriptors of the
                                   job's lock, log and lifeline: a client that is gone, or lost patience, starts nothing
         → {"status": 256}         at the end: the wait status of the agent
+    {"do": "compare", …}          → {"same": true}, if it serves jobs with these variables in this folder
     {"do": "describe"}            → what `paceline warm --list` shows
     {"do": "stop"}                → the same, and the server ends; jobs that it has started go on
 
@@ -48,6 +49,7 @@ _LOOK = 5.0  # seconds between two looks at the memory and at the files
 _LEAST_MEMORY = 0.1  # of the machine's; with less that is available, the server ends
 _GO_SECONDS = 20.0  # for the client to send the descriptors
 _REFUSED, _STALE = 113, 114  # exit codes of a fork that has started nothing; the second: a file has changed
+_ALIKE = 4  # servers that differ in variables alone which only some modules read
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -97,15 +99,25 @@ class WarmServer:
 
     def prepare(self) -> str:
         """Take the place, import, and listen; returns why that is not possible, or ""."""
-        self._lock = folder.locked(self._folder, self._key)
-        if self._lock is None:
-            return "such a process is already kept warm, or starts"
+        for number in range(_ALIKE):
+            key = f"{self._key}-{number}"
+            self._lock = folder.locked(self._folder, key)
+            if self._lock is not None:
+                break
+            if self._is_served(key):
+                return "such a process is already kept warm, or starts"
+        else:
+            return (
+                f"{_ALIKE} processes that differ in variables alone are kept warm; end them with paceline warm --stop"
+            )
+        self._key = key
         try:
             self.imported = Imported(self._preload, self._cold)
         except BaseException as error:
             return f"importing {', '.join(self._preload)} failed: {type(error).__name__}: {error}"
         if why := forkserver.unsafe_to_fork():
             return f"it cannot be forked: {why}"
+        processes.forget_variables(self.imported.names)
         gc.collect()
         gc.freeze()
         self._wakeup, self._wakeup_write = os.pipe()
@@ -117,6 +129,16 @@ class WarmServer:
         self._listener = folder.listen(self._folder, self._key)
         self._used = time.monotonic()
         return ""
+
+    def _is_served(self, key: str) -> bool:
+        """Whether another server imports the same as this one would; one that does not answer yet may do so."""
+        connection = folder.connect(self._folder, key, _GO_SECONDS)
+        if connection is None:
+            return True
+        with connection, contextlib.suppress(OSError):
+            folder.send(connection, {"do": "compare", "env": dict(os.environ), "cwd": self._cwd})
+            return bool(folder.receive(connection).get("same", True))
+        return True
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._ends = self._ends or number in _ENDING
@@ -177,6 +199,11 @@ class WarmServer:
         with contextlib.suppress(OSError):
             if message.get("do") == "describe":
                 folder.send(client, self._describe())
+            elif message.get("do") == "compare":
+                different = self.imported.other_variable(message["env"]) or self._other_paths(
+                    message["env"], message["cwd"]
+                )
+                folder.send(client, {"same": not different})
             elif message.get("do") == "stop":
                 self._ends = True
                 folder.remove(self._folder, self._key)
@@ -220,7 +247,8 @@ class WarmServer:
             folder.send(client, {"refused": f"{changed} has changed since it was imported"})
             os._exit(_STALE)
         try:
-            self._check(NodeSpec.load(Path(message["run"], "spec.json")), message["env"])
+            spec = NodeSpec.load(Path(message["run"], "spec.json"))
+            self._check(spec, message["env"])
             peer.take_after(pid)
         except peer.Unfit as error:
             folder.send(client, {"refused": str(error)})
@@ -233,7 +261,18 @@ class WarmServer:
         client.settimeout(None)
         lock, log, *lifeline = descriptors
         lifeline_fd = lifeline[0] if lifeline else None
-        return Order(message["run"], message["env"], lock, log, lifeline_fd, self.imported.changes, client)
+        changes = {name: it for module in spec.preload for name, it in self.imported.changes.get(module, {}).items()}
+        return Order(message["run"], message["env"], lock, log, lifeline_fd, changes, client)
+
+    def _other_paths(self, env: Mapping[str, str], cwd: str) -> str:
+        """Why PYTHONPATH leads to other modules now than when this process imported its own, or ""."""
+        paths = env.get("PYTHONPATH", "").split(os.pathsep) if env.get("PYTHONPATH") else []
+        if not all(map(os.path.isabs, paths)) and cwd != self._cwd:
+            return f"PYTHONPATH has a relative path, and the warm process was started in {self._cwd}"
+        for path in paths:
+            if name := self.imported.shadowed(os.path.join(cwd, path)):
+                return f"{path} holds {name}, and the warm process has imported another module of that name"
+        return ""
 
     def _check(self, spec: NodeSpec, env: Mapping[str, str]) -> None:
         """See whether the fork server of a job would have imported the same, in the same way.
@@ -246,16 +285,17 @@ class WarmServer:
         wanted = spec.preload if spec.start_method == "fork" else ()
         for name in self._preload:
             if name not in wanted and not (name in WITH_OPTIMIZERS and "torch" in wanted):
-                raise peer.Unfit(f"it has imported {name}, which the job does not import before its ranks start")
+                raise peer.Unfit(
+                    f"the warm process has imported {name}, which the job does not import before its ranks start"
+                )
         if different := self.imported.other_variable(fork_server_environment(spec, env)):
             raise peer.Unfit(different)
-        paths = env.get("PYTHONPATH", "")
-        if paths and not all(map(os.path.isabs, paths.split(os.pathsep))) and spec.working_dir != self._cwd:
-            raise peer.Unfit(f"PYTHONPATH has a relative path, and it was started in {self._cwd}")
+        if different := self._other_paths(fork_server_environment(spec, env), spec.working_dir):
+            raise peer.Unfit(different)
         kind, target = spec.program.kind, spec.program.target
         start = script_folder(os.path.join(spec.working_dir, target)) if kind == "script" else spec.working_dir
         if kind != "command" and (name := self.imported.shadowed(start)):
-            raise peer.Unfit(f"{start} holds {name}, and it has imported another module of that name")
+            raise peer.Unfit(f"{start} holds {name}, and the warm process has imported another module of that name")
 
 
 def _own_memory() -> int:
@@ -276,8 +316,10 @@ def _become_agent(order: Order) -> None:
     def report(status: int) -> None:
         with contextlib.suppress(OSError):  # nobody waits for it
             folder.send(order.client, {"status": status})
-        leave_behind(order.run)
+        if os.getppid() != server:  # it has gone, so the next job needs another one
+            leave_behind(order.run)
 
+    server = os.getppid()
     kept = {0, 1, 2, order.lock, order.client.fileno(), *([] if order.lifeline is None else [order.lifeline])}
     processes.close_descriptors(kept)
     guard.begin(os.path.basename(order.run), report)

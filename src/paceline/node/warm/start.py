@@ -60,7 +60,7 @@ def start_agent(
     """
     where = folder.folder()
     if not folder.is_private(where):
-        return None, ""
+        return None, folder.unusable(where)
     reasons = []
     for key in folder.keys(where):
         connection = folder.connect(where, key, _ANSWER_SECONDS)
@@ -77,7 +77,7 @@ def start_agent(
         except OSError as error:
             answer["refused"] = str(error)
         connection.close()
-        reasons.append(answer.get("refused", "it does not answer"))
+        reasons.append(answer.get("refused", "the warm process does not answer"))
     return None, "; ".join(dict.fromkeys(reasons))
 
 
