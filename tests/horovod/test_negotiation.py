@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -126,3 +128,12 @@ def test_alike_operations_are_fused_up_to_the_threshold() -> None:
         ["t2"],
         ["t3", "t4"],
     ]
+
+
+@pytest.mark.parametrize("other", [{"op": MAX}, {"prescale": 2.0}, {"postscale": 2.0}, {"process_set": 1}])
+def test_operations_that_are_not_alike_are_not_fused(other: dict[str, Any]) -> None:
+    from paceline.horovod.fusion import batches  # imports torch
+
+    kinds = [allreduce("t0"), allreduce("t1")._replace(**other), allreduce("t2")]
+    made = batches([Response(kind) for kind in kinds], 1 << 20)
+    assert [[response.request.name for response in batch.responses] for batch in made] == [["t0", "t2"], ["t1"]]

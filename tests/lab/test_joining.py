@@ -51,7 +51,7 @@ def test_a_job_grows_and_shrinks(client: Client) -> None:
     eventually(lambda: shown(client, "it") == ["h1", "h2"], "both take part")
     done = client("scaleout", "--on", "lab", "it", "h2")
     assert (done.returncode, done.stderr) == (2, "paceline: h2 takes part in job it already; leave it out\n")
-    done = client("scalein", "--on", "lab", "it", "h2")
+    done = client("scalein", "--on", "lab", "it", "--nnodes", "1")
     assert (done.returncode, done.stderr) == (0, "paceline: job it: h2 leaves\n")
     eventually(lambda: shown(client, "it") == ["h1"], "h2 has left")
     client.nothing_runs(2)

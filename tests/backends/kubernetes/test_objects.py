@@ -90,6 +90,11 @@ def test_what_becomes_of_failed_pods(given: dict[str, Any], limits: tuple[int, i
     assert [rule["action"] for rule in rules] == (["Ignore", "FailJob"] if limits[1] else [])
 
 
+def test_a_pod_may_end_longer_than_its_ranks() -> None:
+    pod = job_of(grace=90)["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] > 90, "its agent reports what became of them"
+
+
 def test_what_a_user_sets_is_in_the_pods() -> None:
     job = job_of(**ALL)
     pod, main = job["spec"]["template"]["spec"], container(job)

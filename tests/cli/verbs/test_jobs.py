@@ -115,6 +115,7 @@ def test_filters_of_list(paceline: Paceline) -> None:
     for name, code, label in (("good", "0", "x=1"), ("bad", "3", "x=2")):
         submit(paceline, "--name", name, "--label", label, "script.py", code)
     assert paceline("wait", "good", "bad").returncode == 3
+    assert paceline("wait", "bad", "good").returncode == 3
     assert [job["name"] for job in listed(paceline)] == ["bad", "good"], "the newest first"
     assert [job["name"] for job in listed(paceline, "--state", "failed")] == ["bad"]
     assert [job["name"] for job in listed(paceline, "--label", "x=1")] == ["good"]

@@ -111,9 +111,10 @@ def test_each_process_is_read_once_however_many_jobs_there_are(proc: Proc, monke
 
 
 def test_processor_time_counts_what_came_and_went() -> None:
-    before = {p.pid: p for p in (process(1, 100, reaped=50), process(2, 30), process(3, 10, reaped=5))}
-    # 2 went on for 4 ticks and was waited for by 1, as was one that was never seen (20 ticks); 3 goes on; 4 is new.
-    after = {p.pid: p for p in (process(1, 110, 50 + 34 + 20), process(3, 11, 5), process(4, 7, 2))}
+    before = {p.pid: p for p in (process(1, 100, reaped=50), process(2, 30, reaped=6), process(3, 10, reaped=5))}
+    # 2, which had reaped 6 ticks, went on for 4 and was waited for by 1, as was one that was never seen (20 ticks); 3
+    # goes on; 4 is new.
+    after = {p.pid: p for p in (process(1, 110, 50 + 40 + 20), process(3, 11, 5), process(4, 7, 2))}
     assert spent(before, after) == (10 + 4 + 20 + 1 + 7 + 2) / TICKS
 
 

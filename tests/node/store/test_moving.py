@@ -13,7 +13,7 @@ import pytest
 from paceline.contract import checkpoint
 from paceline.node.errors import Refused
 from paceline.node.rundir.directory import RunDirectory
-from paceline.node.store import moving
+from paceline.node.store import lifecycle, moving
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,6 +64,25 @@ def test_the_newest_of_each_run_of_a_script_goes_and_nothing_hidden(run: RunDire
         "ck/notes/best.txt",
         "ck/step-000004/manifest.json",
         "ck/step-000004/model.pt",
+    ]
+
+
+def test_a_job_that_is_run_again_gets_the_checkpoints_of_each_run_of_its_script(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    for name in ("checkpoints", "checkpoints-2"):
+        save(run.path / name, 10, 1)
+        (run.path / name / ".paceline-holder").write_text("")
+    (run.path / "saved.json").write_text("{}")
+    (tmp_path / "new").mkdir()
+    lifecycle.take_checkpoints(run.path, tmp_path / "new")
+    there = sorted(str(p.relative_to(tmp_path / "new")) for p in (tmp_path / "new").rglob("*") if p.is_file())
+    assert there == [
+        "checkpoints-2/step-000010/manifest.json",
+        "checkpoints-2/step-000010/model.pt",
+        "checkpoints/step-000010/manifest.json",
+        "checkpoints/step-000010/model.pt",
+        "saved.json",
     ]
 
 

@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 from tests.train.checkpoint.checkpoint_ranks import processes, rank_state, same, save, shared_state, single  # noqa: E402
 
 from paceline.contract.folder_lock import LOCK  # noqa: E402
+from paceline.train.checkpoint import files  # noqa: E402
 from paceline.train.checkpoint.errors import DamagedCheckpoint  # noqa: E402
 from paceline.train.checkpoint.files import (  # noqa: E402
     FileRecord,
@@ -57,6 +58,27 @@ class Gate(SingleExchange):
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != LOCK)
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: set[int] = set()
+    missing: list[str] = []
+    fsync, commit = os.fsync, files.commit
+
+    def noted(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def checked(temporary: Path, folder: Path, step: int) -> Path:
+        missing.extend(path.name for path in (temporary, *temporary.iterdir()) if path.stat().st_ino not in synced)
+        return commit(temporary, folder, step)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(files, "commit", checked)
+    save(single(tmp_path), 7)
+    assert names(tmp_path) == ["step-000007"]
+    assert not missing
+    assert tmp_path.stat().st_ino in synced
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
