@@ -1,8 +1,8 @@
 """Random faults at random moments of an elastic job: in the end every sample was trained on as often as it should.
 
 Hosts die, hang, hang after authentication, lose their disk, are cut off both ways or one way, and come back;
-agents, fork servers, ranks and clients are killed. PACELINE_SOAK says how many faults `make nightly` makes,
-PACELINE_SOAK_SEED which; the seed is printed.
+agents, fork servers, ranks and clients are killed. PACELINE_SOAK says how many faults `make nightly` makes, divided
+among several jobs that run side by side, each on hosts of its own; PACELINE_SOAK_SEED says which, and is printed.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .lab import Client, Host
 
 FAULTS = int(os.environ.get("PACELINE_SOAK", "1000"))
+JOBS = 8  # that share the many faults
 FEW = 3  # faults of the test that is run each time
 SEED = int(os.environ.get("PACELINE_SOAK_SEED", "1"))
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
@@ -273,8 +274,8 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def soaked(client: Client, faults: int) -> None:
-    soak = Soak(client, SEED)
+def soaked(client: Client, faults: int, seed: int) -> None:
+    soak = Soak(client, seed)
     soak.begin()
     for number in range(faults):
         soak.tell("fault", number)
@@ -293,10 +294,11 @@ def soaked(client: Client, faults: int) -> None:
 
 
 def test_a_few_random_faults(client: Client) -> None:
-    soaked(client, FEW)
+    soaked(client, FEW, SEED)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600 + 120 * FAULTS)
-def test_many_random_faults(crowd: Client) -> None:
-    soaked(crowd, FAULTS)
+@pytest.mark.parametrize("job", range(JOBS))
+def test_many_random_faults(crowd: Client, job: int) -> None:
+    soaked(crowd, len(range(job, FAULTS, JOBS)), SEED + job)
