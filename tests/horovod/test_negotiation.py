@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.horovod.negotiation import AVERAGE, MAX, SUM, Negotiator, Request, Response, numbers_of
+from paceline.horovod.engine.negotiation import AVERAGE, MAX, SUM, Negotiator, Request, Response, numbers_of
 
 
 def allreduce(name: str, shape: tuple[int, ...] = (2,), dtype: str = "float32", op: int = SUM) -> Request:
@@ -119,7 +119,7 @@ def test_what_waits_names_the_missing_ranks() -> None:
 
 
 def test_alike_operations_are_fused_up_to_the_threshold() -> None:
-    from paceline.horovod.fusion import batches  # imports torch
+    from paceline.horovod.engine.fusion import batches  # imports torch
 
     kinds = [allreduce(f"t{i}", (4,), "float64" if i == 2 else "float32") for i in range(5)]
     made = batches([Response(kind) for kind in kinds], 40)
@@ -132,7 +132,7 @@ def test_alike_operations_are_fused_up_to_the_threshold() -> None:
 
 @pytest.mark.parametrize("other", [{"op": MAX}, {"prescale": 2.0}, {"postscale": 2.0}, {"process_set": 1}])
 def test_operations_that_are_not_alike_are_not_fused(other: dict[str, Any]) -> None:
-    from paceline.horovod.fusion import batches  # imports torch
+    from paceline.horovod.engine.fusion import batches  # imports torch
 
     kinds = [allreduce("t0"), allreduce("t1")._replace(**other), allreduce("t2")]
     made = batches([Response(kind) for kind in kinds], 1 << 20)

@@ -1,1 +1,1 @@
-"""What does not depend on a framework: errors, process sets, elastic states."""
+"""What the APIs of all frameworks have in common: starting and queries, errors, process sets, elastic states."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from paceline.horovod.engine.errors import HorovodInternalError
 
-class HorovodInternalError(RuntimeError):
-    """A collective has failed: ranks disagree about it, a rank is gone, or Horovod was shut down while it waited."""
+__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "NotInitialized"]
 
 
 class HostsUpdatedInterrupt(RuntimeError):

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from paceline.horovod.basics import engine
+from paceline.horovod.common.basics import engine
 from paceline.horovod.common.process_sets import ProcessSet, global_process_set
-from paceline.horovod.negotiation import AVERAGE, SUM
-from paceline.horovod.submission import check_adasum, check_tensor, chosen_op, listed, member_of, submit, synchronize
+from paceline.horovod.engine.negotiation import AVERAGE, SUM
+
+from .handles import check_adasum, check_tensor, chosen_op, listed, member_of, submit, synchronize
 
 
 def _reduce(

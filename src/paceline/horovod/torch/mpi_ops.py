@@ -14,8 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.horovod import negotiation
-from paceline.horovod.basics import (
+from paceline.horovod.common.basics import (
     ccl_built,
     cross_rank,
     cross_size,
@@ -40,11 +39,9 @@ from paceline.horovod.basics import (
     stop_timeline,
 )
 from paceline.horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from paceline.horovod.submission import barrier as _barrier
-from paceline.horovod.submission import check_adasum, check_tensor, chosen_op, listed, poll, synchronize
-from paceline.horovod.submission import join as _join
+from paceline.horovod.engine import negotiation
 
-from . import gradients
+from . import autograd
 from .asynchronous import (
     allgather_async,
     allreduce_async,
@@ -60,6 +57,9 @@ from .asynchronous import (
     sparse_allreduce_async,
 )
 from .compression import Compression, Compressor
+from .handles import barrier as _barrier
+from .handles import check_adasum, check_tensor, chosen_op, listed, poll, synchronize
+from .handles import join as _join
 
 Average = negotiation.AVERAGE
 Sum = negotiation.SUM
@@ -162,7 +162,7 @@ def allreduce(
     op = chosen_op(op, average)
     check_adasum(op, process_set)
     scale = prescale_factor, postscale_factor
-    (result,) = gradients.Allreduce.apply(name, op, scale, process_set, False, small)  # type: ignore[no-untyped-call]
+    (result,) = autograd.Allreduce.apply(name, op, scale, process_set, False, small)  # type: ignore[no-untyped-call]
     return compression.decompress(result, ctx)
 
 
@@ -196,7 +196,7 @@ def grouped_allreduce(
     op = chosen_op(op, average)
     check_adasum(op, process_set)
     scale = prescale_factor, postscale_factor
-    results = gradients.Allreduce.apply(name, op, scale, process_set, True, *small)  # type: ignore[no-untyped-call]
+    results = autograd.Allreduce.apply(name, op, scale, process_set, True, *small)  # type: ignore[no-untyped-call]
     return [compression.decompress(result, ctx) for result, ctx in zip(results, ctxs, strict=True)]
 
 
@@ -230,7 +230,7 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
         HorovodInternalError: the ranks disagree, or a rank is gone.
     """
     check_tensor("allgather", tensor)
-    (result,) = gradients.Allgather.apply(name, process_set, False, tensor)  # type: ignore[no-untyped-call]
+    (result,) = autograd.Allgather.apply(name, process_set, False, tensor)  # type: ignore[no-untyped-call]
     return result  # type: ignore[no-any-return]
 
 
@@ -238,7 +238,7 @@ def grouped_allgather(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Tensor]:
     """Concatenate each tensor with those of all ranks when all have all of them; see `allgather`."""
-    return list(gradients.Allgather.apply(name, process_set, True, *listed("allgather", tensors)))  # type: ignore[no-untyped-call]
+    return list(autograd.Allgather.apply(name, process_set, True, *listed("allgather", tensors)))  # type: ignore[no-untyped-call]
 
 
 def broadcast(
@@ -256,7 +256,7 @@ def broadcast(
         HorovodInternalError: the ranks disagree, or a rank is gone.
         ValueError: the root does not belong to `process_set`.
     """
-    return gradients.Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call, no-any-return]
+    return autograd.Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def broadcast_(
@@ -288,7 +288,7 @@ def alltoall(
         HorovodInternalError: the ranks disagree, or a rank is gone.
         ValueError: `splits` does not fit the tensor and the ranks.
     """
-    return gradients.Alltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]
+    return autograd.Alltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]
 
 
 def reducescatter(
@@ -320,7 +320,7 @@ def reducescatter(
     check_tensor("reducescatter", tensor)
     small, ctx = compression.compress(tensor)
     scale = prescale_factor, postscale_factor
-    (result,) = gradients.Reducescatter.apply(name, op, scale, process_set, False, small)  # type: ignore[no-untyped-call]
+    (result,) = autograd.Reducescatter.apply(name, op, scale, process_set, False, small)  # type: ignore[no-untyped-call]
     return compression.decompress(result, ctx)
 
 
@@ -336,7 +336,7 @@ def grouped_reducescatter(
     """Reduce tensors and share each out when all ranks have all of them; see `reducescatter`."""
     small, ctxs = zip(*map(compression.compress, listed("reducescatter", tensors)), strict=True)
     scale = prescale_factor, postscale_factor
-    results = gradients.Reducescatter.apply(name, op, scale, process_set, True, *small)  # type: ignore[no-untyped-call]
+    results = autograd.Reducescatter.apply(name, op, scale, process_set, True, *small)  # type: ignore[no-untyped-call]
     return [compression.decompress(result, ctx) for result, ctx in zip(results, ctxs, strict=True)]
 
 

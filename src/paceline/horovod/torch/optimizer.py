@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.horovod.basics import unnamed
+from paceline.horovod.common.basics import unnamed
 from paceline.horovod.common.process_sets import ProcessSet, global_process_set
 from paceline.horovod.common.util import split_list
-from paceline.horovod.negotiation import UNNAMED
+from paceline.horovod.engine.negotiation import UNNAMED
 
 from .adasum_optimizer import AdasumMethods
 from .compression import Compression, Compressor

@@ -44,7 +44,7 @@ def run_program(program: Program, error_path: Path) -> None:
     stdin.explain_breakpoints()
     joining.watch()
     if os.environ.get(HOROVOD) == "paceline":
-        importlib.import_module("paceline.horovod.imports").install()
+        importlib.import_module("paceline.horovod.aliases").install()
     code: Any = None
     try:
         if program.kind == "module":

@@ -3,7 +3,7 @@
 from paceline.horovod.common.elastic import State
 from paceline.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
-from .runner import run
+from .commits import run
 from .sampler import ElasticSampler
 from .state import ObjectState, TorchState
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.train.control.forks import forget_in_children
 
-from .common.exceptions import HorovodInternalError
+from .connections import Peer
+from .errors import HorovodInternalError
 from .execution import Members, zeros
 from .fusion import Batch, Buffers, batches
 from .mixed import execute
 from .negotiation import Negotiator, Request, Response, numbers_of
-from .peers import Peer
 from .stall import StallCheck
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from .entries import Entry
     from .negotiation import Key
-    from .settings import Settings
     from .timeline import Timeline
+    from .variables import Settings
 
 log = logging.getLogger("paceline")
 _END = 20.0  # seconds that shutdown waits for collectives that other ranks are still in

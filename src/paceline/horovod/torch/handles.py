@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paceline.horovod.common import basics
+from paceline.horovod.common.process_sets import ProcessSet
+from paceline.horovod.common.util import num_rank_is_power_2
+from paceline.horovod.engine.entries import Entry
+from paceline.horovod.engine.negotiation import ADASUM, AVERAGE, OP_NAMES, SUM, Request
 from paceline.train.group.sharded import kind_of
-
-from . import basics
-from .common.process_sets import ProcessSet
-from .common.util import num_rank_is_power_2
-from .entries import Entry
-from .negotiation import ADASUM, AVERAGE, OP_NAMES, SUM, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-    from .engine import Engine
+    from paceline.horovod.engine.thread import Engine
 
 _handles: dict[int, tuple[Engine, Entry]] = {}
 _numbers = itertools.count()

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.horovod.basics import init, is_initialized, local_rank, shutdown, size
+from paceline.horovod.common.basics import init, is_initialized, local_rank, shutdown, size
 from paceline.horovod.common.elastic import ObjectState, run_fn
 from paceline.horovod.torch.functions import allgather_object, broadcast_object
 from paceline.train.control.exit_report import Preempted, record

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.horovod.basics import rank
-from paceline.horovod.negotiation import AVERAGE, SUM
-from paceline.horovod.submission import synchronize
+from paceline.horovod.common.basics import rank
+from paceline.horovod.engine.negotiation import AVERAGE, SUM
 
 from . import asynchronous
+from .handles import synchronize
 
 
 class Allreduce(torch.autograd.Function):

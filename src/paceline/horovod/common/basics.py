@@ -16,20 +16,20 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
 from paceline.contract import Placement, recognise
+from paceline.horovod.engine.entries import Entry
+from paceline.horovod.engine.execution import Members
+from paceline.horovod.engine.negotiation import UNNAMED, Request
+from paceline.horovod.engine.sums import share_memory
+from paceline.horovod.engine.thread import Engine
+from paceline.horovod.engine.timeline import Timeline
+from paceline.horovod.engine.variables import Settings
 from paceline.train.control import connect
 from paceline.train.group.join import meet
 from paceline.train.group.machines import network, with_neighbours
 
-from .common import process_sets as sets
-from .common.exceptions import NotInitialized
-from .common.process_sets import ProcessSet
-from .engine import Engine
-from .entries import Entry
-from .execution import Members
-from .negotiation import UNNAMED, Request
-from .settings import Settings
-from .sums import share_memory
-from .timeline import Timeline
+from . import process_sets as sets
+from .exceptions import NotInitialized
+from .process_sets import ProcessSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

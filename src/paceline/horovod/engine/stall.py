@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .negotiation import Negotiator
-    from .settings import Settings
+    from .variables import Settings
 
 log = logging.getLogger("paceline")
 _NAMED = 10  # operations that a warning names
