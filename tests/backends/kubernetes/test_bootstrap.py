@@ -7,8 +7,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-from paceline.backends.kubernetes.bootstrap import START
-from paceline.backends.kubernetes.streaming import NAME
+from paceline.backends.kubernetes.manifests.bootstrap import START
+from paceline.backends.kubernetes.start.streaming import NAME
 
 PROGRAM = """
 import pathlib, sys

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from tests.conftest import GENEROUS
 
-from paceline.backends.kubernetes.client import Cluster
-from paceline.backends.kubernetes.credentials import connect
+from paceline.backends.kubernetes.api.client import Cluster
+from paceline.backends.kubernetes.api.credentials import connect
 from paceline.backends.kubernetes.options import Options
 from paceline.backends.limits import Limits
 from paceline.job.errors import UserError

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 from fake_kubernetes import custom, resources, schema
 
-from paceline.backends.kubernetes import objects
-from paceline.backends.kubernetes.kinds.base import Kind
-from paceline.backends.kubernetes.kinds.job import BatchJob
-from paceline.backends.kubernetes.kinds.jobset import JobSet
-from paceline.backends.kubernetes.kinds.mpijob import MPIJob
-from paceline.backends.kubernetes.kinds.paddlejob import PaddleJob
-from paceline.backends.kubernetes.kinds.pytorchjob import PyTorchJob
-from paceline.backends.kubernetes.kinds.served import KINDS
-from paceline.backends.kubernetes.kinds.tfjob import TFJob
-from paceline.backends.kubernetes.kinds.trainjob import TrainJob
+from paceline.backends.kubernetes.look.pods import seen
+from paceline.backends.kubernetes.manifests import objects
+from paceline.backends.kubernetes.manifests.kinds.base import Kind
+from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
+from paceline.backends.kubernetes.manifests.kinds.jobset import JobSet
+from paceline.backends.kubernetes.manifests.kinds.mpijob import MPIJob
+from paceline.backends.kubernetes.manifests.kinds.paddlejob import PaddleJob
+from paceline.backends.kubernetes.manifests.kinds.pytorchjob import PyTorchJob
+from paceline.backends.kubernetes.manifests.kinds.served import KINDS
+from paceline.backends.kubernetes.manifests.kinds.tfjob import TFJob
+from paceline.backends.kubernetes.manifests.kinds.trainjob import TrainJob
+from paceline.backends.kubernetes.manifests.order import Order
 from paceline.backends.kubernetes.options import Options
-from paceline.backends.kubernetes.order import Order
-from paceline.backends.kubernetes.pods import seen
 from paceline.backends.packing import archive
 from paceline.job.errors import UserError
 from paceline.job.spec import JobSpec

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from paceline.backends.kubernetes import lease
+from paceline.backends.kubernetes.start import lease
 
 if TYPE_CHECKING:
-    from paceline.backends.kubernetes.client import Cluster
+    from paceline.backends.kubernetes.api.client import Cluster
 
 
 class Moved:

@@ -14,13 +14,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.backends.kubernetes import dry_run, manifests, names, objects
-from paceline.backends.kubernetes.kinds.base import Kind
-from paceline.backends.kubernetes.kinds.job import BatchJob
-from paceline.backends.kubernetes.kinds.pytorchjob import PyTorchJob
+from paceline.backends.kubernetes.look.pods import seen
+from paceline.backends.kubernetes.manifests import manifest as manifests
+from paceline.backends.kubernetes.manifests import names, objects
+from paceline.backends.kubernetes.manifests.kinds.base import Kind
+from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
+from paceline.backends.kubernetes.manifests.kinds.pytorchjob import PyTorchJob
+from paceline.backends.kubernetes.manifests.order import Order
 from paceline.backends.kubernetes.options import Options
-from paceline.backends.kubernetes.order import Order
-from paceline.backends.kubernetes.pods import seen
+from paceline.backends.kubernetes.start import dry_run
 from paceline.backends.packing import archive
 from paceline.contract import TOKEN
 from paceline.job.errors import UserError

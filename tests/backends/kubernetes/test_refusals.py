@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.backends.kubernetes.refusals import explained
+from paceline.backends.kubernetes.api.refusals import explained
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.conftest import eventually
 
-from paceline.backends.kubernetes import objects, streaming
+from paceline.backends.kubernetes.manifests import objects
+from paceline.backends.kubernetes.start import streaming
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:

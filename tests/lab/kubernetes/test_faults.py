@@ -13,9 +13,10 @@ from fake_kubernetes import errors, images
 from tests.conftest import eventually
 
 from paceline.backends.base import Incomplete, LogQuery
-from paceline.backends.kubernetes import client, holding
-from paceline.backends.kubernetes.client import Cluster as Client
-from paceline.backends.kubernetes.errors import Expired
+from paceline.backends.kubernetes.api import client
+from paceline.backends.kubernetes.api.client import Cluster as Client
+from paceline.backends.kubernetes.api.errors import Expired
+from paceline.backends.kubernetes.start import holding
 from paceline.job.errors import UserError
 from paceline.job.spec import JobSpec
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.conftest import eventually
 
-from paceline.backends.kubernetes.names import QUEUE
+from paceline.backends.kubernetes.manifests.names import QUEUE
 from paceline.job.errors import UserError
 
 from .user import User

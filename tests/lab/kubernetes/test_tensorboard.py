@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.conftest import GENEROUS, eventually
 
-from paceline.backends.kubernetes.forwarding import Forward
+from paceline.backends.kubernetes.change.forwarding import Forward
 from paceline.job.errors import UserError
 
 from .board import with_board

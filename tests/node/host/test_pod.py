@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import eventually
 from tests.late import job_spec
 
-from paceline.backends.kubernetes.bootstrap import START
+from paceline.backends.kubernetes.manifests.bootstrap import START
 from paceline.backends.packing import archive
 from paceline.node.host import pod
 from paceline.node.rundir.directory import RunDirectory

@@ -20,13 +20,13 @@ from paceline.backends.base import Backend, Listing, Shell
 from paceline.job.errors import UserError
 
 from . import options as target
-from . import queues
-from .client import Cluster
-from .errors import ApiError, Expired
+from .api.client import Cluster
+from .api.errors import ApiError, Expired
+from .change import queues
 from .flags import FLAGS
-from .kinds.job import BatchJob
-from .names import SELECTOR, STOPPED
-from .objects import PACKAGE, ROOT
+from .manifests.kinds.job import BatchJob
+from .manifests.names import SELECTOR, STOPPED
+from .manifests.objects import PACKAGE, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from paceline.job.job import Job, Node, Usage, Volume
     from paceline.job.spec import JobSpec
 
-    from .foreground import KubeRun
-    from .forwarding import Forward
-    from .jobs import Found
-    from .pods import Pod
+    from .change.forwarding import Forward
+    from .look.jobs import Found
+    from .look.pods import Pod
+    from .start.foreground import KubeRun
 
 _TICK = 5.0  # seconds after which a wait looks again, whatever it was told
 _BOARD_SECONDS = 60.0  # for a TensorBoard to start
@@ -78,7 +78,7 @@ class Kubernetes(Backend):
         Raises:
             UserError: it cannot run there, or its name is taken.
         """
-        from .submit import prepare
+        from .start.submit import prepare
 
         self.refuse_unsupported(spec)
         spec, options = self.with_options(spec)
@@ -92,8 +92,8 @@ class Kubernetes(Backend):
         """
         from paceline.backends.noted import note
 
-        from .jobs import Found, shown
-        from .submit import KubePrepared, start
+        from .look.jobs import Found, shown
+        from .start.submit import KubePrepared, start
 
         assert isinstance(prepared, KubePrepared)
         job = shown(Found(*start(self._cluster, prepared, progress)), self.name, self._cluster.namespace)
@@ -107,10 +107,10 @@ class Kubernetes(Backend):
         Raises:
             UserError: see `start`.
         """
-        from . import holding, submit
-        from .foreground import KubeRun
-        from .kinds.base import kind_of
-        from .lease import Lease
+        from .manifests.kinds.base import kind_of
+        from .start import holding, submit
+        from .start.foreground import KubeRun
+        from .start.lease import Lease
 
         job = self.start(prepared, progress)
         assert isinstance(prepared, submit.KubePrepared) and prepared.order is not None
@@ -152,7 +152,7 @@ class Kubernetes(Backend):
         Raises:
             UserError: the cluster does not answer, or refuses to list them.
         """
-        from .jobs import explain, find, lost_logs, shown
+        from .look.jobs import explain, find, lost_logs, shown
 
         found = find(self._cluster, names)
         problem = self._cluster.problem
@@ -173,8 +173,8 @@ class Kubernetes(Backend):
 
     def _asked(self, job: Found, shown: Job) -> Job:
         """A job with what its pods say, if it runs."""
-        from .inside import asked
-        from .jobs import detailed
+        from .look.inside import asked
+        from .look.jobs import detailed
 
         running = [pod for pod in job.newest().values() if pod.phase == "Running" and not pod.is_over]
         if shown.is_over or not running or job.is_plain:
@@ -188,20 +188,20 @@ class Kubernetes(Backend):
 
     def spec(self, name: str) -> JobSpec:
         """The specification with which a job was submitted."""
-        from .jobs import spec_of
+        from .look.jobs import spec_of
 
         return spec_of(self._find(name))
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events of a job: those of its nodes, from their logs, and the cluster's warnings."""
-        from .events import events
+        from .look.events import events
 
         return events(self._cluster, self._find(name))
 
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
         """Lines of a job in the order in which they were written."""
-        from . import logs
-        from .jobs import shown
+        from .look import logs
+        from .look.jobs import shown
 
         job = self._find(name)
         is_over = shown(job, "", "").is_over
@@ -219,19 +219,19 @@ class Kubernetes(Backend):
 
     def nodes(self, warn: Callable[[str], None]) -> list[Node]:
         """The nodes of the cluster."""
-        from .machines import nodes
+        from .look.machines import nodes
 
         return nodes(self._cluster, warn)
 
     def usage(self, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
         """What the pods of these jobs use, where the cluster measures it."""
-        from .machines import usage
+        from .look.machines import usage
 
         return usage(self._cluster, names, warn) if names else {}
 
     def volumes(self, warn: Callable[[str], None]) -> list[Volume]:
         """The PersistentVolumeClaims of the namespace."""
-        from .machines import volumes
+        from .look.machines import volumes
 
         return volumes(self._cluster)
 
@@ -241,7 +241,7 @@ class Kubernetes(Backend):
         Raises:
             UserError: it has a fixed number, or pods are named.
         """
-        from .scaling import scale_out
+        from .change.scaling import scale_out
 
         return scale_out(self._cluster, self._find(name), more)
 
@@ -251,7 +251,7 @@ class Kubernetes(Backend):
         Raises:
             UserError: too few would be left, it has a fixed number, or pods are named.
         """
-        from .scaling import scale_in
+        from .change.scaling import scale_in
 
         return scale_in(self._cluster, self._find(name), fewer)
 
@@ -261,7 +261,7 @@ class Kubernetes(Backend):
         Raises:
             UserError: there is none of this name.
         """
-        from .jobs import find
+        from .look.jobs import find
 
         found = find(self._cluster, [name]).get(name)
         if found is None:
@@ -294,12 +294,12 @@ class Kubernetes(Backend):
             self._wait_for_change(path, version, names, min(_TICK, left or _TICK))
 
     def _found(self, names: Sequence[str]) -> list[Found]:
-        from .jobs import find
+        from .look.jobs import find
 
         return list(find(self._cluster, names).values())
 
     def _shown(self, found: Sequence[Found]) -> list[Job]:
-        from .jobs import shown
+        from .look.jobs import shown
 
         return [shown(job, self.name, self._cluster.namespace) for job in found]
 
@@ -326,7 +326,7 @@ class Kubernetes(Backend):
         Raises:
             UserError: its pod does not run, or there is no kubectl.
         """
-        from .jobs import _ranks
+        from .look.jobs import _ranks
 
         job = self._find(name)
         number = rank // max(1, _ranks(job.spec, [pod.report for pod in job.pods if pod.report]))
@@ -363,8 +363,8 @@ class Kubernetes(Backend):
 
         For a job whose pods are gone, a pod of its own shows what is on a volume, until `forward_tensorboard` ends.
         """
-        from . import boards
-        from .inside import answer_of
+        from .change import boards
+        from .look.inside import answer_of
 
         job, pod = self._first(name)
         if pod is None:
@@ -376,8 +376,8 @@ class Kubernetes(Backend):
 
     def forward_tensorboard(self, name: str, url: str, warn: Callable[[str], None]) -> Forward:
         """Lead a port of this machine to the TensorBoard in its pod; see `Forwards`."""
-        from . import boards
-        from .forwarding import Forward
+        from .change import boards
+        from .change.forwarding import Forward
 
         if (board := self._board) is not None:
             return Forward(self._cluster, board, _port_of(url), warn, lambda: boards.end(self._cluster, board))
@@ -393,7 +393,7 @@ class Kubernetes(Backend):
 
     def close_tensorboard(self, name: str) -> bool:
         """End it; returns whether there was one."""
-        from .inside import answer_of
+        from .look.inside import answer_of
 
         job, pod = self._first(name)
         if pod is None:  # it has ended with its pod

@@ -10,17 +10,17 @@ from paceline.backends.check.finding import Finding
 from paceline.backends.check.report import Report
 from paceline.job.errors import UserError
 
-from . import queues
-from .errors import ApiError
-from .gang import GROUPS
-from .kinds.served import served
-from .manifests import text
-from .rights import may
+from .api.errors import ApiError
+from .api.rights import may
+from .change import queues
+from .manifests.gang import GROUPS
+from .manifests.kinds.served import served
+from .manifests.manifest import text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .client import Cluster, Object
+    from .api.client import Cluster, Object
 
 _LEAST = (1, 24)
 _AT_ONCE = 8  # questions
@@ -222,7 +222,7 @@ def _refused(cluster: Cluster, right: Right) -> str:
 
 
 def _nodes(cluster: Cluster, found: list[Finding]) -> list[tuple[str, str]]:
-    from .machines import gpus_of, machines
+    from .look.machines import gpus_of, machines
 
     try:
         those = machines(cluster, lambda _: None)  # the permission that is missing is named

@@ -1,0 +1,1 @@
+"""The API server: where it is, requests, watches, refusals in words, and what this user may do."""

@@ -1,0 +1,432 @@
+"""Requests to an API server: with patience, in pages, as watches, and with errors that say what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+from paceline.backends import limits
+
+from .credentials import connect
+from .errors import ApiError, Expired, Unreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from paceline.backends.kubernetes.options import Options
+
+    from .credentials import Access
+    from .mirror import Mirror
+
+    Object = dict[str, Any]
+
+PAGE = 500  # objects in an answer
+_PAUSE, _MOST_PAUSE = 0.2, 3.0  # seconds between two tries
+_RETRIED = (429, 500, 502, 503, 504)
+_WARNING = re.compile(r'299 [^ "]+ "((?:[^"\\]|\\.)*)"')
+_QUIET_SECONDS = 60  # of a log that is followed, after which its connection is made anew
+_WATCH_SECONDS = 300  # after which a watch is begun anew
+STRICT = {"fieldValidation": "Strict"}
+JSON_PATCH = "application/json-patch+json"
+MERGE_PATCH = "application/merge-patch+json"
+
+
+class Cluster:
+    """The API server of a target.
+
+    Attributes:
+        name: of the target.
+        where: the flags that select it.
+        calls: how many requests were sent.
+        warnings: what the server has warned of in its answers to changes.
+        pod_template: what the job that is made adds to the template of its pods, for messages.
+    """
+
+    def __init__(self, name: str, options: Options, where: str) -> None:
+        """Make no connection yet."""
+        self.name, self.where = name, where
+        self.calls = 0
+        self.warnings: list[str] = []
+        self.pod_template = options.pod_template
+        self._options = options
+        self._found: Access | None = None
+        self._deadline: float | None = None
+        self._version: tuple[int, int] | None = None
+        self._mirrors: dict[str, Mirror] | None = None
+        self._groups: dict[str, list[str]] | None = None
+        self._kinds: dict[str, frozenset[str]] = {}
+
+    @property
+    def access(self) -> Access:
+        """How it is reached.
+
+        Raises:
+            UserError: that is not known.
+        """
+        if self._found is None:
+            self._found = connect(self._options, limits.load())
+        return self._found
+
+    @property
+    def gpu_resource(self) -> str:
+        """What nodes call their GPUs."""
+        return self._options.gpu_resource
+
+    @property
+    def namespace(self) -> str:
+        """Where the jobs are."""
+        return self.access.namespace
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Major and minor version of the server."""
+        if self._version is None:
+            found = self.get("/version")
+            digits = "".join(letter for letter in str(found.get("minor", "")) if letter.isdigit())
+            self._version = int(found.get("major") or 1), int(digits or 0)
+        return self._version
+
+    def versions(self, group: str) -> list[str]:
+        """The versions of a group of kinds that the server has, the one that it prefers first.
+
+        Raises:
+            UserError: see `send`.
+        """
+        if self._groups is None:
+            found = self.get("/apis").get("groups") or ()
+            self._groups = {it["name"]: [one["version"] for one in it.get("versions") or ()] for it in found}
+        return self._groups.get(group, [])
+
+    def serves(self, api_version: str, kind: str) -> bool:
+        """Whether the server has a kind in this version: `serves("kubeflow.org/v1", "PyTorchJob")`.
+
+        Raises:
+            UserError: see `send`.
+        """
+        group, _, version = api_version.partition("/")
+        if version not in self.versions(group):
+            return False
+        if api_version not in self._kinds:
+            found = self.get(f"/apis/{api_version}").get("resources") or ()
+            self._kinds[api_version] = frozenset(it["kind"] for it in found)
+        return kind in self._kinds[api_version]
+
+    def knows(self, api_version: str, field: str) -> bool:
+        """Whether any kind of this version has such a field, as far as the server tells.
+
+        Raises:
+            UserError: see `send`.
+        """
+        try:
+            return f'"{field}"' in json.dumps(self.get(f"/openapi/v3/apis/{api_version}"))
+        except ApiError as error:
+            if error.code not in (403, 404):
+                raise
+            return False
+
+    def look_until(self, deadline: float) -> None:
+        """From now on try no longer than this (monotonic) to read something."""
+        self._deadline = deadline
+
+    def path(self, group: str, plural: str, name: str = "", sub: str = "") -> str:
+        """The path of objects in the namespace: `path("batch/v1", "jobs")`."""
+        root = f"/api/{group}" if "/" not in group else f"/apis/{group}"
+        return "/".join(filter(None, (f"{root}/namespaces/{self.namespace}/{plural}", name, sub)))
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def get(self, path: str, **params: Any) -> Object:
+        """An object, or a list of them.
+
+        Raises:
+            UserError: see `send`.
+        """
+        return self.send("GET", path, params)
+
+    def create(self, path: str, manifest: Object, **params: Any) -> Object:
+        """Create an object, which may have no field that the server does not know.
+
+        Raises:
+            UserError: see `send`.
+        """
+        return self.send("POST", path, {**STRICT, **params}, manifest)
+
+    def patch(self, path: str, changes: Any, kind: str = MERGE_PATCH) -> Object:
+        """Change an object; its changes may have no field that the server does not know.
+
+        Raises:
+            UserError: see `send`.
+        """
+        return self.send("PATCH", path, STRICT, changes, kind)
+
+    def delete(self, path: str, **options: Any) -> Object:
+        """Delete an object, and in the background all that it owns.
+
+        Raises:
+            UserError: see `send`.
+        """
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background", **options}
+        return self.send("DELETE", path, {}, body)
+
+    def send(
+        self, method: str, path: str, params: Mapping[str, Any], body: Any = None, kind: str = "application/json"
+    ) -> Object:
+        """Send a request; tries again while the server is busy or starts anew.
+
+        Raises:
+            ApiError: the server refuses it.
+            Unreachable: it does not answer.
+        """
+        import httpx2
+
+        content = None if body is None else json.dumps(body).encode()
+        headers = {"Accept": "application/json", **({} if body is None else {"Content-Type": kind})}
+        within = limits.load()
+        until = time.monotonic() + (within.look if method == "GET" else 2 * within.act)
+        if self._deadline is not None and method == "GET":
+            until = min(until, self._deadline)
+        pause = _PAUSE
+        while True:
+            self.calls += 1
+            try:
+                answer = self.access.http.request(method, path, params=params, content=content, headers=headers)
+            except httpx2.TransportError as error:
+                if time.monotonic() + pause > until or not _may_pass(error):
+                    raise self._unreachable(error) from None
+            else:
+                # Someone else has changed the object meanwhile; what a patch changes does not depend on the rest.
+                is_behind = method == "PATCH" and answer.status_code == 409
+                if not (is_behind or answer.status_code in _RETRIED) or time.monotonic() + pause > until:
+                    if method != "GET":
+                        said = warnings(answer.headers.get_list("Warning"))
+                        self.warnings += [line for line in said if line not in self.warnings]
+                    return self._read(answer, method, path)
+                pause = max(pause, _seconds(answer.headers.get("Retry-After")))
+            time.sleep(pause)
+            pause = min(2 * pause, _MOST_PAUSE)
+
+    def _read(self, answer: Any, method: str, path: str) -> Object:
+        """The object in an answer.
+
+        Raises:
+            ApiError: it is a refusal.
+        """
+        try:
+            found: Object = answer.json()
+        except ValueError:
+            found = {"message": answer.text.strip()[:200]}
+        if answer.is_success:
+            return found
+        raise self.error(answer.status_code, found, method, path)
+
+    def error(self, code: int, status: Object, method: str, path: str) -> ApiError:
+        """What to say of a refusal."""
+        from .refusals import explained
+
+        line = explained(
+            code, status, method, path, context=self.access.context, where=self.where,
+            template=self.pod_template,
+        )  # fmt: skip
+        return ApiError(line, code, str(status.get("reason", "")))
+
+    def _unreachable(self, error: Exception) -> Unreachable:
+        access = self.access
+        return Unreachable(
+            f"the API server of {access.context} at {access.server} does not answer ({_why(error)}); "
+            "does kubectl reach it?"
+        )
+
+    # -- lists ---------------------------------------------------------------------------------------------------------
+
+    def mirror(self) -> None:
+        """From now on `list` asks once for each list, and has the server tell what changes."""
+        if self._mirrors is None:
+            self._mirrors = {}
+
+    @property
+    def is_mirrored(self) -> bool:
+        """Whether `mirror` was called."""
+        return self._mirrors is not None
+
+    @property
+    def problem(self) -> str | None:
+        """Why lists may be old; None if they are not."""
+        return next((it.problem for it in (self._mirrors or {}).values() if it.problem), None)
+
+    def list(self, path: str, **params: Any) -> Iterator[Object]:
+        """All objects of a kind, in pages; the last page has the version of the list.
+
+        Yields:
+            Pages, as the server sends them.
+
+        Raises:
+            UserError: see `send`.
+        """
+        if self._mirrors is None:
+            yield from self.pages(path, **params)
+            return
+        from .mirror import Mirror
+
+        key = json.dumps([path, params], sort_keys=True)
+        found = self._mirrors.get(key)
+        if found is None:
+            found = self._mirrors[key] = Mirror(self, path, params)
+        elif found.is_refused:
+            yield from self.pages(path, **params)
+            return
+        yield found.page()
+
+    def pages(self, path: str, **params: Any) -> Iterator[Object]:
+        """All objects of a kind, as the server has them now, page by page; the last page has the version of the list.
+
+        Yields:
+            Pages, as the server sends them.
+
+        Raises:
+            UserError: see `send`.
+        """
+        token = version = ""
+        tries = 3
+        given: set[str] = set()
+        while True:
+            try:
+                page = self.get(path, limit=PAGE, **({"continue": token} if token else {}), **params)
+            except ApiError as error:
+                if error.code != 410 or not tries:
+                    raise
+                token, tries = "", tries - 1  # it took too long: the list has changed
+                continue
+            # Objects that came before it had changed are old: so is its version, with which a watch is refused.
+            version = version or page["metadata"].get("resourceVersion", "")
+            page["metadata"]["resourceVersion"] = version
+            page["items"] = [item for item in page["items"] if item["metadata"].get("uid") not in given]
+            given.update(item["metadata"].get("uid", "") for item in page["items"])
+            given.discard("")
+            yield page
+            token = page["metadata"].get("continue") or ""
+            if not token:
+                return
+
+    def all(self, path: str, **params: Any) -> tuple[dict[str, Object], str]:
+        """All objects of a kind by name, and the version of the list.
+
+        Raises:
+            UserError: see `send`.
+        """
+        found: dict[str, Object] = {}
+        version = ""
+        for page in self.list(path, **params):
+            found.update((item["metadata"]["name"], item) for item in page["items"])
+            version = page["metadata"]["resourceVersion"]
+        return found, version
+
+    def watch(
+        self, path: str, version: str, seconds: float | None = None, *, is_patient: bool = True, **params: Any
+    ) -> Iterator[tuple[str, Object]]:
+        """Changes of objects of a kind since a version: ADDED, MODIFIED, DELETED or BOOKMARK, and the object.
+
+        It ends when the server ends it, or after this time, or when the server does not answer.
+
+        Raises:
+            Expired: the version is gone.
+            Unreachable: the server does not answer, unless `is_patient`.
+            UserError: the server refuses it.
+        """
+        import httpx2
+
+        asked = min(_WATCH_SECONDS, max(1, int(seconds or _WATCH_SECONDS)))
+        query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true", **params}
+        query["timeoutSeconds"] = asked
+        self.calls += 1
+        within = limits.load()
+        timeout = httpx2.Timeout(within.act, connect=within.connect, read=asked + within.act)
+        try:
+            with self.access.http.stream("GET", path, params=query, timeout=timeout) as answer:
+                if not answer.is_success:
+                    answer.read()
+                    if answer.status_code == 410:
+                        raise Expired
+                    if answer.status_code in _RETRIED:
+                        time.sleep(max(_PAUSE, _seconds(answer.headers.get("Retry-After"))))
+                        return
+                    self._read(answer, "GET", path)
+                for line in answer.iter_lines():
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        if event["object"].get("code") == 410:
+                            raise Expired
+                        return
+                    yield event["type"], event["object"]
+        except httpx2.TransportError as error:
+            if not is_patient:
+                raise self._unreachable(error) from None
+            time.sleep(_PAUSE)  # it starts anew; who lists again finds out whether it does
+        except ValueError:
+            return  # the last line was cut off
+
+    # -- logs ----------------------------------------------------------------------------------------------------------
+
+    def log(self, pod: str, container: str, *, follow: bool, since: str | None) -> Iterator[bytes]:
+        """The lines of a container's log, each behind its time.
+
+        Raises:
+            ApiError: it has none, or not yet.
+            Unreachable: the connection ended.
+        """
+        import httpx2
+
+        params: dict[str, Any] = {"container": container, "timestamps": "true"}
+        if follow:
+            params["follow"] = "true"
+        if since is not None:
+            params["sinceTime"] = since
+        path = self.path("v1", "pods", pod, "log")
+        self.calls += 1
+        # A connection that was cut without a word never says so; who follows asks again after this time.
+        within = limits.load()
+        timeout = httpx2.Timeout(within.act, connect=within.connect, read=_QUIET_SECONDS if follow else within.act)
+        until = time.monotonic() + within.look
+        try:
+            with contextlib.ExitStack() as stack:
+                while True:
+                    stream = self.access.http.stream("GET", path, params=params, timeout=timeout)
+                    answer = stack.enter_context(stream)
+                    if answer.status_code != 429 or time.monotonic() > until:
+                        break
+                    stack.close()
+                    time.sleep(max(_PAUSE, _seconds(answer.headers.get("Retry-After"))))
+                if not answer.is_success:
+                    answer.read()
+                    self._read(answer, "GET", path)
+                rest = b""
+                for data in answer.iter_bytes():
+                    *lines, rest = (rest + data).split(b"\n")
+                    yield from lines
+                if rest:
+                    yield rest
+        except httpx2.TransportError as error:
+            raise self._unreachable(error) from None
+
+
+def warnings(headers: Iterable[str]) -> list[str]:
+    """The texts of Warning headers: `299 - "text"`, one or several in each."""
+    found = [text for header in headers for text in _WARNING.findall(header)]
+    return [" ".join(re.sub(r"\\(.)", r"\1", text).split()) for text in found]
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether another try may work: not if a certificate or a name is wrong."""
+    text = str(error)
+    return "CERTIFICATE_VERIFY_FAILED" not in text and "Name or service not known" not in text
+
+
+def _why(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__
+
+
+def _seconds(text: str | None) -> float:
+    return float(text) if text and text.isdigit() else 0.0

@@ -1,0 +1,10 @@
+"""Times as the API server writes them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+
+def moment(text: str | None) -> float | None:
+    """Seconds since the epoch of a time as the API server writes it."""
+    return None if not text else datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()

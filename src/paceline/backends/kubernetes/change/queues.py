@@ -1,0 +1,49 @@
+"""Kueue, which alone decides whether a job with a queue runs: one that is only suspended it lets run again.
+
+It keeps a Workload for each job with a queue. A Workload that is not active is evicted, and never admitted.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from paceline.backends.kubernetes.manifests.kinds.base import condition
+from paceline.backends.kubernetes.manifests.names import QUEUE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from paceline.backends.kubernetes.api.client import Cluster, Object
+
+VERSIONS = ("kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta1")
+_JOB_UID = "kueue.x-k8s.io/job-uid"
+_EVICTION_SECONDS = 10.0
+_PAUSE = 0.2
+
+
+def version(cluster: Cluster) -> str | None:
+    """The API version of Workloads; None where Kueue is not installed."""
+    return next((it for it in VERSIONS if cluster.serves(it, "Workload")), None)
+
+
+def deactivate(cluster: Cluster, job: Object) -> Mapping[str, None]:
+    """Have a job's queue let it run no more; returns the labels to take from it: its queue, if that has not seen it.
+
+    Raises:
+        UserError: this user may not do that.
+    """
+    meta = job["metadata"]
+    api_version = version(cluster) if QUEUE in (meta.get("labels") or {}) else None
+    if api_version is None:
+        return {}
+    path = cluster.path(api_version, "workloads")
+    found, _ = cluster.all(path, labelSelector=f"{_JOB_UID}={meta['uid']}")
+    for workload in found.values():
+        at = f"{path}/{workload['metadata']['name']}"
+        now = cluster.patch(at, {"spec": {"active": False}})
+        until = time.monotonic() + _EVICTION_SECONDS
+        while condition(now, "Admitted") and not condition(now, "Evicted") and time.monotonic() < until:
+            time.sleep(_PAUSE)  # before it is evicted, the job would be resumed
+            now = cluster.get(at)
+    return {} if found else {QUEUE: None}

@@ -1,0 +1,83 @@
+"""What happened to a job: what its nodes report in their logs, and what the cluster warns of."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+from paceline.backends.kubernetes.api.errors import ApiError
+from paceline.backends.kubernetes.api.times import moment
+
+from . import logs
+from .jobs import shown
+
+if TYPE_CHECKING:
+    from paceline.backends.kubernetes.api.client import Cluster
+
+    from .jobs import Found
+
+_TAKEN = ("Preempted", "TaintManagerEviction")  # why a pod was taken away; of the type Normal
+_ONCE = ("started", "finished", "restarting", "stopping", "waiting")  # each node reports them
+
+
+def events(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
+    """The events of a job in the order of time.
+
+    A pod's report goes with the pod. What the cluster itself keeps of the start and the end takes its place.
+    """
+    found: list[dict[str, Any]] = []
+    said: set[tuple[str, Any, Any]] = set()
+    silent: logs.Silent = {}
+    for entry in logs.read_all(cluster, job, silent, is_over=shown(job, "", "").is_over):
+        if entry.event is None:
+            continue
+        event = {"time": entry.time, **{key: value for key, value in entry.event.items() if key != "ranks"}}
+        key = event["event"], event.get("attempt"), event.get("why")
+        if event["event"] in _ONCE and key in said:
+            continue
+        said.add(key)
+        found.append(event)
+    now = time.time()
+    found += [{"time": now, "event": "silent", "host": it, "message": str(why)} for it, why in silent.items()]
+    found += _known(job, {event["event"] for event in found})
+    found += _warnings(cluster, job)
+    found.sort(key=lambda event: event["time"])
+    return found
+
+
+def _known(job: Found, said: set[str]) -> list[dict[str, Any]]:
+    """The start and the end, if no log has them."""
+    it = shown(job, "", "")
+    found: list[dict[str, Any]] = []
+    if "started" not in said and it.started is not None:
+        found.append({"time": it.started, "event": "started"})
+    if "finished" not in said and it.finished is not None:
+        found.append({"time": it.finished, "event": "finished", "state": it.state, "exit_code": it.exit_code})
+    return found
+
+
+def _warnings(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
+    """The cluster's warnings about the job and its pods, also of lost ones; it keeps them for an hour."""
+    try:
+        items = [item for page in cluster.pages(cluster.path("v1", "events")) for item in page["items"]]
+    except ApiError:
+        return []
+    parts = job.kind.parts(job.name)
+    hosts = "|".join(re.escape(job.kind.host(job.name, number)) for number in range(job.nodes))
+    lost = re.compile(rf"({hosts})(-[a-z0-9]{{5}})?")
+    pods = {pod.name for pod in job.pods}
+    found = []
+    for item in items:
+        if item.get("type") != "Warning" and item.get("reason") not in _TAKEN:
+            continue
+        target = item.get("involvedObject") or {}
+        made = moment(item.get("firstTimestamp") or item["metadata"].get("creationTimestamp")) or 0.0
+        is_now = made >= int(moment(job.object["metadata"]["creationTimestamp"]) or 0.0)
+        kind, name = target.get("kind"), str(target.get("name"))
+        if is_now and ((kind, name) in parts or (kind == "Pod" and (name in pods or lost.fullmatch(name)))):
+            when = moment(item.get("lastTimestamp") or item.get("eventTime") or item["metadata"]["creationTimestamp"])
+            message = " ".join(str(item.get("message") or "").split())
+            event, host = item.get("reason", "Warning"), target.get("name")
+            found.append({"time": when or 0.0, "event": event, "host": host, "message": message})
+    return found

@@ -1,0 +1,151 @@
+"""Reads copies of the logs on a volume (`kept`).
+
+A pod of the job that runs reads them, and if there is none, a pod that is made for that, owned by the Job, and deleted
+afterwards.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING
+
+from paceline.backends.kubernetes.api.errors import ApiError
+from paceline.backends.kubernetes.manifests.manifest import literal
+from paceline.job.errors import UserError
+
+from .inside import chunks
+from .pods import seen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from paceline.backends.kubernetes.api.client import Cluster, Object
+    from paceline.backends.kubernetes.manifests.kept import Kept
+
+    from .jobs import Found
+    from .pods import Pod
+
+_START_SECONDS = 120.0  # for the pod that reads
+_LIFE = 900  # seconds after which the cluster ends it
+_PAUSE = 0.2
+_READER = "reader"
+_READ = r"""
+import glob, heapq, os, sys
+def lines(path):
+    with open(path, "rb") as file:
+        for line in file:
+            yield line if line.endswith(b"\n") else line + b"\n"
+paths = sorted(glob.glob(os.path.join(glob.escape(sys.argv[1]), "*.log")))
+for line in heapq.merge(*map(lines, paths), key=lambda line: line[:27]):
+    sys.stdout.buffer.write(line)
+"""
+
+
+def is_needed(job: Found, *, is_over: bool) -> bool:
+    """Whether pods are gone whose logs are only in the copies: of a node that has none, or that has a later one."""
+    there = {pod.index for pod in job.pods if pod.has_log or not is_over}
+    failed = sum(pod.phase == "Failed" for pod in job.pods)
+    return len(there) < job.least or int((job.object.get("status") or {}).get("failed") or 0) > failed
+
+
+def lines(cluster: Cluster, job: Found, it: Kept) -> Iterator[bytes]:
+    """The lines of all nodes in the order of time, each behind its time, without line ends.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    running = [
+        pod for pod in job.newest().values() if pod.phase == "Running" and not pod.is_over and not pod.is_leaving
+    ]
+    if running:
+        yield from _read(cluster, running[0], job.python, it.folder)
+        return
+    path = cluster.path("v1", "pods")
+    try:
+        sleep = [job.python, "-c", f"import time; time.sleep({_LIFE})"]
+        asked = {"cpu": "500m", "memory": "256Mi"}
+        made = cluster.create(path, pod_with_volume(job, it.claim, it.mount, sleep, resources=asked, seconds=_LIFE))
+    except ApiError as error:
+        if error.code != 403:
+            raise
+        where = f"{it.folder} of volume {it.claim}"
+        raise UserError(f"the logs of job {job.name} are in {where}; reading them takes a pod: {error}") from None
+    name = made["metadata"]["name"]
+    try:
+        yield from _read(cluster, when_running(cluster, name), job.python, it.folder)
+    finally:
+        cluster.delete(f"{path}/{name}", gracePeriodSeconds=0)
+
+
+def _read(cluster: Cluster, pod: Pod, python: str, folder: str) -> Iterator[bytes]:
+    rest = b""
+    for data in chunks(cluster, pod, [python, "-c", _READ, folder]):
+        *whole, rest = (rest + data).split(b"\n")
+        yield from whole
+
+
+def when_running(cluster: Cluster, name: str) -> Pod:
+    """A pod that was made, once it runs.
+
+    Raises:
+        UserError: it does not run.
+    """
+    until = time.monotonic() + _START_SECONDS
+    while True:
+        pod = seen(cluster.get(cluster.path("v1", "pods", name)))
+        if pod.phase == "Running" and not pod.is_over:
+            return pod
+        if pod.is_over or time.monotonic() > until:
+            why = pod.error or pod.waiting or f"it does not run after {_START_SECONDS:g} seconds"
+            raise UserError(f"pod {name}, which was made to read the volume, does not run: {why}")
+        time.sleep(_PAUSE)
+
+
+def pod_with_volume(
+    job: Found, claim: str, mount: str, command: Sequence[str], *, resources: Object, seconds: int
+) -> Object:
+    """A pod with a volume of a job, on the nodes that the job's pods may run on; the Job owns it.
+
+    Args:
+        job: whose image it has.
+        claim: the PersistentVolumeClaim.
+        mount: where the pod has it.
+        command: that it runs.
+        resources: that it requests, as limits too.
+        seconds: after which the cluster ends it.
+    """
+    template, main = _template(job.object["spec"]), job.kind.main_container(job.object)
+    container: Object = {
+        "name": _READER, "image": main["image"], "resources": {"limits": resources, "requests": resources},
+        "command": [literal(word) for word in command], "volumeMounts": [{"name": "volume", "mountPath": mount}],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }  # fmt: skip
+    same = ("imagePullSecrets", "nodeSelector", "tolerations", "securityContext", "priorityClassName", "schedulerName")
+    for key in ("imagePullPolicy", "securityContext"):
+        if key in main:
+            container[key] = main[key]
+    spec: Object = {
+        "restartPolicy": "Never", "activeDeadlineSeconds": seconds, "terminationGracePeriodSeconds": 0,
+        "automountServiceAccountToken": False, "enableServiceLinks": False, "containers": [container],
+        "volumes": [{"name": "volume", "persistentVolumeClaim": {"claimName": claim}}],
+        **{key: template[key] for key in same if key in template},
+    }  # fmt: skip
+    meta = job.object["metadata"]
+    owner = {
+        "apiVersion": job.kind.api_version, "kind": job.kind.title, "name": meta["name"], "uid": meta["uid"],
+        "controller": False, "blockOwnerDeletion": False,
+    }  # fmt: skip
+    name = f"{job.name[:40].rstrip('-')}-volume-{secrets.token_hex(3)}"
+    return {
+        "apiVersion": "v1", "kind": "Pod", "spec": spec,
+        "metadata": {"name": name, "namespace": meta["namespace"], "ownerReferences": [owner]},
+    }  # fmt: skip
+
+
+def _template(spec: Object) -> Object:
+    """The specification of the pods, wherever a kind has it."""
+    if "containers" in spec:
+        return spec
+    found: Iterator[Object] = (_template(it) for it in spec.values() if isinstance(it, dict))
+    return next((it for it in found if it), {})

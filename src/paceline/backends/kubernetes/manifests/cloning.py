@@ -1,0 +1,211 @@
+"""Code from a git repository that the pods fetch themselves, in an init container.
+
+So the credentials, files of a Secret, are never in the container of the ranks. All pods fetch the commit that the
+client found, if it can reach the repository; otherwise each finds it itself.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.backends.kubernetes.api.errors import ApiError
+from paceline.contract import GIT_CREDENTIALS
+from paceline.job.code import git, git_source
+from paceline.job.errors import UserError
+
+from .manifest import literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from paceline.backends.kubernetes.api.client import Cluster
+    from paceline.backends.kubernetes.options import Options
+    from paceline.job.spec import JobSpec
+
+    Manifest = dict[str, Any]
+
+FOLDER = "git"  # in the pods' folder
+SECRET = "/paceline/git"
+_KEYS = ("password", "ssh-privatekey")
+_PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
+
+
+@dataclass(frozen=True)
+class Clone:
+    """A repository that pods fetch.
+
+    Attributes:
+        source: its URL and the ref.
+        commit: that all pods fetch; None if the client does not know it.
+        image: of the init container.
+        secret: the name of the Secret with the credentials; None without any.
+        credentials: what that Secret is made of; empty if it is there already.
+        env: variables of the init container.
+    """
+
+    source: git_source.Source
+    commit: str | None
+    image: str
+    secret: str | None
+    credentials: Mapping[str, str]
+    env: Mapping[str, str]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Of the code."""
+        own = {"secret": self.secret} if self.credentials else {}
+        return {"mode": "git", "source": self.source.url, "ref": self.source.ref, "commit": self.commit, **own}
+
+
+def is_fetched_there(spec: JobSpec) -> bool:
+    """Whether the pods fetch the job's code: a repository on this machine comes from here."""
+    if spec.code is None or spec.code.mode != "git":
+        return False
+    return not git_source.resolve(spec.code.source or "", Path.cwd()).is_local
+
+
+def check(cluster: Cluster, options: Options, spec: JobSpec, record: Mapping[str, Any] | None) -> None:
+    """Refuse a repository whose credentials are missing, as far as that can be seen without asking its host.
+
+    Args:
+        cluster: where the pods will be.
+        options: of the job.
+        spec: of the job.
+        record: of the code of the job that it resumes; None without one.
+
+    Raises:
+        UserError: they are missing.
+    """
+    if not is_fetched_there(spec):
+        return
+    assert spec.code is not None
+    source = git_source.resolve(spec.code.source or "", Path.cwd())
+    name = options.git_secret
+    if name is None:
+        if source.url.startswith("ssh://") or "://" not in source.url:
+            raise UserError(
+                f"--sync-source {source.url}: pods have no ssh key; name a Secret that has one with --git-secret "
+                "(kubectl create secret generic NAME --from-file=ssh-privatekey=FILE), or write an https:// address"
+            )
+        _credentials(cluster, options, spec, source, record)
+        return
+    try:
+        keys = cluster.get(cluster.path("v1", "secrets", name)).get("data") or {}
+    except ApiError as error:
+        if error.code == 404:
+            raise UserError(
+                f"--git-secret {name}: no such Secret in namespace {cluster.namespace}; make it with: kubectl create "
+                f"secret generic {name} --from-literal=username=… --from-literal=password=…"
+            ) from None
+        return  # it may be read by pods alone
+    if not any(key in keys for key in _KEYS):
+        raise UserError(f"--git-secret {name}: that Secret has no key named {' or '.join(_KEYS)}; add one")
+
+
+def clone(
+    cluster: Cluster, job: str, image: str, options: Options, spec: JobSpec, *, record: Mapping[str, Any] | None
+) -> Clone:
+    """What the pods of a job fetch.
+
+    Args:
+        cluster: where they will be.
+        job: its name.
+        image: of the job.
+        options: of the target.
+        spec: of the job.
+        record: of the code of the job that it resumes, whose commit is taken again; None without one.
+
+    Raises:
+        UserError: the repository has no such branch, tag or commit, or its credentials are missing.
+    """
+    assert spec.code is not None
+    source = git_source.resolve(spec.code.source or "", Path.cwd())
+    commit = record.get("commit") if record is not None else git.commit_of(source, spec.git_credentials)
+    credentials = _credentials(cluster, options, spec, source, record)
+    secret = options.git_secret or (f"{job}-git" if credentials else None)
+    env = {name: value for name, value in spec.env.items() if name.lower() in _PROXIES}
+    return Clone(source, commit, options.git_image or image, secret, credentials, env)
+
+
+def _credentials(
+    cluster: Cluster, options: Options, spec: JobSpec, source: git_source.Source, record: Mapping[str, Any] | None
+) -> dict[str, str]:
+    """What the job's own Secret for git is made of: what it was given, or what the job had that it resumes.
+
+    Raises:
+        UserError: that job had credentials, which are not to be had any more.
+    """
+    if options.git_secret is not None or source.origin is None:
+        return {}
+    name, password = map(spec.git_credentials.get, GIT_CREDENTIALS)
+    if password:
+        return {"username": (name or source.user or "git").strip(), "password": password.strip()}
+    old = (record or {}).get("secret")
+    if old is None:
+        return {}
+    try:
+        data = cluster.get(cluster.path("v1", "secrets", old)).get("data") or {}
+    except ApiError as error:
+        if error.code not in (403, 404):
+            raise
+        why = "you may not read it" if error.code == 403 else "it is gone"
+        raise UserError(
+            f"the credentials for git of job {spec.resume_from} were in Secret {old}, but {why}; export"
+            " GIT_SYNC_USERNAME and GIT_SYNC_PASSWORD, or name a Secret that has them with --git-secret"
+        ) from None
+    return {key: base64.b64decode(value).decode() for key, value in data.items()}
+
+
+# -- manifests ---------------------------------------------------------------------------------------------------------
+
+
+def container(it: Clone, here: str, work: str, resources: Manifest, pull_policy: str | None) -> Manifest:
+    """The init container.
+
+    Args:
+        it: what it fetches.
+        here: the folder of its script.
+        work: the folder for the result.
+        resources: that it asks for; pods get the maximum of their containers, so this takes nothing more.
+        pull_policy: of its image.
+    """
+    source = it.source
+    arguments = [source.url, source.ref or "", it.commit or "", source.origin or "", source.user or "git", work, SECRET]
+    mounts: list[Manifest] = [
+        {"name": "job", "mountPath": here, "readOnly": True},
+        {"name": "work", "mountPath": work},
+        {"name": "git-tmp", "mountPath": "/tmp"},  # its root may be read-only
+    ]
+    if it.secret is not None:
+        mounts.append({"name": "git", "mountPath": SECRET, "readOnly": True})
+    found: Manifest = {
+        "name": "git",
+        "image": it.image,
+        "command": ["sh", f"{here}/git.sh", *map(literal, arguments)],
+        "env": [{"name": name, "value": literal(value)} for name, value in it.env.items()],
+        "resources": resources,
+        "volumeMounts": mounts,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    if pull_policy is not None:
+        found["imagePullPolicy"] = pull_policy
+    return found
+
+
+def volumes(it: Clone) -> list[Manifest]:
+    """What the init container has besides: a folder to write to, and the credentials, which any user there can read."""
+    found: list[Manifest] = [{"name": "git-tmp", "emptyDir": {}}]
+    if it.secret is not None:
+        found.append({"name": "git", "secret": {"secretName": it.secret, "defaultMode": 0o444}})
+    return found
+
+
+def secrets(it: Clone, meta: Manifest) -> list[Manifest]:
+    """The Secret with the credentials of the client, if it has some."""
+    if not it.credentials:
+        return []
+    data = {key: base64.b64encode(value.encode()).decode() for key, value in it.credentials.items()}
+    return [{"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "kubernetes.io/basic-auth", "data": data}]

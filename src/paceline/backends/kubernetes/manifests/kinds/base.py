@@ -1,0 +1,197 @@
+"""What every kind of object answers: how a job is made as one, and where it says how the job is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from paceline.backends.kubernetes.api.times import moment
+from paceline.backends.kubernetes.manifests import objects
+from paceline.job.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.backends.kubernetes.api.client import Cluster, Object
+    from paceline.backends.kubernetes.manifests.order import Manifest, Order
+
+
+class Ending(NamedTuple):
+    """How a job has ended, as its object says.
+
+    Attributes:
+        is_success: whether it succeeded.
+        time: when, in seconds since the epoch; None if the object does not say so.
+        reason: such as BackoffLimitExceeded.
+        message: in words.
+        is_late: whether a deadline ended it.
+    """
+
+    is_success: bool
+    time: float | None
+    reason: str = ""
+    message: str = ""
+    is_late: bool = False
+
+
+class Kind(ABC):
+    """A kind of object that runs a job's pods, in a version that a server has.
+
+    Attributes:
+        name: as `--kind` calls it.
+        title: as manifests call it.
+        group: of its API.
+        versions: those that paceline can make, the best one first.
+        plural: its name in paths.
+        brought_by: what has to be installed for it.
+        container: the name that the container must have.
+        index_variable: the variable of a pod that has its number in its role.
+        sets_variables: whether its controller gives the pods of a plain job the variables by which ranks meet.
+        replaces: whether its controller makes another pod for one that is lost, of the same number and name.
+        makes_groups: whether its controller makes the PodGroup of a gang.
+        margin: letters that its objects have in their names besides the job's name and a number.
+        reaches_all: whether each pod has a name for the others, not node 0 alone.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    group: ClassVar[str]
+    versions: ClassVar[tuple[str, ...]]
+    plural: ClassVar[str]
+    brought_by: ClassVar[str]
+    container: ClassVar[str] = objects.CONTAINER
+    index_variable: ClassVar[str] = objects.POD
+    sets_variables: ClassVar[bool] = True
+    replaces: ClassVar[bool] = False
+    makes_groups: ClassVar[bool] = False
+    margin: ClassVar[int] = 0
+    reaches_all: ClassVar[bool] = True
+
+    def __init__(self, version: str | None = None) -> None:
+        """Take a version; the best one by default."""
+        self.version = version or self.versions[0]
+
+    @property
+    def api_version(self) -> str:
+        """Group and version."""
+        return f"{self.group}/{self.version}"
+
+    def learn(self, cluster: Cluster) -> None:  # noqa: B027  # most have nothing to find out
+        """Find out what the cluster's own one can do, before a job is made as one.
+
+        Raises:
+            UserError: the cluster does not answer.
+        """
+
+    def path(self, cluster: Cluster, name: str = "") -> str:
+        """The path of one object, or of all."""
+        return cluster.path(self.api_version, self.plural, name)
+
+    # -- how it is made ------------------------------------------------------------------------------------------------
+
+    def manifest(self, order: Order) -> Manifest:
+        """The object that owns all of a job."""
+        meta = objects.metadata(order)
+        return {"apiVersion": self.api_version, "kind": self.title, "metadata": meta, "spec": self.spec(order)}
+
+    def check(self, order: Order) -> None:
+        """Refuse what this kind cannot do; every kind has one image, unless it says otherwise.
+
+        Raises:
+            UserError: it cannot.
+        """
+        if order.options.worker_image is not None:
+            raise self.refusal("--worker-image", "has one template for all pods; choose --kind pytorchjob or mpijob")
+        if order.options.clean_pods not in (None, "running"):
+            raise self.refusal("--clean-pods", "keeps the pods that have ended, and ends the others; leave it out")
+
+    def refusal(self, flag: str, why: str) -> UserError:
+        """Why this kind cannot do what a flag asks for."""
+        article = "an" if self.title.startswith("MPI") else "a"
+        return UserError(f"{flag}: {article} {self.title} {why}")
+
+    @abstractmethod
+    def spec(self, order: Order) -> Manifest:
+        """Its spec as it is to be when all else is there."""
+
+    @abstractmethod
+    def address(self, name: str, number: int) -> str:
+        """The host name at which other pods find the pod of a node."""
+
+    @abstractmethod
+    def host(self, name: str, number: int) -> str:
+        """What the pod of a node is called."""
+
+    def services(self, order: Order) -> list[Manifest]:
+        """The Services that the pods need and nobody else makes."""
+        return []
+
+    @property
+    def can_suspend(self) -> bool:
+        """Whether it can be there without pods."""
+        return True
+
+    # -- what it says --------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def suspension(self, value: bool) -> Manifest:
+        """The patch of the spec that suspends or resumes it."""
+
+    @abstractmethod
+    def is_suspended(self, found: Object) -> bool:
+        """Whether it is to have no pods."""
+
+    @abstractmethod
+    def ending(self, found: Object) -> Ending | None:
+        """How it has ended; None if it has not."""
+
+    @abstractmethod
+    def nodes(self, found: Object) -> int:
+        """How many pods it has."""
+
+    @abstractmethod
+    def main_container(self, found: Object) -> Manifest:
+        """The container of node 0, as far as its manifest has it."""
+
+    def ttl(self, found: Object) -> int | None:
+        """Seconds for which it is kept after its end."""
+        value = found["spec"].get("ttlSecondsAfterFinished")
+        return None if value is None else int(value)
+
+    def parts(self, name: str) -> Sequence[tuple[str, str]]:
+        """Kind and name of the objects whose events are about a job, besides pods."""
+        return [(self.title, name)]
+
+
+def kind_of(order: Order) -> Kind:
+    """The kind that a job becomes."""
+    assert isinstance(order.kind, Kind)
+    return order.kind
+
+
+def condition(found: Object, kind: str) -> Object | None:
+    """A condition that is true."""
+    conditions = (found.get("status") or {}).get("conditions") or ()
+    return next((it for it in conditions if it["type"] == kind and it["status"] == "True"), None)
+
+
+def ending(found: Object, success: str, failure: str) -> Ending | None:
+    """How a job has ended by two conditions."""
+    status = found.get("status") or {}
+    if done := condition(found, success):
+        return Ending(True, moment(status.get("completionTime")) or moment(done.get("lastTransitionTime")))
+    if failed := condition(found, failure):
+        reason, message = str(failed.get("reason") or ""), " ".join(str(failed.get("message") or "").split())
+        is_late = reason == "DeadlineExceeded" or "active longer than specified deadline" in message
+        return Ending(False, moment(failed.get("lastTransitionTime")), reason, message, is_late)
+    return None
+
+
+def run_policy(order: Order) -> dict[str, Any]:
+    """Time limits as most kinds call them."""
+    found: dict[str, Any] = {}
+    if order.spec.ttl is not None:
+        found["ttlSecondsAfterFinished"] = int(order.spec.ttl)
+    if order.options.plain and order.spec.time_limit is not None:  # else the agent sees to it, from the first start on
+        found["activeDeadlineSeconds"] = max(1, int(order.spec.time_limit))
+    return found

@@ -1,0 +1,179 @@
+"""MPIJob: v2beta1 of the MPI Operator, v1 of the Training Operator, v1alpha1 of Arena's charts.
+
+With agents the launcher is node 0, and the workers are the others: they run agents, which start mpirun's daemons, so
+that no image needs sshd. With `--plain` the launcher runs the command, such as mpirun, besides the workers, which run
+what the operator lets mpirun connect to: sshd (v2beta1), or `sleep` for `kubectl exec`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.backends.kubernetes.manifests import objects
+from paceline.backends.kubernetes.manifests.names import FIRST_NODE, INSTANCE
+from paceline.backends.kubernetes.manifests.objects import ranks
+from paceline.backends.kubernetes.manifests.order import Role
+from paceline.backends.kubernetes.options import PORT
+
+from .base import Ending
+from .replicas import Replicated, replica
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.backends.kubernetes.api.client import Cluster, Object
+    from paceline.backends.kubernetes.manifests.order import Manifest, Order
+
+_NEWEST, _FIRST = "v2beta1", "v1alpha1"
+_AS_WORKER = "runLauncherAsWorker"
+
+
+class MPIJob(Replicated):
+    """A Launcher and workers. A Service of ours is the name of node 0: operators name launchers differently."""
+
+    name = "mpijob"
+    title = "MPIJob"
+    plural = "mpijobs"
+    versions = (_NEWEST, "v1", _FIRST)
+    brought_by = "the MPI Operator or the Kubeflow Training Operator"
+    field = "mpiReplicaSpecs"
+    main_role = "Launcher"
+    margin = len("-launcher-xxxxx")
+    reaches_all = False
+    worker_number = "metadata.name"  # with a launcher that is a worker, their labels begin with 1, not in every version
+    _has_launcher_as_worker = True
+
+    def learn(self, cluster: Cluster) -> None:
+        """See `Kind`."""
+        if self.version == _NEWEST:
+            self._has_launcher_as_worker = cluster.knows(self.api_version, _AS_WORKER)
+
+    @property
+    def can_suspend(self) -> bool:
+        """See `Kind`."""
+        return self.version != _FIRST
+
+    def check(self, order: Order) -> None:
+        """See `Kind`."""
+        if self.version != _FIRST:
+            asked = objects.resources(order.spec, order.options).get("limits", {})
+            if not order.options.plain and not self._has_launcher_as_worker and any(map(_is_hidden, asked)):
+                why = (
+                    f"of {self.api_version} here has no {_AS_WORKER}, so node 0, its launcher, has no GPU; add --plain"
+                )
+                raise self.refusal("--gpus", why)
+            return
+        if not order.options.plain:
+            raise self.refusal("--kind mpijob", f"of {self.api_version} runs nothing but sleep in workers; add --plain")
+        if order.is_queued:
+            raise self.refusal("--queue", f"of {self.api_version} cannot be suspended; leave it out")
+        if order.options.gang is not None:
+            raise self.refusal("--gang", f"of {self.api_version} has no scheduling policy; leave it out")
+        if order.options.worker_image is not None:
+            raise self.refusal("--worker-image", f"of {self.api_version} has one template for all pods; leave it out")
+
+    def spec(self, order: Order) -> Manifest:
+        """See `Kind`."""
+        if self.version == _FIRST:
+            policy = {key: value for key, value in self.policy(order).items() if key != "suspend"}
+            template = self._launcher(order, keeps_gpus=True)
+            return {"replicas": order.nodes, "slotsPerWorker": ranks(order.spec), **policy, "template": template}
+        spec = {"slotsPerWorker": ranks(order.spec), **super().spec(order)}
+        if self.version == _NEWEST:
+            if not order.options.plain and self._has_launcher_as_worker:
+                spec[_AS_WORKER] = True
+            spec["launcherCreationPolicy"] = "WaitForWorkersReady" if order.options.plain else "AtStartup"
+        return spec
+
+    def replicas(self, order: Order) -> Manifest:
+        """See `Replicated`."""
+        if not order.options.plain:
+            found = super().replicas(order)
+            launcher = found["Launcher"]["template"]
+            launcher["metadata"]["labels"][FIRST_NODE] = "0"
+            if self.version != _NEWEST:
+                _allow_operators_account(order, launcher)
+            return found
+        worker = objects.template(order, Role(1, self.worker_number))
+        del worker["spec"]["containers"][0]["command"]
+        return {"Launcher": replica(1, self._launcher(order)), "Worker": replica(order.nodes, worker)}
+
+    def _launcher(self, order: Order, keeps_gpus: bool = False) -> Manifest:
+        """The template of a launcher that runs the command, and gets no GPUs."""
+        template = objects.template(order)
+        _allow_operators_account(order, template)
+        for amounts in template["spec"]["containers"][0]["resources"].values() if not keeps_gpus else ():
+            amounts.pop(order.options.gpu_resource, None)
+        return template
+
+    def services(self, order: Order) -> list[Manifest]:
+        """The name of node 0."""
+        if order.options.plain or order.nodes == 1:
+            return []
+        spec = {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {INSTANCE: order.name, FIRST_NODE: "0"},
+            "ports": [{"name": "agents", "port": PORT}],
+        }
+        meta = objects.meta(order, self.address(order.name, 0))
+        return [{"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec}]
+
+    def address(self, name: str, number: int) -> str:
+        """See `Kind`."""
+        return f"{name}-main" if number == 0 else f"{name}-worker-{number - 1}.{name}"
+
+    def host(self, name: str, number: int) -> str:
+        """See `Kind`."""
+        return f"{name}-launcher" if number == 0 else f"{name}-worker-{number - 1}"
+
+    def suspension(self, value: bool) -> Manifest:
+        """See `Kind`."""
+        if self.version == _FIRST:
+            raise self.refusal("stop", f"of {self.api_version} cannot be suspended; delete it")
+        return super().suspension(value)
+
+    def ending(self, found: Object) -> Ending | None:
+        """See `Kind`."""
+        if self.version != _FIRST:
+            return super().ending(found)
+        from paceline.backends.kubernetes.api.times import moment
+
+        status = found.get("status") or {}
+        state = status.get("launcherStatus")
+        if state not in ("Succeeded", "Failed"):
+            return None
+        return Ending(state == "Succeeded", moment(status.get("completionTime")), str(state), "its launcher failed")
+
+    def ttl(self, found: Object) -> int | None:
+        """See `Kind`."""
+        if self.version != _FIRST:
+            return super().ttl(found)
+        value = found["spec"].get("ttlSecondsAfterFinished")
+        return None if value is None else int(value)
+
+    def nodes(self, found: Object) -> int:
+        """See `Kind`."""
+        return int(found["spec"]["replicas"]) + 1 if self.version == _FIRST else super().nodes(found)
+
+    def main_container(self, found: Object) -> Manifest:
+        """See `Kind`."""
+        if self.version != _FIRST:
+            return super().main_container(found)
+        container: Manifest = found["spec"]["template"]["spec"]["containers"][0]
+        return container
+
+    def parts(self, name: str) -> Sequence[tuple[str, str]]:
+        """See `Kind`."""
+        return [(self.title, name), ("Job", f"{name}-launcher")]
+
+
+def _is_hidden(resource: str) -> bool:
+    """Whether the operator hides this resource from a launcher that is no worker."""
+    return resource.startswith("nvidia.com/")
+
+
+def _allow_operators_account(order: Order, template: Manifest) -> None:
+    """Give a launcher the token of the operator's own account, by which it reaches the workers."""
+    if order.options.service_account is None:
+        template["spec"].pop("automountServiceAccountToken", None)

@@ -1,0 +1,115 @@
+"""What the kinds of kubeflow.org have in common: replicas in roles, a run policy, and conditions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from paceline.backends.kubernetes.manifests import objects
+from paceline.backends.kubernetes.manifests.order import Role
+
+from .base import Ending, Kind, ending, run_policy
+
+if TYPE_CHECKING:
+    from paceline.backends.kubernetes.api.client import Object
+    from paceline.backends.kubernetes.manifests.order import Manifest, Order
+
+REPLICA_INDEX = "metadata.labels['training.kubeflow.org/replica-index']"
+
+
+class Replicated(Kind):
+    """A kind whose pods have roles. Its operator makes a Service for each, called as the pod.
+
+    Attributes:
+        field: the replicas in the spec.
+        main_role: of node 0, if it has a role of its own; otherwise all are workers.
+        worker_number: the field of a worker's pod that ends with its number.
+    """
+
+    group = "kubeflow.org"
+    versions: ClassVar[tuple[str, ...]] = ("v1",)
+    brought_by = "the Kubeflow Training Operator"
+    margin = len("-worker")
+    makes_groups = True
+    field: ClassVar[str]
+    main_role: ClassVar[str | None] = "Master"
+    worker_number: ClassVar[str] = REPLICA_INDEX
+
+    def check(self, order: Order) -> None:
+        """See `Kind`."""
+        if self.main_role is None:
+            super().check(order)
+
+    def spec(self, order: Order) -> Manifest:
+        """See `Kind`."""
+        return {"runPolicy": self.policy(order), self.field: self.replicas(order)}
+
+    def replicas(self, order: Order) -> Manifest:
+        """The roles; a pod that fails is not made again."""
+        workers, found = order.nodes, {}
+        if self.main_role is not None:
+            found[self.main_role] = replica(1, objects.template(order))
+            workers -= 1
+        if workers:
+            role = Role(order.nodes - workers, self.worker_number)
+            found["Worker"] = replica(workers, objects.template(order, role))
+        return found
+
+    def policy(self, order: Order) -> Manifest:
+        """The run policy."""
+        options = order.options
+        # Agents end by themselves, and their logs are to stay; nobody ends the pods of a plain job.
+        clean = options.clean_pods or ("running" if options.plain else "none")
+        found: dict[str, Any] = {
+            "cleanPodPolicy": clean.capitalize(), "backoffLimit": 0, "suspend": order.is_queued, **run_policy(order),
+        }  # fmt: skip
+        if options.gang is not None:
+            scheduling: dict[str, Any] = {"minAvailable": order.nodes}
+            if options.gang == "volcano" and order.spec.queue:
+                scheduling["queue"] = order.spec.queue
+            if options.priority_class is not None:
+                scheduling["priorityClass"] = options.priority_class
+            found["schedulingPolicy"] = scheduling
+        return found
+
+    def address(self, name: str, number: int) -> str:
+        """See `Kind`."""
+        return self.host(name, number)
+
+    def host(self, name: str, number: int) -> str:
+        """See `Kind`."""
+        if self.main_role is None:
+            return f"{name}-worker-{number}"
+        return f"{name}-{self.main_role.lower()}-0" if number == 0 else f"{name}-worker-{number - 1}"
+
+    def suspension(self, value: bool) -> Manifest:
+        """See `Kind`."""
+        return {"runPolicy": {"suspend": value}}
+
+    def is_suspended(self, found: Object) -> bool:
+        """See `Kind`."""
+        return bool((found["spec"].get("runPolicy") or {}).get("suspend"))
+
+    def ending(self, found: Object) -> Ending | None:
+        """See `Kind`."""
+        return ending(found, "Succeeded", "Failed")
+
+    def ttl(self, found: Object) -> int | None:
+        """See `Kind`."""
+        value = (found["spec"].get("runPolicy") or {}).get("ttlSecondsAfterFinished")
+        return None if value is None else int(value)
+
+    def nodes(self, found: Object) -> int:
+        """See `Kind`."""
+        return sum(int(it.get("replicas", 1)) for it in found["spec"][self.field].values())
+
+    def main_container(self, found: Object) -> Manifest:
+        """See `Kind`."""
+        replicas = found["spec"][self.field]
+        main = replicas.get(self.main_role) or replicas["Worker"]
+        container: Manifest = main["template"]["spec"]["containers"][0]
+        return container
+
+
+def replica(count: int, template: Manifest) -> Manifest:
+    """A role."""
+    return {"replicas": count, "restartPolicy": "Never", "template": template}

@@ -1,0 +1,127 @@
+"""TrainJob of Kubeflow Trainer: a runtime of the cluster, and patches of its pods."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.backends.kubernetes.manifests import cloning, objects
+from paceline.backends.kubernetes.manifests.names import GROUP
+
+from .base import Ending, Kind, ending
+from .job import COMPLETION_INDEX
+from .jobset import ROLE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.backends.kubernetes.api.client import Object
+    from paceline.backends.kubernetes.manifests.order import Manifest, Order
+
+# What a patch of a pod may have, and what paceline sets for other kinds and the runtime has otherwise.
+_PATCHED = (
+    "affinity", "imagePullSecrets", "nodeSelector", "schedulingGates", "securityContext", "serviceAccountName",
+    "terminationGracePeriodSeconds", "tolerations", "volumes",
+)  # fmt: skip
+_LEFT = ("subdomain", "restartPolicy", "enableServiceLinks", "automountServiceAccountToken", "containers")
+_OF_CONTAINER = ("volumeMounts", "securityContext")
+_OF_TRAINER = ("image", "command", "env", "resources")
+_LEFT_OF_CONTAINER = ("name", "ports", "terminationMessagePath", "terminationMessagePolicy")
+
+
+class TrainJob(Kind):
+    """A TrainJob, of which the operator makes a JobSet; it gives each pod PET_MASTER_ADDR, PET_NODE_RANK, ….
+
+    What the runtime alone decides, such as its scheduler, is refused.
+    """
+
+    name = "trainjob"
+    title = "TrainJob"
+    group = "trainer.kubeflow.org"
+    versions = ("v1alpha1",)
+    plural = "trainjobs"
+    brought_by = "Kubeflow Trainer"
+    container = ROLE
+    index_variable = COMPLETION_INDEX
+    margin = len(f"-{ROLE}-0-xxxxx")
+
+    def check(self, order: Order) -> None:
+        """See `Kind`."""
+        super().check(order)
+        options, spec = order.options, order.spec
+        asked = {
+            "--ttl": spec.ttl is not None, "--gang": options.gang is not None, "--host-network": options.host_network,
+            "--priority-class": options.priority_class is not None, "--pull-policy": options.pull_policy is not None,
+            "--ports": bool(options.ports), "--working-dir": options.plain and spec.working_dir != ".",
+        }  # fmt: skip
+        for flag, is_asked in asked.items():
+            if is_asked:
+                raise self.refusal(flag, f"has it from its runtime ({options.runtime}) alone; leave it out")
+        if cloning.is_fetched_there(spec):
+            raise self.refusal("--sync-mode git", "cannot fetch code; clone it here, and submit from its folder")
+        self.spec(order)
+
+    def spec(self, order: Order) -> Manifest:
+        """See `Kind`.
+
+        Raises:
+            UserError: its pods cannot be as they are asked for.
+        """
+        template = objects.template(order)
+        pod, (main, *others) = template["spec"], template["spec"]["containers"]
+        if others:
+            raise self.refusal("--pod-template", "has one container; leave the others out")
+        for key in (*({*pod} - {*_PATCHED, *_LEFT}), *({*main} - {*_OF_CONTAINER, *_OF_TRAINER, *_LEFT_OF_CONTAINER})):
+            raise self.refusal("--pod-template", f"cannot change {key} of its pods; leave it out")
+        container = {"name": ROLE, **{key: main[key] for key in _OF_CONTAINER if key in main}}
+        patched = {key: pod[key] for key in _PATCHED if key in pod}
+        patch = {"metadata": template["metadata"], "spec": {**patched, "containers": [container]}}
+        replicated = {"name": ROLE, "template": {"spec": {"template": patch}}}
+        runtime = {"template": {"spec": {"replicatedJobs": [replicated]}}}
+        trainer: Manifest = {
+            "image": main["image"], "command": main["command"], "env": main["env"], "numNodes": order.nodes,
+            "resourcesPerNode": main["resources"],
+        }  # fmt: skip
+        if isinstance(order.spec.ranks, int):
+            trainer["numProcPerNode"] = order.spec.ranks
+        found: Manifest = {
+            "runtimeRef": {"name": order.options.runtime},
+            "suspend": order.is_queued,
+            "trainer": trainer,
+            "runtimePatches": [{"manager": f"{GROUP}/submit", "trainingRuntimeSpec": runtime}],
+        }
+        if order.options.plain and order.spec.time_limit is not None:
+            found["activeDeadlineSeconds"] = max(1, int(order.spec.time_limit))
+        return found
+
+    def address(self, name: str, number: int) -> str:
+        """See `Kind`."""
+        return f"{self.host(name, number)}.{name}"
+
+    def host(self, name: str, number: int) -> str:
+        """See `Kind`."""
+        return f"{name}-{ROLE}-0-{number}"
+
+    def suspension(self, value: bool) -> Manifest:
+        """See `Kind`."""
+        return {"suspend": value}
+
+    def is_suspended(self, found: Object) -> bool:
+        """See `Kind`."""
+        return bool(found["spec"].get("suspend"))
+
+    def ending(self, found: Object) -> Ending | None:
+        """See `Kind`."""
+        return ending(found, "Complete", "Failed")
+
+    def nodes(self, found: Object) -> int:
+        """See `Kind`."""
+        return int(found["spec"]["trainer"].get("numNodes") or 1)
+
+    def main_container(self, found: Object) -> Manifest:
+        """See `Kind`."""
+        trainer: Manifest = found["spec"]["trainer"]
+        return trainer
+
+    def parts(self, name: str) -> Sequence[tuple[str, str]]:
+        """See `Kind`."""
+        return [(self.title, name), ("JobSet", name), ("Job", f"{name}-{ROLE}-0")]

@@ -1,0 +1,160 @@
+"""A job to be made in a cluster, and what a kind of object makes of its pods. Pure, like `objects`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from paceline.job.errors import UserError
+
+from . import kept
+from .names import users_labels
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from paceline.backends.kubernetes.options import Options
+    from paceline.job.spec import JobSpec
+
+    from .cloning import Clone
+    from .packed import Packed
+
+    Manifest = dict[str, Any]
+
+
+class Shape(Protocol):
+    """What a kind of object makes of the pods; see `kinds.base.Kind`."""
+
+    @property
+    def container(self) -> str:
+        """The name of the container."""
+
+    @property
+    def index_variable(self) -> str:
+        """The variable of a pod that has its number."""
+
+    @property
+    def sets_variables(self) -> bool:
+        """Whether its controller gives a plain job the variables by which ranks meet."""
+
+    @property
+    def replaces(self) -> bool:
+        """Whether its controller makes another pod for one that is lost."""
+
+    @property
+    def margin(self) -> int:
+        """Letters that its objects have in their names besides the job's name and a number."""
+
+    @property
+    def makes_groups(self) -> bool:
+        """Whether its controller makes the PodGroup of a gang."""
+
+    def address(self, name: str, number: int) -> str:
+        """The host name at which other pods find the pod of a node."""
+
+    def host(self, name: str, number: int) -> str:
+        """What the pod of a node is called."""
+
+    def services(self, order: Order) -> list[Manifest]:
+        """The Services that the pods need and nobody else makes."""
+
+    def check(self, order: Order) -> None:
+        """Refuse what this kind cannot do."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """Pods of a job with the same template.
+
+    Attributes:
+        first: the node rank of the first one.
+        index: the field with a pod's number in the role; None if the role has one pod, or its controller sets the
+            variable.
+    """
+
+    first: int = 0
+    index: str | None = None
+
+
+ALL = Role()  # of a job whose pods have one template
+
+
+@dataclass(frozen=True)
+class Order:
+    """A job to be made.
+
+    Attributes:
+        name: of the job.
+        spec: what the user asked for.
+        options: of the target.
+        namespace: where it goes.
+        job_id: identifier that its nodes share.
+        archive: of paceline; b"" for a job without an agent.
+        code: of the job, packed (tar.gz); None if it has none of its own.
+        stream: the code, if it comes when the pods have begun; then `code` is None.
+        clone: the code, if the pods fetch it by git; then `code` is None.
+        record: of the code.
+        secrets: variables that are never shown.
+        kind: the kind of object that it becomes.
+        minor: version of the server: 24 is 1.24.
+    """
+
+    name: str
+    spec: JobSpec
+    options: Options
+    namespace: str
+    job_id: str
+    archive: bytes = b""
+    code: bytes | None = None
+    stream: Packed | None = None
+    clone: Clone | None = None
+    record: Mapping[str, Any] | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    kind: Shape = field(kw_only=True)
+    minor: int = 24
+
+    @property
+    def image(self) -> str:
+        """The image of its containers.
+
+        Raises:
+            UserError: none is named.
+        """
+        image = self.spec.image or self.options.image
+        if not image:
+            raise UserError("a job on Kubernetes needs an image; name one with --image, or image = in the target")
+        return image
+
+    @property
+    def nodes(self) -> int:
+        """How many pods it has at most."""
+        return self.spec.node_range[1]
+
+    def check(self) -> None:
+        """Refuse a job that lacks what its manifests need.
+
+        Raises:
+            UserError: it lacks an image, its kind cannot do what it asks for, Kubernetes does not take a label, or its
+                logs cannot be kept where it says.
+        """
+        assert self.image
+        users_labels(self.spec.labels)
+        self.kept_logs()
+        self.kind.check(self)
+
+    def kept_logs(self) -> kept.Kept | None:
+        """Where copies of the logs are kept; None for nowhere.
+
+        Raises:
+            UserError: --log-dir is on no volume, or there is no agent that could write them.
+        """
+        if self.options.plain:
+            if self.spec.log_dir:
+                raise UserError("--log-dir: without an agent (--plain) nothing writes there; leave one out")
+            return None
+        return kept.kept(self.spec, self.name, self.job_id)
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether it begins suspended, until Kueue admits it."""
+        return bool(self.spec.queue) and self.options.gang != "volcano"

@@ -1,0 +1,97 @@
+"""What `--dry-run` prints: the manifests of a job for `kubectl apply`, and above them what is to be known of them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from paceline.backends.kubernetes.api.rights import missing
+from paceline.backends.kubernetes.manifests import objects
+from paceline.backends.kubernetes.manifests.kinds.base import kind_of
+from paceline.backends.kubernetes.manifests.manifest import HIDDEN, PLURALS, text
+from paceline.backends.kubernetes.manifests.names import INSTANCE
+from paceline.job.errors import UserError
+
+from . import holding, streaming
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.backends.kubernetes.api.client import Cluster
+    from paceline.backends.kubernetes.manifests.kinds.base import Kind
+    from paceline.backends.kubernetes.manifests.manifest import Manifest
+    from paceline.backends.kubernetes.manifests.order import Order
+
+_MOST_NOTED = 260_000  # bytes: all annotations of an object have 256 KiB, and kubectl apply notes the object in one
+
+
+def printed(cluster: Cluster, order: Order, warnings: Sequence[str]) -> str:
+    """The manifests of a job with its code, in YAML, below the server's warnings about it.
+
+    Raises:
+        UserError: this user may not make them.
+    """
+    kind = kind_of(order)
+    made = [kind.manifest(order), *objects.dependents(order)]
+    _check_allowed(cluster, order, [_resource(kind, manifest) for manifest in made])
+    if order.stream is not None:
+        streaming.check_allowed(cluster, order.stream)
+    shown = text(made)
+    lines = [*warnings, *comments(order, kind, made, hides=HIDDEN in shown)]
+    return "\n".join([*(f"# {line}" for line in lines), shown])
+
+
+def comments(order: Order, kind: Kind, made: Sequence[Manifest], *, hides: bool) -> list[str]:
+    """What is to be known of the manifests.
+
+    Args:
+        order: the job.
+        kind: of its object.
+        made: all manifests.
+        hides: whether values of secrets are left out.
+    """
+    found = []
+    if any(_size(manifest) > _MOST_NOTED for manifest in made):
+        found.append("Some objects are too large for kubectl apply alone: kubectl apply --server-side -f FILE")
+    if hides:
+        found.append(f"Before, write the values of the secrets in place of {HIDDEN}.")
+    if order.stream is not None:
+        found.append(
+            f"paceline submit sends the code ({order.stream.shown_size}) into the pods; kubectl apply does not."
+        )
+    resources = [_resource(kind, manifest) for manifest in made]
+    names = ",".join(dict.fromkeys(".".join(filter(None, reversed(it))) for it in resources))
+    found.append("Objects that kubectl makes are not removed with the job; this removes all:")
+    found.append(f"  kubectl delete -n {order.namespace} {names} -l {INSTANCE}={order.name}")
+    return found
+
+
+def _size(manifest: Manifest) -> int:
+    """How large the annotations are when kubectl has noted a manifest: Go writes <, > and & as six letters."""
+    noted = json.dumps(manifest, separators=(",", ":"))
+    given = manifest["metadata"].get("annotations") or {}
+    return len(noted) + 5 * sum(map(noted.count, "<>&")) + sum(map(len, given.values()))
+
+
+def _resource(kind: Kind, manifest: Manifest) -> tuple[str, str]:
+    """The group of a manifest, and what paths call its kind."""
+    group = manifest["apiVersion"].rpartition("/")[0]
+    return group, kind.plural if manifest["kind"] == kind.title else PLURALS[manifest["kind"]]
+
+
+def _check_allowed(cluster: Cluster, order: Order, made: Sequence[tuple[str, str]]) -> None:
+    """Refuse what this user may not make: the server tries the job's object alone.
+
+    Raises:
+        UserError: a permission is missing.
+    """
+    wanted = {it: ["create"] for it in made}
+    wanted[made[0]].append("patch")
+    if holding.is_held(order):
+        wanted["batch", "jobs"] = [*wanted.get(("batch", "jobs"), ["create"]), "delete"]
+    for (group, plural), verbs in wanted.items():
+        if lacking := missing(cluster, group, plural, verbs):
+            raise UserError(
+                f"you may not {' and '.join(lacking)} {plural} in namespace {cluster.namespace}, which a job needs; "
+                f"paceline check{cluster.where} shows the Role that allows it"
+            )

@@ -1,0 +1,458 @@
+"""Starts a job: its object first, then all that it owns, then the word that it stays.
+
+A client may be killed at any moment. So a Job is made without pods (a parallelism of 0), and with a deadline and a
+time to live that are short; all three are changed when everything else is there. If the client is gone before, the
+cluster ends the job at the deadline and removes it, with everything that it owns.
+
+Other kinds, and Jobs with a queue, have no deadline before their first pod. So such a Job without pods is made for them
+too, and owns the object until everything is there. One patch takes the object from it and lets it have pods; see
+`holding`.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import gzip
+import json
+import os
+import secrets
+import tarfile
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.backends.base import MOST_RANKS, Prepared
+from paceline.backends.kubernetes.api.errors import ApiError
+from paceline.backends.kubernetes.look.jobs import find
+from paceline.backends.kubernetes.manifests import cloning, kept, objects
+from paceline.backends.kubernetes.manifests import manifest as manifests
+from paceline.backends.kubernetes.manifests.gang import GROUPS
+from paceline.backends.kubernetes.manifests.kinds.base import kind_of
+from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
+from paceline.backends.kubernetes.manifests.kinds.served import KINDS, chosen
+from paceline.backends.kubernetes.manifests.manifest import PLURALS
+from paceline.backends.kubernetes.manifests.names import CODE, INSTANCE, JOB_ID, QUEUE, SELECTOR, check_name, valid_name
+from paceline.backends.kubernetes.manifests.order import Order
+from paceline.backends.kubernetes.manifests.packed import packed
+from paceline.backends.packing import archive
+from paceline.backends.submission import NameTaken, checked, fetched, start_named
+from paceline.contract import TOKEN
+from paceline.job.errors import UserError
+from paceline.job.spec import Code, new_name
+
+from . import dry_run, holding, lease, streaming
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.backends.base import ProgressReporter
+    from paceline.backends.kubernetes.api.client import Cluster, Object
+    from paceline.backends.kubernetes.look.jobs import Found
+    from paceline.backends.kubernetes.manifests.kinds.base import Kind
+    from paceline.backends.kubernetes.options import Options
+    from paceline.job.spec import JobSpec
+
+_OLD_SECONDS = 30.0  # for what a deleted job of this name has left to be collected
+_PAUSE = 0.3
+_TAKEN = "a job named {} is in this namespace; choose another --name, or delete that job"
+_CONFIRMED = ("parallelism", "activeDeadlineSeconds", "ttlSecondsAfterFinished")
+
+
+@dataclass(frozen=True)
+class KubePrepared(Prepared):
+    """A job for a cluster.
+
+    Attributes:
+        order: the job, under a name that was free, without its code.
+        shown: returns the manifests, with the code.
+        warnings: what the server says of the job, which it takes all the same.
+    """
+
+    order: Order | None = None
+    shown: Callable[[], str] | None = None
+    warnings: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """The manifests, in YAML that `kubectl apply` takes.
+
+        Raises:
+            UserError: this user may not make them, or the code is not to be had.
+        """
+        assert self.shown is not None
+        return self.shown()
+
+
+def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool, target: str) -> KubePrepared:
+    """Check a job, also by a trial on the server; makes nothing.
+
+    Raises:
+        UserError: it cannot run there, or its name is taken.
+    """
+    cluster.pod_template = options.pod_template
+    _refuse(cluster, spec, options)
+    spec = _with_code(spec, options)
+    spec = checked(spec, detached=detached).model_copy(update={"backend": target})
+    nodes = spec.node_range[1]
+    kind = chosen(cluster, options.kind)
+    name = spec.name or valid_name(new_name(_stem(spec)), nodes, kind.margin)
+    check_name(f"{name}1" if name.endswith("-") else name, nodes, kind.margin)
+    cloning.check(cluster, options, spec, _record_of(cluster, spec))
+    order = Order(
+        name, spec, options, cluster.namespace, uuid.uuid4().hex,
+        archive=b"" if options.plain else archive().data,
+        secrets={it: os.environ[it] for it in spec.secrets}, kind=kind, minor=cluster.version[1],
+    )  # fmt: skip
+    order.check()
+    if nodes > 1 and not options.plain:
+        order = replace(order, secrets={**order.secrets, TOKEN: secrets.token_hex(16)})
+    if name.endswith("-"):
+        order = replace(order, name=_free(cluster, spec))
+    _refuse_taken(cluster, order.name)
+    cluster.warnings.clear()
+    with _taken():
+        cluster.create(kind_of(order).path(cluster), _provisional(order), dryRun="All")
+    warnings = tuple(f"the cluster warns: {line}" for line in cluster.warnings)
+    ranks = spec.ranks if isinstance(spec.ranks, int) else MOST_RANKS
+
+    def shown() -> str:
+        whole = order if spec.code is None else _with_files(cluster, order, _Silence())
+        return dry_run.printed(cluster, whole, warnings)
+
+    return KubePrepared(spec, (), ranks, order=order, shown=shown, warnings=warnings)
+
+
+class _Silence:
+    """Progress of a dry run, which only prints the manifests."""
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        pass
+
+    def say(self, line: str) -> None:
+        pass
+
+
+def _refuse(cluster: Cluster, spec: JobSpec, options: Options) -> None:
+    """Refuse what pods cannot have.
+
+    Raises:
+        UserError: the job asks for it.
+    """
+    least, most = spec.node_range
+    has_policy = options.plain and options.kind == "pytorchjob"  # its operator knows what an elastic job is
+    if least < most and not has_policy and (options.plain or options.kind != "job" or options.gang is not None):
+        other = "--plain" if options.plain else "--gang" if options.gang is not None else f"--kind {options.kind}"
+        raise UserError(f"--nnodes {spec.nodes}: with {other} a job keeps its number of pods; give one number")
+    if isinstance(spec.devices, tuple):
+        raise UserError("--devices: the cluster chooses the devices; say how many with --gpus")
+    if options.gang is not None and not cluster.serves(GROUPS[options.gang], "PodGroup"):
+        raise UserError(f"--gang {options.gang}: the cluster has no PodGroup {GROUPS[options.gang]}; is it installed?")
+    if options.plain and spec.code is not None:
+        raise UserError("--plain: without an agent nothing fetches the code; leave --sync-mode out")
+    paths = [mount.path for mount in spec.data]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise UserError(f"--data: two volumes would be at {path}; leave one out")
+
+
+def _with_code(spec: JobSpec, options: Options) -> JobSpec:
+    """A script of this folder is not in the image, so it is sent with the folder."""
+    if spec.code is not None or options.plain or spec.script is None:
+        return spec
+    here = Path.cwd()
+    with contextlib.suppress(OSError, ValueError):
+        path = (here / spec.script).resolve()
+        if path.is_file() and path.relative_to(here.resolve()):
+            return spec.model_copy(update={"code": Code(mode="snapshot", source=None)})
+    return spec
+
+
+def _stem(spec: JobSpec) -> str:
+    return spec.target.rpartition(".")[2] if spec.kind == "module" else Path(spec.target).stem
+
+
+def _free(cluster: Cluster, spec: JobSpec) -> str:
+    """The next free number for a name that ends in '-'."""
+    taken = find(cluster, None)
+    number = 2 if spec.resume_from else 1
+    while f"{spec.name}{number}" in taken:
+        number += 1
+    return f"{spec.name}{number}"
+
+
+def _refuse_taken(cluster: Cluster, name: str) -> None:
+    """Refuse the name of a job, of whatever kind: what it owns is named after it.
+
+    Raises:
+        NameTaken: a job has this name.
+    """
+    if find(cluster, [name]):
+        raise NameTaken(_TAKEN.format(name))
+
+
+@contextlib.contextmanager
+def _taken() -> Any:
+    try:
+        yield
+    except ApiError as error:
+        if error.reason != "AlreadyExists":
+            raise
+        name = str(error).partition('"')[2].partition('"')[0]
+        raise NameTaken(_TAKEN.format(name)) from None
+
+
+# -- start -------------------------------------------------------------------------------------------------------------
+
+
+def start(cluster: Cluster, prepared: KubePrepared, progress: ProgressReporter) -> tuple[Object, Kind]:
+    """Start a prepared job; returns its object, and of which kind it is.
+
+    Raises:
+        UserError: it cannot run there after all; nothing of it is left.
+    """
+    assert prepared.order is not None
+    order, spec = prepared.order, prepared.spec
+    for line in prepared.warnings:
+        progress.say(line)
+    if spec.code is not None:
+        order = _with_files(cluster, order, progress)
+    if order.stream is not None:
+        streaming.check_allowed(cluster, order.stream)
+    goes_on = spec.resume_from is not None and not spec.fresh and not order.options.plain
+    if goes_on and kept.volume_of(spec.checkpoint_dir or "", spec) is None:
+        progress.say(
+            f"checkpoints of job {spec.resume_from} went with its pods, and the new job begins anew; "
+            "--checkpoint-dir on a volume (--data) keeps them"
+        )
+
+    def start_as(name: str) -> tuple[Object, Kind]:
+        progress(f"starting {name}", 0, None)
+        make = _make_below if holding.is_held(order) else _make
+        return make(cluster, replace(order, name=name), progress), kind_of(order)
+
+    if spec.name.endswith("-"):
+        return start_named(spec, start_as)
+    return start_as(order.name)
+
+
+def _with_files(cluster: Cluster, order: Order, progress: ProgressReporter) -> Order:
+    """The job with its code: a copy of this folder or of a repository, or that of the job that it resumes."""
+    spec = order.spec
+    if cloning.is_fetched_there(spec):
+        progress("asking for the commit", 0, None)
+        clone = cloning.clone(cluster, order.name, order.image, order.options, spec, record=_record_of(cluster, spec))
+        return replace(order, clone=clone, record=clone.record)
+    if spec.resume_from is not None:
+        return _with_code_of(cluster, order, spec.resume_from)
+    with tempfile.TemporaryDirectory() as folder:
+        code = Path(folder, "code")
+        record = fetched(spec, code, progress)
+        file = tempfile.TemporaryFile()  # noqa: SIM115  # it is closed with the order
+        with (
+            gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as compressed,
+            tarfile.open(fileobj=compressed, mode="w") as tar,
+        ):
+            tar.add(code, arcname=".")
+    stream = packed(file)
+    if stream.size > objects.MOST_CODE:
+        return replace(order, stream=stream, record=record)
+    file.seek(0)
+    with file:
+        return replace(order, code=file.read(), record=record)
+
+
+def _with_code_of(cluster: Cluster, order: Order, name: str) -> Order:
+    """The job with the code of another one, from its ConfigMaps.
+
+    Raises:
+        UserError: that job has none any more.
+    """
+    found = _job(cluster, name)
+    maps, _ = cluster.all(cluster.path("v1", "configmaps"), labelSelector=f"{SELECTOR},{INSTANCE}={name}")
+    pieces: dict[str, bytes] = {}
+    for item in maps.values():
+        for key, text in (item.get("binaryData") or {}).items():
+            if key.startswith("code-"):
+                pieces[key] = base64.b64decode(text)
+    if not pieces:
+        raise UserError(f"the code of job {name} went with its pods; submit the job again")
+    return replace(order, code=b"".join(pieces[key] for key in sorted(pieces)), record=_record(found))
+
+
+def _record_of(cluster: Cluster, spec: JobSpec) -> dict[str, Any] | None:
+    """The record of the code of the job that this one resumes; None if it resumes none."""
+    return None if spec.resume_from is None else _record(_job(cluster, spec.resume_from))
+
+
+def _record(job: Found) -> dict[str, Any]:
+    """The record of a job's code."""
+    found: dict[str, Any] = json.loads(job.annotations.get(CODE, "{}"))
+    return found
+
+
+def _job(cluster: Cluster, name: str) -> Found:
+    """The job of this name.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = find(cluster, [name]).get(name)
+    if found is None:
+        raise UserError(f"no job {name!r} to resume from; see paceline list{cluster.where} -A")
+    return found
+
+
+def _provisional(order: Order) -> Object:
+    """The job's object, which has no pods; a Job ends soon unless it is confirmed."""
+    manifest = kind_of(order).manifest(order)
+    if holding.is_held(order):
+        manifest["metadata"]["labels"].pop(QUEUE, None)  # what manages the queue would start it
+        if not kind_of(order).can_suspend:  # its pods wait for what is not there yet
+            return manifest
+        return {**manifest, "spec": manifests.merged(manifest["spec"], kind_of(order).suspension(True))}
+    changes = {
+        "parallelism": 0, "activeDeadlineSeconds": holding.DEADLINE, "ttlSecondsAfterFinished": holding.LEFTOVER,
+    }  # fmt: skip
+    return {**manifest, "spec": {**manifest["spec"], **changes}}
+
+
+def _created(cluster: Cluster, kind: Kind, manifest: Object) -> Object:
+    """The object made from a manifest.
+
+    Raises:
+        NameTaken: another one has its name.
+        UserError: the server refuses it.
+    """
+    name, wanted = manifest["metadata"]["name"], manifest["metadata"]["annotations"][JOB_ID]
+    try:
+        with _taken():
+            made = cluster.create(kind.path(cluster), manifest)
+    except NameTaken:
+        made = cluster.get(kind.path(cluster, name))  # our own if the answer to the first try was lost
+        if (made["metadata"].get("annotations") or {}).get(JOB_ID) != wanted:
+            raise
+    return {"apiVersion": kind.api_version, "kind": kind.title, **made}
+
+
+@contextlib.contextmanager
+def _removed_on_failure(cluster: Cluster, kind: Kind, made: Object) -> Any:
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(UserError):
+            meta = made["metadata"]
+            cluster.delete(kind.path(cluster, meta["name"]), preconditions={"uid": meta["uid"]})
+        raise
+
+
+def _make_below(cluster: Cluster, order: Order, progress: ProgressReporter) -> Object:
+    """Make all objects of a job whose object another Job owns meanwhile.
+
+    Raises:
+        NameTaken: a job has this name.
+        UserError: the server refuses one; nothing is left.
+    """
+    check_name(order.name, order.nodes, order.kind.margin)
+    _refuse_taken(cluster, order.name)
+    kind, holder_kind = kind_of(order), BatchJob()
+    holder = _created(cluster, holder_kind, holding.manifest(order))
+    with _removed_on_failure(cluster, holder_kind, holder):
+        made = _created(cluster, kind, objects.owned(_provisional(order), holder))
+        with _removed_on_failure(cluster, kind, made):
+            for manifest in objects.dependents(order):
+                _make_owned(cluster, objects.owned(manifest, made))
+            go: Object = {"spec": kind.suspension(False)} if kind.can_suspend else {}
+            if order.is_queued:
+                go = {"metadata": {"labels": {QUEUE: order.spec.queue}}}
+            if order.stream is not None:
+                cluster.patch(kind.path(cluster, order.name), go)
+                with lease.Lease(cluster, holder):
+                    streaming.send(cluster, order.name, order.stream, progress)
+            if order.spec.detached:
+                return holding.let_go(cluster, kind, order.name, holding.name_of(order), go)
+            return cluster.patch(kind.path(cluster, order.name), go)  # `Kubernetes.run` lets it go when it has ended
+
+
+def _make(cluster: Cluster, order: Order, progress: ProgressReporter) -> Object:
+    """Make all objects of a job.
+
+    Raises:
+        NameTaken: a job has this name.
+        UserError: the server refuses one; nothing is left.
+    """
+    check_name(order.name, order.nodes, order.kind.margin)
+    made = _created(cluster, kind_of(order), _provisional(order))
+    with _removed_on_failure(cluster, kind_of(order), made):
+        for manifest in objects.dependents(order):
+            _make_owned(cluster, objects.owned(manifest, made))
+        return _confirm(cluster, order, progress)
+
+
+def _confirm(cluster: Cluster, order: Order, progress: ProgressReporter) -> Object:
+    """Let a job go on, now that everything that it owns is there. Its code is sent, if it is too large for ConfigMaps.
+
+    Raises:
+        UserError: the server refuses it, or the job is gone.
+    """
+    path, wanted = kind_of(order).path(cluster, order.name), kind_of(order).spec(order)
+    confirmed = {key: wanted.get(key) for key in _CONFIRMED}
+    if not order.spec.detached:  # from now on `Kubernetes.run` moves it on
+        confirmed["activeDeadlineSeconds"] = lease.SECONDS
+    if order.stream is None:
+        return cluster.patch(path, {"spec": confirmed})
+    held = cluster.patch(path, {"spec": {"parallelism": order.nodes, "activeDeadlineSeconds": lease.SECONDS}})
+    with lease.Lease(cluster, held):
+        streaming.send(cluster, order.name, order.stream, progress)
+    if not order.spec.detached:
+        del confirmed["activeDeadlineSeconds"]
+    return cluster.patch(path, {"spec": confirmed})
+
+
+def _make_owned(cluster: Cluster, manifest: Object) -> None:
+    """Make an object of a job; one that a deleted job of this name has left is removed first.
+
+    Raises:
+        UserError: the server refuses it.
+    """
+    path = cluster.path(manifest["apiVersion"], PLURALS[manifest["kind"]])
+    name, (owner,) = manifest["metadata"]["name"], manifest["metadata"]["ownerReferences"]
+    until = time.monotonic() + _OLD_SECONDS
+    while True:
+        try:
+            cluster.create(path, manifest)
+            return
+        except ApiError as error:
+            if error.reason != "AlreadyExists" or time.monotonic() > until:
+                raise
+        try:
+            old = cluster.get(f"{path}/{name}")["metadata"]
+            owners = {it["uid"] for it in old.get("ownerReferences") or ()}
+            if owner["uid"] in owners:
+                return  # the answer to the first try was lost
+            if not owners or (old.get("labels") or {}).get(INSTANCE) != owner["name"]:
+                kind = manifest["kind"]
+                raise UserError(f"{kind} {name} is there already, and belongs to no job; choose another --name")
+            if any(_is_there(cluster, it) for it in old["ownerReferences"]):
+                raise NameTaken(_TAKEN.format(owner["name"]))
+            cluster.delete(f"{path}/{name}", preconditions={"uid": old["uid"]})
+        except ApiError as error:
+            if error.code not in (404, 409):
+                raise
+        time.sleep(_PAUSE)
+
+
+def _is_there(cluster: Cluster, reference: Object) -> bool:
+    """Whether the owner that a reference names is there, and stays."""
+    plural = next((kind.plural for kind in KINDS if kind.title == reference["kind"]), None)
+    if plural is None:
+        return False
+    try:
+        meta = cluster.get(cluster.path(reference["apiVersion"], plural, reference["name"]))["metadata"]
+    except ApiError as error:
+        if error.code != 404:
+            raise
+        return False
+    return bool(meta["uid"] == reference["uid"] and not meta.get("deletionTimestamp"))
