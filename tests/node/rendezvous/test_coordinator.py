@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from paceline.contract import RESUME_CODE
 from paceline.node.failure import culprit
+from paceline.node.journal.status import Failure
 from paceline.node.rendezvous.coordinator import FINISHED, GATHERING, HALTING, RUNNING, Coordinator
-from paceline.node.rundir.status import Failure
 
 Message = dict[str, Any]
 PORTS = {"main_port": 1, "ports": []}

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
+    from paceline.node.journal.status import Status, Waiting
     from paceline.node.ranks.seed import Seed
     from paceline.node.rendezvous.messages import (
         Alone,
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
         ToCoordinator,
         ToNode,
     )
-    from paceline.node.rundir.status import Status, Waiting
 
     from .waiting import DeviceClaim
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
+    from paceline.node.journal.status import Status
     from paceline.node.ranks.launcher import Rank
     from paceline.node.rundir.directory import RunDirectory
-    from paceline.node.rundir.status import Status
     from paceline.node.spec import NodeSpec
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.node.eventloop.loop import Loop
-    from paceline.node.rundir.status import Waiting
+    from paceline.node.journal.status import Waiting
     from paceline.node.spec import Request
 
 

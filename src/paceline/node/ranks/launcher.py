@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from paceline.contract import Placement
     from paceline.node.eventloop.loop import Loop
+    from paceline.node.journal.status import Attempt, Failure, RankRecord
     from paceline.node.rundir.directory import RunDirectory
-    from paceline.node.rundir.status import Attempt, Failure, RankRecord
     from paceline.node.spec import NodeSpec
 
     from .messages import Ended, FromServer, RankOrder, Spawned, ToServer

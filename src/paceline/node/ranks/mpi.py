@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from paceline.node.eventloop.loop import Loop
+    from paceline.node.journal.status import Attempt
     from paceline.node.rundir.directory import RunDirectory
-    from paceline.node.rundir.status import Attempt
     from paceline.node.spec import NodeSpec
 
     from .messages import DaemonRequest, Ended, FromMpirun, RankRequest, Spawned

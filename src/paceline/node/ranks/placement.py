@@ -16,8 +16,8 @@ from paceline.node.spec import NodeSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from paceline.node.journal.status import Attempt, NodeEntry
     from paceline.node.rundir.directory import RunDirectory
-    from paceline.node.rundir.status import Attempt, NodeEntry
 
 CHOSEN = "<chosen at start>"  # what a dry run shows for a value that is known only when the job starts
 PORT = 70_000_000_000  # placeholder for a port that is chosen when the job starts; no valid port

@@ -48,7 +48,7 @@ from paceline.node.failure import culprit, node_failure
 from .quorum import Membership, Standing, rank_in
 
 if TYPE_CHECKING:
-    from paceline.node.rundir.status import Failure, NodeEntry, OtherFailure
+    from paceline.node.journal.status import Failure, NodeEntry, OtherFailure
 
     from .messages import (
         FinalState,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from paceline.node.eventloop.loop import Loop
-    from paceline.node.rundir.status import NodeEntry
+    from paceline.node.journal.status import NodeEntry
 
     from .messages import AgentStatus
 

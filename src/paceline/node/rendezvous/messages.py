@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict, Union
 
-from paceline.node.rundir.status import Attempt, Failure, NodeEntry, OtherFailure
+from paceline.node.journal.status import Attempt, Failure, NodeEntry, OtherFailure
 
 
 class MembershipRecord(TypedDict):

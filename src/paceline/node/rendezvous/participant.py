@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from paceline.node.eventloop.channel import Channel
     from paceline.node.eventloop.loop import Loop
-    from paceline.node.rundir.status import NodeEntry
+    from paceline.node.journal.status import NodeEntry
     from paceline.node.spec import NodeSpec
 
     from .messages import AgentStatus, Finish, Offer, Start, ToCoordinator, ToNode

@@ -33,7 +33,7 @@ from paceline.node.files import read_json, write_json
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .status import Status
+    from paceline.node.journal.status import Status
 
 MARKER = ".paceline-run"
 SAVED = "saved.json"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.node.devicequeue.policy import Entry
-    from paceline.node.rundir.status import AgentRecord, RankRecord, Status
+    from paceline.node.journal.status import AgentRecord, RankRecord, Status
 
     class KnownStatus(Status, total=False):
         """A status with the conclusion of a reader: why a job has ended whose agent could not record it."""
