@@ -1,0 +1,314 @@
+"""The state of a job: a pure function of what its nodes recorded, of who is alive, and of what its scheduler reports.
+
+It is the same for every backend. A recorded state is not trusted if its writer is gone: a part whose agent is gone
+without a final state has FAILED, whatever it recorded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.contract.job_record import (
+        CheckpointRecord,
+        InstanceRecord,
+        JobFacts,
+        JobRecord,
+        JobState,
+        State,
+        Value,
+    )
+    from paceline.node.journal.status import Failure, RankRecord, Status
+
+    Result = Literal["SUCCEEDED", "FAILED", "STOPPED"]
+
+FINAL = ("SUCCEEDED", "FAILED", "STOPPED")
+ENDED_ON_NODES = "it has ended on its nodes; its scheduler decides whether it goes on"
+_UNFINISHED: tuple[State, ...] = ("PENDING", "STARTING", "RESTARTING", "RUNNING")  # a job has that of its slowest node
+# Which failure explains a job best: that of a rank, a refusal, a node that was killed. Others only see that a node is
+# gone, and a node that was told to end did not fail by itself.
+_WEIGHTS = {"refused": 1, "agent": 2, "out of memory": 2, "preempted": 4}
+
+
+class Part(TypedDict):
+    """One node's part of a job, as `part_of` makes it. Hosts send it to clients.
+
+    Attributes:
+        state: what its agent recorded last; PENDING before it recorded anything.
+        alive: whether a process works on it; None if that is not known.
+        why: why nothing works on it although no end is recorded, or why it is not known whether something does.
+        host: name of the machine.
+        node_rank: of the node.
+        has_begun: whether it takes part in an attempt, or did.
+        nodes, ranks: how many the job has, if its agent knows it.
+        hosts: names of the job's nodes as the user gave them; empty if unknown.
+        is_elastic: whether nodes may come and go.
+        failing_rank: the rank that failed first; None if a node failed, or nothing.
+        finished: when it ended; without a recorded end, when it wrote its last file.
+        waiting: what it waits for, in one line.
+    """
+
+    state: State
+    alive: bool | None
+    why: str
+    host: str
+    node_rank: int
+    has_begun: bool
+    nodes: int | None
+    ranks: int | None
+    hosts: Sequence[str]
+    is_elastic: bool
+    attempt: int
+    restarts: int
+    exit_code: int | None
+    started: float | None
+    finished: float | None
+    instances: list[InstanceRecord]
+    failing_rank: int | None
+    error: str | None
+    cause: str | None
+    waiting: str | None
+    devices: list[str]
+    progress: dict[str, Value] | None
+    checkpoint: CheckpointRecord | None
+
+
+class Scheduler(NamedTuple):
+    """What a scheduler reports of a job.
+
+    Attributes:
+        state: `queued`: the job has no nodes yet. `running`: it has them. `suspended`: it keeps its place, and does not
+            run. `restarting`: it will start again. `ended`: it will not. `unreachable`: a node of it does not answer.
+        reason: in one line, what it waits for, or why it ended.
+        result: how it ended, if the scheduler decides this; None if the nodes know it.
+        exit_code: of the job, if the scheduler knows it better than the nodes.
+        finished: when it ended.
+        cause: see `Failure`.
+    """
+
+    state: Literal["queued", "running", "suspended", "restarting", "ended", "unreachable"]
+    reason: str | None = None
+    result: Result | None = None
+    exit_code: int | None = None
+    finished: float | None = None
+    cause: str | None = None
+
+
+def part_of(
+    status: Status,
+    *,
+    alive: bool | None,
+    host: str,
+    why: str = "",
+    written: float | None = None,
+    waiting: str | None = None,
+    hosts: Sequence[str] = (),
+    is_elastic: bool = False,
+    progress: dict[str, Value] | None = None,
+    checkpoint: CheckpointRecord | None = None,
+) -> Part:
+    """A part from what its agent recorded.
+
+    Args:
+        status: the recorded status; empty before there is one.
+        alive: see `Part`.
+        host: name of the machine.
+        why: see `Part`.
+        written: when it wrote its last file.
+        waiting: see `Part`.
+        hosts: see `Part`.
+        is_elastic: see `Part`.
+        progress: of the training.
+        checkpoint: that was saved last.
+    """
+    state, failure = status.get("state", "PENDING"), status.get("failure")
+    return {
+        "state": state, "alive": alive, "why": why, "host": host, "node_rank": int(status.get("node_rank") or 0),
+        "has_begun": status.get("start") is not None, "nodes": status.get("nodes"),
+        "ranks": status.get("world_size"), "hosts": hosts, "is_elastic": is_elastic,
+        "attempt": int(status.get("attempt", 0)), "restarts": int(status.get("restarts", 0)),
+        "exit_code": status.get("exit_code") if state in FINAL else None, "started": status.get("started"),
+        "finished": status.get("finished") if state in FINAL else written,
+        "instances": [_instance(rank, host) for rank in status.get("ranks", ())],
+        "failing_rank": None if failure is None else failure["rank"],
+        "error": None if failure is None else _line(failure),
+        "cause": None if failure is None else cast("str | None", failure.get("cause")),  # none before this version
+        "waiting": waiting, "devices": list(map(str, status.get("devices") or ())), "progress": progress,
+        "checkpoint": checkpoint,
+    }  # fmt: skip
+
+
+def _line(failure: Failure) -> str:
+    message = str(failure["message"])
+    return message if failure.get("rank") is None else f"rank {failure['rank']}: {message}"
+
+
+def _instance(rank: RankRecord, host: str) -> InstanceRecord:
+    return {
+        "name": str(rank["name"]), "node": host, "rank": int(rank["rank"]), "state": rank["state"],
+        "pid": rank["pid"] or None, "exit_code": rank["exit_code"],
+    }  # fmt: skip
+
+
+def fold(job: JobFacts, parts: Sequence[Part], scheduler: Scheduler | None = None) -> JobRecord:
+    """The record of a job.
+
+    Args:
+        job: what is known of it before it runs.
+        parts: of its nodes; of nodes that recorded nothing there may be none.
+        scheduler: what its scheduler reports; None if it has none, or if that does not answer: then the parts decide.
+    """
+    state, nodes, ranks = _of_parts(parts)
+    if scheduler is not None:
+        state = _of_scheduler(state, parts, scheduler)
+    return {**job, "nodes": nodes or job["nodes"], "ranks": ranks or job["ranks"], **state}
+
+
+def in_order(parts: Sequence[Part]) -> list[Part]:
+    """Those first that are in the last attempt: from an elastic job others may have gone. Then by node rank."""
+    return sorted(parts, key=lambda part: (-part["attempt"], not part["has_begun"], part["node_rank"]))
+
+
+def last_attempt(parts: Sequence[Part]) -> list[Part]:
+    """The parts that are in the last attempt, or may be about to take part in it."""
+    parts = in_order(parts)
+    count = _in_last(parts)
+    return [part for number, part in enumerate(parts) if number < count or _state_of(part) not in FINAL]
+
+
+def is_over(part: Part) -> bool:
+    """Whether a part has ended for good."""
+    return _state_of(part) in FINAL
+
+
+def _in_last(parts: list[Part]) -> int:
+    """How many of these parts, in order, are in the last attempt."""
+    last = [part for part in parts if part["attempt"] == parts[0]["attempt"]]
+    begun = sum(part["has_begun"] for part in last)
+    return begun if begun >= (parts[0]["nodes"] or 1) else len(last)
+
+
+def _state_of(part: Part) -> State:
+    """The state of a part, from its record and its liveness."""
+    if part["state"] in FINAL or part["alive"]:
+        return part["state"]
+    return "LOST" if part["alive"] is None else "FAILED"
+
+
+def _of_parts(parts: Sequence[Part]) -> tuple[JobState, int | None, int | None]:
+    """The state of a job as its nodes know it, and how many nodes and ranks it has."""
+    if not parts:
+        return _nothing(), None, None
+    parts = in_order(parts)
+    there, first, count = last_attempt(parts), parts[0], _in_last(parts)
+    # A node that hangs does not know yet that the job has ended. From an elastic job a node may have gone.
+    ended = [part for part in parts[:count] if part["state"] in FINAL and part["exit_code"] is not None]
+    is_known = bool(ended) and (len(ended) == count or not any(part["is_elastic"] for part in parts))
+    deciding = ended if is_known else there
+    state = _common([_state_of(part) for part in deciding])
+    culprit = min((part for part in there if _error_of(part)), key=_weight, default=None)
+    telling = next((part for part in deciding if _state_of(part) == state), deciding[0])
+    if state == "FAILED" and culprit is not None and culprit["exit_code"] is not None:
+        telling = culprit
+    over = state in FINAL
+    return {
+        "state": state,
+        "attempt": first["attempt"],
+        "exit_code": telling["exit_code"] if over else None,
+        "started": min((part["started"] for part in parts if part["started"]), default=None),
+        "finished": max(part["finished"] or 0.0 for part in deciding) if over else None,
+        "instances": sorted((rank for part in there for rank in _instances(part)), key=lambda rank: rank["rank"]),
+        "error": None if culprit is None else _error_of(culprit),
+        "cause": None if culprit is None else _cause_of(culprit),
+        "waiting": telling["waiting"] if state in ("PENDING", "RESTARTING") else None,
+        "restarts": first["restarts"],
+        "devices": first["devices"] if len(parts) == 1 else
+            [f"{number}:{device}" for number, part in enumerate(there) for device in part["devices"]],
+        "kept_since": first["finished"] if over and first["state"] in FINAL else None,
+        "progress": next((part["progress"] for part in parts if part["progress"]), None),
+        "checkpoint": next((part["checkpoint"] for part in parts if part["checkpoint"]), None),
+    }, first["nodes"], first["ranks"]  # fmt: skip
+
+
+def _nothing() -> JobState:
+    """The state of a job of which nothing is known."""
+    return {
+        "state": "LOST", "attempt": 0, "exit_code": None, "started": None, "finished": None, "instances": [],
+        "error": None, "cause": None, "waiting": None, "restarts": 0, "devices": [], "kept_since": None,
+        "progress": None, "checkpoint": None,
+    }  # fmt: skip
+
+
+def _common(states: list[State]) -> State:
+    """The state of a job whose nodes have these states."""
+    for state in _UNFINISHED:
+        if state in states:
+            return "STARTING" if state == "PENDING" and "RUNNING" in states else state
+    ended: tuple[State, ...] = ("SUCCEEDED", "FAILED", "LOST")
+    return next((state for state in ended if state in states), "STOPPED")
+
+
+def _error_of(part: Part) -> str | None:
+    return part["error"] if part["alive"] or part["state"] in FINAL else part["why"] or part["error"]
+
+
+def _cause_of(part: Part) -> str | None:
+    return part["cause"] or ("agent" if _state_of(part) == "FAILED" != part["state"] else None)
+
+
+def _weight(part: Part) -> tuple[int, float]:
+    weight = 0 if part["failing_rank"] is not None else _WEIGHTS.get(_cause_of(part) or "", 3)
+    return weight, part["finished"] or float("inf")
+
+
+def _instances(part: Part) -> list[InstanceRecord]:
+    """The ranks of a part; they ended with its agent."""
+    if not is_over(part):
+        return part["instances"]
+    return [_with_state(rank, "FAILED") if _runs(rank) else rank for rank in part["instances"]]
+
+
+def _of_scheduler(found: JobState, parts: Sequence[Part], scheduler: Scheduler) -> JobState:
+    """The state of a job as its nodes know it, corrected by what its scheduler reports."""
+    state, reason, over = scheduler.state, scheduler.reason, found["state"] in FINAL
+    if state == "ended":
+        return _ended(found, scheduler)
+    if state == "unreachable":
+        return found if over else {**found, "state": "LOST", "error": reason, "waiting": None}
+    going: JobState = {**found, "exit_code": None, "finished": None, "kept_since": None, "waiting": reason}
+    is_idle = state == "suspended" and (over or not any(part["alive"] for part in parts))
+    if is_idle or state in ("queued", "restarting"):
+        again: State = "RESTARTING" if state == "restarting" or (state == "queued" and parts) else "PENDING"
+        instances = [_with_state(rank, "STOPPED") for rank in found["instances"]]
+        return {**going, "state": again, "error": None, "cause": None, "instances": instances}
+    if not parts:
+        return {**going, "state": "STARTING"}
+    if over and found["state"] != "SUCCEEDED":
+        return {**going, "state": "RESTARTING", "waiting": reason or ENDED_ON_NODES}
+    return {**found, "waiting": None if over else reason or found["waiting"]}
+
+
+def _ended(found: JobState, scheduler: Scheduler) -> JobState:
+    """The state of a job that its scheduler will not start again."""
+    over = found["state"] in FINAL
+    state = scheduler.result or (found["state"] if over else "FAILED")
+    finished = found["finished"] or scheduler.finished
+    code = found["exit_code"] if scheduler.exit_code is None else scheduler.exit_code
+    is_failed = state == "FAILED"
+    return {
+        **found, "state": state, "exit_code": code, "waiting": None, "finished": finished,
+        "error": scheduler.reason or (found["error"] if is_failed else None),
+        "cause": scheduler.cause or (found["cause"] if is_failed else None),
+        "kept_since": found["kept_since"] or scheduler.finished,
+        "instances": [_with_state(rank, state) if _runs(rank) else rank for rank in found["instances"]],
+    }  # fmt: skip
+
+
+def _runs(rank: InstanceRecord) -> bool:
+    return rank["state"] in ("STARTING", "RUNNING")
+
+
+def _with_state(rank: InstanceRecord, state: str) -> InstanceRecord:
+    return {**rank, "state": state}
