@@ -59,7 +59,7 @@ RIGHTS = (
     Right("", "configmaps", ("create", "get", "list", "delete"), "no job can be started"),
     Right("", "secrets", ("create", "get", "delete"), "no job with several nodes or with secrets can be started"),
     Right("", "events", ("list", "watch"), "why a pod waits is known less well", is_needed=False),
-    Right("", "pods/exec", ("create", "get"), "paceline attach and large code do not work", is_needed=False),
+    Right("", "pods/exec", ("create", "get"), "paceline attach does not work", is_needed=False),
     Right("", "pods/portforward", ("create", "get"), "paceline tensorboard cannot reach it", is_needed=False),
     Right("", "persistentvolumeclaims", ("list",), "paceline data list does not work", is_needed=False),
     Right("", "resourcequotas", ("list",), "paceline check cannot show quotas", is_needed=False),

@@ -8,7 +8,6 @@ signals, and ends with the job's exit code.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import os
 import sys
 from pathlib import Path
@@ -122,6 +121,5 @@ def code_of(request: BatchRequest, folder: Path) -> Iterator[Code | None]:
     if request["archive"] is None:
         yield None
         return
-    path = folder / request["archive"]
-    with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as archive:
+    with open(folder / request["archive"], "rb") as archive:
         yield unpacked(archive, request["code"] or {})

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.contract import TOKEN
 from paceline.node.errors import Refused
 from paceline.node.files import load_json, write_json
 from paceline.node.lifeline import TOGETHER
@@ -28,7 +26,7 @@ from paceline.node.rendezvous.participant import LEFT
 from paceline.node.signals import HANDLED, call_on
 from paceline.node.store import make, records
 
-from . import code_stream, late
+from . import late
 from .batch import code_of, home_of, plan_of, read
 from .kept_log import KeptLog
 from .start import order_of
@@ -68,10 +66,6 @@ def main(file: str, message: str) -> int:
         return int(report["exit_code"])
     try:
         request = read(path)
-        if stream := request.get("stream"):
-            packed, token = path.with_name(str(request["archive"])), os.environ.get(TOKEN, "")
-            code_stream.wait_for(packed, stream, token)
-            code_stream.share(packed, stream, token)
         home = home_of(request)
         order = order_of(home, request)
         plan = plan_of(home, request, order)

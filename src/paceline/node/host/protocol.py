@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from io import BufferedReader
 
-    from .code_stream import Stream
-
 
 class Moved(TypedDict, total=False):
     """What only a part has that goes on from a job elsewhere.
@@ -99,11 +97,9 @@ class _Later(TypedDict, total=False):
     """What only a part has whose code does not come with it.
 
     Keys:
-        stream: how it comes later, as `archive`; see `code_stream.py`.
         cloned: the folder beside the request into which git has fetched it; its commit is in the file `commit` there.
     """
 
-    stream: Stream | None
     cloned: str | None
 
 

@@ -2,7 +2,6 @@
 
 # It joins the pieces of the archive and of the code, which came in ConfigMaps, and becomes the program in the archive.
 # The archive is unpacked: from a folder, the processes after the first read their modules as bytecode.
-# As soon as it is, a client may put the code at code.tar.gz, which stays.
 START = r"""
 import glob, json, os, sys
 here, work, message = sys.argv[1:4]

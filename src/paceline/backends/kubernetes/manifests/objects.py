@@ -56,7 +56,7 @@ CONTAINER = "main"
 MOST_BYTES = 1_000_000  # in a ConfigMap, whose limit is 1 MiB with all its keys
 MOST_APPLIED = 180_000  # the same, if kubectl apply is to take it: it notes all of it in an annotation of up to 256 KiB
 MANY = 12  # ConfigMaps; code that needs more is sent in larger ones
-MOST_CODE = 16 << 20  # bytes of code, packed; more is streamed into the pods
+MOST_CODE = 16 << 20  # bytes of code, packed
 _END_SECONDS = 15  # beyond the grace of the ranks, for the agent to report
 POD = "PACELINE_POD"  # the variable with a pod's number in its role, unless a controller sets one
 
@@ -196,14 +196,6 @@ def request(order: Order) -> dict[str, Any]:
 def _code(order: Order) -> dict[str, Any]:
     """Where the pods find the job's code, and its record."""
     record = dict(order.record or {})
-    if order.stream is not None:
-        stream = {
-            "bytes": order.stream.size,
-            "sha256": order.stream.sha256,
-            "peers": [order.kind.address(order.name, number) for number in range(order.nodes) if order.nodes > 1],
-            "port": (order.spec.rendezvous.main_port or PORT) + 1,
-        }
-        return {"code": record, "archive": "code.tar.gz", "stream": stream}
     if order.clone is not None:
         return {"code": record, "archive": None, "cloned": cloning.FOLDER}
     if order.code is None:
@@ -270,8 +262,7 @@ def _container(order: Order, role: Role) -> Manifest:
     }
     if options.pull_policy is not None:
         container["imagePullPolicy"] = options.pull_policy
-    main = spec.rendezvous.main_port or PORT
-    ports = [] if options.plain or order.nodes == 1 else [main, *([main + 1] if order.stream is not None else [])]
+    ports = [] if options.plain or order.nodes == 1 else [spec.rendezvous.main_port or PORT]
     if declared := [*dict.fromkeys([*ports, *options.ports])]:
         container["ports"] = [{"containerPort": port} for port in declared]
     if options.plain and spec.working_dir != ".":

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from paceline.job.spec import JobSpec
 
     from .cloning import Clone
-    from .packed import Packed
 
     Manifest = dict[str, Any]
 
@@ -91,7 +90,6 @@ class Order:
         job_id: identifier that its nodes share.
         archive: of paceline; b"" for a job without an agent.
         code: of the job, packed (tar.gz); None if it has none of its own.
-        stream: the code, if it comes when the pods have begun; then `code` is None.
         clone: the code, if the pods fetch it by git; then `code` is None.
         record: of the code.
         secrets: variables that are never shown.
@@ -106,7 +104,6 @@ class Order:
     job_id: str
     archive: bytes = b""
     code: bytes | None = None
-    stream: Packed | None = None
     clone: Clone | None = None
     record: Mapping[str, Any] | None = None
     secrets: Mapping[str, str] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from paceline.backends.kubernetes.manifests.manifest import HIDDEN, PLURALS, tex
 from paceline.backends.kubernetes.manifests.names import INSTANCE
 from paceline.job.errors import UserError
 
-from . import holding, streaming
+from . import holding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +34,6 @@ def printed(cluster: Cluster, order: Order, warnings: Sequence[str]) -> str:
     kind = kind_of(order)
     made = [kind.manifest(order), *objects.dependents(order)]
     _check_allowed(cluster, order, [_resource(kind, manifest) for manifest in made])
-    if order.stream is not None:
-        streaming.check_allowed(cluster, order.stream)
     shown = text(made)
     lines = [*warnings, *comments(order, kind, made, hides=HIDDEN in shown)]
     return "\n".join([*(f"# {line}" for line in lines), shown])
@@ -55,10 +53,6 @@ def comments(order: Order, kind: Kind, made: Sequence[Manifest], *, hides: bool)
         found.append("Some objects are too large for kubectl apply alone: kubectl apply --server-side -f FILE")
     if hides:
         found.append(f"Before, write the values of the secrets in place of {HIDDEN}.")
-    if order.stream is not None:
-        found.append(
-            f"paceline submit sends the code ({order.stream.shown_size}) into the pods; kubectl apply does not."
-        )
     resources = [_resource(kind, manifest) for manifest in made]
     names = ",".join(dict.fromkeys(".".join(filter(None, reversed(it))) for it in resources))
     found.append("Objects that kubectl makes are not removed with the job; this removes all:")

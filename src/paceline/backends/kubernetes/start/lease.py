@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from paceline.backends.kubernetes.api.client import Cluster, Object
 
 SECONDS = 180  # for which a Job lives without its client
@@ -44,17 +42,6 @@ class Lease:
     def hold(self) -> None:
         """Begin, until `release`, or the end of the job or of this process."""
         self._thread.start()
-
-    def __enter__(self) -> Lease:
-        """Hold it."""
-        self.hold()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Release it."""
-        self.release()
 
     def release(self) -> None:
         """Move it no more."""

@@ -37,14 +37,13 @@ from paceline.backends.kubernetes.manifests.kinds.served import KINDS, chosen
 from paceline.backends.kubernetes.manifests.manifest import PLURALS
 from paceline.backends.kubernetes.manifests.names import CODE, INSTANCE, JOB_ID, QUEUE, SELECTOR, check_name, valid_name
 from paceline.backends.kubernetes.manifests.order import Order
-from paceline.backends.kubernetes.manifests.packed import packed
 from paceline.backends.packing import archive
 from paceline.backends.submission import NameTaken, checked, fetched, start_named
 from paceline.contract import TOKEN
 from paceline.job.errors import UserError
 from paceline.job.spec import Code, new_name
 
-from . import dry_run, holding, lease, streaming
+from . import dry_run, holding, lease
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -219,8 +218,6 @@ def start(cluster: Cluster, prepared: KubePrepared, progress: ProgressReporter) 
         progress.say(line)
     if spec.code is not None:
         order = _with_files(cluster, order, progress)
-    if order.stream is not None:
-        streaming.check_allowed(cluster, order.stream)
     goes_on = spec.resume_from is not None and not spec.fresh and not order.options.plain
     if goes_on and kept.volume_of(spec.checkpoint_dir or "", spec) is None:
         progress.say(
@@ -247,21 +244,27 @@ def _with_files(cluster: Cluster, order: Order, progress: ProgressReporter) -> O
         return replace(order, clone=clone, record=clone.record)
     if spec.resume_from is not None:
         return _with_code_of(cluster, order, spec.resume_from)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as file:
         code = Path(folder, "code")
         record = fetched(spec, code, progress)
-        file = tempfile.TemporaryFile()  # noqa: SIM115  # it is closed with the order
         with (
             gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as compressed,
             tarfile.open(fileobj=compressed, mode="w") as tar,
         ):
             tar.add(code, arcname=".")
-    stream = packed(file)
-    if stream.size > objects.MOST_CODE:
-        return replace(order, stream=stream, record=record)
-    file.seek(0)
-    with file:
+        size = file.tell()
+        if size > objects.MOST_CODE:
+            raise UserError(
+                f"the code has {_mebibytes(size)} MiB when packed, and pods get up to {_mebibytes(objects.MOST_CODE)}; "
+                "name what the job does not need in .pacelineignore, have the pods fetch a repository with --sync-mode "
+                "git --sync-source URL, or put it into the image"
+            )
+        file.seek(0)
         return replace(order, code=file.read(), record=record)
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / (1 << 20):.1f}"
 
 
 def _with_code_of(cluster: Cluster, order: Order, name: str) -> Order:
@@ -367,10 +370,6 @@ def _make_below(cluster: Cluster, order: Order, progress: ProgressReporter) -> O
             go: Object = {"spec": kind.suspension(False)} if kind.can_suspend else {}
             if order.is_queued:
                 go = {"metadata": {"labels": {QUEUE: order.spec.queue}}}
-            if order.stream is not None:
-                cluster.patch(kind.path(cluster, order.name), go)
-                with lease.Lease(cluster, holder):
-                    streaming.send(cluster, order.name, order.stream, progress)
             if order.spec.detached:
                 return holding.let_go(cluster, kind, order.name, holding.name_of(order), go)
             return cluster.patch(kind.path(cluster, order.name), go)  # `Kubernetes.run` lets it go when it has ended
@@ -392,7 +391,7 @@ def _make(cluster: Cluster, order: Order, progress: ProgressReporter) -> Object:
 
 
 def _confirm(cluster: Cluster, order: Order, progress: ProgressReporter) -> Object:
-    """Let a job go on, now that everything that it owns is there. Its code is sent, if it is too large for ConfigMaps.
+    """Let a job go on, now that everything that it owns is there.
 
     Raises:
         UserError: the server refuses it, or the job is gone.
@@ -401,13 +400,6 @@ def _confirm(cluster: Cluster, order: Order, progress: ProgressReporter) -> Obje
     confirmed = {key: wanted.get(key) for key in _CONFIRMED}
     if not order.spec.detached:  # from now on `Kubernetes.run` moves it on
         confirmed["activeDeadlineSeconds"] = lease.SECONDS
-    if order.stream is None:
-        return cluster.patch(path, {"spec": confirmed})
-    held = cluster.patch(path, {"spec": {"parallelism": order.nodes, "activeDeadlineSeconds": lease.SECONDS}})
-    with lease.Lease(cluster, held):
-        streaming.send(cluster, order.name, order.stream, progress)
-    if not order.spec.detached:
-        del confirmed["activeDeadlineSeconds"]
     return cluster.patch(path, {"spec": confirmed})
 
 

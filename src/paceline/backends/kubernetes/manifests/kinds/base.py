@@ -50,7 +50,6 @@ class Kind(ABC):
         replaces: whether its controller makes another pod for one that is lost, of the same number and name.
         makes_groups: whether its controller makes the PodGroup of a gang.
         margin: letters that its objects have in their names besides the job's name and a number.
-        reaches_all: whether each pod has a name for the others, not node 0 alone.
     """
 
     name: ClassVar[str]
@@ -65,7 +64,6 @@ class Kind(ABC):
     replaces: ClassVar[bool] = False
     makes_groups: ClassVar[bool] = False
     margin: ClassVar[int] = 0
-    reaches_all: ClassVar[bool] = True
 
     def __init__(self, version: str | None = None) -> None:
         """Take a version; the best one by default."""

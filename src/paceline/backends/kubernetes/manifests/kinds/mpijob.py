@@ -39,7 +39,6 @@ class MPIJob(Replicated):
     field = "mpiReplicaSpecs"
     main_role = "Launcher"
     margin = len("-launcher-xxxxx")
-    reaches_all = False
     worker_number = "metadata.name"  # with a launcher that is a worker, their labels begin with 1, not in every version
     _has_launcher_as_worker = True
 
