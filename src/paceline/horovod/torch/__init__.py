@@ -1,6 +1,6 @@
 """The PyTorch API: `import horovod.torch as hvd`."""
 
-from paceline.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from paceline.horovod.common.exceptions import HostsUpdatedInterrupt
 from paceline.horovod.common.process_sets import process_set_by_id, process_sets
 
 from . import elastic
@@ -14,7 +14,6 @@ from .sync_batch_norm import SyncBatchNorm
 __all__ = [  # noqa: PLE0604
     "Compression",
     "DistributedOptimizer",
-    "HorovodInternalError",
     "HostsUpdatedInterrupt",
     "SyncBatchNorm",
     "allgather_object",

@@ -6,6 +6,7 @@ broadcast is averaged, and so is that of the sum in reducescatter multiplied by 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,108 +15,84 @@ from torch import Tensor
 from paceline.horovod.common.basics import rank
 from paceline.horovod.engine.negotiation import AVERAGE, SUM
 
-from . import asynchronous
-from .handles import synchronize
+from .handles import Call, Result, check_tensor, submit, synchronize
 
 
-class Allreduce(torch.autograd.Function):
-    """Of one tensor or a group; its gradient is reduced alike."""
+def differentiable(call: Call[Result]) -> Result:
+    """Do an operation, and wait for its results, through which gradients flow."""
+    for tensor in call.tensors:
+        check_tensor(call.kind, tensor)
+    small, contexts = zip(*map(call.compression.compress, call.tensors), strict=True)
+    results: Any = _apply(call, small)
+    if call.kind == "alltoall":
+        return results if call.splits is not None else results[0]  # type: ignore[no-any-return]
+    results = [call.compression.decompress(*each) for each in zip(results, contexts, strict=True)]
+    return results if call.grouped else results[0]  # type: ignore[no-any-return]
 
+
+def _apply(call: Call[Any], tensors: Any, **changes: Any) -> tuple[Tensor, ...]:
+    """The results for these tensors; a gradient's operation has no name of its own."""
+    return _Collective.apply(replace(call, tensors=(), **changes), *tensors)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Collective(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, name: Any, op: Any, scale: Any, process_set: Any, grouped: Any, *tensors: Tensor) -> Any:
-        """The reduced tensors."""
-        ctx.how = op, scale, process_set, grouped
-        prescale, postscale = scale
-        if grouped:
-            handle = asynchronous.grouped_allreduce_async(tensors, None, name, op, prescale, postscale, process_set)
-            return tuple(synchronize(handle))
-        return (
-            synchronize(asynchronous.allreduce_async(tensors[0], None, name, op, prescale, postscale, process_set)),
-        )
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        """The reduced gradients."""
-        op, scale, process_set, grouped = ctx.how
-        return None, None, None, None, None, *Allreduce.apply(None, op, scale, process_set, grouped, *grads)  # type: ignore[no-untyped-call]
-
-
-class Allgather(torch.autograd.Function):
-    """Of one tensor or a group; of its gradient, this rank gets the average of its rows."""
-
-    @staticmethod
-    def forward(ctx: Any, name: Any, process_set: Any, grouped: Any, *tensors: Tensor) -> Any:
-        """The concatenated tensors."""
-        ctx.rows = [tensor.shape[0] if tensor.dim() else 0 for tensor in tensors]
-        ctx.process_set = process_set
-        if grouped:
-            return tuple(synchronize(asynchronous.grouped_allgather_async(tensors, name, process_set)))
-        return (synchronize(asynchronous.allgather_async(tensors[0], name, process_set)),)
+    def forward(ctx: Any, call: Call[Any], *tensors: Tensor) -> Any:
+        ctx.call, ctx.shapes = call, [tensor.shape for tensor in tensors]
+        results = synchronize(submit(replace(call, tensors=tensors)))
+        if call.kind == "alltoall":
+            ctx.received = results[1].cpu().to(torch.int32)
+            ctx.mark_non_differentiable(results[1])
+            return results
+        return tuple(results) if call.grouped else (results,)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        """The average of this rank's rows."""
-        where = ctx.process_set
-        reduced = Allreduce.apply(None, AVERAGE, (1.0, 1.0), where, True, *grads)  # type: ignore[no-untyped-call]
-        rows = synchronize(asynchronous.allgather_async(torch.tensor([ctx.rows]), process_set=where))
-        first = rows[: where.rank()].sum(dim=0).tolist()
-        parts = [grad.narrow(0, start, count) for grad, start, count in zip(reduced, first, ctx.rows, strict=True)]
-        return None, None, None, *parts
+        return None, *_GRADIENTS[ctx.call.kind](ctx, replace(ctx.call, name=None), grads)
 
 
-class Broadcast(torch.autograd.Function):
-    """Its gradient is averaged on the root, and zero elsewhere."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, root_rank: Any, name: Any, process_set: Any) -> Any:
-        """The root's tensor."""
-        ctx.root_rank, ctx.process_set = root_rank, process_set
-        return synchronize(asynchronous.broadcast_async(tensor, root_rank, name, process_set))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        """The average of the gradients, on the root."""
-        (grad,) = Allreduce.apply(None, AVERAGE, (1.0, 1.0), ctx.process_set, False, grads[0])  # type: ignore[no-untyped-call]
-        return grad if rank() == ctx.root_rank else torch.zeros_like(grad), None, None, None
+def _of_allreduce(ctx: Any, call: Call[Any], grads: tuple[Tensor, ...]) -> Any:
+    """The gradients, reduced alike."""
+    return _apply(call, grads)
 
 
-class Alltoall(torch.autograd.Function):
-    """Its gradient goes back where the rows came from."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, splits: Any, name: Any, process_set: Any) -> Any:
-        """What came, and with splits how much from each rank."""
-        output, received = synchronize(asynchronous.alltoall_async(tensor, splits, name, process_set))
-        ctx.process_set, ctx.received, ctx.shape = process_set, received.cpu().to(torch.int32), tensor.shape
-        if splits is None:
-            return output
-        ctx.mark_non_differentiable(received)
-        return output, received
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        """The gradients of the rows that were sent; zero for rows that were not."""
-        back, _ = Alltoall.apply(grads[0], ctx.received, None, ctx.process_set)  # type: ignore[no-untyped-call]
-        if back.shape[0] < ctx.shape[0]:
-            back = torch.cat([back, back.new_zeros((ctx.shape[0] - back.shape[0], *ctx.shape[1:]))])
-        return back, None, None, None
+def _of_allgather(ctx: Any, call: Call[Any], grads: tuple[Tensor, ...]) -> Any:
+    """The average of this rank's rows."""
+    where, counts = call.process_set, [shape[0] if shape else 0 for shape in ctx.shapes]
+    reduced = _averaged(call, grads, grouped=True)
+    rows = synchronize(submit(Call("allgather", [torch.tensor([counts])], None, where)))
+    first = rows[: where.rank()].sum(dim=0).tolist()
+    return [grad.narrow(0, start, count) for grad, start, count in zip(reduced, first, counts, strict=True)]
 
 
-class Reducescatter(torch.autograd.Function):
-    """Of one tensor or a group; its gradient is gathered."""
+def _of_broadcast(ctx: Any, call: Call[Any], grads: tuple[Tensor, ...]) -> Any:
+    """The average of the gradients on the root, zero elsewhere."""
+    (grad,) = _averaged(call, grads, grouped=False)
+    return [grad if rank() == call.root else torch.zeros_like(grad)]
 
-    @staticmethod
-    def forward(ctx: Any, name: Any, op: Any, scale: Any, process_set: Any, grouped: Any, *tensors: Tensor) -> Any:
-        """This rank's rows of the reduced tensors."""
-        ctx.how = op, scale, process_set, grouped
-        if grouped:
-            return tuple(synchronize(asynchronous.grouped_reducescatter_async(tensors, name, op, process_set, *scale)))
-        return (synchronize(asynchronous.reducescatter_async(tensors[0], name, op, process_set, *scale)),)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        """The gathered gradients."""
-        op, (prescale, postscale), process_set, _ = ctx.how
-        factor = (process_set.size() if op == SUM else 1) * prescale * postscale
-        parts = [grad * factor if factor != 1 else grad for grad in grads]
-        return None, None, None, None, None, *Allgather.apply(None, process_set, True, *parts)  # type: ignore[no-untyped-call]
+def _of_alltoall(ctx: Any, call: Call[Any], grads: tuple[Tensor, ...]) -> Any:
+    """The gradients of the rows that were sent; zero for rows that were not."""
+    back, _ = _apply(call, grads[:1], extra=tuple(ctx.received.tolist()), splits=ctx.received)
+    missing = ctx.shapes[0][0] - back.shape[0]
+    return [torch.cat([back, back.new_zeros((missing, *back.shape[1:]))]) if missing else back]
+
+
+def _of_reducescatter(ctx: Any, call: Call[Any], grads: tuple[Tensor, ...]) -> Any:
+    """The gathered gradients."""
+    factor = (call.process_set.size() if call.op == SUM else 1) * call.prescale * call.postscale
+    parts = [grad * factor if factor != 1 else grad for grad in grads]
+    return _apply(Call("allgather", (), None, call.process_set, grouped=True), parts)
+
+
+def _averaged(call: Call[Any], grads: tuple[Tensor, ...], grouped: bool) -> tuple[Tensor, ...]:
+    return _apply(Call("allreduce", (), None, call.process_set, grouped=grouped, op=AVERAGE), grads)
+
+
+_GRADIENTS = {
+    "allreduce": _of_allreduce,
+    "allgather": _of_allgather,
+    "broadcast": _of_broadcast,
+    "alltoall": _of_alltoall,
+    "reducescatter": _of_reducescatter,
+}

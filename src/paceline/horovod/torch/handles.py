@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
@@ -16,6 +17,8 @@ from paceline.horovod.engine.entries import Entry
 from paceline.horovod.engine.negotiation import ADASUM, AVERAGE, OP_NAMES, SUM, Request
 from paceline.train.group.sharded import kind_of
 
+from .compression import Compression, Compressor
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
     from paceline.horovod.engine.thread import Engine
 
+Result = TypeVar("Result")
+_SAME_SHAPE = ("allreduce", "broadcast")  # kinds whose results have the shapes of the tensors
 _handles: dict[int, tuple[Engine, Entry]] = {}
 _numbers = itertools.count()
 _names: dict[torch.dtype, str] = {}
@@ -50,36 +55,41 @@ def chosen_op(op: int | None, average: bool | None) -> int:
     return AVERAGE
 
 
-def submit(
-    kind: str,
-    tensors: Sequence[Tensor],
-    name: str | None,
-    process_set: ProcessSet,
-    *,
-    in_place: bool | None = None,
-    grouped: bool = False,
-    op: int = SUM,
-    root: int = 0,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    extra: tuple[int, ...] = (),
-    splits: Tensor | None = None,
-) -> int:
-    """Submit an operation; returns its handle.
+@dataclass
+class Call(Generic[Result]):
+    """An operation as a script has called it; `Result` is the type of what it returns.
 
-    Args:
+    Attributes:
         kind: see `Request`.
         tensors: what is submitted.
         name: of the operation; one is made up if it is None.
         process_set: who takes part.
-        in_place: whether the results go into the tensors; None if they may have other shapes.
         grouped: whether the result is a list.
         op: the reduction.
-        root: global rank of the root.
         prescale: factor before the reduction.
         postscale: factor after it.
+        compression: how tensors are made smaller for sending.
+        root: global rank of the root.
         extra: splits of alltoall.
-        splits: the tensor that they come from.
+        splits: the tensor that they come from; None if none were given.
+    """
+
+    kind: str
+    tensors: Sequence[Tensor]
+    name: str | None
+    process_set: ProcessSet
+    grouped: bool = False
+    op: int = SUM
+    prescale: float = 1.0
+    postscale: float = 1.0
+    compression: type[Compressor] = Compression.none
+    root: int = 0
+    extra: tuple[int, ...] = ()
+    splits: Tensor | None = None
+
+
+def submit(call: Call[Any], *, in_place: bool = False) -> int:
+    """Submit an operation; returns its handle.
 
     Raises:
         TypeError: a tensor or the process set is none, or a tensor is a DTensor.
@@ -87,40 +97,40 @@ def submit(
         HorovodInternalError: Horovod was shut down, or a rank is gone.
     """
     engine = basics.engine()
-    number = member_of(engine, process_set)
+    number = member_of(engine, call.process_set)
     described = []
-    for tensor in tensors:
-        check_tensor(kind, tensor)
+    for tensor in call.tensors:
+        check_tensor(call.kind, tensor)
         if tensor.layout != torch.strided:
-            raise ValueError(f"{kind} takes dense tensors, not {tensor.layout}; see sparse_allreduce_async")
+            raise ValueError(f"{call.kind} takes dense tensors, not {tensor.layout}; see sparse_allreduce_async")
         dtype = _names.get(tensor.dtype)
         if dtype is None:
             dtype = _names[tensor.dtype] = str(tensor.dtype).removeprefix("torch.")
-        if tensor.dtype.is_complex and op not in (SUM, AVERAGE):
-            raise ValueError(f"complex tensors are reduced with Sum or Average, not with {OP_NAMES[op]}")
+        if tensor.dtype.is_complex and call.op not in (SUM, AVERAGE):
+            raise ValueError(f"complex tensors are reduced with Sum or Average, not with {OP_NAMES[call.op]}")
         described.append((dtype, tuple(tensor.shape)))
-    is_cuda = any(tensor.is_cuda for tensor in tensors)
+    is_cuda = any(tensor.is_cuda for tensor in call.tensors)
     request = Request(
-        kind,
-        str(name) if name is not None else basics.unnamed(kind, number),
+        call.kind,
+        str(call.name) if call.name is not None else basics.unnamed(call.kind, number),
         number,
         tuple(described),
-        op,
-        root,
-        float(prescale),
-        float(postscale),
+        call.op,
+        call.root,
+        float(call.prescale),
+        float(call.postscale),
         "cuda" if is_cuda else "cpu",
-        extra,
+        call.extra,
     )
-    inputs = [tensor.detach() for tensor in tensors]
+    inputs = [tensor.detach() for tensor in call.tensors]
     targets: list[Tensor] | None = None
     outputs: list[Tensor] | None = None
     if in_place:
-        targets, outputs = inputs, list(tensors)
-    elif in_place is not None:
+        targets, outputs = inputs, list(call.tensors)
+    elif call.kind in _SAME_SHAPE:
         targets = outputs = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in inputs]
-    entry = Entry(request, inputs, targets, outputs, grouped)
-    entry.splits = splits
+    entry = Entry(request, inputs, targets, outputs, call.grouped)
+    entry.splits = call.splits
     if is_cuda:
         entry.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         entry.ready.record(torch.cuda.current_stream(inputs[0].device))
@@ -128,6 +138,16 @@ def submit(
     engine.submit(entry)
     _handles[handle] = engine, entry
     return handle
+
+
+def submit_in_place(call: Call[Any]) -> int:
+    """Submit an operation whose results replace the tensors; returns its handle."""
+    return submit(call, in_place=True)
+
+
+def in_place(call: Call[Result]) -> Result:
+    """Do an operation, and wait for its results, which replace the tensors."""
+    return synchronize(submit_in_place(call))  # type: ignore[no-any-return]
 
 
 def check_tensor(kind: str, tensor: object) -> None:
@@ -232,33 +252,14 @@ def synchronize(handle: int | Callable[[], Tensor]) -> Any:
     return list(outputs) if entry.grouped else outputs[0]
 
 
-def join() -> int:
-    """Take part with zeros in what the other ranks do, until all have joined.
-
-    Returns:
-        The rank that joined last.
+def without_tensors(kind: str, name: str, process_set: int) -> Any:
+    """Do what has no tensors: a join or a barrier. Returns the value of the response.
 
     Raises:
         HorovodInternalError: a rank is gone.
     """
-    last = int(_without_tensors("join", "join", 0))
-    basics.join_ended()
-    return last
-
-
-def barrier(process_set: ProcessSet) -> None:
-    """Wait for all ranks of a process set.
-
-    Raises:
-        HorovodInternalError: a rank is gone.
-    """
-    number = member_of(basics.engine(), process_set)
-    _without_tensors("barrier", basics.unnamed("barrier", number), number)
-
-
-def _without_tensors(kind: str, name: str, number: int) -> Any:
     engine = basics.engine()
-    entry = Entry(Request(kind, name, number), [])
+    entry = Entry(Request(kind, name, process_set), [])
     engine.submit(entry)
     engine.wait(entry)
     return entry.received

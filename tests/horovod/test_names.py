@@ -1,0 +1,104 @@
+"""The names that scripts import, and the arguments that they pass by position and by name: those of Horovod 0.28."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import warnings
+from typing import Any
+
+import pytest
+
+from tests.late import hvd, torch
+
+_REDUCED = "op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global"
+_SCATTERED = "op=0, process_set=global, prescale_factor=1.0, postscale_factor=1.0"
+SIGNATURES = {
+    "allreduce": f"tensor, average=None, name=None, compression=none, {_REDUCED}",
+    "allreduce_": f"tensor, average=None, name=None, {_REDUCED}",
+    "allreduce_async": f"tensor, average=None, name=None, {_REDUCED}",
+    "allreduce_async_": f"tensor, average=None, name=None, {_REDUCED}",
+    "grouped_allreduce": f"tensors, average=None, name=None, compression=none, {_REDUCED}",
+    "grouped_allreduce_": f"tensors, average=None, name=None, {_REDUCED}",
+    "grouped_allreduce_async": f"tensors, average=None, name=None, {_REDUCED}",
+    "grouped_allreduce_async_": f"tensors, average=None, name=None, {_REDUCED}",
+    "sparse_allreduce_async": "tensor, name, op, process_set=global",
+    "allgather": "tensor, name=None, process_set=global",
+    "allgather_async": "tensor, name=None, process_set=global",
+    "grouped_allgather": "tensors, name=None, process_set=global",
+    "grouped_allgather_async": "tensors, name=None, process_set=global",
+    "broadcast": "tensor, root_rank, name=None, process_set=global",
+    "broadcast_": "tensor, root_rank, name=None, process_set=global",
+    "broadcast_async": "tensor, root_rank, name=None, process_set=global",
+    "broadcast_async_": "tensor, root_rank, name=None, process_set=global",
+    "alltoall": "tensor, splits=None, name=None, process_set=global",
+    "alltoall_async": "tensor, splits=None, name=None, process_set=global",
+    "reducescatter": f"tensor, name=None, compression=none, {_SCATTERED}",
+    "reducescatter_async": f"tensor, name=None, {_SCATTERED}",
+    "grouped_reducescatter": f"tensors, name=None, compression=none, {_SCATTERED}",
+    "grouped_reducescatter_async": f"tensors, name=None, {_SCATTERED}",
+    "poll": "handle",
+    "synchronize": "handle",
+    "join": "device=-1",
+    "barrier": "process_set=global",
+    "add_process_set": "process_set",
+    "remove_process_set": "process_set",
+    "process_set_by_id": "process_set_id",
+    "process_sets": "",
+    "ProcessSet": "ranks_or_comm",
+    "init": "comm=None, process_sets=None",
+    "start_timeline": "file_path, mark_cycles=False",
+    "broadcast_object": "obj, root_rank=0, name=None, process_set=global",
+    "allgather_object": "obj, name=None, process_set=global",
+    "broadcast_parameters": "params, root_rank, process_set=global",
+    "broadcast_optimizer_state": "optimizer, root_rank, model=None, process_set=global",
+    "DistributedOptimizer": "optimizer, named_parameters=None, compression=none, backward_passes_per_step=1, op=0, "
+    "gradient_predivide_factor=1.0, num_groups=0, groups=None, sparse_as_dense=False, process_set=global",
+    **dict.fromkeys(
+        ["ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled"], ""
+    ),
+    **dict.fromkeys(["is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled"], ""),
+    **dict.fromkeys(["mpi_threads_supported", "nccl_built", "rank", "rocm_built", "shutdown", "size"], ""),
+    "stop_timeline": "",
+}
+OTHERS = {
+    *("Adasum", "Average", "Max", "Min", "Product", "Sum", "Compression", "global_process_set", "elastic"),
+    *("HorovodInternalError", "HostsUpdatedInterrupt", "SyncBatchNorm"),
+}
+OF_MPI_OPS = SIGNATURES.keys() - {
+    *("DistributedOptimizer", "broadcast_parameters", "broadcast_optimizer_state"),
+    *("broadcast_object", "allgather_object", "process_set_by_id", "process_sets"),
+}
+
+
+def signature(function: Any) -> str:
+    known = {id(hvd.global_process_set): "global", id(hvd.Compression.none): "none"}
+    made = []
+    for one in inspect.signature(function).parameters.values():
+        assert one.kind == one.POSITIONAL_OR_KEYWORD
+        default = "" if one.default is one.empty else f"={known.get(id(one.default), repr(one.default))}"
+        made.append(one.name + default)
+    return ", ".join(made)
+
+
+def test_all_names_are_there_and_no_others() -> None:
+    assert sorted(importlib.import_module("paceline.horovod.torch").__all__) == sorted(SIGNATURES.keys() | OTHERS)
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_every_function_takes_what_that_of_horovod_takes(name: str) -> None:
+    function = getattr(hvd, name)
+    assert signature(function) == SIGNATURES[name]
+    assert function.__name__ == name
+    assert function.__doc__
+    if name in OF_MPI_OPS:
+        assert getattr(importlib.import_module("paceline.horovod.torch.mpi_ops"), name) is function
+
+
+@pytest.mark.parametrize("name", ["allreduce", "allreduce_", "grouped_allreduce_async", "grouped_allreduce"])
+def test_the_older_argument_warns_at_the_line_of_the_script(name: str) -> None:
+    tensor = torch.ones(1)
+    with warnings.catch_warnings(record=True) as caught, pytest.raises(ValueError, match="initialized"):
+        warnings.simplefilter("always")
+        getattr(hvd, name)([tensor] if "grouped" in name else tensor, average=False)
+    assert [(one.category, one.filename) for one in caught] == [(DeprecationWarning, __file__)]
