@@ -23,9 +23,9 @@ from paceline.train.group.collectives import Collectives
 from paceline.train.group.group import Group
 from paceline.train.loop.checkpointing import Checkpointing, Interval, open_store
 from paceline.train.loop.feed import Feed
-from paceline.train.loop.state import SavedState, State, make_reshard
+from paceline.train.loop.script_state import SavedState, State, make_reshard
 from paceline.train.loop.steps import Steps, run_folder
-from paceline.train.loop.trial import Trial, trial_steps
+from paceline.train.loop.tune_trial import Trial, trial_steps
 from paceline.train.metrics.metrics import Metrics
 from paceline.train.parallel.loss_scaling import unscaled
 from paceline.train.parallel.prepared import Prepared

@@ -20,14 +20,10 @@ torch = pytest.importorskip("torch")
 from tests.train.checkpoint.checkpoint_ranks import processes, rank_state, same, save, shared_state, single  # noqa: E402
 
 from paceline.contract.folder_lock import LOCK  # noqa: E402
-from paceline.train.checkpoint import files  # noqa: E402
+from paceline.train.checkpoint import disk_format  # noqa: E402
+from paceline.train.checkpoint.disk_format import FileRecord, Manifest, make_temporary  # noqa: E402
 from paceline.train.checkpoint.errors import DamagedCheckpoint  # noqa: E402
-from paceline.train.checkpoint.files import (  # noqa: E402
-    FileRecord,
-    Manifest,
-    make_temporary,
-)
-from paceline.train.checkpoint.staging import Staging  # noqa: E402
+from paceline.train.checkpoint.snapshots import Staging  # noqa: E402
 from paceline.train.checkpoint.store import CheckpointError, CheckpointStore, SingleExchange  # noqa: E402
 
 if TYPE_CHECKING:
@@ -63,7 +59,7 @@ def names(folder: Path) -> list[str]:
 def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: set[int] = set()
     missing: list[str] = []
-    fsync, commit = os.fsync, files.commit
+    fsync, commit = os.fsync, disk_format.commit
 
     def noted(descriptor: int) -> None:
         synced.add(os.fstat(descriptor).st_ino)
@@ -74,7 +70,7 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monk
         return commit(temporary, folder, step)
 
     monkeypatch.setattr(os, "fsync", noted)
-    monkeypatch.setattr(files, "commit", checked)
+    monkeypatch.setattr(disk_format, "commit", checked)
     save(single(tmp_path), 7)
     assert names(tmp_path) == ["step-000007"]
     assert not missing
@@ -341,7 +337,7 @@ def test_a_class_that_is_no_longer_marked_safe_is_an_error_and_no_damage(tmp_pat
 
 def test_a_checkpoint_of_another_format_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as later:
-        later.setattr("paceline.train.checkpoint.files.FORMAT", 2)
+        later.setattr("paceline.train.checkpoint.disk_format.FORMAT", 2)
         save(single(tmp_path), 1)
     with pytest.raises(CheckpointError, match=r"step-000001: the checkpoint is of format 2 and this paceline reads"):
         single(tmp_path).load()

@@ -30,7 +30,7 @@ from tests.train.checkpoint.checkpoint_ranks import (  # noqa: E402
 )
 
 from paceline.contract.folder_lock import LOCK  # noqa: E402
-from paceline.train.checkpoint.files import make_temporary  # noqa: E402
+from paceline.train.checkpoint.disk_format import make_temporary  # noqa: E402
 from paceline.train.checkpoint.store import CheckpointError, CheckpointStore  # noqa: E402
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset, get_worker_info  # noqa: E402
 
 from paceline.train.data.loader import Loader  # noqa: E402
 from paceline.train.data.make_loader import make_loader  # noqa: E402
-from paceline.train.data.parts import is_split_by_worker  # noqa: E402
+from paceline.train.data.stream_parts import is_split_by_worker  # noqa: E402
 
 pytestmark = pytest.mark.torch
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset  # noqa: E402
 
 import paceline  # noqa: E402
 from paceline import AllReduce, PowerSGD  # noqa: E402
-from paceline.train.parallel.sync import auto, make, routes  # noqa: E402
+from paceline.train.parallel.sync import build as builder  # noqa: E402
 from paceline.train.parallel.sync.forecast import (  # noqa: E402
     Bucket,
     Gradient,
@@ -28,7 +28,9 @@ from paceline.train.parallel.sync.forecast import (  # noqa: E402
     sentence,
     step_seconds,
 )
+from paceline.train.parallel.sync.methods import auto  # noqa: E402
 from paceline.train.parallel.sync.options import name_of, parse  # noqa: E402
+from paceline.train.parallel.sync.routes import route  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -146,7 +148,7 @@ def test_names_of_methods(name: str) -> None:
 def on_machines(ranks_each: int) -> None:
     """Let this rank believe that the ranks are on several machines."""
     name = f"machine {int(os.environ['RANK']) // ranks_each}"
-    make.machine = routes.machine = lambda: name  # type: ignore[assignment]
+    builder.machine = route.machine = lambda: name  # type: ignore[assignment]
 
 
 def build() -> Any:

@@ -20,8 +20,8 @@ from torch.utils.data import TensorDataset  # noqa: E402
 import paceline  # noqa: E402
 from paceline import DiLoCo  # noqa: E402
 from paceline.train.group import shared_memory  # noqa: E402
-from paceline.train.parallel.sync import make  # noqa: E402
-from paceline.train.parallel.sync.fragments import deal  # noqa: E402
+from paceline.train.parallel.sync import build as builder  # noqa: E402
+from paceline.train.parallel.sync.methods.fragments import deal  # noqa: E402
 
 pytestmark = pytest.mark.torch
 WIRES: list[Any] = ["fp32", "fp16", "int8", "int4"]
@@ -54,7 +54,7 @@ def weights(model: Any) -> list[list[float]]:
 
 def over_sockets(ranks: int = 1) -> None:
     """Let so many ranks of this machine be a machine of their own, so that what those send is compressed."""
-    make.make_groups = lambda group, options: [
+    builder.make_groups = lambda group, options: [
         list(range(first, first + ranks)) for first in range(0, group.world_size, ranks)
     ]
 

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset  # noqa: E402
 
 import paceline  # noqa: E402
 from paceline import LocalSGD  # noqa: E402
-from paceline.train.parallel.sync.local_sgd import Pace  # noqa: E402
+from paceline.train.parallel.sync.methods.local_sgd import Pace  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path

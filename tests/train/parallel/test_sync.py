@@ -25,9 +25,9 @@ import paceline  # noqa: E402
 from paceline import AllReduce, PowerSGD, TopK  # noqa: E402
 from paceline.train.group import neighbours, shared_memory  # noqa: E402
 from paceline.train.group.shared_memory import SharedMemory, SharedMemoryError  # noqa: E402
-from paceline.train.parallel.sync import pieces  # noqa: E402
 from paceline.train.parallel.sync.options import name_of  # noqa: E402
-from paceline.train.parallel.sync.wire import all_reduce  # noqa: E402
+from paceline.train.parallel.sync.wires import pieces  # noqa: E402
+from paceline.train.parallel.sync.wires.wire import all_reduce  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -25,7 +25,7 @@ from paceline.horovod.engine.timeline import Timeline
 from paceline.horovod.engine.variables import Settings
 from paceline.train.control import connect
 from paceline.train.group.join import meet
-from paceline.train.group.machines import network, with_neighbours
+from paceline.train.group.same_machine import network, with_neighbours
 
 from . import process_sets as sets
 from .exceptions import NotInitialized

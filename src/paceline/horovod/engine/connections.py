@@ -7,10 +7,10 @@ import json
 import selectors
 from typing import TYPE_CHECKING, Any
 
-from paceline.train.control.links import Messages
+from paceline.train.control.connections import Messages
 
 if TYPE_CHECKING:
-    from paceline.train.control.links import Link
+    from paceline.train.control.connections import Link
 
 _CHUNK = 1 << 20
 

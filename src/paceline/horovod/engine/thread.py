@@ -27,7 +27,7 @@ from .stall import StallCheck
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline.train.control.links import Link
+    from paceline.train.control.connections import Link
 
     from .entries import Entry
     from .negotiation import Key

@@ -16,10 +16,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .files import PROBE, PROBE_TEXT
+from .disk_format import PROBE, PROBE_TEXT
 
 if TYPE_CHECKING:
-    from .exchange import Agreement
+    from .consensus import Agreement
 
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 

@@ -30,14 +30,14 @@ from paceline.contract.checkpoint import temporary_name
 from paceline.contract.folder_lock import FolderLock, FolderTaken
 from paceline.train.group import sharded
 
-from . import files, history
+from . import disk_format, history
+from .consensus import Agreement, Exchange, ExchangeError, SingleExchange, SocketExchange
+from .disk_format import Manifest, SavedCheckpoint
 from .errors import CheckpointError, CheckpointFolderTaken
-from .exchange import Agreement, Exchange, ExchangeError, SingleExchange, SocketExchange
-from .files import Manifest, SavedCheckpoint
 from .folders import find_writers
+from .newest import Search
 from .plain_state import unsafe_names, why_refused, why_unread
-from .search import Search
-from .staging import Snapshot, Staging
+from .snapshots import Snapshot, Staging
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -248,9 +248,10 @@ class CheckpointStore:
 
         def read_all() -> Checkpoint:
             shared = {
-                n: _read(saved.path / file, map_location) for n, file in files.shared_files(saved.manifest).items()
+                n: _read(saved.path / file, map_location)
+                for n, file in disk_format.shared_files(saved.manifest).items()
             }
-            own = files.rank_file(self._rank)
+            own = disk_format.rank_file(self._rank)
             rank_state = _read(saved.path / own, "cpu") if own in saved.manifest.files else None
             return Checkpoint(saved.path, saved.step, saved.manifest.world_size, shared, rank_state)
 
@@ -279,7 +280,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: a state cannot be read; the same on all ranks.
         """
-        names = [files.rank_file(rank) for rank in range(found.world_size)]
+        names = [disk_format.rank_file(rank) for rank in range(found.world_size)]
         return self._agreement.together(
             f"cannot load {found.path}", lambda: [_read(found.path / name, "cpu") for name in names]
         )
@@ -314,9 +315,11 @@ class CheckpointStore:
         except CheckpointError:
             if self._writes:
                 with contextlib.suppress(OSError):
-                    files.remove_leftovers(self.folder)
+                    disk_format.remove_leftovers(self.folder)
             raise
-        self._agreement.together(failed, lambda: files.commit(temporary, self.folder, step) if self._writes else None)
+        self._agreement.together(
+            failed, lambda: disk_format.commit(temporary, self.folder, step) if self._writes else None
+        )
         self.last_saved_step = step
         if self._writes:
             history.note(step, self.folder)
@@ -328,9 +331,9 @@ class CheckpointStore:
             raise staged
         serial = 0
         if self._writes:
-            files.remove_leftovers(self.folder)
-            serial = max((saved.manifest.serial for saved in files.scan(self.folder)[0]), default=0)
-        own, state = files.rank_file(self._rank), io.BytesIO()
+            disk_format.remove_leftovers(self.folder)
+            serial = max((saved.manifest.serial for saved in disk_format.scan(self.folder)[0]), default=0)
+        own, state = disk_format.rank_file(self._rank), io.BytesIO()
         torch.save(staged[own].rebuild(), state)
         names = unsafe_names(state)
         if names:
@@ -372,14 +375,14 @@ class CheckpointStore:
     ) -> None:
         if not self._writes:
             return
-        own = files.rank_file(self._rank)
+        own = disk_format.rank_file(self._rank)
         needed = sum(t.nbytes for s in staged.values() for t in s.tensors) + sum(ticket["sizes"])
         try:
-            files.make_temporary(temporary)
-            records = {n: files.write_file(temporary / n, s.rebuild()) for n, s in staged.items() if n != own}
+            disk_format.make_temporary(temporary)
+            records = {n: disk_format.write_file(temporary / n, s.rebuild()) for n, s in staged.items() if n != own}
             for rank, state in enumerate(states):
-                name = files.rank_file(rank)
-                records[name] = files.write_file(temporary / name, state)
+                name = disk_format.rank_file(rank)
+                records[name] = disk_format.write_file(temporary / name, state)
             manifest = Manifest(
                 id=ticket["id"],
                 serial=ticket["serial"],
@@ -390,20 +393,20 @@ class CheckpointStore:
                 saved_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
                 files=records,
             )
-            files.write_manifest(temporary, manifest)
+            disk_format.write_manifest(temporary, manifest)
         except OSError as error:
             with contextlib.suppress(OSError):
-                files.remove_leftovers(self.folder)
-            raise CheckpointError(files.describe(error, self.folder, needed)) from error
+                disk_format.remove_leftovers(self.folder)
+            raise CheckpointError(disk_format.describe(error, self.folder, needed)) from error
 
     def _prune(self) -> None:
         """Remove all but the `keep` newest. A failure is logged, and tried again after the next save."""
         try:
-            found, _ = files.scan(self.folder)
+            found, _ = disk_format.scan(self.folder)
             good = [saved for saved in found if not saved.damage and saved.path not in self._search.damaged]
             for saved in found:
                 if len(good) >= self._keep and saved.manifest.serial < good[self._keep - 1].manifest.serial:
-                    files.remove(saved)
+                    disk_format.remove(saved)
         except (OSError, CheckpointError) as error:
             log.warning("cannot remove old checkpoints in %s: %s", self.folder, error)
 
@@ -418,7 +421,7 @@ class CheckpointStore:
             if found is not None:
                 raise CheckpointError(sharded.why_refused(part, found))
         shared = {f"{part}.pt": state for part, state in shared_state.items()} if self._writes else {}
-        return {**shared, files.rank_file(self._rank): rank_state}
+        return {**shared, disk_format.rank_file(self._rank): rank_state}
 
 
 def _read(file: Path, device: torch.device | str) -> Any:

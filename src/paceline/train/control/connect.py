@@ -17,7 +17,7 @@ from collections.abc import Callable
 from paceline.contract import RANK_KEY, TOKEN
 from paceline.contract.handshake import HandshakeError, derive_key
 
-from .links import Acceptor, Link, initiate
+from .connections import Acceptor, Link, initiate
 
 _CONNECT = 5.0  # seconds to try one address
 _MEET = 300.0  # seconds until all ranks must have connected

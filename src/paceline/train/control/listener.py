@@ -15,7 +15,7 @@ from paceline.contract.handshake import HandshakeError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .links import Messages
+    from .connections import Messages
     from .relay import Message
 
 

@@ -20,10 +20,10 @@ from paceline.train.diagnosis.collective_trace import Trace
 from paceline.train.diagnosis.late_ranks import LateRanks
 
 from . import connect
+from .connections import Messages
 from .errors import CollectiveMismatch, LeftEarly, PeerLost
 from .fatal import Fatal
 from .forks import forget_in_children
-from .links import Messages
 from .listener import Listener
 from .process_hooks import ProcessHooks
 from .relay import EVERYBODY, Message, Relay

@@ -14,10 +14,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from .keep_working import KeepWorking
-from .parts import Parts
 from .ranks import Ranks
 from .sampler import EpochPosition, Shard, share
 from .split import Split
+from .stream_parts import Parts
 from .to_device import to_device
 from .workers import StreamFetch
 

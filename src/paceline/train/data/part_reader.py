@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .parts import Progress, is_split_by_shard
 from .random_state import RandomStream, derive_seed
 from .source import Source, as_worker
+from .stream_parts import Progress, is_split_by_shard
 
 
 class PartInfo:

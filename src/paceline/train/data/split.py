@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .parts import Parts, is_split_by_rank, is_split_by_shard, is_split_by_worker, parts_at_most
 from .sampler import EpochPosition, Shard
 from .source import Indexed
+from .stream_parts import Parts, is_split_by_rank, is_split_by_shard, is_split_by_worker, parts_at_most
 
 if TYPE_CHECKING:
     from .ranks import Ranks

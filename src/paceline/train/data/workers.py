@@ -16,10 +16,10 @@ from typing import Any
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from .part_reader import PartReader
-from .parts import Parts
 from .random_state import RandomStream, derive_seed
 from .sampler import EpochPosition, Shard, share
 from .source import Indexed, Source, as_worker
+from .stream_parts import Parts
 
 Collate = Callable[[list[Any]], Any]
 

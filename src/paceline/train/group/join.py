@@ -26,7 +26,7 @@ from paceline.contract import Placement, recognise
 from paceline.contract.values import join_address
 
 from . import file_meeting
-from .machines import machine, network, with_neighbours
+from .same_machine import machine, network, with_neighbours
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.train.checkpoint.exchange import ExchangeError, SingleExchange, SocketExchange
+from paceline.train.checkpoint.consensus import ExchangeError, SingleExchange, SocketExchange
 from paceline.train.checkpoint.plain_state import without_numpy_scalars
 from paceline.train.checkpoint.store import CheckpointError, CheckpointStore
 from paceline.train.data.random_state import random_states, set_random_states

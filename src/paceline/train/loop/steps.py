@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from paceline.train.control.exit_report import Preempted, record
 
-from .ending import Ending
+from .closing import Ending
 from .epochs import EpochLoops
 from .gradients import Gradients
 from .optimizers import OtherOptimizers
 from .passes import Pass, Passes
 from .resuming import Resuming, TrainingLoader
-from .trial import TrialOver
+from .tune_trial import TrialOver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from .checkpointing import Checkpointing
     from .epochs import Body
-    from .trial import Trial
+    from .tune_trial import Trial
 
 log = logging.getLogger("paceline")
 _UNSEEN = (

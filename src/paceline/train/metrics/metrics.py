@@ -10,10 +10,10 @@ import torch
 
 from paceline.train.group.sharded import kind_of
 
-from .files import JsonLines, TensorBoard
 from .progress import Exchanging, Progress
 from .reduction import LogMismatch, Reduction, Span, Sum
 from .step_times import PARTS, StepTimes, make_clock
+from .writers import JsonLines, TensorBoard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

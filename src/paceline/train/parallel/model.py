@@ -16,9 +16,9 @@ from paceline.train.diagnosis.collective_trace import line_of, script_call, scri
 
 from .errors import AccumulationChanged, NotExchanged, UnusedParameters, WrongDevice
 from .precision import HalfPrecision
-from .sync.make import best_bucket_mb, make_synchroniser
+from .sync.build import best_bucket_mb, make_synchroniser
 from .sync.saved import CommonState
-from .sync.wire import ring_bytes
+from .sync.wires.wire import ring_bytes
 from .wrapper import ParallelModel
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from paceline.train.group.group import Group
 
     from .strategy import Strategy
-    from .sync.base import Synchroniser
+    from .sync.methods.synchroniser import Synchroniser
 
 log = logging.getLogger("paceline")
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from paceline.train.group.group import Group
 
-    from .sync.base import Synchroniser
+    from .sync.methods.synchroniser import Synchroniser
 
     Reshard = Callable[[Sequence[Any], int, int], Any]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from paceline.train.group.group import Group
 
-    from .base import Synchroniser
+    from .methods.synchroniser import Synchroniser
     from .options import Sync
 
 log = logging.getLogger("paceline")

@@ -7,16 +7,16 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
-from . import files
+from . import disk_format
+from .disk_format import SavedCheckpoint
 from .errors import CheckpointError, DamagedCheckpoint
-from .files import SavedCheckpoint
-from .transfer import spread
+from .replication import spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from .exchange import Agreement
+    from .consensus import Agreement
 
 log = logging.getLogger("paceline")
 
@@ -46,7 +46,9 @@ class Search:
         Raises:
             CheckpointError: see `CheckpointStore.latest`.
         """
-        found, unreadable = self._agreement.together("cannot look for checkpoints", lambda: files.scan(self._folder))
+        found, unreadable = self._agreement.together(
+            "cannot look for checkpoints", lambda: disk_format.scan(self._folder)
+        )
         while True:
             whole = [saved for saved in found if not saved.damage and saved.path not in self.damaged]
             chosen = self._choose(whole)
@@ -82,11 +84,11 @@ class Search:
         """Which copies that this rank needs are intact, and what is wrong with the others."""
         damaged: dict[str, str] = {}
         for name, saved in copies.items():
-            needed = {*files.shared_files(saved.manifest).values(), files.rank_file(self._rank)}
+            needed = {*disk_format.shared_files(saved.manifest).values(), disk_format.rank_file(self._rank)}
             try:
                 for part, record in saved.manifest.files.items():
                     if self._writes or part in needed:
-                        files.verify_file(saved.path / part, record)
+                        disk_format.verify_file(saved.path / part, record)
             except DamagedCheckpoint as error:
                 damaged[name] = f"{error}"
         writer = self._writers[self._rank]
@@ -117,7 +119,7 @@ class Search:
             saved = copies.get(names.get(self._rank, ""))
             names = {**names, **spread(self._agreement, self._rank, self._folder, saved, sources)}
         path = self._folder / names[self._writers[self._rank]]
-        return self._agreement.together(f"cannot read {path}", functools.partial(files.look, path))
+        return self._agreement.together(f"cannot read {path}", functools.partial(disk_format.look, path))
 
     def _expect_none(self, found: list[SavedCheckpoint], unreadable: Mapping[Path, str]) -> None:
         """Check that there is no checkpoint because none was ever made."""

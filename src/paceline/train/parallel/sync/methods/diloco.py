@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
     from torch.nn.parallel import DistributedDataParallel
 
+    from paceline.train.parallel.sync.options import DiLoCo
+
     from .averaging import Averaging
     from .fragments import Fragment
-    from .options import DiLoCo
 
 KEPT = 0.5  # of a rank's own parameters, when an outer step comes that was computed from earlier ones
 

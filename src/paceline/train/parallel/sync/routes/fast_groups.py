@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from .forecast import rate
+from paceline.train.parallel.sync.forecast import rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

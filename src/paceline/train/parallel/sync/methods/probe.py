@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from .forecast import Bucket, Gradient, Link, Profile
-from .wire import all_reduce, ring_bytes
+from paceline.train.parallel.sync.forecast import Bucket, Gradient, Link, Profile
+from paceline.train.parallel.sync.wires.wire import all_reduce, ring_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch._C._distributed_c10d import GradBucket
 
-    from .wire import Wire
+    from paceline.train.parallel.sync.wires.wire import Wire
 
 _SETTLING = 2  # steps at the start that are not like later ones: buckets change, memory is new, code is compiled
 _SIZES = [1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26]  # bytes of the sums that measure the bandwidth

@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.contract.checkpoint import MANIFEST, temporary_name
 from paceline.train.control.connect import LOOPBACK, job_key, listen, try_addresses
-from paceline.train.control.links import Acceptor, Link, Sum
+from paceline.train.control.connections import Acceptor, Link, Sum
 
-from . import files
+from . import disk_format
+from .disk_format import Manifest, SavedCheckpoint
 from .errors import CheckpointError, DamagedCheckpoint
-from .files import Manifest, SavedCheckpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from .exchange import Agreement
+    from .consensus import Agreement
 
 _ROUND = 5.0  # seconds between two reports of a rank that fetches
 _SILENCE = 60.0  # seconds without data after which a fetch fails
@@ -230,26 +230,26 @@ class _Fetcher:
         temporary: Path | None = None
         needed = 0
         try:
-            files.remove_leftovers(folder)
+            disk_format.remove_leftovers(folder)
             link = self._connect()
             with link.socket as peer:
                 checksum = Sum(link)
                 manifest = self._manifest(peer, checksum)
                 needed = sum(record.size for record in manifest.files.values())
                 temporary = temporary_name(folder, manifest.step, manifest.id)
-                files.make_temporary(temporary)
+                disk_format.make_temporary(temporary)
                 for name, record in manifest.files.items():
-                    written = files.write_stream(temporary / name, self._chunks(peer, record.size, checksum))
+                    written = disk_format.write_stream(temporary / name, self._chunks(peer, record.size, checksum))
                     self._verify(peer, checksum, name)
                     if written.crc32 != record.crc32:
                         raise DamagedCheckpoint(f"{name} of rank {self._holder} arrived damaged")
-            files.write_manifest(temporary, manifest)
-            return files.commit(temporary, folder, manifest.step).name
+            disk_format.write_manifest(temporary, manifest)
+            return disk_format.commit(temporary, folder, manifest.step).name
         except (OSError, DamagedCheckpoint, CheckpointError) as error:
             if temporary is not None:
                 with contextlib.suppress(OSError):
-                    files.remove_leftovers(folder)
-            reason = files.describe(error, folder, needed) if isinstance(error, OSError) else str(error)
+                    disk_format.remove_leftovers(folder)
+            reason = disk_format.describe(error, folder, needed) if isinstance(error, OSError) else str(error)
             raise CheckpointError(reason) from error
 
     def _connect(self) -> Link:

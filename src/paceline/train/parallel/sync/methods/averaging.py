@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .wire import Cast, Exact
+from paceline.train.parallel.sync.wires.wire import Cast, Exact
+
 from .worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .routes import Route
-    from .wire import Wire
+    from paceline.train.parallel.sync.routes.route import Route
+    from paceline.train.parallel.sync.wires.wire import Wire
 
     Future = torch.futures.Future[torch.Tensor]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch.distributed as dist
 
-from .wire import all_reduce, ring_bytes
+from paceline.train.parallel.sync.wires.wire import all_reduce, ring_bytes
 
 if TYPE_CHECKING:
     import torch

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import torch.distributed as dist
 
 from paceline.train.control import connect
-from paceline.train.control.links import Messages
+from paceline.train.control.connections import Messages
 from paceline.train.group.join import on_one_machine, share_object
 
 from .errors import CheckpointError

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
     from torch.nn.parallel import DistributedDataParallel
 
+    from paceline.train.parallel.sync.options import LocalSGD
+
     from .every_step import EveryStepExchange
-    from .options import LocalSGD
 
 
 class LocalExchange(ApartExchange):

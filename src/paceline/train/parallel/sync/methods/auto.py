@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from paceline.train.parallel.sync.forecast import choose, forecast, sentence
+from paceline.train.parallel.sync.options import AllReduce, EveryStep, PowerSGD, name_of, parse, without_warmup
+
 from .every_step import EveryStepExchange
-from .forecast import choose, forecast, sentence
-from .options import AllReduce, EveryStep, PowerSGD, name_of, parse, without_warmup
 from .probe import StepWatch, compression_cost, measure_link
 
 if TYPE_CHECKING:
@@ -19,10 +20,9 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 
     from paceline.train.group.group import Group
-
-    from .options import AutoSync
-    from .routes import Route
-    from .wire import Wire
+    from paceline.train.parallel.sync.options import AutoSync
+    from paceline.train.parallel.sync.routes.route import Route
+    from paceline.train.parallel.sync.wires.wire import Wire
 
 _HALF_LIMIT = 64.0  # a thousandth of fp16's largest value: gradients that have reached it are sent as bf16
 _RANKS = (16, 8, 4, 2)  # of PowerSGD

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .forecast import matrix
+from paceline.train.parallel.sync.forecast import matrix
+
 from .residuals import Residuals, starts
 from .wire import Wire, all_reduce, ring_bytes, sum_sent_as
 

@@ -7,7 +7,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from paceline.train.checkpoint.exchange import ExchangeError
+from paceline.train.checkpoint.consensus import ExchangeError
 from paceline.train.control.exit_report import has_failed
 
 if TYPE_CHECKING:

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.train.group.machines import machine
+from paceline.train.group.same_machine import machine
 
-from . import powersgd, topk
-from .auto import AutoExchange, say
-from .averaging import Averaging
-from .diloco import DiLoCoExchange
-from .every_step import EveryStepExchange
-from .fragments import deal
-from .int4 import Int4
-from .int8 import Int8
-from .local_sgd import LocalExchange
+from .methods.auto import AutoExchange, say
+from .methods.averaging import Averaging
+from .methods.diloco import DiLoCoExchange
+from .methods.every_step import EveryStepExchange
+from .methods.fragments import deal
+from .methods.local_sgd import LocalExchange
 from .options import AllReduce, AutoSync, DiLoCo, EveryStep, LocalSGD, PowerSGD, TopK, name_of
-from .routes import make_groups, make_route
-from .wire import Cast, Exact
+from .routes.route import make_groups, make_route
+from .wires import powersgd, topk
+from .wires.int4 import Int4
+from .wires.int8 import Int8
+from .wires.wire import Cast, Exact
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
     from paceline.train.group.group import Group
 
-    from .base import Synchroniser
+    from .methods.synchroniser import Synchroniser
     from .options import Sync
-    from .routes import Route
-    from .wire import Wire
+    from .routes.route import Route
+    from .wires.wire import Wire
 
 _BUCKET_MB = 4  # in shared memory
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from .averaging import average, average_within
-from .base import Synchroniser
+from .synchroniser import Synchroniser
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
     from torch.nn.parallel import DistributedDataParallel
 
-    from .routes import Route
-    from .wire import Wire
+    from paceline.train.parallel.sync.routes.route import Route
+    from paceline.train.parallel.sync.wires.wire import Wire
 
 
 class EveryStepExchange(Synchroniser):

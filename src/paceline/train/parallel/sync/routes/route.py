@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from paceline.train.group.machines import machine
+from paceline.train.group.same_machine import machine
 from paceline.train.group.shared_memory import TELLS, SharedMemory, SharedMemoryError
 
-from .links import measured_groups
+from .fast_groups import measured_groups
 from .within import Nested, WithinGroup
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from paceline.train.group.group import Group
+    from paceline.train.parallel.sync.options import EveryStep
 
-    from .options import EveryStep
     from .within import Within
 
 log = logging.getLogger("paceline")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from .forecast import BLOCK
+from paceline.train.parallel.sync.forecast import BLOCK
+
 from .int8 import Int8
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from .forecast import BLOCK
+from paceline.train.parallel.sync.forecast import BLOCK
+
 from .pieces import all_gather, all_to_all
 from .residuals import Residuals, starts
 from .wire import Wire, sum_in_order

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .options import MOST_LOCAL
+from paceline.train.parallel.sync.options import MOST_LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .options import LocalSGD
+    from paceline.train.parallel.sync.options import LocalSGD
 
 
 class Pace:

@@ -16,8 +16,9 @@ from tests.train.launching import launch  # noqa: E402
 
 import paceline  # noqa: E402
 from paceline import AllReduce, LocalSGD  # noqa: E402
-from paceline.train.parallel.sync import links, routes  # noqa: E402
-from paceline.train.parallel.sync.links import GAP, fast_groups, rounds  # noqa: E402
+from paceline.train.parallel.sync.routes import fast_groups as measuring  # noqa: E402
+from paceline.train.parallel.sync.routes import route  # noqa: E402
+from paceline.train.parallel.sync.routes.fast_groups import GAP, fast_groups, rounds  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,18 +87,18 @@ def test_in_rounds_all_pairs_meet_once_and_nobody_twice_in_a_round(count: int) -
 def on_machines(ranks_each: int) -> None:
     """Let this rank believe that the ranks are on several machines."""
     name = f"machine {int(os.environ['RANK']) // ranks_each}"
-    routes.machine = lambda: name  # type: ignore[assignment]
+    route.machine = lambda: name  # type: ignore[assignment]
 
 
 def slow_between(sites: Sequence[Sequence[int]]) -> None:
     """Let links between ranks of different sites be measured as slow, and others as fast."""
-    measure, mine = links._speed, next(site for site in sites if int(os.environ["RANK"]) in site)
+    measure, mine = measuring._speed, next(site for site in sites if int(os.environ["RANK"]) in site)
 
     def measured(other: int, device: Any, *, first: bool) -> float:
         assert measure(other, device, first=first) > 0
         return 1e9 if other in mine else 1e7
 
-    links._speed = measured  # type: ignore[assignment]
+    measuring._speed = measured  # type: ignore[assignment]
 
 
 def build() -> Any:

@@ -1,0 +1,1 @@
+"""When the ranks exchange: every step, or every few steps; each method is a `Synchroniser`."""

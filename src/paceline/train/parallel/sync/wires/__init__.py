@@ -1,0 +1,1 @@
+"""In how many bits gradients are sent between machines."""
