@@ -140,7 +140,7 @@ def test_unknown_options_are_refused(login: Login, verb: str) -> None:
         what = "it"
     for flags, said in {
         ("--option", "cain=true"): "--option cain: lab has no such option; did you mean chain?",
-        ("--option", "root=/tmp"): "--option root: lab has no such option; choose one of array, broadcast, chain,",
+        ("--option", "root=/tmp"): "--option root: lab has no such option; choose one of array, chain,",
         ("--option", "chain=perhaps"): "--chain 'perhaps': should be true or false",
         ("--slurm", "partitoin=x"): "--slurm: sbatch has no option 'partitoin'; did you mean partition?",
         ("--kind", "job"): "--kind means nothing to lab, whose backend is slurm; leave it out",

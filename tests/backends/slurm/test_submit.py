@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -10,9 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import GENEROUS, eventually
-
-from paceline.backends.slurm.login import login_of
-from paceline.backends.slurm.options import Options
 
 from .fake import Login
 
@@ -33,16 +29,6 @@ def test_slurm_is_called_no_more_than_needed(login: Login) -> None:
     calls = sorted(" ".join(call.split()[:2]) for call in login.calls)
     assert calls == ["sbatch --parsable", "sbatch --test-only", "scontrol show"]
     assert login.jobs() == ["first", "it"]
-
-
-def test_what_runs_on_the_nodes_is_noted(login: Login) -> None:
-    """A later paceline may be another one."""
-    assert login("submit", "--on", "lab", "--name", "it", login.script("pass")).returncode == 0
-    python, archive = json.loads((login.folder / "root/slurm/it/job.json").read_text())["program"]
-    assert f"{python} {archive} slurm " in (login.folder / "root/slurm/it/batch.sh").read_text()
-    where = login_of(Options(root=str(login.folder / "root")))
-    line = where.beside(["srun"], {"rank": 0}, [python, archive])
-    assert line.startswith(f"exec srun {python} {archive} shell ")
 
 
 def test_the_jobs_of_an_array_share_the_files_of_their_code(login: Login) -> None:

@@ -362,7 +362,8 @@ def test_a_folder_that_a_node_does_not_see(user: Client, cluster: Cluster, node:
         submit(user, FOREVER, "--nnodes", "3")
         reaches(user, "FAILED")
     said = job(user)["error"]
-    assert (f"{node} does not see" if node == "n1" else "perhaps its node does not see") in said, said
+    assert f"does not see {root} of the machine that submitted the job; set root" in said, said
+    assert said.startswith(f"{node} does not" if node == "n1" else f"{node} could not start its batch script"), said
     user.paceline("delete", "--on", "lab", "it")
 
 

@@ -7,7 +7,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from paceline.node.host.slurm import follow, mirror, verbs
+from paceline.node.host.slurm import follow, verbs
 from paceline.node.host.slurm.folder import JobFolder
 from paceline.node.store.home import Home
 
@@ -35,19 +35,8 @@ def test_a_job_is_stopped_before_its_follower_ends(tmp_path: Path, monkeypatch: 
         assert not stopped.wait(0.5), "Slurm takes a moment"
         stopped.set()
 
-    class Unmirrored:
-        def __init__(self, *_: Any) -> None:
-            pass
-
-        def __enter__(self) -> None:
-            pass
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
     monkeypatch.setattr(follow, "_Following", Answers)
     monkeypatch.setattr(follow, "next_order", order)
-    monkeypatch.setattr(mirror, "Following", Unmirrored)
     monkeypatch.setattr(verbs, "stop", stop)
     monkeypatch.setattr(os, "_exit", lambda _: ended.set())
     answers = follow.follow(Home(tmp_path), JobFolder(tmp_path / "it"), {})

@@ -78,16 +78,23 @@ def test_squeue_is_asked_less_often_while_slurm_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, still: float, failures: int, age: float, is_asked: bool
 ) -> None:
     squeue(tmp_path, monkeypatch, "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
-    problem = "it was down" if failures else None
-    kept = {"time": 0.0, "entries": [], "asked": still - age, "failures": failures, "problem": problem}
+    problem = "it was down" if failures else ""
+    kept = {
+        "v": queue._VERSION,
+        "time": 0.0,
+        "entries": [],
+        "asked": still - age,
+        "failures": failures,
+        "problem": problem,
+    }
     assert cluster.asked(tmp_path, GENEROUS) == "here"
-    (tmp_path / "squeue-here.json").write_text(json.dumps(kept))
+    (tmp_path / "queue-here.json").write_text(json.dumps(kept))
     found = Queue(tmp_path)
     assert found.entry("7", None) is None and not found.knows_since(0.0)
     assert (tmp_path / "calls").exists() == is_asked
     if is_asked:
         assert "slurmctld" in str(found.problem)
-        assert json.loads((tmp_path / "squeue-here.json").read_text())["failures"] == failures + 1
+        assert json.loads((tmp_path / "queue-here.json").read_text())["failures"] == failures + 1
 
 
 @given(st.binary(max_size=40))
@@ -96,8 +103,24 @@ def test_a_damaged_answer_is_asked_for_again(data: bytes) -> None:
 
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         squeue(Path(folder), patch, "exit 0")
-        (Path(folder) / "squeue-here.json").write_bytes(data)
+        (Path(folder) / "queue-here.json").write_bytes(data)
         assert Queue(Path(folder)).entry("7", None) is None
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_file_of_another_version_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, still: float, answers: bool
+) -> None:
+    (tmp_path / "rows").write_text(line(JobID="7", State="RUNNING", Comment="paceline:abc") + "\n")
+    squeue(tmp_path, monkeypatch, f"cat {tmp_path}/rows")
+    assert Queue(tmp_path).entry("7", None) is not None
+    (file,) = tmp_path.glob("*queue-here.json")
+    file.write_text(json.dumps({"time": still, "asked": still, "v": 99, "entries": [{"number": 7, "is": "running"}]}))
+    if not answers:
+        command(tmp_path, "squeue", "exit 1")
+    found = Queue(tmp_path)
+    assert (found.entry("7", None) is not None) == answers
+    assert found.knows_since(still - 60) == answers, "a job that is not named counts as gone only if Slurm has answered"
 
 
 @pytest.fixture
@@ -237,7 +260,7 @@ def test_a_client_that_hangs_while_it_asks_does_not_hold_up_others(
     assert cluster.asked(tmp_path, GENEROUS) == "here"
     listed = queue._listed
     monkeypatch.setattr(queue, "_listed", lambda _: listed(GENEROUS))  # the limit is for the wait alone
-    with open(tmp_path / "squeue-here.lock", "w") as lock:
+    with open(tmp_path / "queue-here.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert Queue(tmp_path, seconds=1.0).knows_since(0.0)
 
@@ -289,7 +312,24 @@ def test_a_requeued_job_whose_agents_were_killed_has_no_node(tmp_path: Path, mon
     request = {"name": "it", "rank": 0}
     (tmp_path / "rows").write_text(line(State="RUNNING", RestartCnt="0", **row) + "\n")
     assert verbs.slurm_shell(Home(it.root), request)["node"] == "n0"
-    (it.root / "squeue-here.json").unlink()
+    (it.root / "queue-here.json").unlink()
     (tmp_path / "rows").write_text(line(State="PENDING", RestartCnt="1", Reason="JobHeldUser", **row) + "\n")
     with pytest.raises(Refused, match="job it does not run now: Slurm has requeued it; its user holds it"):
         verbs.slurm_shell(Home(it.root), request)
+
+
+@pytest.mark.parametrize(
+    ("word", "state"), [("COMPLETED", "SUCCEEDED"), ("FAILED", "FAILED"), ("CANCELLED", "STOPPED")]
+)
+def test_a_job_of_an_earlier_version_whose_nodes_shared_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, state: str
+) -> None:
+    spec = {**job_spec.JobSpec(script="train.py").for_node(), "name": "it", "options": {"broadcast": True}}
+    options = {"slurm": {}, "broadcast": True}
+    it = job(tmp_path, spec=spec, created=1.0, options=options, data=[], node={"working_dir": "/"})
+    it.add_id("7")
+    (tmp_path / "rows").write_text(line(JobID="7", State=word, Comment='paceline:abc {"next": null}') + "\n")
+    squeue(tmp_path, monkeypatch, f"cat {tmp_path}/rows")
+    (found,) = verbs.slurm_describe(Home(it.root), {"names": ["it"], "since": None})["jobs"]
+    assert found["state"] == state
+    assert verbs.slurm_spec(Home(it.root), {"name": "it"})["spec"]["options"] == {}, "it can be submitted again"

@@ -101,11 +101,6 @@ class Slurm(Backend):
         if allocation is not None:
             refuse_new(spec, allocation)
         typed = target.Options.model_validate({"slurm": spec.options.get("slurm", {})}).slurm
-        if typed.get("requeue") and options.broadcast and spec.checkpoint_dir is None:
-            raise UserError(
-                "--slurm requeue: with broadcast, checkpoints are on the nodes' own disks, and another start may be on"
-                " other nodes; name a disk that all nodes see with --checkpoint-dir"
-            )
         options = options.model_copy(update={"slurm": asked(spec, options.slurm, typed)})
         return prepare(self._login, options, spec, detached=detached, target=self.name, allocation=allocation)
 
@@ -178,7 +173,7 @@ class Slurm(Backend):
         self._keeps_expired = True
 
     def contents(self, names: Sequence[str]) -> Mapping[str, Contents]:
-        """What `delete` would remove of these jobs, but for what nodes have that share no disk."""
+        """What `delete` would remove of these jobs."""
         from paceline.job.job import Contents
 
         found = self._login.ask({"do": "slurm_contents", "names": list(names)})["contents"] if names else {}
@@ -316,7 +311,7 @@ class Slurm(Backend):
             "--ntasks=1", "--cpu-bind=none", "--chdir=/", "--quiet", *terminal,
         ]  # fmt: skip
         request = {"run": found["run"], "rank": rank, "command": list(command)}
-        line = self._login.beside(step, request, found["program"])
+        line = self._login.beside(step, request)
         return Shell(tuple(self._login.command(line, "-t" if terminal else "-T")), dict(os.environ), os.getcwd())
 
     def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:

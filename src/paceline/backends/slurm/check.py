@@ -27,8 +27,8 @@ _PATIENCE = 4  # times as long as for a change, the short job may wait for its s
 _LEAST = (3, 9)
 _UNTRIED = "not tried"
 _SHARED = (
-    'set root = "FOLDER" in the target\'s settings to a folder that the login node and all nodes share, or broadcast ='
-    " true if there is none"
+    'set root = "FOLDER" in the target\'s settings to a folder that the login node and all nodes share; if there is'
+    " none, make the nodes a target of backend ssh"
 )
 _MUNGE_DO = "ask the cluster's administrator; as root: systemctl status munge"
 _NODE_SAYS = re.compile(r"paceline-check (\S+) (folder|python|failed)([^;]*)")
@@ -51,7 +51,7 @@ def check(login: Login, options: Options, target: str, progress: ProgressReporte
             progress(answer["doing"], 0, None)
     if facts is None:
         raise UserError(f"{login.says}paceline there has ended before it could say anything; try again")
-    found = _Found(facts, target, options.broadcast)
+    found = _Found(facts, target)
     sections = {"Slurm": found.slurm(), "Short job": found.job()}
     findings = sorted(found.findings, key=lambda finding: finding.level != "error")
     return Report({title: _printable(rows) for title, rows in sections.items() if rows}, findings)
@@ -64,9 +64,8 @@ def _printable(rows: Rows) -> Rows:
 class _Found:
     """The rows, and what would go wrong."""
 
-    def __init__(self, facts: Facts, target: str, is_sent: bool) -> None:
+    def __init__(self, facts: Facts, target: str) -> None:
         self.findings: list[Finding] = []
-        self._is_sent = is_sent  # the code, since the nodes do not see the root
         self._facts, self._target = facts, target
         self._job: Facts = facts.get("job") or {}
         self._by_name: dict[str, Facts] = {it["name"]: it for it in self._job.get("facts") or ()}
@@ -220,13 +219,12 @@ class _Found:
 
     def _disk(self) -> str:
         root, blind = self._facts["root"], [name for name, (what, _) in self._said.items() if what == "folder"]
-        for name in () if self._is_sent else blind:
+        for name in blind:
             self._error(name, f"does not see {root} of the login node, so that disk is not shared", _SHARED)
         seen = f"{names(sorted(self._by_name))} see{'s' * (len(self._by_name) == 1)} {root}"
         if not blind:
             return seen if self._by_name else _UNTRIED
-        sent = ", so the code is sent, as the target says" if self._is_sent else ""
-        return f"{names(blind)} {'do' if len(blind) > 1 else 'does'} not see {root}{sent}"
+        return f"{names(blind)} {'do' if len(blind) > 1 else 'does'} not see {root}"
 
     def _python(self) -> str:
         python = self._facts["python"]

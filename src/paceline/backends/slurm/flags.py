@@ -15,6 +15,5 @@ FLAGS = (
     ),
     Flag("array", ("--array",), "0-3[%2]", "A job for each index, at most so many at a time.", job=True),
     Flag("chain", ("--chain",), "", "Go on in a new job when a time limit ends this one.", is_switch=True, job=True),
-    Flag("broadcast", ("--broadcast",), "", "Send the code: the nodes do not see root.", is_switch=True, job=True),
     Flag("containers", ("--containers",), "PROGRAM", "Runs --image: pyxis, apptainer or singularity.", job=True),
 )

@@ -26,17 +26,9 @@ class Login(Host):
         """What its messages begin with."""
         return "" if self.is_here else super().says
 
-    def beside(self, step: Sequence[str], request: Mapping[str, Any], program: Sequence[str] | None) -> str:
-        """A line of its shell that runs a command beside a rank, in a step of Slurm.
-
-        Args:
-            step: of Slurm.
-            request: what runs there.
-            program: runs paceline on the node; None for what is on the login node.
-        """
+    def beside(self, step: Sequence[str], request: Mapping[str, Any]) -> str:
+        """A line of its shell that runs a command beside a rank, in a step of Slurm."""
         argument = base64.urlsafe_b64encode(json.dumps(request).encode()).decode()
-        if program is not None:
-            return f"exec {shlex.join([*step, *program, 'shell', argument])}"
         path = f"{self.root.rstrip('/')}/{archive().name}"
         return f"exec {shlex.join(step)} {quoted(self.python)} {quoted(path)} shell {argument}"
 

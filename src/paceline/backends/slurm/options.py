@@ -6,7 +6,7 @@ import os
 import re
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from paceline.job.errors import nearest
 
@@ -70,11 +70,21 @@ class Options(BaseModel):
         {}, description="options of sbatch, such as partition, qos, account, constraint"
     )
     chain: bool = Field(False, description="when a time limit ends the job, it goes on in a new job of Slurm")
-    broadcast: bool = Field(False, description="the nodes do not see root: the code is sent to their own disks")
     array: str | None = Field(None, description="a job for each of these indices, such as 0-3%2")
     containers: Literal["pyxis", "apptainer", "singularity"] | None = Field(
         None, description="what runs the images of --image"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _needs_a_shared_root(cls, given: Any) -> Any:
+        """Refuse a setting of earlier versions, whose jobs did without a shared root."""
+        if isinstance(given, dict) and given.get("broadcast"):
+            raise ValueError(
+                "broadcast is not supported any more: set root to a folder that the login node and all nodes share, or"
+                " make the nodes a target of backend ssh"
+            )
+        return {key: value for key, value in given.items() if key != "broadcast"} if isinstance(given, dict) else given
 
     @field_validator("slurm")
     @classmethod

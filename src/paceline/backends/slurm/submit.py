@@ -142,7 +142,7 @@ def prepare(
     if options.array is not None:
         _refuse_with_array(spec, options, detached=detached)
     if allocation is not None:
-        _refuse_in(allocation, spec, options)
+        _refuse_in(allocation, spec)
     spec = checked(spec, detached=detached).model_copy(update={"backend": target})
     folder = spec.working_dir
     if options.ssh is None and not folder.startswith("~") and (spec.code is None or folder != "."):
@@ -159,7 +159,6 @@ def prepare(
         "options": {
             "slurm": options.slurm,
             "chain": options.chain,
-            "broadcast": options.broadcast,
             "array": options.array,
             "no_kill": spec.node_range[0] < spec.node_range[1],
             "container": _container(spec, options),
@@ -180,10 +179,6 @@ def _refuse(spec: JobSpec, options: Options) -> None:
     """
     if isinstance(spec.devices, tuple):
         raise UserError("--devices: Slurm chooses the devices; give their number with --gpus")
-    if options.broadcast and (options.chain or options.array):
-        raise UserError(
-            f"--{'chain' if options.chain else 'array'}: its nodes need to see the root; leave it or broadcast out"
-        )
     if spec.image is not None and options.containers is None:
         raise UserError(
             "--image: it is not said what runs containers there; give --containers pyxis, apptainer or singularity, or"
@@ -219,7 +214,7 @@ def refuse_new(spec: JobSpec, allocation: Allocation) -> None:
             )
 
 
-def _refuse_in(allocation: Allocation, spec: JobSpec, options: Options) -> None:
+def _refuse_in(allocation: Allocation, spec: JobSpec) -> None:
     """Refuse what an allocation cannot give.
 
     Raises:
@@ -230,11 +225,6 @@ def _refuse_in(allocation: Allocation, spec: JobSpec, options: Options) -> None:
         raise UserError(
             f"--nnodes {spec.nodes}, but the allocation {allocation.id} has {there} node{'s' if there > 1 else ''}; ask"
             " for fewer, or make a larger one with salloc"
-        )
-    if options.broadcast:
-        raise UserError(
-            f"broadcast is for a new job of Slurm, and paceline run uses allocation {allocation.id}; use submit,"
-            " or a root that its nodes see"
         )
     if spec.queue is not None:
         raise UserError(

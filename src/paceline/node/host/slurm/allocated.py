@@ -24,6 +24,7 @@ from paceline.node.errors import Refused
 from paceline.node.files import write_json
 
 from .folder import JobFolder, current_life
+from .script import SEES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,7 +50,7 @@ def argv(folder: Path, allocation: Mapping[str, Any], srun: Sequence[str], task:
     """
     nodes = allocation["nodes"]
     here = [f"--jobid={allocation['id']}", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap"]
-    return ["srun", *here, *srun, *task, str(folder)]
+    return ["srun", *here, *srun, "sh", "-c", SEES, str(folder), *task, str(folder)]
 
 
 def environment(secrets: Mapping[str, str], token: str | None, allocation: Mapping[str, Any]) -> dict[str, str]:
@@ -111,7 +112,7 @@ def _outcome(folder: JobFolder, life: Life, code: int) -> dict[str, Any]:
     from paceline.node.failure import TIMED_OUT
 
     from . import reasons, view
-    from .finish import said
+    from .finish import why_unheard
     from .own_job import shown_by_slurm
 
     found = view.merged_of(folder, life, is_alive=False)
@@ -132,4 +133,4 @@ def _outcome(folder: JobFolder, life: Life, code: int) -> dict[str, Any]:
         return {"next": None, "state": "FAILED", "exit_code": TIMED_OUT if word[1] == "TIMEOUT" else 1, "why": why}
     if state == "STOPPED":
         return {"next": None}
-    return {"next": None, "state": "FAILED", "exit_code": code if code > 0 else 1, "why": said(folder)}
+    return {"next": None, "state": "FAILED", "exit_code": code if code > 0 else 1, "why": why_unheard(folder)}

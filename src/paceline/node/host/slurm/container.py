@@ -22,8 +22,6 @@ def described(
     job: Mapping[str, Any],
     place: Path,
     data: Iterable[Mapping[str, Any]],
-    *,
-    is_here: bool = True,
 ) -> dict[str, Any] | None:
     """The container of a job: its `program`, its `image` and the `binds`, folders that it sees; None if it has none.
 
@@ -32,7 +30,6 @@ def described(
         job: as a `JobSpec` in JSON.
         place: the job's folder.
         data: its volumes.
-        is_here: whether this machine sees what the nodes see.
 
     Raises:
         Refused: there is no such image, or a folder cannot be shown in a container.
@@ -50,7 +47,7 @@ def described(
             raise Refused(f"{folder}: {given['program']} cannot show a folder with ',' or ':' in its name; rename it")
     return {
         "program": given["program"],
-        "image": _image(given["program"], given["image"], is_here=is_here),
+        "image": _image(given["program"], given["image"]),
         "binds": binds,
     }
 
@@ -72,7 +69,7 @@ def command(container: Mapping[str, Any] | None) -> list[str]:
     return [container["program"], "exec", "--nv", *binds, container["image"]]
 
 
-def _image(program: str, image: str, *, is_here: bool) -> str:
+def _image(program: str, image: str) -> str:
     """An image as the program takes it: the whole path of a file, or where it comes from.
 
     Raises:
@@ -81,7 +78,7 @@ def _image(program: str, image: str, *, is_here: bool) -> str:
     if "://" in image or (program == "pyxis" and not image.startswith(_PATHS)):
         return image
     path = _whole(image)
-    if is_here and not path.exists():
+    if not path.exists():
         raise Refused(
             f"--image {image}: no {path} here; name a file on the shared disk, or for example docker://{image}"
         )

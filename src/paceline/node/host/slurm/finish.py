@@ -16,11 +16,12 @@ from paceline.node.failure import TIMED_OUT, is_loss
 from paceline.node.files import write_json
 from paceline.node.rundir.directory import SAVED
 
-from . import handover, mirror, view
+from . import view
 from .commands import SECONDS, Away, batch_environment, call
 from .folder import JobFolder, current_life, own_number
 from .own_job import shown_by_slurm
 from .queue import Queue
+from .script import UNSEEN
 
 if TYPE_CHECKING:
     from .folder import Life
@@ -56,7 +57,6 @@ def decide(path: str, code: str) -> int:
     if folder.follower(life):  # its Slurm job is not its own any more
         write_json(folder.of(life) / "outcome.json", {"next": None, "time": time.time()})
         return 1
-    handover.gather(folder, life)
     found = view.merged_of(folder, life, is_alive=False)
     state = found["state"] if found else "FAILED"
     exit_code = int(code) if code.isdecimal() else 1
@@ -65,13 +65,11 @@ def decide(path: str, code: str) -> int:
     outcome = _outcome(folder, life, found, exit_code)
     if outcome is None:
         return exit_code or 1
-    outcome = handover.settled(folder, outcome)
     follows = outcome.get("next")
     if follows == view.CHAIN:
         with contextlib.suppress(OSError):
             outcome = _chain(folder, outcome)
     write_json(folder.of(life) / "outcome.json", {**outcome, "time": time.time()})
-    handover.report(folder, life, outcome, found, exit_code)
     if outcome.get("next") == view.REQUEUE:
         return _requeue(folder, life, outcome, exit_code)
     if folder.is_stopped and state != "SUCCEEDED":
@@ -105,14 +103,14 @@ def _outcome(folder: JobFolder, life: Life, found: dict[str, Any] | None, exit_c
         if unseen := _unseen(folder):
             return {"next": None, "state": "FAILED", "exit_code": 2, "why": unseen}
     if state is None:
-        return {"next": None, "state": "FAILED", "exit_code": exit_code or 1, "why": said(folder), "is_printed": True}
+        return {"next": None, "state": "FAILED", "exit_code": exit_code or 1, "why": why_unheard(folder)}
     return {"next": None}
 
 
 def _at_limit(folder: JobFolder, life: Life) -> dict[str, Any]:
     """What follows when Slurm has warned the job of its time limit."""
     if not folder.read()["options"].get("chain"):
-        why = f"stopped at its time limit in Slurm; {mirror.how_to_go_on(folder)}"
+        why = f"stopped at its time limit in Slurm; paceline resubmit {folder.name} goes on from its last checkpoint"
     elif not any((run.read_status() or {}).get("start") is not None for run in folder.runs(life)):
         why = "its time limit ended before its ranks had started; give it a longer --time-limit"
     elif _gets_nowhere(folder):
@@ -150,16 +148,16 @@ def _warned(folder: JobFolder, life: Life) -> str:
 
 
 def _unseen(folder: JobFolder) -> str:
-    """What a node has said that does not see the job's folder; "" if all do."""
+    """The line for the nodes that do not see the job's folder; "" if all do."""
     with contextlib.suppress(OSError):
-        seen = re.findall(r"^paceline: (.* does not see .*)$", folder.output.read_text(errors="replace"), re.M)
-        return str(seen[-1]) if seen else ""
+        nodes = re.findall(rf"^{UNSEEN} (\S+)", folder.output.read_text(errors="replace"), re.MULTILINE)
+        return folder.unseen_by(sorted(set(nodes))) if nodes else ""
     return ""
 
 
-def said(folder: JobFolder) -> str:
-    """Why there is no word of any node."""
-    return folder.last_words or f"srun started nothing; see {folder.output}"
+def why_unheard(folder: JobFolder) -> str:
+    """Why no node has written anything."""
+    return _unseen(folder) or folder.last_words or f"srun started nothing; see {folder.output}"
 
 
 def _requeue(folder: JobFolder, life: Life, outcome: dict[str, Any], exit_code: int) -> int:

@@ -38,7 +38,7 @@ from paceline.node.rundir.directory import RunDirectory
 from paceline.node.store.records import FINAL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _NUMBER = re.compile(r"\d+(_\d+)?")  # of a job of Slurm, or of a task of an array
 COMMENT = "paceline:"  # begins the comment of a Slurm job; the identifier follows
@@ -100,7 +100,6 @@ class JobFolder:
         self.script = path / "batch.sh"
         self.output = path / "slurm.out"
         self.stop = path / "stop"
-        self.carried = path / "carried"
         self.code = path / "code" / path.name
 
     def read(self) -> dict[str, Any]:
@@ -124,17 +123,20 @@ class JobFolder:
         """Whether somebody has asked to stop it."""
         return self.stop.name in names(self.path)
 
-    def is_broadcast(self, job: Mapping[str, Any] | None = None) -> bool:
-        """Whether its nodes do not share the disk of its folder; `job` is what `job.json` holds, if known."""
-        stored = job or read_json(self.job) or {}
-        return bool((stored.get("options") or {}).get("broadcast"))
-
     def identity(self, job: Mapping[str, Any]) -> Identity:
         """By what its Slurm jobs are known; `job` is what `read` returns."""
         if not job.get("task"):
             return Identity(job["job_id"], self.name, str(self.path))
         array, task = job["task"]
         return Identity(array, self.name[: -len(f"-{task}")], str(self.path.parent))
+
+    def unseen_by(self, nodes: Sequence[str]) -> str:
+        """The line for nodes that do not see it."""
+        do = "do" if len(nodes) > 1 else "does"
+        return (
+            f"{', '.join(nodes)} {do} not see {self.root} of the machine that submitted the job; set root in the"
+            " settings to a folder that all nodes share"
+        )
 
     @property
     def last_words(self) -> str:

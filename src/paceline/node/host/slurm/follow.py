@@ -14,7 +14,7 @@ from paceline.node.host.protocol import next_order
 from paceline.node.logs.live import STREAM_BITS, Output, updates
 from paceline.node.store import records
 
-from . import mirror, verbs, view
+from . import verbs, view
 from .queue import Queue
 
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ def follow(
     obeying.start()
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()
     try:
-        with mirror.Following(home.root, folder):
-            yield from _Following(home, folder, shown, refused).answers()
+        yield from _Following(home, folder, shown, refused).answers()
     except GeneratorExit:  # nobody reads the answers any more, so stdin has ended, too
         obeying.join(_LAST)  # it stops the job
         raise

@@ -13,7 +13,7 @@ from paceline.node.host.protocol import end_with_stdin
 from paceline.node.logs.reader import Choice, attempts, check, last, read
 from paceline.node.store import records
 
-from . import mirror, view
+from . import view
 from .jobs import Jobs
 from .queue import Queue
 
@@ -41,17 +41,11 @@ def slurm_logs(home: Home, request: Request) -> Iterator[Answer]:
     folder = Jobs(home.root).of(request["name"])
     ranks = request["choice"].pop("ranks")
     choice = Choice(None if ranks is None else frozenset(ranks), **request["choice"])
-    missing = mirror.bring(folder, home.root)
-    if mirror.out_of_reach(folder, Queue(home.root)):
-        choice = replace(choice, follow=False)  # nothing would come
     _check(folder, choice)
     yield {"begin": True}
-    with mirror.Following(home.root, folder, choice.follow):
-        texts = Follower(home, folder, choice).read() if choice.follow else _written(folder, choice)
-        for text in texts:
-            yield {"text": text[:4], "data": text.data}
-    if missing:
-        raise Refused(missing)
+    texts = Follower(home, folder, choice).read() if choice.follow else _written(folder, choice)
+    for text in texts:
+        yield {"text": text[:4], "data": text.data}
     yield {"end": True}
 
 

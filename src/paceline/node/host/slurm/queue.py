@@ -2,18 +2,18 @@
 
 Many clusters forbid frequent polling. So the answer is kept in a file in paceline's root, with its time; whoever finds
 it too old asks again, and the others meanwhile use what is there. Each cluster has a file of its own, see `cluster.py`.
-All times are those of the disk with the root, since the clocks of machines may differ.
+A file of another version is not used: Slurm is asked again. All times are those of the disk with the root, since the
+clocks of machines may differ.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.node.errors import Refused
 from paceline.node.files import read_json, write_json
@@ -34,11 +34,11 @@ _LATE = 3.0  # seconds that Slurm may take to list a job that it has taken
 _BACK_OFF = 60.0  # at most so many seconds between two calls while Slurm does not answer
 _QUICK = 12.0  # seconds that Slurm may take to answer one who only looks
 _LOOK = 0.1  # seconds between two looks whether another process has the answer
-REFUSED = "refused: "  # begins what a batch script puts into the comment that cannot begin
 _OURS = re.compile(re.escape(COMMENT) + r"(\w+)")  # a site may put words of its own beside it
+_VERSION = 1  # of the file; earlier versions of paceline had one of another name
 _FIELDS = {
     "JobID": 24, "ArrayJobID": 24, "ArrayTaskID": 24, "State": 24, "Reason": 80, "StartTime": 24, "RestartCnt": 12,
-    "Partition": 64, "Name": 128, "WorkDir": 1024, "Comment": 1024, "NumNodes": 12,
+    "Partition": 64, "Name": 128, "WorkDir": 1024, "Comment": 1024, "BatchHost": 64,
 }  # fmt: skip
 
 
@@ -56,8 +56,7 @@ class Entry(NamedTuple):
         task: its number as a task of an array, such as 12_3; "" if it is none.
         name: of the job.
         folder: where it works.
-        said: what follows the identifier in its comment, see `mirror.absorb`.
-        nodes: how many it has, or asks for.
+        host: its first node, where its batch script runs; "" before it has one.
     """
 
     id: str
@@ -70,8 +69,7 @@ class Entry(NamedTuple):
     task: str = ""
     name: str = ""
     folder: str = ""
-    said: str = ""
-    nodes: int = 1
+    host: str = ""
 
     @property
     def number(self) -> str:
@@ -119,7 +117,6 @@ class Queue:
         self._found: dict[str, Entry] | None = None
         self._time = 0.0
         self._cluster: str | None = None
-        self._until: float | None = None
         self.problem: Refused | None = None
 
     def entry(self, number: str, identity: Identity | None) -> Entry | None:
@@ -149,12 +146,6 @@ class Queue:
             return ""
         return f"it is in the Slurm cluster {theirs}, and this machine belongs to {self._cluster}"
 
-    def left(self, seconds: float) -> float:
-        """How much is left of the seconds for which this look at jobs, of which there may be many, waits for others."""
-        if self._until is None:
-            self._until = time.monotonic() + seconds
-        return max(0.0, self._until - time.monotonic())
-
     def forget(self) -> None:
         """Let the next look of any client ask Slurm: the answer that is kept was true before this client's command."""
         with contextlib.suppress(OSError):
@@ -168,47 +159,71 @@ class Queue:
     def _read(self) -> dict[str, Entry]:
         self._cluster = cluster.known(self._root)
         file = _file(self._root, self._cluster)
-        kept = read_json(file)
+        kept = _Answer.read(file)
         now = disk_time(self._root)
-        if not _is_fresh(kept, now, self._fresh):
+        if kept is None or not kept.is_fresh(now, self._fresh):
             with _only_one(file, self._seconds):
-                kept, now = read_json(file), disk_time(self._root)
-                if not _is_fresh(kept, now, self._fresh):
+                kept, now = _Answer.read(file), disk_time(self._root)
+                if kept is None or not kept.is_fresh(now, self._fresh):
                     kept = self._ask(kept, now)
-        kept = kept or {}
-        if kept.get("problem"):
-            self.problem = Refused(str(kept["problem"]))
-        with contextlib.suppress(TypeError, ValueError, KeyError):  # a damaged file: it is written anew later
-            self._time = float(kept["time"])
-            entries = [Entry(*entry) for entry in kept["entries"]]
-            return {entry.number: entry for entry in entries}
-        return {}
+        self._time = kept.time
+        self.problem = Refused(kept.problem) if kept.problem else None
+        return {entry.number: entry for entry in kept.entries}
 
-    def _ask(self, before: dict[str, object] | None, begun: float) -> dict[str, object]:
+    def _ask(self, before: _Answer | None, begun: float) -> _Answer:
         until = time.monotonic() + self._seconds
         try:
             self._cluster = cluster.asked(self._root, self._seconds)
             entries = _listed(max(1.0, until - time.monotonic()))
-            answer: dict[str, object] = {"time": begun, "asked": begun, "entries": entries}
+            answer = _Answer(begun, begun, entries)
         except Refused as error:
-            failures = int(str((before or {}).get("failures", 0))) + 1
-            answer = {"time": 0.0, "entries": [], **(before or {}), "failures": failures, "problem": str(error)}
-            answer["asked"] = disk_time(self._root)  # now: the next one does not wait as long at once
+            last = before or _Answer(0.0, 0.0, [])
+            now = disk_time(self._root)  # now: the next one does not wait as long at once
+            answer = last._replace(asked=now, failures=last.failures + 1, problem=str(error))
         with contextlib.suppress(OSError):
-            write_json(_file(self._root, self._cluster), answer)
+            answer.write(_file(self._root, self._cluster))
         return answer
 
 
-def told_in(said: str) -> dict[str, Any]:
-    """What the batch script of a job has put into the comment at its end; the site may put words behind it.
+class _Answer(NamedTuple):
+    """An answer of Slurm, as it is kept.
 
-    Raises:
-        ValueError: it is something else.
+    Attributes:
+        time: when Slurm was asked that has answered; 0 if it never has.
+        asked: when it was asked last.
+        entries: its jobs.
+        failures: how often it has not answered since.
+        problem: why; "" if it has answered.
     """
-    found = json.JSONDecoder().raw_decode(said)[0]
-    if not isinstance(found, dict):
-        raise ValueError(f"not an object: {said}")
-    return found
+
+    time: float
+    asked: float
+    entries: list[Entry]
+    failures: int = 0
+    problem: str = ""
+
+    @classmethod
+    def read(cls, file: Path) -> _Answer | None:
+        """What is kept in a file; None if there is none, or it is damaged or of another version."""
+        kept = read_json(file) or {}
+        with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):
+            if kept["v"] == _VERSION:
+                entries = [Entry(**entry) for entry in kept["entries"]]
+                numbers = float(kept["time"]), float(kept["asked"]), entries, int(kept["failures"])
+                return cls(*numbers, str(kept["problem"]))
+        return None
+
+    def write(self, file: Path) -> None:
+        """Keep it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        write_json(file, {"v": _VERSION, **self._asdict(), "entries": [entry._asdict() for entry in self.entries]})
+
+    def is_fresh(self, now: float, fresh: float) -> bool:
+        """Whether it may be used at this time; an answer that did not come counts for longer."""
+        return 0 <= now - self.asked < min(_BACK_OFF, fresh * float(2 ** min(self.failures, 6)))
 
 
 class NothingAsked(Queue):
@@ -220,17 +235,7 @@ class NothingAsked(Queue):
 
 def _file(root: Path, name: str | None) -> Path:
     """The file with the answer of a cluster."""
-    return root / (f"squeue-{name}.json" if name else "squeue.json")
-
-
-def _is_fresh(kept: dict[str, object] | None, now: float, fresh: float) -> bool:
-    try:
-        assert kept is not None
-        failures = int(str(kept.get("failures", 0)))
-        age = now - float(str(kept["asked"]))
-        return bool(0 <= age < min(_BACK_OFF, fresh * 2 ** min(failures, 6)))
-    except (AssertionError, KeyError, ValueError):
-        return False
+    return root / (f"queue-{name}.json" if name else "queue.json")
 
 
 @contextlib.contextmanager
@@ -269,7 +274,6 @@ def _entry(column: Mapping[str, str]) -> Entry:
     restarts = column["RestartCnt"]
     comment = _OURS.search(column["Comment"])
     is_whole = comment is not None and comment.end() < _FIELDS["Comment"]  # else it may go on
-    nodes = re.match(r"\d+", column["NumNodes"])
     return Entry(
         column["JobID"],
         column["State"],
@@ -281,6 +285,5 @@ def _entry(column: Mapping[str, str]) -> Entry:
         f"{column['ArrayJobID']}_{column['ArrayTaskID']}" if column["ArrayTaskID"].isdecimal() else "",
         column["Name"],
         column["WorkDir"],
-        column["Comment"][comment.end() :].strip() if comment is not None else "",
-        int(nodes[0]) if nodes is not None else 1,
+        column["BatchHost"],
     )

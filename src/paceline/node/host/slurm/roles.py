@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "slurm": "task", "slurm-step": "allocated", "slurm-finish": "finish", "slurm-check": "trial",
-    "slurm-send": "sender", "slurm-unpack": "broadcast",
 }  # fmt: skip
 
 

@@ -24,11 +24,11 @@ _CLOSING = 60.0  # seconds beyond its grace that a job may take to end: to commi
 _LEAST_WARNING = 10  # seconds before the time limit, at least
 _MOST_WARNING = 65535  # more than that sbatch does not take
 
-_SEES = (
+UNSEEN = "paceline-unseen"  # begins the line of a node that does not see the job's folder, see `finish.py`
+SEES = (  # what a task of srun does first, with the job's folder as $0 and the command of an agent behind it
     '[ -e "$0/job.json" ] || {\n'
-    '  echo "paceline: $(uname -n) does not see $0, which is not on a shared disk; set root in the settings,'
-    ' or broadcast = true" >&2\n'
-    '  scancel --quiet --signal=TERM "$number.$SLURM_STEP_ID"\n'
+    f'  echo "{UNSEEN} $(uname -n) $0" >&2\n'
+    '  scancel --quiet --signal=TERM "${number:-$SLURM_JOB_ID}.$SLURM_STEP_ID"\n'
     "  exit 2\n"
     '}; exec "$@"'
 )
@@ -44,9 +44,9 @@ heard=
 # Slurm sends USR2 before the time limit: all nodes are asked to save and to stop.
 trap 'heard=1; echo limit > "$life/warned"; scancel --quiet --signal=TERM "$number"' USR2
 trap 'heard=1' TERM CONT
-{begin}mkdir -p "$life"
+mkdir -p "$life"
 sees='{sees}'
-{unpack}srun {srun} sh -c "$sees" "$job" {task} "$job" &
+srun {srun} sh -c "$sees" "$job" {task} "$job" &
 started=$!
 while :; do
   heard=
@@ -79,32 +79,15 @@ def text(job: Mapping[str, Any], folder: Path, command: Sequence[str], options: 
         '--nodes="$SLURM_JOB_NUM_NODES"', '--ntasks="$SLURM_JOB_NUM_NODES"', "--ntasks-per-node=1",
         "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}", *map(shlex.quote, flags(job, options)),
     ]  # fmt: skip
-    task = agent(command, options)
-    is_carried = options.get("broadcast")
-    begin, sees, unpack = "", _SEES, ""
-    if is_carried:
-        from . import broadcast  # takes long to import
-
-        flags_of_step = [*srun[:3], "--cpu-bind=none", "--input=none"]
-        begin = broadcast.begin(job_id, job["name"], flags_of_step, options.get("deleted") or ())
-        sees, unpack = broadcast.SEES, broadcast.unpacking(command)
     body = _BODY.format(
         program=_program(job),
-        begin=begin,
-        sees=sees,
-        unpack=unpack,
+        sees=SEES,
         job=shlex.quote(str(folder)) + ('-"$SLURM_ARRAY_TASK_ID"' if options.get("array") else ""),
         srun=" ".join(srun),
-        task=shlex.join([*(_own(command, options) if is_carried else ()), *task]),
+        task=shlex.join(agent(command, options)),
         command=shlex.join(command),
     )
     return "#!/bin/sh\n" + "".join(asked) + body
-
-
-def _own(command: Sequence[str], options: Mapping[str, Any]) -> list[str]:
-    """The Python that puts paceline in its place on a node, and the place; pyxis does that in the container."""
-    is_inside = options["container"] and options["container"]["program"] == "pyxis"
-    return [options["python"] if is_inside else command[0], command[1]]
 
 
 def _program(job: Mapping[str, Any]) -> str:
@@ -154,9 +137,8 @@ def directives(job: Mapping[str, Any], folder: Path, options: Mapping[str, Any],
         **({} if most else {"ntasks-per-node": "1"}),  # of a range of nodes Slurm would take the least then
         "output": str(folder).replace("%", "%%") + ("-%a/" if options.get("array") else "/") + "slurm.out",
         "open-mode": "append",
-        **({"output": "/dev/null"} if options.get("broadcast") else {}),  # its folder is not on the nodes yet
         "chdir": str(folder.parent if options.get("array") else folder),
-        "no-requeue" if options.get("broadcast") and job["checkpoint_dir"] is None else "requeue": "",
+        "requeue": "",
         **({"array": options["array"]} if options.get("array") else {}),
         "signal": f"B:USR2@{_warning(job, limit_of(job, options['slurm'], options.get('limit')))}",
     }
@@ -178,8 +160,6 @@ def directives(job: Mapping[str, Any], folder: Path, options: Mapping[str, Any],
     users = given(options["slurm"])
     if "gres" in found and "gres" in users and "gpu" not in users["gres"]:
         users["gres"] = f"{found['gres']},{users['gres']}"
-    if "no-requeue" in found:
-        users.pop("requeue", None)
     for own, others in _INSTEAD.items():  # the user's words for the same
         if own in found and any(other in users for other in others):
             del found[own]

@@ -107,7 +107,6 @@ def _run_batch(home: Home, folders: list[JobFolder], request: Request) -> Iterat
 
 def _undo(jobs: Jobs, folders: list[JobFolder], number: str) -> None:
     """Cancel what was just submitted; jobs that have started meanwhile keep their folders, and are stopped."""
-    from .cleanup import remove
     from .verbs import cancel
 
     for folder in folders:  # nodes that share the disk see this if Slurm does not answer
@@ -119,7 +118,7 @@ def _undo(jobs: Jobs, folders: list[JobFolder], number: str) -> None:
     if is_over and not any(folder.lives for folder in folders):
         for folder in folders:
             with contextlib.suppress(Refused):
-                remove(jobs, folder)
+                jobs.remove(folder)
 
 
 def _names(request: Request) -> list[str]:
@@ -212,7 +211,7 @@ def _fill(jobs: Jobs, folder: JobFolder, request: Request, archive: Bytes, first
         node["working_dir"] = code["path"]
         _check_program(job, folder.code)
     else:
-        node["working_dir"] = _working_dir(job, request["options"])
+        node["working_dir"] = _working_dir(job)
     index = _index(request) if request.get("task") else old and old.read().get("index")
     if index and not request.get("task"):  # else Slurm sets them
         node["env"] = {**index, **job["env"]}
@@ -229,16 +228,10 @@ def _fill(jobs: Jobs, folder: JobFolder, request: Request, archive: Bytes, first
             "job_id": request["job_id"], "created": time.time(), "spec": job, "node": node, "code": code,
             "data": list(request["data"]), "options": dict(request["options"]), "terminal": dict(request["terminal"]),
             "allocation": request["allocation"], "task": request.get("task"), "index": index,
-            "program": [sys.executable, ENTRY], "cluster": cluster.asked(jobs.root, SECONDS),
-            "followed": request.get("shown") is not None,
+            "cluster": cluster.asked(jobs.root, SECONDS),
         },
     )  # fmt: skip
     folder.job.chmod(0o600)
-    if request["options"].get("broadcast"):
-        from . import broadcast  # takes long to import
-
-        broadcast.add_to(folder.script, folder)
-        (folder.path / "id").write_text(f"{request['job_id']}\n")  # a node that shares the disk sees whose this is
     (folder.path / "lives").mkdir()  # now, so that no client remembers that they are missing (NFS)
     if request["allocation"] is not None:
         folder.add_id(str(request["allocation"]["id"]))
@@ -257,18 +250,19 @@ def _check(jobs: Jobs, request: Request) -> None:
     Raises:
         Refused: it cannot run there.
     """
-    job, options = request["job"], request["options"]
+    job = request["job"]
     old = _old(jobs, job)
     if old is not None and job["options"].get("array") not in (None, old.read()["spec"]["options"].get("array")):
         raise Refused("--array: one job is run again, not several; leave it out")
-    if options.get("broadcast") or (old is not None and old.is_broadcast()):
-        from . import broadcast  # takes long to import
-
-        broadcast.check(job, options, old)
+    if (
+        old is not None
+        and old.read()["options"].get("broadcast")
+        and not job["fresh"]
+        and job["checkpoint_dir"] is None
+    ):
+        raise Refused(f"the checkpoints of job {old.name} are on its nodes' own disks; start anew with --fresh")
     if job["code"] is None:
-        folder = _working_dir(job, options)
-        if not options.get("broadcast"):  # else it is on the nodes alone
-            _check_program(job, folder)
+        _check_program(job, _working_dir(job))
 
 
 def _old(jobs: Jobs, job: Mapping[str, Any]) -> JobFolder | None:
@@ -287,9 +281,9 @@ def _old(jobs: Jobs, job: Mapping[str, Any]) -> JobFolder | None:
     return old
 
 
-def _working_dir(job: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+def _working_dir(job: Mapping[str, Any]) -> str:
     folder: str = os.path.abspath(os.path.expanduser(job["working_dir"]))
-    if not options.get("broadcast") and not os.path.isdir(folder):
+    if not os.path.isdir(folder):
         raise Refused(f"no folder {folder} here; name one on the shared disk with --working-dir, or send the code")
     return folder
 
@@ -307,12 +301,7 @@ def _check_program(job: Mapping[str, Any], folder: str | Path) -> None:
 def _script(jobs: Jobs, request: Request) -> str:
     job_id: str = request["job_id"]
     job, options, place = request["job"], request["options"], jobs.path / request["job"]["name"]
-    shown = container.described(options["container"], job, place, request["data"], is_here=not options.get("broadcast"))
-    options = {**options, "container": shown}
-    if options.get("broadcast"):
-        from . import cleanup  # takes long to import
-
-        options["deleted"] = cleanup.deleted(jobs, job["name"])
+    options = {**options, "container": container.described(options["container"], job, place, request["data"])}
     if request["allocation"] is not None:
         task = script.agent([sys.executable, ENTRY], options)
         return shlex.join(allocated.argv(place, request["allocation"], script.flags(job, options), task)) + "\n"

@@ -45,10 +45,6 @@ def main(path: str) -> NoReturn:
     folder, life, placement = JobFolder(Path(path)), current_life(), _placement()
     part = folder.part(life, placement.node_rank)
     try:
-        if folder.carried.exists():
-            from . import broadcast  # takes long to import
-
-            broadcast.unpack(folder)
         _claim(folder, life)
         if placement.node_rank == 0:  # before it looks for a stop: who stops the job does it the other way round
             with contextlib.suppress(OSError):
@@ -205,8 +201,4 @@ def _first_attempt(folder: JobFolder, life: Life) -> int:
             status = run.read_status() or {}
             if status.get("start") is not None:
                 last = max(last, int(status["attempt"]))
-    if life.restarts:
-        from . import handover  # takes long to import
-
-        last = max(last, handover.first_attempt(folder, life) - 1)
     return last + 1

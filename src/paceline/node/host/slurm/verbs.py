@@ -13,7 +13,7 @@ from paceline.node.files import read_json
 from paceline.node.host.protocol import end_with_stdin
 from paceline.node.store import records
 
-from . import cleanup, mirror, transfer, view
+from . import view
 from .commands import Away, Rejected, call
 from .jobs import Jobs
 from .queue import Queue
@@ -40,7 +40,6 @@ def slurm_describe(home: Home, request: Request) -> Answer:
     if names is None:
         jobs.sweep()
     folders = list(jobs) if names is None else jobs.named(names)
-    mirror.refresh(folders, queue, mirror.FRESH if names is not None else mirror.FRESH_LIST)
     found = []
     for folder in folders:
         record = view.record(folder, queue)
@@ -50,7 +49,7 @@ def slurm_describe(home: Home, request: Request) -> Answer:
         has_expired = is_over and record["ttl"] is not None and now - (record["finished"] or now) >= record["ttl"]
         if has_expired and not request.get("keeps"):
             with contextlib.suppress(Refused):  # it is tried again at the next call
-                cleanup.remove(jobs, folder)
+                jobs.remove(folder)
         elif not is_over or names is not None or record["finished"] >= since:
             found.append(record)
     problem = None if queue.problem is None else str(queue.problem)
@@ -79,13 +78,14 @@ def _refuse_elsewhere(folder: JobFolder, queue: Queue) -> None:
 
 def slurm_spec(home: Home, request: Request) -> Answer:
     """What the user of a job asked for."""
-    return {"spec": Jobs(home.root).of(request["name"]).read()["spec"]}
+    spec = Jobs(home.root).of(request["name"]).read()["spec"]
+    options = {name: value for name, value in spec["options"].items() if name != "broadcast"}  # of earlier versions
+    return {"spec": {**spec, "options": options}}
 
 
 def slurm_events(home: Home, request: Request) -> Answer:
     """The events of a job on all its nodes, in the order of time."""
     folder = Jobs(home.root).of(request["name"])
-    mirror.bring(folder, home.root)
     found: list[dict[str, Any]] = []
     for life, runs in view.runs_of(folder):
         for run in runs:
@@ -98,11 +98,7 @@ def slurm_events(home: Home, request: Request) -> Answer:
 
 
 def slurm_wait(home: Home, request: Request) -> Iterator[Answer]:
-    """One line per job when it has ended, and a last line.
-
-    Raises:
-        Refused: nothing more comes here from one.
-    """
+    """One line per job when it has ended, and a last line."""
     end_with_stdin()
     jobs = Jobs(home.root)
     left = jobs.named(request["names"])
@@ -113,8 +109,6 @@ def slurm_wait(home: Home, request: Request) -> Iterator[Answer]:
             if record is None or record["state"] in records.FINAL:
                 left.remove(folder)
                 yield {"ended": folder.name}
-            elif why := mirror.out_of_reach(folder, queue):
-                raise Refused(f"that job {folder.name} ends is not seen here: {why}")
         if left:
             time.sleep(_LOOK)
     yield {"end": True}
@@ -206,8 +200,6 @@ def _stop(folder: JobFolder, slurm: _Tries, now: bool, number: int = signal.SIGT
                 slurm.cancel(entry.number)
                 slurm.left_queue(entry)
                 continue
-            if folder.is_broadcast():  # the nodes do not see the file
-                slurm.cancel("--batch", "--signal=USR1", entry.number)
             slurm.cancel(f"--signal={int(number)}", entry.number)
         if not now:  # agents look at it from time to time: Slurm may lose the signal on its way
             folder.stop.write_text(f"{int(number)}\n")
@@ -323,16 +315,8 @@ def slurm_delete(home: Home, request: Request) -> Answer:
             raise Refused(
                 f"job {users[0]} keeps its checkpoints in the folder of job {folder.name}; delete {users[0]} first"
             )
-    left: list[str] = []
     for folder in folders:
-        try:
-            cleanup.remove(jobs, folder)
-        except cleanup.Left as error:
-            left.append(str(error))
-        except Refused as error:
-            raise Refused("; ".join([*left, str(error)])) from None
-    if left:
-        raise Refused("; ".join(left))
+        jobs.remove(folder)
     return {"names": [folder.name for folder in folders]}
 
 
@@ -355,12 +339,8 @@ def _users(jobs: Jobs, folder: JobFolder) -> list[str]:
 
 
 def slurm_shell(home: Home, request: Request) -> Answer:
-    """Where a command beside a rank runs: the run directory on the rank's node, and the step that has it.
-
-    Its `program` runs paceline there; None if that is what this machine runs now.
-    """
+    """Where a command beside a rank runs: the run directory on the rank's node, and the step that has it."""
     folder = Jobs(home.root).of(request["name"])
-    mirror.refresh([folder], Queue(home.root))
     for life, runs in reversed(view.runs_of(folder)):
         for run in runs:
             status = run.read_status() or {}
@@ -375,6 +355,5 @@ def slurm_shell(home: Home, request: Request) -> Answer:
                     if status.get("state") in records.FINAL or view.is_requeued(folder, life, queue):
                         raise Refused(f"job {folder.name} does not run now: {record['waiting'] or view.STARTING}")
                 node = folder.node(life, status.get("node_rank") or 0) or status["agent"]["host"]
-                program = transfer.program(folder) if folder.is_broadcast() else None
-                return {"run": str(run.path), "id": life.id, "node": node, "is_over": is_over, "program": program}
+                return {"run": str(run.path), "id": life.id, "node": node, "is_over": is_over}
     raise Refused(f"job {folder.name} has no rank {request['rank']} that has started")

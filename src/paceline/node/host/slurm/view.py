@@ -30,6 +30,8 @@ _CLOSING = 30.0  # seconds in which the process that waits for a step says how i
 _SUBMITTING = 600.0  # seconds that a client may take to submit: it tries again while Slurm does not answer
 NEW = "Slurm has just got it"
 CLOSING = "it has ended on its nodes; its batch script finds out whether it goes on"
+# Slurm's reasons where a node cannot open the output file of a batch script.
+_NOT_OPENED = ("JobLaunchFailure", "RaisedSignal:53")
 _SUSPENDED = "Slurm has suspended it (Slurm: SUSPENDED)"
 STARTING = "its nodes start"
 
@@ -39,10 +41,6 @@ def record(folder: JobFolder, queue: Queue) -> dict[str, Any] | None:
     job = read_json(folder.job)
     if job is None:
         return None
-    if folder.is_broadcast(job):
-        from . import mirror  # takes long to import
-
-        mirror.absorb(folder, queue)
     found = _Looked(folder, job, queue).record()
     if found is None:
         return None
@@ -103,17 +101,9 @@ class _Looked:
             waiting = NEW if is_new else reasons.waiting(entry.reason, entry.id, entry.start)
             return self._plain("PENDING", entry, waiting=waiting)
         if entry.is_running:
-            return self._plain("STARTING", entry, waiting=self._mirror_problem() or STARTING)
+            return self._plain("STARTING", entry, waiting=STARTING)
         accounts.keep(entry.state, self._folder.accounted(self._folder.ids[-1]))
         return self._ended_by_slurm(entry.state, entry)
-
-    def _mirror_problem(self) -> str:
-        """Why it cannot be seen what its nodes write; "" if it can."""
-        if not self._folder.is_broadcast(self._job):
-            return ""
-        from . import mirror  # takes long to import
-
-        return mirror.problem(self._folder)
 
     def _any_outcome(self) -> dict[str, Any] | None:
         return next(filter(None, map(self._folder.outcome, self._folder.lives)), None)
@@ -125,8 +115,6 @@ class _Looked:
             why = "Slurm never got it: the command that submitted it was ended; submit it again"
         elif word := self._accounted():
             return self._ended_by_slurm(word)
-        elif self._folder.is_broadcast():
-            return self._ended_by_slurm("")
         else:
             why = self._folder.last_words or "Slurm does not know it any more, and no node has started it"
         return self._plain("FAILED", error=why, finished=_time_of(self._folder))
@@ -134,15 +122,17 @@ class _Looked:
     def _ended_by_slurm(self, word: str, entry: Entry | None = None) -> dict[str, Any]:
         """A job that Slurm has ended before any node wrote something; `word` is Slurm's for how."""
         finished = _time_of(self._folder)
-        if self._folder.is_broadcast():
-            return self._unseen(word, self._plain("FAILED", entry, finished=finished))
         if self._is_stopped:
             return self._plain("STOPPED", entry, finished=finished)
+        if word == "COMPLETED":  # only a job that has succeeded exits with 0
+            return self._plain("SUCCEEDED", entry, finished=finished)
         state = "STOPPED" if word == "CANCELLED" else "FAILED"
         why = reasons.ENDED.get(word, f"Slurm says {word}")
         said = "" if state == "STOPPED" else self._folder.last_words
-        if word == "FAILED" and not said:
-            said = f"perhaps its node does not see {self._folder.path}; paceline check --on the target tries that"
+        if entry is not None and word == "FAILED" and not said and entry.reason.startswith(_NOT_OPENED):
+            why = f"{entry.host or 'its first node'} could not start its batch script; most likely"
+            why = f"{why} {self._folder.unseen_by(['it'])}; paceline check --on the target tries that"
+            return self._plain("FAILED", entry, error=why, finished=finished)
         return self._plain(
             state, entry, error=f"{why} before it started{f': {said}' if said else ''}", finished=finished
         )
@@ -243,8 +233,8 @@ class _Looked:
         if entry is not None:
             accounts.keep(entry.state, kept)
         word = entry.state if entry is not None else accounts.state_of(life.id, kept)
-        if self._folder.is_broadcast() and word != "FAILED":
-            return self._unseen(word, found)
+        if word == "COMPLETED" and not self._is_allocated:  # only a job that has succeeded exits with 0
+            return {**found, "state": "SUCCEEDED", "exit_code": 0, "error": None}
         if word in ("", "COMPLETED", "FAILED"):
             return found
         why = reasons.ENDED.get(word, f"Slurm says {word}")
@@ -252,16 +242,6 @@ class _Looked:
             return {**found, "state": "STOPPED", "error": f"{why}, not by paceline"}
         again = f"paceline resubmit {self._folder.name} goes on from its last checkpoint"
         return {**found, "state": "FAILED", "error": f"{why}; {again}"}
-
-    def _unseen(self, word: str, found: dict[str, Any]) -> dict[str, Any]:
-        """A job that has ended, and whose nodes' disks say more of it than is here; `word` is Slurm's for how."""
-        if self._is_stopped:
-            return {**found, "state": "STOPPED", "error": None}
-        from . import mirror  # takes long to import
-
-        state, why = mirror.ended(self._folder, word)
-        code = 0 if state == "SUCCEEDED" else found["exit_code"] or 1
-        return {**found, "state": state, "error": why, "exit_code": code, "waiting": None}
 
     def _merged(self, life: Life, *, is_alive: bool) -> dict[str, Any]:
         """The record of all nodes of a life; FAILED if one refused the job."""
