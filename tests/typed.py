@@ -10,10 +10,8 @@ import tempfile
 from typing import TYPE_CHECKING
 from unittest import mock
 
-import pytest
-
 from paceline.cli.flags import everywhere, where
-from paceline.cli.main import main
+from paceline.cli.main import run
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline
@@ -32,19 +30,17 @@ def typed(paceline: Paceline, *args: str) -> subprocess.CompletedProcess[str]:
             mock.patch.dict(os.environ, paceline.env, clear=True),
             mock.patch.object(sys, "argv", ["paceline", *args]),
         ):
-            with (
-                contextlib.redirect_stdout(out),
-                contextlib.redirect_stderr(err),
-                pytest.raises(SystemExit) as ended,
-            ):
-                main()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                try:
+                    code: object = run()
+                except SystemExit as ended:
+                    code = ended.code
             texts = []
             for stream in (out, err):
                 stream.seek(0)
                 texts.append(stream.read())
     finally:
         os.chdir(before)
-    code = ended.value.code
     assert isinstance(code, int)
     return subprocess.CompletedProcess(["paceline", *args], code, *texts)
 

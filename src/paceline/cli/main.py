@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
 import errno
+import gc
 import importlib
 import os
 import signal
 import sys
-from typing import Any
+import threading
+from typing import Any, NoReturn
 
 import click
 
 from paceline._version import __version__
+
+_COLLECT_EVERY = 50_000  # objects; imports make more than that, and Python would look through all of them 70 times
 
 # verb → (module, what `paceline --help` says of it)
 VERBS = {
@@ -84,8 +89,14 @@ def cli() -> None:
     """
 
 
-def main() -> None:
-    """Run the command line; bad input is one line on stderr and exit code 2."""
+def main() -> NoReturn:
+    """Run the command line, and end this process with its exit code."""
+    gc.set_threshold(_COLLECT_EVERY)
+    _end(run())
+
+
+def run() -> int:
+    """Run the command line, and return its exit code; bad input is one line on stderr and exit code 2."""
     from paceline.job.errors import UserError
 
     _open_closed_streams()
@@ -116,7 +127,18 @@ def main() -> None:
             stream.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # so that Python does not try again
-    sys.exit(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0
+
+
+def _end(code: int) -> NoReturn:
+    """End this process without freeing all that was imported, which takes a sixth of a short command's time."""
+    if any(thread is not threading.main_thread() and not thread.daemon for thread in threading.enumerate()):
+        sys.exit(code)  # Python waits for them
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code)
 
 
 def _open_closed_streams() -> None:
