@@ -91,6 +91,8 @@ def timeline(file: str) -> None:
     for _ in range(2):
         hvd.allreduce(torch.ones(2), name="traced")
     hvd.allgather(torch.ones(2), name="gathered")
+    if rank == 0:
+        assert "ALLREDUCE" in {event["name"] for event in json.loads(Path(file).read_text() + "]")}  # as they come
     hvd.stop_timeline()
     hvd.shutdown()
     if rank == 0:

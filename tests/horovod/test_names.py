@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import warnings
 from typing import Any
 
@@ -93,6 +94,29 @@ def test_every_function_takes_what_that_of_horovod_takes(name: str) -> None:
     assert function.__doc__
     if name in OF_MPI_OPS:
         assert getattr(importlib.import_module("paceline.horovod.torch.mpi_ops"), name) is function
+
+
+def test_names_of_modules_beside() -> None:
+    util = importlib.import_module("paceline.horovod.common.util")
+    assert util.gloo_built(verbose=True)
+    for name in ("mpi_built", "nccl_built", "ddl_built", "ccl_built"):
+        assert not getattr(util, name)()
+    assert (util.extension_available("torch"), util.extension_available("mxnet")) == (True, False)
+    basics = importlib.import_module("paceline.horovod.common.basics").HorovodBasics(__file__, "mpi_lib_v2")
+    assert (basics.size, basics.Sum) == (hvd.size, hvd.Sum)
+    with pytest.raises(AttributeError, match="mlsl_built"):
+        basics.mlsl_built()
+
+
+def test_variables_are_set_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = importlib.import_module("paceline.horovod.common.util").env
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "5")
+    monkeypatch.delenv("HOROVOD_FUSION_THRESHOLD", raising=False)
+    with env(HOROVOD_CYCLE_TIME="7", HOROVOD_FUSION_THRESHOLD="0", HOROVOD_TIMELINE=None):
+        assert (os.environ["HOROVOD_CYCLE_TIME"], os.environ["HOROVOD_FUSION_THRESHOLD"]) == ("7", "0")
+        assert "HOROVOD_TIMELINE" not in os.environ
+    assert os.environ["HOROVOD_CYCLE_TIME"] == "5"
+    assert "HOROVOD_FUSION_THRESHOLD" not in os.environ
 
 
 @pytest.mark.parametrize("name", ["allreduce", "allreduce_", "grouped_allreduce_async", "grouped_allreduce"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 from typing import TYPE_CHECKING
 
@@ -314,6 +315,20 @@ def test_objects_metrics_and_uneven_batches_with_a_timeline(paceline: Paceline) 
 def total(start: float, *, step: float = 1.0) -> tuple[int, float]:
     hvd.init()
     return hvd.rank(), hvd.allreduce(torch.tensor(start + step * hvd.rank()), op=hvd.Sum).item()
+
+
+def test_a_closure_and_a_lambda_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cloudpickle")
+    factor = 3
+
+    def scaled(value: int) -> int:
+        return value * factor
+
+    assert run(scaled, (2,), np=2) == [6, 6]
+    assert run(lambda value: value + factor, (1,)) == [4]
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(pickle.PicklingError, match="top level of a module, or install cloudpickle"):
+        run(scaled, (2,))
 
 
 def test_a_function_is_run_on_ranks_of_this_machine_alone() -> None:

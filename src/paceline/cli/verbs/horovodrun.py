@@ -21,7 +21,6 @@ _NUMBERS = (
     ("--elastic-timeout", "HOROVOD_ELASTIC_TIMEOUT", 1, "How long init waits for the other ranks."),
 )
 _SWITCHES = (
-    ("--disable-cache", "HOROVOD_CACHE_CAPACITY", "0", "Cache no responses."),
     ("--no-stall-check", "HOROVOD_STALL_CHECK_DISABLE", "1", "Do not name missing ranks."),
     ("--timeline-mark-cycles", "HOROVOD_TIMELINE_MARK_CYCLES", "1", "Mark cycles in the timeline."),
 )
@@ -36,6 +35,7 @@ OPTIONS = [
     *(Option([flag], section=_SECTION, type=float, metavar="N", help=text) for flag, _, _, text in _NUMBERS),
     *(Option([flag], section=_SECTION, is_flag=True, help=text) for flag, _, _, text in _SWITCHES),
     *(Option([flag], section=_SECTION, metavar="NAME", help=text) for flag, _, text in _TEXTS),
+    Option(["--disable-cache"], section=_SECTION, is_flag=True, help="Accepted; no check is left out."),
     Option(["--gloo"], section=_SECTION, is_flag=True, help="Accepted; collectives use gloo."),
     Option(["--mpi"], section=_SECTION, is_flag=True, help="Refused; there is no MPI here."),
 ]

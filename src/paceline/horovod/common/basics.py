@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 from paceline.contract import Placement, recognise
 from paceline.horovod.engine.entries import Entry
 from paceline.horovod.engine.execution import Members
-from paceline.horovod.engine.negotiation import UNNAMED, Request
+from paceline.horovod.engine.negotiation import OP_NAMES, UNNAMED, Request
 from paceline.horovod.engine.sums import share_memory
 from paceline.horovod.engine.thread import Engine
 from paceline.horovod.engine.timeline import Timeline
@@ -298,6 +298,24 @@ def cuda_built() -> bool:
 def rocm_built() -> bool:
     """Whether torch was built for ROCm."""
     return torch.version.hip is not None
+
+
+class HorovodBasics:
+    """The functions of this module as methods, as in Horovod.
+
+    Args:
+        args: accepted: where Horovod's library would be.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if name in __all__:
+            return globals()[name]
+        if name in OP_NAMES:
+            return OP_NAMES.index(name)
+        raise AttributeError(f"HorovodBasics has no attribute {name!r}")
 
 
 # -- timeline ----------------------------------------------------------------------------------------------------------

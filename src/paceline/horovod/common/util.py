@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterable, Sequence
+import os
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -25,6 +28,52 @@ def split_list(items: Sequence[T], parts: int) -> list[list[T]]:
 def num_rank_is_power_2(count: int) -> bool:
     """Whether a number of ranks is a power of two."""
     return count > 0 and count & (count - 1) == 0
+
+
+def dumps(value: object) -> bytes:
+    """Pickle an object; by cloudpickle where that is installed, which takes functions and classes of any place."""
+    try:
+        import cloudpickle  # type: ignore[import-untyped, unused-ignore]
+    except ImportError:
+        return pickle.dumps(value)
+    return bytes(cloudpickle.dumps(value))
+
+
+@contextlib.contextmanager
+def env(**variables: str | None) -> Iterator[None]:
+    """Set variables of the environment for a while; those that are None stay as they are."""
+    wanted = {name: value for name, value in variables.items() if value is not None}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether there is the API of a framework: "torch"."""
+    return ext_base_name == "torch"
+
+
+def _built(name: str) -> Callable[..., Any]:
+    def built(verbose: bool = False) -> Any:
+        from . import basics
+
+        return getattr(basics, name)()
+
+    built.__name__ = built.__qualname__ = name
+    built.__doc__ = f"The answer of `hvd.{name}`."
+    return built
+
+
+gloo_built, mpi_built, nccl_built = _built("gloo_built"), _built("mpi_built"), _built("nccl_built")
+ddl_built, ccl_built = _built("ddl_built"), _built("ccl_built")
+cuda_built, rocm_built = _built("cuda_built"), _built("rocm_built")
 
 
 def gpu_available(*_: Any) -> bool:

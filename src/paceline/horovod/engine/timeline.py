@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Timeline:
-    """A file with events. Each tensor is shown as a process of its own, with its name."""
+    """A file with events, written as they come. Each tensor is shown as a process of its own, with its name."""
 
     def __init__(self, path: str, mark_cycles: bool) -> None:
         """Begin the file.
@@ -30,7 +30,6 @@ class Timeline:
         self._numbers: dict[str, int] = {}
         self._negotiated: set[str] = set()
         self._file: TextIO | None = open(path, "w", encoding="utf-8")  # noqa: SIM115 - until `close`
-        self._file.write("[\n")
         self._began = time.monotonic()
         self._is_first = True
         self._write(
@@ -118,7 +117,6 @@ class Timeline:
     def _write(self, event: dict[str, object]) -> None:
         if self._file is None:
             return
-        if not self._is_first:
-            self._file.write(",\n")
+        self._file.write(f"{'[' if self._is_first else ','}\n{json.dumps(event)}")
+        self._file.flush()  # a rank that is killed leaves a trace that can be read
         self._is_first = False
-        self._file.write(json.dumps(event))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
+
+from paceline.horovod.common.util import dumps
 
 T = TypeVar("T")
 
@@ -38,7 +41,7 @@ def run(
     """Call `func(*args, **kwargs)` on ranks of this machine.
 
     Args:
-        func: picklable: defined at the top level of a module.
+        func: any function where cloudpickle is installed, else one that is defined at the top level of a module.
         args: its arguments.
         kwargs: its named arguments.
         np: number of ranks; 1 by default.
@@ -51,6 +54,7 @@ def run(
     Raises:
         Exception: the one that the first failing rank raised.
         TypeError: there is no such argument.
+        PicklingError: the function or an argument cannot be pickled.
         ValueError: other machines are given: several machines are a job of `paceline run -H`.
     """
     from paceline.train.launch import launch
@@ -65,7 +69,23 @@ def run(
                 f"horovod.run({name}={given!r}) works on this machine only; make the function a script, and run it "
                 "with paceline run -H HOST:RANKS,…"
             )
-    return launch(functools.partial(func, **(kwargs or {})), args, np or num_proc or 1)
+    return launch(_Pickled(functools.partial(func, *args, **(kwargs or {}))), (), np or num_proc or 1)
+
+
+class _Pickled:
+    """A function that any rank can unpickle."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        try:
+            self._data = dumps(function)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise pickle.PicklingError(
+                f"horovod.run: the function or its arguments cannot be pickled: {error}. Define it at the top level of "
+                "a module, or install cloudpickle"
+            ) from error
+
+    def __call__(self) -> Any:
+        return pickle.loads(self._data)()
 
 
 def _is_here(hosts: str) -> bool:

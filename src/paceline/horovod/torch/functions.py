@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, cast
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.horovod.common.process_sets import ProcessSet, global_process_set
+from paceline.horovod.common.util import dumps
 from paceline.train.group import sharded
 
 from .mpi_ops import allgather, broadcast_, broadcast_async_, rank, synchronize
@@ -128,14 +128,7 @@ def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = 
 
 
 def _packed(obj: object) -> Tensor:
-    buffer = io.BytesIO()
-    try:
-        import cloudpickle  # type: ignore[import-untyped, unused-ignore]
-    except ImportError:
-        pickle.dump(obj, buffer)
-    else:
-        cloudpickle.dump(obj, buffer)
-    return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(dumps(obj)), dtype=torch.uint8)
 
 
 def _unpacked(data: Tensor) -> object:
