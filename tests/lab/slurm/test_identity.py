@@ -28,7 +28,7 @@ def other_cluster(user: Client, cluster: Cluster, rows: str) -> None:
 
 
 def test_a_cluster_that_shares_the_home(user: Client, cluster: Cluster) -> None:
-    from paceline.node.host.slurm.queue import _FIELDS
+    from paceline.node.host.slurm.look.queue import _FIELDS
 
     submit(user, "pass", name="done")
     reaches(user, "SUCCEEDED", "done")

@@ -16,7 +16,7 @@ from tests.conftest import eventually
 from tests.lab.lab import inside
 from tests.needs import need
 
-from paceline.backends.slurm.sbatch import ABBREVIATED, KNOWN, OURS
+from paceline.backends.slurm.sbatch_options import ABBREVIATED, KNOWN, OURS
 
 from .cluster import Cluster, missing
 

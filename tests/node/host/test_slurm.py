@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from tests.late import job_spec
 
 from paceline.node.errors import Refused
-from paceline.node.host.slurm import reasons, script
-from paceline.node.host.slurm.folder import JobFolder, Life
-from paceline.node.host.slurm.jobs import Jobs
-from paceline.node.host.slurm.partitions import gpus
+from paceline.node.host.slurm.job_folder import JobFolder, Life
+from paceline.node.host.slurm.job_folders import Jobs
+from paceline.node.host.slurm.look import reasons
+from paceline.node.host.slurm.look.partitions import gpus
+from paceline.node.host.slurm.place import batch_script
 
 OPTIONS: dict[str, Any] = {"slurm": {}, "no_kill": False, "container": None, "python": "python3"}
 
@@ -29,7 +30,7 @@ def job(**fields: Any) -> dict[str, Any]:
 
 def text(folder: Path = Path("/shared/slurm/it"), slurm: dict[str, Any] | None = None, **fields: Any) -> str:
     options = {**OPTIONS, "slurm": slurm or {}}
-    return script.text(job(**fields), folder, ["/usr/bin/python3", "/shared/p.pyz"], options, "id")
+    return batch_script.text(job(**fields), folder, ["/usr/bin/python3", "/shared/p.pyz"], options, "id")
 
 
 @given(st.text(alphabet=string.printable.replace("\n", "").replace("\r", ""), min_size=1).filter(lambda it: it.strip()))
@@ -60,7 +61,7 @@ def test_the_users_words_take_precedence() -> None:
 
 @pytest.mark.parametrize(("seconds", "shown"), [(1, "0-00:00:01"), (59.2, "0-00:01:00"), (90061, "1-01:01:01")])
 def test_durations(seconds: float, shown: str) -> None:
-    assert script.duration(seconds) == shown
+    assert batch_script.duration(seconds) == shown
 
 
 @pytest.mark.parametrize(

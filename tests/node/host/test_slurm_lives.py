@@ -18,10 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import GENEROUS, eventually
 
-from paceline.node.host.slurm import finish, jobs, roles, task, trial
-from paceline.node.host.slurm.folder import JobFolder, Life
-from paceline.node.host.slurm.jobs import Jobs
-from paceline.node.host.slurm.queue import Queue
+from paceline.node.host.slurm import job_folders, roles
+from paceline.node.host.slurm.end import finish
+from paceline.node.host.slurm.job_folder import JobFolder, Life
+from paceline.node.host.slurm.job_folders import Jobs
+from paceline.node.host.slurm.look.queue import Queue
+from paceline.node.host.slurm.place import check_task, task
 from paceline.node.logs import growing_file
 from paceline.node.logs.live import Output, updates
 from paceline.node.logs.reader import Choice, read
@@ -233,11 +235,11 @@ def test_the_fake_disk_remembers(tmp_path: Path, forgetful: set[str]) -> None:
 def test_a_trial_sees_what_another_node_writes(
     tmp_path: Path, forgetful: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "_PATIENCE", GENEROUS)
+    monkeypatch.setattr(check_task, "_PATIENCE", GENEROUS)
     elsewhere(tmp_path / "facts-0.json", "{}")
     assert not (tmp_path / "facts-1.json").exists()
     threading.Timer(0.2, elsewhere, [tmp_path / "facts-1.json", '{"port": 7}']).start()
-    assert trial._wait(tmp_path, "facts", [1]) == {1: {"port": 7}}
+    assert check_task._wait(tmp_path, "facts", [1]) == {1: {"port": 7}}
 
 
 @pytest.fixture
@@ -307,7 +309,7 @@ def test_the_clock_of_this_machine_decides_nothing(tmp_path: Path, monkeypatch: 
 
 
 def test_a_long_upload_does_not_count_as_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "_REFRESH", 0.05)
+    monkeypatch.setattr(job_folders, "_REFRESH", 0.05)
     there = Jobs(tmp_path)
     building = there.new("it")
     with there.filling(building):

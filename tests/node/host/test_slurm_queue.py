@@ -15,10 +15,12 @@ from tests.conftest import GENEROUS
 from tests.late import job_spec
 
 from paceline.node.errors import Refused
-from paceline.node.host.slurm import accounts, cluster, queue, verbs
-from paceline.node.host.slurm.folder import Identity, JobFolder, Life
-from paceline.node.host.slurm.jobs import Jobs
-from paceline.node.host.slurm.queue import _FIELDS, Queue
+from paceline.node.host.slurm import cluster
+from paceline.node.host.slurm.end import stop as stopping
+from paceline.node.host.slurm.job_folder import Identity, JobFolder, Life
+from paceline.node.host.slurm.job_folders import Jobs
+from paceline.node.host.slurm.look import accounts, describe, queue
+from paceline.node.host.slurm.look.queue import _FIELDS, Queue
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.store.home import Home
 
@@ -202,7 +204,7 @@ def test_only_the_jobs_own_slurm_job_is_stopped(
     (tmp_path / "rows").write_text(line(JobID="7", State="RUNNING", Comment=comment, Name=name, WorkDir=where) + "\n")
     squeue(tmp_path, monkeypatch, f"cat {tmp_path}/rows")
     command(tmp_path, "scancel", f'echo "$@" >> {tmp_path}/cancelled')
-    verbs.stop(it, now=True)
+    stopping.stop(it, now=True)
     assert (tmp_path / "cancelled").exists() == is_ours
     assert not is_ours or (tmp_path / "cancelled").read_text() == "--quiet 7\n"
     found = Queue(it.root).of(it.identity(it.read()))
@@ -218,7 +220,7 @@ def test_that_a_job_has_left_the_queue_is_seen_at_once(
     (tmp_path / "rows").write_text(line(JobID="7", State="PENDING", Comment="paceline:abc") + "\n")
     squeue(tmp_path, monkeypatch, f"cat {tmp_path}/rows")
     command(tmp_path, "scancel", f"sed -i s/PENDING/CANCELLED/ {tmp_path}/rows")
-    verbs.stop(it, now=now)
+    stopping.stop(it, now=now)
     entry = Queue(it.root).entry("7", None)
     assert entry is not None and entry.state == "CANCELLED"
 
@@ -234,12 +236,12 @@ def test_stop_is_tried_for_a_while_and_says_so(tmp_path: Path, monkeypatch: pyte
     squeue(tmp_path, monkeypatch, "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
     clock = [0.0]
     monkeypatch.setattr(
-        verbs, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda s: clock.append(clock.pop() + s))
+        stopping, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda s: clock.append(clock.pop() + s))
     )
     with pytest.raises(Refused, match=r"slurmctld.*it was tried for 30 s, nothing was stopped, try again"):
-        verbs.stop(it, now=True, patience=30.0)
+        stopping.stop(it, now=True, patience=30.0)
     assert not it.is_stopped
-    assert len((tmp_path / "calls").read_text().splitlines()) == 1 + clock[0] / verbs._PAUSE == 16
+    assert len((tmp_path / "calls").read_text().splitlines()) == 1 + clock[0] / stopping._PAUSE == 16
 
 
 def test_the_wait_for_slurm_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, still: float) -> None:
@@ -292,9 +294,9 @@ def test_a_suspended_job_can_only_be_ended(tmp_path: Path, monkeypatch: pytest.M
     squeue(tmp_path, monkeypatch, f"cat {tmp_path}/rows")
     command(tmp_path, "scancel", f'echo "$@" >> {tmp_path}/cancelled')
     with pytest.raises(Refused, match=r"job it is suspended in Slurm, so it cannot save; end it with .* --now it, or"):
-        verbs.stop(it, now=False)
+        stopping.stop(it, now=False)
     assert not it.is_stopped and not (tmp_path / "cancelled").exists()
-    verbs.stop(it, now=True)
+    stopping.stop(it, now=True)
     assert it.is_stopped and (tmp_path / "cancelled").read_text() == "--quiet 7\n"
 
 
@@ -311,11 +313,11 @@ def test_a_requeued_job_whose_agents_were_killed_has_no_node(tmp_path: Path, mon
     squeue(tmp_path, monkeypatch, f"cat {tmp_path}/rows")
     request = {"name": "it", "rank": 0}
     (tmp_path / "rows").write_text(line(State="RUNNING", RestartCnt="0", **row) + "\n")
-    assert verbs.slurm_shell(Home(it.root), request)["node"] == "n0"
+    assert describe.slurm_shell(Home(it.root), request)["node"] == "n0"
     (it.root / "queue-here.json").unlink()
     (tmp_path / "rows").write_text(line(State="PENDING", RestartCnt="1", Reason="JobHeldUser", **row) + "\n")
     with pytest.raises(Refused, match="job it does not run now: Slurm has requeued it; its user holds it"):
-        verbs.slurm_shell(Home(it.root), request)
+        describe.slurm_shell(Home(it.root), request)
 
 
 @pytest.mark.parametrize(
@@ -330,6 +332,6 @@ def test_a_job_of_an_earlier_version_whose_nodes_shared_no_disk(
     it.add_id("7")
     (tmp_path / "rows").write_text(line(JobID="7", State=word, Comment='paceline:abc {"next": null}') + "\n")
     squeue(tmp_path, monkeypatch, f"cat {tmp_path}/rows")
-    (found,) = verbs.slurm_describe(Home(it.root), {"names": ["it"], "since": None})["jobs"]
+    (found,) = describe.slurm_describe(Home(it.root), {"names": ["it"], "since": None})["jobs"]
     assert found["state"] == state
-    assert verbs.slurm_spec(Home(it.root), {"name": "it"})["spec"]["options"] == {}, "it can be submitted again"
+    assert describe.slurm_spec(Home(it.root), {"name": "it"})["spec"]["options"] == {}, "it can be submitted again"

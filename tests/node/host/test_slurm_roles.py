@@ -17,9 +17,10 @@ from tests.late import job_spec
 
 from paceline.contract.slurm import agreed_port
 from paceline.node import ENTRY
-from paceline.node.host.slurm import allocated, own_job
-from paceline.node.host.slurm.folder import JobFolder, Life
-from paceline.node.host.slurm.jobs import Jobs
+from paceline.node.host.slurm.end import own_job
+from paceline.node.host.slurm.job_folder import JobFolder, Life
+from paceline.node.host.slurm.job_folders import Jobs
+from paceline.node.host.slurm.place import step
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,6 +114,6 @@ def test_slurm_takes_a_while_to_end_what_ran_in_an_allocation(
     slept: list[float] = []
     shown = lambda: f"JobState={'COMPLETING' if sum(slept) < 60 else 'CANCELLED'}"  # noqa: E731
     monkeypatch.setattr(own_job, "shown_by_slurm", shown)
-    monkeypatch.setattr(allocated, "time", SimpleNamespace(sleep=slept.append))
-    outcome = allocated._outcome(folder, LIFE, 143)
+    monkeypatch.setattr(step, "time", SimpleNamespace(sleep=slept.append))
+    outcome = step._outcome(folder, LIFE, 143)
     assert outcome["state"] == "STOPPED" and "cancelled in Slurm, not by paceline" in outcome["why"]

@@ -8,7 +8,7 @@ from paceline.backends.base import Allocation
 from paceline.contract import ContractError
 from paceline.contract.slurm import expand_hosts, is_step, tasks_per_node
 from paceline.job.errors import UserError
-from paceline.node.host.slurm.allocated import WITHIN
+from paceline.node.host.slurm.place.step import WITHIN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

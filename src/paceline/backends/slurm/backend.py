@@ -93,7 +93,7 @@ class Slurm(Backend):
             UserError: it cannot run there, its name is taken, or Slurm does not answer.
         """
         from .precedence import asked
-        from .submit import prepare, refuse_new
+        from .start import prepare, refuse_new
 
         self.refuse_unsupported(spec)
         spec, options = self.with_options(spec)
@@ -110,7 +110,7 @@ class Slurm(Backend):
         Raises:
             UserError: Slurm does not take it; nothing of it is left.
         """
-        from .submit import SlurmPrepared, start
+        from .start import SlurmPrepared, start
 
         assert isinstance(prepared, SlurmPrepared)
         opened, answer = start(prepared, progress)
@@ -130,7 +130,7 @@ class Slurm(Backend):
             UserError: see `start`.
         """
         from .foreground import SlurmRun
-        from .submit import SlurmPrepared, start
+        from .start import SlurmPrepared, start
 
         assert isinstance(prepared, SlurmPrepared)
         opened, answer = start(prepared, progress, shown)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from paceline.backends.remote.connection import Answer
     from paceline.job.job import Job
 
-    from .submit import Opened
+    from .start import Opened
 
 
 class SlurmRun:

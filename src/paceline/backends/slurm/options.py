@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from paceline.job.errors import nearest
 
-from .sbatch import KNOWN, MAY_LACK_VALUE, OPPOSITE, OURS, SWITCHES, YES_OR_NO, name_of
+from .sbatch_options import KNOWN, MAY_LACK_VALUE, OPPOSITE, OURS, SWITCHES, YES_OR_NO, name_of
 
 MOST_TASKS = 1000  # of an array: each is a job of its own
 

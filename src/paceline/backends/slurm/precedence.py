@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.job.errors import UserError
 
-from .sbatch import name_of
+from .sbatch_options import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -35,14 +35,15 @@ _VERBS = {
     "held": ("rejoin",),
     "moving": ("left", "carry"),
     "warming": ("warm_start", "warm_ask"),
-    "slurm.submit": ("slurm_submit",),
-    "slurm.verbs": (
-        "slurm_describe", "slurm_spec", "slurm_events", "slurm_wait", "slurm_stop", "slurm_delete", "slurm_shell",
-        "slurm_contents",
+    "slurm.place.submit": ("slurm_submit",),
+    "slurm.place.check_job": ("slurm_check",),
+    "slurm.look.describe": (
+        "slurm_describe", "slurm_spec", "slurm_events", "slurm_wait", "slurm_shell", "slurm_contents",
     ),
-    "slurm.logs": ("slurm_logs",),
-    "slurm.partitions": ("slurm_nodes",),
-    "slurm.check": ("slurm_check",),
+    "slurm.look.logs": ("slurm_logs",),
+    "slurm.look.partitions": ("slurm_nodes",),
+    "slurm.end.stop": ("slurm_stop",),
+    "slurm.end.delete": ("slurm_delete",),
 }  # fmt: skip
 _MODULES = {verb: module for module, verbs in _VERBS.items() for verb in verbs}
 

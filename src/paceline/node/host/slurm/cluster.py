@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from paceline.node.files import read_json, write_json
 
-from .commands import Rejected, call
+from .call import Rejected, call
 
 if TYPE_CHECKING:
     from pathlib import Path

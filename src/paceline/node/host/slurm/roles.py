@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _MODULES = {
-    "slurm": "task", "slurm-step": "allocated", "slurm-finish": "finish", "slurm-check": "trial",
+    "slurm": "place.task", "slurm-step": "place.step", "slurm-finish": "end.finish", "slurm-check": "place.check_task",
 }  # fmt: skip
 
 

@@ -14,17 +14,16 @@ from paceline.contract import TOKEN
 from paceline.node.errors import Refused
 from paceline.node.failure import TIMED_OUT, is_loss
 from paceline.node.files import write_json
+from paceline.node.host.slurm.call import SECONDS, Away, batch_environment, call
+from paceline.node.host.slurm.job_folder import UNSEEN, JobFolder, current_life, own_number
+from paceline.node.host.slurm.look import view
+from paceline.node.host.slurm.look.queue import Queue
 from paceline.node.rundir.directory import SAVED
 
-from . import view
-from .commands import SECONDS, Away, batch_environment, call
-from .folder import JobFolder, current_life, own_number
 from .own_job import shown_by_slurm
-from .queue import Queue
-from .script import UNSEEN
 
 if TYPE_CHECKING:
-    from .folder import Life
+    from paceline.node.host.slurm.job_folder import Life
 
 _IDLE = 3  # jobs of a chain that may end without a checkpoint
 _MOST_LOSSES = 5  # requeues after the loss of a node: more are no accident

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 
 from paceline.node.errors import Refused
-
-from .commands import Away, call
-from .folder import own_number
+from paceline.node.host.slurm.call import Away, call
+from paceline.node.host.slurm.job_folder import own_number
 
 _TRIES, _PAUSE = 60, 5.0  # while Slurm does not answer; its controller may be restarted
 

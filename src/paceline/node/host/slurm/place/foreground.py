@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.node.errors import Refused
 from paceline.node.host.protocol import next_order
+from paceline.node.host.slurm.end import stop as stopping
+from paceline.node.host.slurm.look import view
+from paceline.node.host.slurm.look.queue import Queue
 from paceline.node.logs.live import STREAM_BITS, Output, updates
 from paceline.node.store import records
-
-from . import verbs, view
-from .queue import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from paceline.node.host.slurm.job_folder import JobFolder
     from paceline.node.logs.live import Update
     from paceline.node.rundir.directory import RunDirectory
     from paceline.node.store.home import Answer, Home
-
-    from .folder import JobFolder
 
 _LOOK = 0.5  # seconds between two looks; the kernel does not report what other machines write
 _LAST = 300.0  # seconds for which a job is stopped whose client is gone, while Slurm does not answer
@@ -91,7 +90,7 @@ def _obey(
             owed = False
             continue
         try:
-            verbs.stop(folder, now, number, patience)
+            stopping.stop(folder, now, number, patience)
             owed = False
         except (Refused, OSError) as error:
             why = str(error).partition("; it was tried")[0]
@@ -102,7 +101,7 @@ def _obey(
     if not has_ended.is_set():
         for now in (asked, True):  # one that is suspended can only be ended
             with contextlib.suppress(Refused, OSError):
-                verbs.stop(folder, now, patience=_LAST)
+                stopping.stop(folder, now, patience=_LAST)
                 break
     os._exit(0)
 

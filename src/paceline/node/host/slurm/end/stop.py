@@ -1,117 +1,28 @@
-"""The requests of a client that look at Slurm jobs, and that end and remove them."""
+"""Stops jobs: those that run are asked to save and to end, others leave the queue."""
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
-from paceline.node.files import read_json
-from paceline.node.host.protocol import end_with_stdin
+from paceline.node.host.slurm.call import Away, Rejected, call
+from paceline.node.host.slurm.job_folders import Jobs
+from paceline.node.host.slurm.look import view
+from paceline.node.host.slurm.look.queue import Queue
 from paceline.node.store import records
 
-from . import view
-from .commands import Away, Rejected, call
-from .jobs import Jobs
-from .queue import Queue
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from paceline.node.host.slurm.job_folder import JobFolder
+    from paceline.node.host.slurm.look.queue import Entry
     from paceline.node.store.home import Answer, Home, Request
 
-    from .folder import JobFolder
-    from .queue import Entry
-
-_LOOK = 1.0  # seconds between two looks; the kernel does not report what other machines write
 _ENDED = re.compile(r"invalid job id|already complet|invalid job step|step .*complet", re.IGNORECASE)
 PATIENCE = 30.0  # seconds for which a stop is tried while Slurm does not answer
 _AT_ONCE = 8  # jobs that are stopped at the same time: scancel takes 5 s for a task of an array that runs
 _PAUSE, _LEAST = 2.0, 5.0  # seconds between two tries, and that a command may take at least
-
-
-def slurm_describe(home: Home, request: Request) -> Answer:
-    """The records of jobs, without those that ended before a time. Removes jobs whose time to live is over, or not."""
-    jobs, queue = Jobs(home.root), Queue(home.root)
-    names, since, now = request["names"], request["since"] or 0.0, time.time()
-    if names is None:
-        jobs.sweep()
-    folders = list(jobs) if names is None else jobs.named(names)
-    found = []
-    for folder in folders:
-        record = view.record(folder, queue)
-        if record is None:
-            continue
-        is_over = record["state"] in records.FINAL
-        has_expired = is_over and record["ttl"] is not None and now - (record["finished"] or now) >= record["ttl"]
-        if has_expired and not request.get("keeps"):
-            with contextlib.suppress(Refused):  # it is tried again at the next call
-                jobs.remove(folder)
-        elif not is_over or names is not None or record["finished"] >= since:
-            found.append(record)
-    problem = None if queue.problem is None else str(queue.problem)
-    going = [record["name"] for record in found if record["state"] not in records.FINAL]
-    elsewhere = {name: why for name in going if (why := _elsewhere(jobs, queue, name))}
-    return {
-        "jobs": found, "names": [folder.name for folder in folders], "problem": problem, "elsewhere": elsewhere,
-    }  # fmt: skip
-
-
-def _elsewhere(jobs: Jobs, queue: Queue, name: str) -> str:
-    """Why Slurm is not asked for a job here; "" if it is."""
-    folder = jobs.find(name)
-    return queue.elsewhere(read_json(folder.job) or {}) if folder is not None else ""
-
-
-def _refuse_elsewhere(folder: JobFolder, queue: Queue) -> None:
-    """Refuse a job that goes on in another cluster.
-
-    Raises:
-        Refused: it does.
-    """
-    if elsewhere := queue.elsewhere(folder.read()):
-        raise Refused(f"job {folder.name} cannot be reached: {elsewhere}; go to a login node of its cluster")
-
-
-def slurm_spec(home: Home, request: Request) -> Answer:
-    """What the user of a job asked for."""
-    spec = Jobs(home.root).of(request["name"]).read()["spec"]
-    options = {name: value for name, value in spec["options"].items() if name != "broadcast"}  # of earlier versions
-    return {"spec": {**spec, "options": options}}
-
-
-def slurm_events(home: Home, request: Request) -> Answer:
-    """The events of a job on all its nodes, in the order of time."""
-    folder = Jobs(home.root).of(request["name"])
-    found: list[dict[str, Any]] = []
-    for life, runs in view.runs_of(folder):
-        for run in runs:
-            host = ((run.read_status() or {}).get("agent") or {"host": None})["host"]
-            found += [{**it, **({"host": host} if len(runs) > 1 else {})} for it in records.events(run)]
-        outcome = folder.outcome(life) or {}
-        if outcome.get("next"):
-            found.append({"time": outcome["time"], "event": "requeued", "why": outcome["why"]})
-    return {"events": sorted(found, key=lambda event: event["time"])}
-
-
-def slurm_wait(home: Home, request: Request) -> Iterator[Answer]:
-    """One line per job when it has ended, and a last line."""
-    end_with_stdin()
-    jobs = Jobs(home.root)
-    left = jobs.named(request["names"])
-    while left:
-        queue = Queue(home.root)
-        for folder in list(left):
-            record = view.record(folder, queue)
-            if record is None or record["state"] in records.FINAL:
-                left.remove(folder)
-                yield {"ended": folder.name}
-        if left:
-            time.sleep(_LOOK)
-    yield {"end": True}
 
 
 def slurm_stop(home: Home, request: Request) -> Answer:
@@ -125,7 +36,7 @@ def slurm_stop(home: Home, request: Request) -> Answer:
     found = [(folder, view.record(folder, queue)) for folder in folders]
     going = [(folder, it["state"]) for folder, it in found if it is not None and it["state"] not in records.FINAL]
     for folder, _ in going:
-        _refuse_elsewhere(folder, queue)
+        view.refuse_elsewhere(folder, queue)
     _stop_all(going, request["now"])
     return {"names": [folder.name for folder in folders]}
 
@@ -296,64 +207,3 @@ class _Tries:
         if time.monotonic() + _PAUSE > self._until:
             raise Refused(f"{error}; it was tried for {self._patience:g} s, nothing was stopped, try again") from None
         time.sleep(_PAUSE)  # nothing says when the controller is back
-
-
-def slurm_delete(home: Home, request: Request) -> Answer:
-    """Remove jobs that have ended.
-
-    Raises:
-        Refused: one has not ended.
-    """
-    jobs, queue = Jobs(home.root), Queue(home.root)
-    folders = jobs.named(request["names"])
-    for folder in folders:
-        record = view.record(folder, queue)
-        if record is not None and record["state"] not in records.FINAL:
-            _refuse_elsewhere(folder, queue)
-            raise Refused(f"job {folder.name} has not ended; stop it first: paceline stop {folder.name}")
-        if users := _users(jobs, folder):
-            raise Refused(
-                f"job {users[0]} keeps its checkpoints in the folder of job {folder.name}; delete {users[0]} first"
-            )
-    for folder in folders:
-        jobs.remove(folder)
-    return {"names": [folder.name for folder in folders]}
-
-
-def slurm_contents(home: Home, request: Request) -> Answer:
-    """What the removal of jobs would remove on the disk of this machine."""
-    from paceline.node.store.contents import contents_of
-
-    return {"contents": {folder.name: contents_of([folder.path]) for folder in Jobs(home.root).named(request["names"])}}
-
-
-def _users(jobs: Jobs, folder: JobFolder) -> list[str]:
-    """Other jobs that save their checkpoints in this one's folder."""
-    found = []
-    for other in jobs:
-        stored: dict[str, Any] = read_json(other.job) or {}
-        node: dict[str, Any] = stored.get("node") or {}
-        if other.name != folder.name and f"{node.get('checkpoint_dir')}/".startswith(f"{folder.path}/"):
-            found.append(other.name)
-    return found
-
-
-def slurm_shell(home: Home, request: Request) -> Answer:
-    """Where a command beside a rank runs: the run directory on the rank's node, and the step that has it."""
-    folder = Jobs(home.root).of(request["name"])
-    for life, runs in reversed(view.runs_of(folder)):
-        for run in runs:
-            status = run.read_status() or {}
-            ranks = [entry["rank"] for entry in status.get("ranks", ())]
-            if request["rank"] in ranks or (not ranks and request["rank"] == 0):
-                queue = Queue(home.root)
-                record = view.record(folder, queue)
-                has_ended = record is None or record["state"] in records.FINAL
-                is_over = has_ended or folder.outcome(life) is not None
-                if record is not None and not is_over:
-                    _refuse_elsewhere(folder, queue)
-                    if status.get("state") in records.FINAL or view.is_requeued(folder, life, queue):
-                        raise Refused(f"job {folder.name} does not run now: {record['waiting'] or view.STARTING}")
-                node = folder.node(life, status.get("node_rank") or 0) or status["agent"]["host"]
-                return {"run": str(run.path), "id": life.id, "node": node, "is_over": is_over}
-    raise Refused(f"job {folder.name} has no rank {request['rank']} that has started")

@@ -17,22 +17,20 @@ from typing import TYPE_CHECKING, Any
 from paceline.contract import TOKEN, ContractError
 from paceline.contract.slurm import SlurmContract, agreed_port
 from paceline.node.errors import Refused
+from paceline.node.host.slurm.call import call
+from paceline.node.host.slurm.job_folder import JobFolder, current_life, own_number
 from paceline.node.machine import volumes
 from paceline.node.spec import CURRENT_SECONDS
 from paceline.node.store import make
 from paceline.node.store.home import Home
 from paceline.node.store.plan import Order, make_plan, this_machine
 
-from .commands import call
-from .folder import JobFolder, current_life, own_number
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
     from paceline.contract import Placement
-
-    from .folder import Life
+    from paceline.node.host.slurm.job_folder import Life
 
 _LEAST_LOOK, _LOOK = 0.02, 0.2  # seconds between two looks at what another machine writes, at first and later
 _NOTING = 30.0  # seconds in which who has submitted a Slurm job notes its number

@@ -17,17 +17,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.node.errors import Refused
 from paceline.node.files import read_json, write_json
+from paceline.node.host.slurm import cluster
+from paceline.node.host.slurm.call import table
+from paceline.node.host.slurm.job_folder import COMMENT
+from paceline.node.host.slurm.job_folders import disk_time
 
-from . import cluster, reasons
-from .commands import table
-from .folder import COMMENT
-from .jobs import disk_time
+from . import reasons
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from .folder import Identity
+    from paceline.node.host.slurm.job_folder import Identity
 
 FRESH = 10.0  # seconds for which an answer is used
 _LATE = 3.0  # seconds that Slurm may take to list a job that it has taken

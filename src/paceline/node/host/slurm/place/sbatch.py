@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
 from paceline.node.host.protocol import client_is_gone
+from paceline.node.host.slurm.call import SECONDS, Away, Rejected, batch_environment, call
+from paceline.node.host.slurm.look import partitions
+from paceline.node.host.slurm.look.queue import Queue
 
-from . import partitions, script
-from .commands import SECONDS, Away, Rejected, batch_environment, call
-from .queue import Queue
+from . import batch_script
 
 if TYPE_CHECKING:
+    from paceline.node.host.slurm.job_folder import JobFolder
     from paceline.node.store.home import Request
-
-    from .folder import JobFolder
 
 _TRIES = 3  # of sbatch, while Slurm does not answer
 _PAUSE = 2.0  # seconds between two of them
@@ -43,7 +43,7 @@ class Limit:
         return self._found
 
     def _ask(self) -> None:
-        job, options = self._request["job"], script.given(self._request["options"]["slurm"])
+        job, options = self._request["job"], batch_script.given(self._request["options"]["slurm"])
         if job["time_limit"] is None and "time" not in options:
             with contextlib.suppress(Refused):
                 self._found = partitions.limit(options.get("partition", job["queue"] or ""))
@@ -66,7 +66,7 @@ def tested(batch: str, request: Request) -> list[str]:
 
 def _missing_nodes(request: Request) -> list[str]:
     """The nodes that are not up and without which the job has too few; empty if it has too few with them, too."""
-    job, options = request["job"], script.given(request["options"]["slurm"])
+    job, options = request["job"], batch_script.given(request["options"]["slurm"])
     asked = options.get("partition", job["queue"] or "")
     needed = {"gpus": job["devices"] if isinstance(job["devices"], int) else 0, "cpus": job["cpus"] or 0}
     fitting = [

@@ -20,19 +20,20 @@ from paceline.node import ENTRY
 from paceline.node.errors import Refused
 from paceline.node.files import write_json
 from paceline.node.host.protocol import Bytes, client_is_gone, next_order
+from paceline.node.host.slurm import cluster
+from paceline.node.host.slurm.call import SECONDS, found
+from paceline.node.host.slurm.job_folders import Jobs
+from paceline.node.host.slurm.look import view
+from paceline.node.host.slurm.look.queue import NothingAsked, Queue
 from paceline.node.planning.script import program_kind
 
-from . import allocated, cluster, container, sbatch, script, view
-from .commands import SECONDS, found
-from .jobs import Jobs
-from .queue import NothingAsked, Queue
+from . import batch_script, container, sbatch, step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from paceline.node.host.slurm.job_folder import JobFolder
     from paceline.node.store.home import Answer, Home, Request
-
-    from .folder import JobFolder
 
 _LAST = 300.0  # seconds for which a job is cancelled whose client is gone, while Slurm does not answer
 
@@ -98,7 +99,7 @@ def _run_batch(home: Home, folders: list[JobFolder], request: Request) -> Iterat
         if not is_kept:
             _undo(jobs, folders, number)
     if request["shown"] is not None:
-        from .follow import follow  # takes long to import
+        from .foreground import follow  # takes long to import
 
         yield from follow(home, folders[0], request["shown"])
     elif is_kept:
@@ -107,7 +108,7 @@ def _run_batch(home: Home, folders: list[JobFolder], request: Request) -> Iterat
 
 def _undo(jobs: Jobs, folders: list[JobFolder], number: str) -> None:
     """Cancel what was just submitted; jobs that have started meanwhile keep their folders, and are stopped."""
-    from .verbs import cancel
+    from paceline.node.host.slurm.end.stop import cancel
 
     for folder in folders:  # nodes that share the disk see this if Slurm does not answer
         folder.stop.write_text(f"{int(signal.SIGTERM)}\n")
@@ -180,12 +181,12 @@ def _settled_one(jobs: Jobs, request: Request, archive: Bytes, first: JobFolder 
 def _run_step(home: Home, folder: JobFolder, request: Request) -> Iterator[Answer]:
     """Start a job in the allocation of its user, and follow it."""
     try:
-        env = allocated.environment(request["secrets"], request["token"], request["allocation"])
-        minder = allocated.start(folder, env)
+        env = step.environment(request["secrets"], request["token"], request["allocation"])
+        minder = step.start(folder, env)
     except OSError as error:
         Jobs(home.root).remove(folder)
         raise Refused(f"cannot start the job here: {error.strerror}; nothing of it is left") from None
-    from .follow import follow  # takes long to import
+    from .foreground import follow  # takes long to import
 
     yield {"record": view.record(folder, NothingAsked(home.root)), "id": folder.ids[-1], "others": []}
     yield from follow(home, folder, request["shown"], minder.wait)
@@ -303,6 +304,6 @@ def _script(jobs: Jobs, request: Request) -> str:
     job, options, place = request["job"], request["options"], jobs.path / request["job"]["name"]
     options = {**options, "container": container.described(options["container"], job, place, request["data"])}
     if request["allocation"] is not None:
-        task = script.agent([sys.executable, ENTRY], options)
-        return shlex.join(allocated.argv(place, request["allocation"], script.flags(job, options), task)) + "\n"
-    return script.text(job, place, [sys.executable, ENTRY], options, job_id)
+        task = batch_script.agent([sys.executable, ENTRY], options)
+        return shlex.join(step.argv(place, request["allocation"], batch_script.flags(job, options), task)) + "\n"
+    return batch_script.text(job, place, [sys.executable, ENTRY], options, job_id)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from .commands import call, table
-from .script import seconds_of
+from paceline.node.host.slurm.call import call, table
 
 if TYPE_CHECKING:
     from paceline.node.store.home import Answer, Home, Request
@@ -49,6 +48,18 @@ def limit(asked: str) -> float | None:
             times = (seconds_of(said.get(name, "")) for name in ("DefaultTime", "MaxTime"))
             found.append(next((time for time in times if time is not None), None))
     return min((time for time in found if time is not None), default=None)
+
+
+def seconds_of(text: str) -> float | None:
+    """A time limit that Slurm has written, or takes: minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S; None if it is none."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
+    if match is None:
+        return None
+    days, *parts = (None if part is None else int(part) for part in match.groups())
+    first, second, third = parts
+    if days is None and third is None:  # minutes first
+        return float((first or 0) * 60 + (second or 0))
+    return float((days or 0) * 86400 + (first or 0) * 3600 + (second or 0) * 60 + (third or 0))
 
 
 def _node(column: dict[str, str]) -> dict[str, Any]:

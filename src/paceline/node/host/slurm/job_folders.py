@@ -12,7 +12,7 @@ from paceline.node.errors import Refused
 from paceline.node.rundir.directory import MARKER, RunDirectory
 from paceline.node.rundir.staging import remove_folder
 
-from .folder import JobFolder, names
+from .job_folder import JobFolder, names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -7,10 +7,10 @@ import time
 from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
+from paceline.node.host.slurm.call import call, has
+from paceline.node.host.slurm.job_folders import disk_time
 
 from . import reasons
-from .commands import call, has
-from .jobs import disk_time
 
 if TYPE_CHECKING:
     from pathlib import Path

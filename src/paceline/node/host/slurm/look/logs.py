@@ -10,22 +10,21 @@ from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
 from paceline.node.host.protocol import end_with_stdin
+from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.logs.reader import Choice, attempts, check, last, read
 from paceline.node.store import records
 
 from . import view
-from .jobs import Jobs
 from .queue import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from paceline.node.host.slurm.job_folder import JobFolder
     from paceline.node.logs.reader import Text
     from paceline.node.rundir.directory import RunDirectory
     from paceline.node.store.home import Answer, Home, Request
-
-    from .folder import JobFolder
 
 _LOOK = 1.0  # seconds between two looks for another life, or the end
 _KEPT = 64  # pieces of text that nobody has taken yet; then the readers wait

@@ -1,7 +1,8 @@
 """Tries out a Slurm cluster for `paceline check`: its commands, and then a short job, of which nothing is left.
 
-What the job runs on its nodes is in `trial.py`. The nodes write into a folder in paceline's root. A node that does not
-see that folder can say so nevertheless: the batch script, which Slurm itself carries, puts it into the job's comment.
+What the job runs on its nodes is in `check_task.py`. The nodes write into a folder in paceline's root. A node that does
+not see that folder can say so nevertheless: the batch script, which Slurm itself carries, puts it into the job's
+comment.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from paceline.node import ENTRY
 from paceline.node.errors import Refused
 from paceline.node.files import read_json
 from paceline.node.host.protocol import next_order
+from paceline.node.host.slurm.call import Away, Rejected, batch_environment, call, has, table
+from paceline.node.host.slurm.job_folder import names
+from paceline.node.host.slurm.job_folders import Jobs
+from paceline.node.host.slurm.look import reasons
+from paceline.node.host.slurm.look.partitions import gpus
 
-from . import reasons, script
-from .commands import Away, Rejected, batch_environment, call, has, table
-from .folder import names
-from .jobs import Jobs
-from .partitions import gpus
-from .trial import FACTS, ROUTES
+from . import batch_script
+from .check_task import FACTS, ROUTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from paceline.node.host.slurm.job_folder import JobFolder
     from paceline.node.store.home import Answer, Home, Request
-
-    from .folder import JobFolder
 
 _NEEDED = ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "srun")
 _CONFIGS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
@@ -285,8 +286,8 @@ class _Trial:
     def _script(self, options: Mapping[str, Any]) -> str:
         given = {
             "job-name": self._name, "comment": f"{_COMMENT}{self._name}", "nodes": str(self._job["nodes"]),
-            "ntasks-per-node": "1", "time": script.duration(self._job["limit"]), "mem": "512M", "output": "/dev/null",
-            "error": "/dev/null", "chdir": "/", "no-requeue": "",
+            "ntasks-per-node": "1", "time": batch_script.duration(self._job["limit"]), "mem": "512M",
+            "output": "/dev/null", "error": "/dev/null", "chdir": "/", "no-requeue": "",
         }  # fmt: skip
         if self._job["gpus"]["asked"]:
             given["gres"] = "gpu:1"
@@ -295,7 +296,7 @@ class _Trial:
             task=shlex.quote(_ON_NODE), folder=shlex.quote(str(self._folder)), python=shlex.quote(sys.executable),
             entry=shlex.quote(ENTRY), comment=f"{_COMMENT}{self._name}", wait=_OTHERS,
         )  # fmt: skip
-        return "#!/bin/sh\n" + "".join(script.lines({**given, **places})) + body
+        return "#!/bin/sh\n" + "".join(batch_script.lines({**given, **places})) + body
 
     def wait(self, seconds: float, is_left: threading.Event) -> Iterator[Answer]:
         """Until its nodes have written all, it has ended, or takes too long.

@@ -7,8 +7,9 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from paceline.node.host.slurm import follow, verbs
-from paceline.node.host.slurm.folder import JobFolder
+from paceline.node.host.slurm.end import stop as stopping
+from paceline.node.host.slurm.job_folder import JobFolder
+from paceline.node.host.slurm.place import foreground
 from paceline.node.store.home import Home
 
 if TYPE_CHECKING:
@@ -35,11 +36,11 @@ def test_a_job_is_stopped_before_its_follower_ends(tmp_path: Path, monkeypatch: 
         assert not stopped.wait(0.5), "Slurm takes a moment"
         stopped.set()
 
-    monkeypatch.setattr(follow, "_Following", Answers)
-    monkeypatch.setattr(follow, "next_order", order)
-    monkeypatch.setattr(verbs, "stop", stop)
+    monkeypatch.setattr(foreground, "_Following", Answers)
+    monkeypatch.setattr(foreground, "next_order", order)
+    monkeypatch.setattr(stopping, "stop", stop)
     monkeypatch.setattr(os, "_exit", lambda _: ended.set())
-    answers = follow.follow(Home(tmp_path), JobFolder(tmp_path / "it"), {})
+    answers = foreground.follow(Home(tmp_path), JobFolder(tmp_path / "it"), {})
     assert next(answers) == {"waiting": "0"}
     gone.set()
     answers.close()  # as a write fails that nobody reads

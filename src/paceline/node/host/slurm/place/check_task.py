@@ -19,9 +19,8 @@ from paceline.contract import TOKEN
 from paceline.contract.slurm import expand_hosts
 from paceline.node.files import read_json, write_json
 from paceline.node.host import routes
+from paceline.node.host.slurm.job_folder import names
 from paceline.node.machine import gpus, network, software
-
-from .folder import names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -22,14 +22,14 @@ from paceline.contract import GIT_CREDENTIALS
 from paceline.node import ENTRY
 from paceline.node.errors import Refused
 from paceline.node.files import write_json
+from paceline.node.host.slurm.job_folder import JobFolder, current_life
 
-from .folder import JobFolder, current_life
-from .script import SEES
+from .batch_script import SEES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .folder import Life
+    from paceline.node.host.slurm.job_folder import Life
 
 # Set in all that such a job starts, to the number of its allocation: a `paceline run` there must not start it again.
 WITHIN = "PACELINE_ALLOCATION"
@@ -98,7 +98,7 @@ def main(path: str) -> int:
 
 def _stop_with_client(folder: JobFolder) -> None:
     """Stop the job when the process that has started this one has ended."""
-    from .verbs import stop
+    from paceline.node.host.slurm.end.stop import stop
 
     with contextlib.suppress(OSError):
         while os.read(0, 1):
@@ -110,10 +110,9 @@ def _stop_with_client(folder: JobFolder) -> None:
 def _outcome(folder: JobFolder, life: Life, code: int) -> dict[str, Any]:
     """How the step ended, if its nodes do not say that."""
     from paceline.node.failure import TIMED_OUT
-
-    from . import reasons, view
-    from .finish import why_unheard
-    from .own_job import shown_by_slurm
+    from paceline.node.host.slurm.end.finish import why_unheard
+    from paceline.node.host.slurm.end.own_job import shown_by_slurm
+    from paceline.node.host.slurm.look import reasons, view
 
     found = view.merged_of(folder, life, is_alive=False)
     state = found["state"] if found else None

@@ -11,9 +11,10 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from paceline.node.errors import Refused
+from paceline.node.host.slurm.job_folder import COMMENT, UNSEEN
+from paceline.node.host.slurm.look.partitions import seconds_of
 
 from . import container
-from .folder import COMMENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +25,6 @@ _CLOSING = 60.0  # seconds beyond its grace that a job may take to end: to commi
 _LEAST_WARNING = 10  # seconds before the time limit, at least
 _MOST_WARNING = 65535  # more than that sbatch does not take
 
-UNSEEN = "paceline-unseen"  # begins the line of a node that does not see the job's folder, see `finish.py`
 SEES = (  # what a task of srun does first, with the job's folder as $0 and the command of an agent behind it
     '[ -e "$0/job.json" ] || {\n'
     f'  echo "{UNSEEN} $(uname -n) $0" >&2\n'
@@ -197,18 +197,6 @@ def limit_of(job: Mapping[str, Any], options: Mapping[str, Any], of_partition: f
     if "time" in options:
         return seconds_of(str(options["time"]))
     return float(job["time_limit"]) if job["time_limit"] is not None else of_partition
-
-
-def seconds_of(text: str) -> float | None:
-    """A time limit that Slurm has written, or takes: minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S; None if it is none."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
-    if match is None:
-        return None
-    days, *parts = (None if part is None else int(part) for part in match.groups())
-    first, second, third = parts
-    if days is None and third is None:  # minutes first
-        return float((first or 0) * 60 + (second or 0))
-    return float((days or 0) * 86400 + (first or 0) * 3600 + (second or 0) * 60 + (third or 0))
 
 
 def duration(seconds: float) -> str:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _NUMBER = re.compile(r"\d+(_\d+)?")  # of a job of Slurm, or of a task of an array
+UNSEEN = "paceline-unseen"  # begins the line in slurm.out of a node that does not see the folder
 COMMENT = "paceline:"  # begins the comment of a Slurm job; the identifier follows
 
 

@@ -11,6 +11,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
+from paceline.node.errors import Refused
 from paceline.node.files import read_json
 from paceline.node.store import records
 from paceline.node.store.home import with_ids
@@ -19,9 +20,9 @@ from paceline.node.store.parts import merged
 from . import accounts, reasons
 
 if TYPE_CHECKING:
+    from paceline.node.host.slurm.job_folder import JobFolder, Life
     from paceline.node.rundir.directory import RunDirectory
 
-    from .folder import JobFolder, Life
     from .queue import Entry, Queue
 
 REQUEUE, CHAIN = "requeue", "chain"  # what the batch script does next, see `finish.py`
@@ -341,6 +342,16 @@ def _there(runs: list[RunDirectory]) -> list[RunDirectory]:
         lost = {path for path, start in starts.items() if start["nodes"][start["node_rank"]]["id"] not in ids}
         return [run for run in runs if run.path not in lost]
     return runs
+
+
+def refuse_elsewhere(folder: JobFolder, queue: Queue) -> None:
+    """Refuse a job that goes on in another cluster.
+
+    Raises:
+        Refused: it does.
+    """
+    if elsewhere := queue.elsewhere(folder.read()):
+        raise Refused(f"job {folder.name} cannot be reached: {elsewhere}; go to a login node of its cluster")
 
 
 def runs_of(folder: JobFolder) -> list[tuple[Life, list[RunDirectory]]]:

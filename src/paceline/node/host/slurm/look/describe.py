@@ -1,0 +1,128 @@
+"""The requests of a client that look at Slurm jobs, and that end and remove them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+from paceline.node.errors import Refused
+from paceline.node.files import read_json
+from paceline.node.host.protocol import end_with_stdin
+from paceline.node.host.slurm.job_folders import Jobs
+from paceline.node.store import records
+
+from . import view
+from .queue import Queue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.node.store.home import Answer, Home, Request
+
+
+_LOOK = 1.0  # seconds between two looks; the kernel does not report what other machines write
+_ENDED = re.compile(r"invalid job id|already complet|invalid job step|step .*complet", re.IGNORECASE)
+PATIENCE = 30.0  # seconds for which a stop is tried while Slurm does not answer
+_AT_ONCE = 8  # jobs that are stopped at the same time: scancel takes 5 s for a task of an array that runs
+_PAUSE, _LEAST = 2.0, 5.0  # seconds between two tries, and that a command may take at least
+
+
+def slurm_describe(home: Home, request: Request) -> Answer:
+    """The records of jobs, without those that ended before a time. Removes jobs whose time to live is over, or not."""
+    jobs, queue = Jobs(home.root), Queue(home.root)
+    names, since, now = request["names"], request["since"] or 0.0, time.time()
+    if names is None:
+        jobs.sweep()
+    folders = list(jobs) if names is None else jobs.named(names)
+    found = []
+    for folder in folders:
+        record = view.record(folder, queue)
+        if record is None:
+            continue
+        is_over = record["state"] in records.FINAL
+        has_expired = is_over and record["ttl"] is not None and now - (record["finished"] or now) >= record["ttl"]
+        if has_expired and not request.get("keeps"):
+            with contextlib.suppress(Refused):  # it is tried again at the next call
+                jobs.remove(folder)
+        elif not is_over or names is not None or record["finished"] >= since:
+            found.append(record)
+    problem = None if queue.problem is None else str(queue.problem)
+    going = [record["name"] for record in found if record["state"] not in records.FINAL]
+    elsewhere = {name: why for name in going if (why := _elsewhere(jobs, queue, name))}
+    return {
+        "jobs": found, "names": [folder.name for folder in folders], "problem": problem, "elsewhere": elsewhere,
+    }  # fmt: skip
+
+
+def _elsewhere(jobs: Jobs, queue: Queue, name: str) -> str:
+    """Why Slurm is not asked for a job here; "" if it is."""
+    folder = jobs.find(name)
+    return queue.elsewhere(read_json(folder.job) or {}) if folder is not None else ""
+
+
+def slurm_spec(home: Home, request: Request) -> Answer:
+    """What the user of a job asked for."""
+    spec = Jobs(home.root).of(request["name"]).read()["spec"]
+    options = {name: value for name, value in spec["options"].items() if name != "broadcast"}  # of earlier versions
+    return {"spec": {**spec, "options": options}}
+
+
+def slurm_events(home: Home, request: Request) -> Answer:
+    """The events of a job on all its nodes, in the order of time."""
+    folder = Jobs(home.root).of(request["name"])
+    found: list[dict[str, Any]] = []
+    for life, runs in view.runs_of(folder):
+        for run in runs:
+            host = ((run.read_status() or {}).get("agent") or {"host": None})["host"]
+            found += [{**it, **({"host": host} if len(runs) > 1 else {})} for it in records.events(run)]
+        outcome = folder.outcome(life) or {}
+        if outcome.get("next"):
+            found.append({"time": outcome["time"], "event": "requeued", "why": outcome["why"]})
+    return {"events": sorted(found, key=lambda event: event["time"])}
+
+
+def slurm_wait(home: Home, request: Request) -> Iterator[Answer]:
+    """One line per job when it has ended, and a last line."""
+    end_with_stdin()
+    jobs = Jobs(home.root)
+    left = jobs.named(request["names"])
+    while left:
+        queue = Queue(home.root)
+        for folder in list(left):
+            record = view.record(folder, queue)
+            if record is None or record["state"] in records.FINAL:
+                left.remove(folder)
+                yield {"ended": folder.name}
+        if left:
+            time.sleep(_LOOK)
+    yield {"end": True}
+
+
+def slurm_contents(home: Home, request: Request) -> Answer:
+    """What the removal of jobs would remove on the disk of this machine."""
+    from paceline.node.store.contents import contents_of
+
+    return {"contents": {folder.name: contents_of([folder.path]) for folder in Jobs(home.root).named(request["names"])}}
+
+
+def slurm_shell(home: Home, request: Request) -> Answer:
+    """Where a command beside a rank runs: the run directory on the rank's node, and the step that has it."""
+    folder = Jobs(home.root).of(request["name"])
+    for life, runs in reversed(view.runs_of(folder)):
+        for run in runs:
+            status = run.read_status() or {}
+            ranks = [entry["rank"] for entry in status.get("ranks", ())]
+            if request["rank"] in ranks or (not ranks and request["rank"] == 0):
+                queue = Queue(home.root)
+                record = view.record(folder, queue)
+                has_ended = record is None or record["state"] in records.FINAL
+                is_over = has_ended or folder.outcome(life) is not None
+                if record is not None and not is_over:
+                    view.refuse_elsewhere(folder, queue)
+                    if status.get("state") in records.FINAL or view.is_requeued(folder, life, queue):
+                        raise Refused(f"job {folder.name} does not run now: {record['waiting'] or view.STARTING}")
+                node = folder.node(life, status.get("node_rank") or 0) or status["agent"]["host"]
+                return {"run": str(run.path), "id": life.id, "node": node, "is_over": is_over}
+    raise Refused(f"job {folder.name} has no rank {request['rank']} that has started")
