@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    from paceline.contract.job_record import JobRecord
+
 _BUSY = 2.0  # seconds to wait for another process that writes
 _VERSION = 2
 _APPLICATION = 0x70636C6E  # what SQLite has in the header of a file to say whose it is: "pcln"
@@ -127,10 +129,16 @@ class Index:
         """Rebuild the index, because its records are invalid."""
         self._rebuild(why)
 
-    def update(self, ended: Mapping[str, tuple[int, dict[str, Any]]], gone: Iterable[str]) -> None:
+    def update(self, ended: Mapping[str, tuple[int, JobRecord]], gone: Iterable[str]) -> None:
         """Remember jobs that have ended, and forget those whose folders are gone."""
         rows = [
-            (name, inode, record["finished"], record["kept_since"] + (record["ttl"] or math.inf), json.dumps(record))
+            (
+                name,
+                inode,
+                record["finished"],
+                (record["kept_since"] or 0.0) + (record["ttl"] or math.inf),
+                json.dumps(record),
+            )
             for name, (inode, record) in ended.items()
         ]
         missing = [(name,) for name in gone]

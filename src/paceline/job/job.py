@@ -10,8 +10,10 @@ from .quantities import show_time
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from paceline.contract.job_record import InstanceRecord, JobRecord
+
 STATES = ("PENDING", "STARTING", "RUNNING", "RESTARTING", "SUCCEEDED", "FAILED", "STOPPED", "LOST")
-ELSEWHERE = ("external_id", "url", "logs")  # fields of a job that no record of a node has
+ELSEWHERE = ("external_id", "url", "logs")  # fields of a job that records lack
 FINAL = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 _TIMES = ("created", "started", "finished", "kept_since")
 
@@ -28,8 +30,8 @@ class Instance:
     exit_code: int | None = None
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Instance:
-        """From a node's record, which has all keys."""
+    def from_record(cls, record: InstanceRecord) -> Instance:
+        """From its record."""
         instance = object.__new__(cls)
         vars(instance).update(record)
         return instance
@@ -53,6 +55,7 @@ class Job:
         finished: when it ended.
         instances: its ranks.
         error: why it failed, in one line.
+        cause: the kind of failure, such as `exception`, `out of memory` or `node lost`, for programs that decide by it.
         waiting: what it waits for, in one line.
         restarts: how many attempts were restarts after a failure.
         max_restarts: how many such restarts it may have.
@@ -91,6 +94,7 @@ class Job:
     finished: float | None
     instances: tuple[Instance, ...]
     error: str | None
+    cause: str | None = None
     waiting: str | None = None
     restarts: int = 0
     max_restarts: int = 0
@@ -129,8 +133,8 @@ class Job:
         return None if self.started is None else (self.finished or now) - self.started
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Job:
-        """From a node's record (`node/store/records.py`), which has all keys but `ELSEWHERE`."""
+    def from_record(cls, record: JobRecord) -> Job:
+        """From its record, which `node/journal/fold.py` makes for every backend."""
         job = object.__new__(cls)  # several times as fast as calling it, and there may be thousands
         vars(job).update(record, instances=tuple(map(Instance.from_record, record["instances"])))
         return job

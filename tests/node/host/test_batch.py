@@ -18,6 +18,7 @@ from tests.late import job_spec
 
 from paceline.backends.packing import archive
 from paceline.node.host import batch
+from paceline.node.journal.fold import fold
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.store import lifecycle, make, records
 from paceline.node.store.home import Home
@@ -195,8 +196,9 @@ def test_a_scheduler_that_knows_better_says_whether_a_job_lives(tmp_path: Path) 
     made.run.status.write_text(json.dumps({**status, "state": "RUNNING"}))
 
     def state(liveness: bool | None) -> tuple[str, str | None]:
-        record = records.record(made.run.path, list, lambda _: liveness)
-        assert record is not None
+        report = records.look(made.run.path, list, lambda _: liveness)
+        assert report is not None
+        record = fold(report["job"], [report["part"]])
         return record["state"], record["error"]
 
     assert state(True) == ("RUNNING", None)

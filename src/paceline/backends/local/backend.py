@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from paceline.backends.base import Backend, Listing, Shell
 from paceline.backends.refusals import refusals
 from paceline.job.errors import UserError
-from paceline.job.job import ELSEWHERE, FINAL, Job
+from paceline.job.job import ELSEWHERE, Job
 from paceline.job.paths import jobs_folder, make_private
 from paceline.node import tensorboard
 from paceline.node.files import read_json
+from paceline.node.journal.fold import FINAL, fold
 from paceline.node.ranks import placement
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.store import lifecycle, records
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from paceline.backends.base import Left, LogLines, LogQuery, Prepared, ProgressReporter
     from paceline.backends.check.inspect import Inspected
     from paceline.backends.foreground import Shown
+    from paceline.contract.job_record import JobRecord
     from paceline.job.job import Contents, Node, Usage, Volume, WarmServer
     from paceline.job.spec import JobSpec
     from paceline.node.store.usage import Gauge
@@ -93,7 +95,8 @@ class Local(Backend):
         """
         from .start import start
 
-        return Job.from_record(start(prepared, progress).record)
+        report = start(prepared, progress).report
+        return Job.from_record(fold(report["job"], [report["part"]]))
 
     def run(self, prepared: Prepared, progress: ProgressReporter, shown: Shown) -> LocalRun:
         """Start a job in the foreground: it ends with this process.
@@ -119,7 +122,7 @@ class Local(Backend):
         jobs = sorted(map(Job.from_record, all_records), key=lambda job: job.created, reverse=True)
         return Listing(jobs, count - len(jobs), tuple(warnings))
 
-    def _all(self, since: float, warn: Callable[[str], None]) -> tuple[list[dict[str, Any]], int]:
+    def _all(self, since: float, warn: Callable[[str], None]) -> tuple[list[JobRecord], int]:
         """The records of all jobs but those that ended before `since`, and how many jobs there are.
 
         Jobs whose time to live is over are removed, unless they are to be kept. Records of jobs that have ended come
@@ -140,7 +143,7 @@ class Local(Backend):
         changed = dict(present.items() - known.items())
         try:
             rows = [row for name, row in index.load(since).items() if name in present and name not in changed]
-            old: list[dict[str, Any]] = json.loads(f"[{','.join(rows)}]")
+            old: list[JobRecord] = json.loads(f"[{','.join(rows)}]")
             if not all(len(record) == _KEYS for record in old):
                 raise ValueError("its records lack something")
         except (ValueError, TypeError) as error:
@@ -159,7 +162,9 @@ class Local(Backend):
                 self._remove(name)
         index.close()
         count = len(present) - len(changed) + len(read) - len(expired)
-        new = (record for record in read.values() if record["state"] not in FINAL or record["finished"] >= since)
+        new = (
+            record for record in read.values() if record["state"] not in FINAL or (record["finished"] or 0.0) >= since
+        )
         return [record for record in (*old, *new) if record["name"] not in expired], count
 
     def keep_expired(self) -> None:

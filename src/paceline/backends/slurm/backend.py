@@ -12,7 +12,7 @@ import os
 import shlex
 import sys
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from paceline.backends import noted
 from paceline.backends.base import Allocation, Backend, Listing, LogLines, Shell
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from paceline.backends.base import LogQuery, Prepared, ProgressReporter
     from paceline.backends.check.report import Report
     from paceline.backends.foreground import Shown
+    from paceline.contract.job_record import JobRecord
     from paceline.job.job import Contents, Usage, Volume
     from paceline.job.spec import JobSpec
 
@@ -142,7 +143,7 @@ class Slurm(Backend):
         return job
 
     def _job(self, record: Mapping[str, Any]) -> Job:
-        kept = {key: value for key, value in record.items() if key != "job_id"}
+        kept = cast("JobRecord", {key: value for key, value in record.items() if key != "job_id"})
         return Job.from_record({**kept, "backend": self.name})
 
     # -- look ----------------------------------------------------------------------------------------------------------

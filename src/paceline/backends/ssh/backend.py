@@ -115,7 +115,7 @@ class Ssh(Backend):
         assert isinstance(prepared, _Prepared) and prepared.parts is not None
         with prepared.parts.start(progress) as parts:
             parts.keep()
-        return self._jobs.add([(host, parts.records[host]) for host in parts.hosts])
+        return self._jobs.add([(host, parts.reports[host]) for host in parts.hosts])
 
     def run(self, prepared: Prepared, progress: ProgressReporter, shown: Shown) -> RemoteRun:
         """Start a job in the foreground: it ends with this process.
@@ -127,7 +127,7 @@ class Ssh(Backend):
 
         assert isinstance(prepared, _Prepared) and prepared.parts is not None
         parts = prepared.parts.start(progress, shown)
-        self._jobs.add([(host, parts.started[host]["record"]) for host in parts.hosts])
+        self._jobs.add([(host, parts.started[host]["report"]) for host in parts.hosts])
         least, most = prepared.spec.node_range
         wanted = self._hosts.wanted if least < most else None
         return RemoteRun(parts, prepared.spec.max_restarts, self.where, shown, wanted)

@@ -222,7 +222,7 @@ class RemoteRun:
         self._host_names[host] = answer["host"]
         self._followed[host] = None
         self._gone.pop(host, None)
-        self._streams.hold(host, self.name, answer["record"]["job_id"])
+        self._streams.hold(host, self.name, answer["report"]["part"]["job_id"])
         if self._recruiter is not None:
             self._recruiter.has_come(host)
         yield Event("joined", {"host": host.name})

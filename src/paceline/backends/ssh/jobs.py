@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from paceline.backends.base import Listing
 from paceline.job.errors import UserError
-from paceline.job.job import FINAL, Job
+from paceline.job.job import Job
 from paceline.job.paths import target_folder
-from paceline.node.store.parts import in_order, merged
+from paceline.node.journal.fold import Scheduler, fold, is_over, last_attempt, order
 
 from .submitted import SubmittedJobs
 from .target import left_out
@@ -17,11 +17,13 @@ from .target import left_out
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from paceline.backends.remote.connection import Answer, Host
+    from paceline.backends.remote.connection import Host
+    from paceline.contract.job_record import JobRecord
+    from paceline.node.journal.fold import Report
 
     from .target import Hosts
 
-    Part = tuple[Host, Answer]
+    Reported = tuple[Host, Report]
 
 
 class _Seen(NamedTuple):
@@ -64,10 +66,10 @@ class RemoteJobs:
         request = {"do": "describe", "names": None if names is None else list(names), "since": since}
         request["keeps"] = self.keeps_expired
         answers, failed = self._hosts.ask(self._hosts.all, lambda _: request)
-        parts: dict[tuple[str, str], list[Part]] = {}
+        parts: dict[tuple[str, str | None], list[Reported]] = {}
         for host, answer in answers.items():
-            for record in answer["jobs"]:
-                parts.setdefault((record["name"], record["job_id"]), []).append((host, record))
+            for report in answer["jobs"]:
+                parts.setdefault((report["job"]["name"], report["part"]["job_id"]), []).append((host, report))
         reasons = {host: str(error) for host, error in failed.items()}
         jobs = {}
         for (name, _), found in parts.items():
@@ -79,7 +81,7 @@ class RemoteJobs:
                 those = [host for host in self._hosts.all if host.name in hosts]
                 self._seen[name] = _Seen(those, [], those, {}, {})
                 reason = next(by_name[host] for host in hosts if host in by_name)
-                job = Job.from_record(record)
+                job = Job.from_record(cast("JobRecord", record))
                 jobs[name] = job if job.is_over else dataclasses.replace(job, state="LOST", error=reason)
         if failed and names is not None and (unknown := [name for name in names if name not in jobs]):
             raise UserError(f"no job {unknown[0]} on the hosts that answer, and {next(iter(reasons.values()))}")
@@ -98,10 +100,10 @@ class RemoteJobs:
         newest_first = sorted(jobs.values(), key=lambda job: job.created, reverse=True)
         return Listing(newest_first, len(there - jobs.keys()), left_out(failed))
 
-    def add(self, parts: list[Part]) -> Job:
-        """Note a job that was submitted, by what its hosts say of their parts."""
-        hosts = [host.name for host, _ in parts]
-        job = self._merge(parts, {})
+    def add(self, reports: list[Reported]) -> Job:
+        """Note a job that was submitted, by the reports of its hosts."""
+        hosts = [host.name for host, _ in reports]
+        job = self._merge(reports, {})
         self._submitted.add(job, hosts, self._hosts.given)
         return job
 
@@ -199,25 +201,27 @@ class RemoteJobs:
         first = self.hosts_of(name)[0]
         return self._seen[name].ranks.get(rank, first)
 
-    def _merge(self, parts: list[Part], reasons: Mapping[Host, str]) -> Job:
+    def _merge(self, reports: list[Reported], reasons: Mapping[Host, str]) -> Job:
         """A job from the reports of its hosts; `reasons` are why others did not answer."""
-        parts.sort(key=lambda it: in_order(it[1]))
-        attempt = parts[0][1]["attempt"]
+        reports.sort(key=lambda it: order(it[1]["part"]))
+        parts = [(host, report["part"]) for host, report in reports]
+        facts, first = reports[0][1]["job"], parts[0][1]
         named = {host for _, part in parts for host in part["hosts"]}
         is_elastic = any(part["is_elastic"] for _, part in parts)  # then others may have come
-        record, is_whole = merged([part for _, part in parts])
-        job = Job.from_record({**record, "backend": self._hosts.shown})
         unreachable = {host: why for host, why in reasons.items() if is_elastic or host.name in named}
-        if not is_whole:
+        scheduler = None
+        if len(last_attempt([part for _, part in parts])) < (first["nodes"] or facts["nodes"]):
             unreachable = unreachable or dict(reasons)
-            job = dataclasses.replace(
-                job, state="LOST", error=(*unreachable.values(), "a part of it is gone from its host")[0]
-            )
-        self._seen[parts[0][1]["name"]] = _Seen(
+            scheduler = Scheduler("unreachable", (*unreachable.values(), "a part of it is gone from its host")[0])
+        created = min(report["job"]["created"] for _, report in reports)
+        record = fold(
+            {**facts, "backend": self._hosts.shown, "created": created}, [part for _, part in parts], scheduler
+        )
+        self._seen[facts["name"]] = _Seen(
             [host for host, _ in parts],
-            [host for host, part in parts if part["state"] not in FINAL],
-            [host for host, part in parts if part["attempt"] == attempt],
+            [host for host, part in parts if not is_over(part)],
+            [host for host, part in parts if part["attempt"] == first["attempt"]],
             {rank["rank"]: host for host, part in reversed(parts) for rank in part["instances"]},
             unreachable,
         )
-        return job
+        return Job.from_record(record)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from paceline.backends.remote.connection import Answer, Body, Host, Request
+    from paceline.node.journal.fold import Report
 
 
 class Parts:
@@ -25,7 +26,7 @@ class Parts:
         name: of the job.
         hosts: node 0 first.
         started: their answers about the started parts.
-        records: records of the kept parts.
+        reports: those of the kept parts.
         streams: the connections.
     """
 
@@ -39,7 +40,7 @@ class Parts:
         self.name = name
         self.hosts = list(hosts)
         self.started: dict[Host, Answer] = {}
-        self.records: dict[Host, Answer] = {}
+        self.reports: dict[Host, Report] = {}
         self.streams = Streams(hosts, request, body, apart=True)
 
     def __enter__(self) -> Parts:
@@ -80,7 +81,7 @@ class Parts:
                     if host is not first:
                         self._drop()
                     raise answer
-                self.records[host] = answer["kept"]
+                self.reports[host] = answer["kept"]
         for host in self.hosts:
             self.streams.say(host, "done")
         self.streams.finish(self._patience)
@@ -88,7 +89,7 @@ class Parts:
     def hold(self) -> None:
         """Let the job run as long as this process, and follow its output and events."""
         for host in self.hosts:
-            self.streams.hold(host, self.name, self.started[host]["record"]["job_id"])
+            self.streams.hold(host, self.name, self.started[host]["report"]["part"]["job_id"])
 
     def _drop(self) -> None:
         for host in self.started:

@@ -34,6 +34,8 @@ from .start import order_of
 if TYPE_CHECKING:
     from typing import BinaryIO, NoReturn
 
+    from paceline.contract.job_record import JobRecord
+    from paceline.node.journal.status import Failure
     from paceline.node.logs.live import Event
     from paceline.node.store.lifecycle import AgentProcess
 
@@ -89,15 +91,16 @@ def main(file: str, message: str) -> int:
     relay.close()
     code_at_end = made.agent.wait()
     exit_code = 128 - code_at_end if code_at_end < 0 else code_at_end
-    record = records.record(made.run.path, list) or {}
+    record = records.record(made.run.path, list)
+    state = None if record is None else record["state"]
     failure = (made.run.read_status() or {}).get("failure")
     report = summary(record, failure, exit_code)
     with contextlib.suppress(OSError):
         write_json(ended, report)
     write_message(message, report)
-    if request.get("late_nodes") and record.get("state") == "SUCCEEDED":
+    if request.get("late_nodes") and state == "SUCCEEDED":
         late.answer(made.run)
-    return 1 if record.get("state") == "FAILED" and exit_code in REPLACED else exit_code
+    return 1 if state == "FAILED" and exit_code in REPLACED else exit_code
 
 
 def refuse(message: str, why: str) -> int:
@@ -190,18 +193,20 @@ def _pieces(key: tuple[int, bool], line: bytes) -> bytes:
 # -- the termination message -------------------------------------------------------------------------------------------
 
 
-def summary(record: dict[str, Any], failure: Any, exit_code: int) -> dict[str, Any]:
+def summary(record: JobRecord | None, failure: Failure | None, exit_code: int) -> dict[str, Any]:
     """How the job ended on this node, for the termination message.
 
     Args:
-        record: of the job, see `records.record`; empty if its run directory is gone.
+        record: of the job; None if its run directory is gone.
         failure: the first failure, None if there is none.
         exit_code: of the agent.
     """
-    keys = ("state", "error", "attempt", "restarts", "framework", "started", "finished", "progress", "checkpoint")
-    ranks = [[rank["rank"], rank["exit_code"]] for rank in record.get("instances", ())]
-    found = {"exit_code": exit_code, **{key: record.get(key) for key in keys}, "ranks": ranks, "failure": failure}
-    found["commit"] = (record.get("code") or {}).get("commit")
+    found: dict[str, Any] = {"exit_code": exit_code, "failure": failure}
+    if record is not None:
+        keys = ("state", "error", "attempt", "restarts", "framework", "started", "finished", "progress", "checkpoint")
+        found.update((key, value) for key, value in record.items() if key in keys)
+        found["ranks"] = [[rank["rank"], rank["exit_code"]] for rank in record["instances"]]
+        found["commit"] = (record["code"] or {}).get("commit")
     return {key: value for key, value in found.items() if value not in (None, [], {})}
 
 

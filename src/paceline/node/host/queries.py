@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
 from paceline.node.files import read_json
+from paceline.node.journal.fold import FINAL, fold
 from paceline.node.store import records
-from paceline.node.store.home import with_ids
 
 from .protocol import end_with_stdin
 
@@ -21,21 +21,22 @@ if TYPE_CHECKING:
 
 
 def describe(home: Home, request: Request) -> Answer:
-    """The records of jobs, without those that ended before a time. Removes jobs whose time to live is over, or not."""
+    """Reports of jobs here, but of those that ended before a time. Removes jobs whose time to live is over, or not."""
     queue, since, now = records.queue_of(home.root), request["since"] or 0.0, time.time()
     runs = home.runs(list(records.names(home.jobs)) if request["names"] is None else request["names"])
     found = []
     for run in runs:
-        record = records.record(run.path, queue)
-        if record is None:
+        report = records.look(run.path, queue)
+        if report is None:
             continue
-        is_over = record["state"] in records.FINAL
+        record = fold(report["job"], [report["part"]])
+        is_over = record["state"] in FINAL
         has_expired = is_over and record["ttl"] is not None and now - (record["kept_since"] or now) >= record["ttl"]
         if has_expired and not request.get("keeps"):
             with contextlib.suppress(Refused):  # it is tried again at the next call
                 home.remove(run)
-        elif not is_over or record["finished"] >= since:
-            found.append(with_ids(run, record))
+        elif not is_over or (record["finished"] or 0.0) >= since:
+            found.append(report)
     return {"jobs": found, "names": [run.path.name for run in runs]}
 
 

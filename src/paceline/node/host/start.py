@@ -15,7 +15,6 @@ from paceline.node.logs.live import STREAM_BITS, Event, Output, updates
 from paceline.node.machine import volumes
 from paceline.node.store import make, records
 from paceline.node.store.code_copy import unpacked
-from paceline.node.store.home import with_ids
 from paceline.node.store.plan import Brought, Order, Taken, make_plan, this_machine
 
 from .held import HeldClient
@@ -57,13 +56,12 @@ def start(home: Home, request: StartRequest) -> Iterator[Answer]:
     run, node, agent, begin, first, *_ = made
     is_decided = is_kept = False
     try:
-        yield {"started": node.job, "ranks": node.nproc, "host": socket.gethostname(), "record": first}
+        yield {"started": node.job, "ranks": node.nproc, "host": socket.gethostname(), "report": first}
         order = next_order()
         if order == "keep":
             is_kept = True
             _notify(lifeline, IN_DOUBT)
-            record = records.record(run.path, records.queue_of(home.root))
-            yield {"kept": first if record is None else with_ids(run, record)}  # None: it has ended, and was removed
+            yield {"kept": records.look(run.path, records.queue_of(home.root)) or first}  # it may be gone
             order = next_order()
             is_kept = order != "drop"
             if order == "done":

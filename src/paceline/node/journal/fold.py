@@ -43,6 +43,7 @@ class Part(TypedDict):
         node_rank: of the node.
         has_begun: whether it takes part in an attempt, or did.
         nodes, ranks: how many the job has, if its agent knows it.
+        job_id: identifies the job on all its machines.
         hosts: names of the job's nodes as the user gave them; empty if unknown.
         is_elastic: whether nodes may come and go.
         failing_rank: the rank that failed first; None if a node failed, or nothing.
@@ -58,6 +59,7 @@ class Part(TypedDict):
     has_begun: bool
     nodes: int | None
     ranks: int | None
+    job_id: str | None
     hosts: Sequence[str]
     is_elastic: bool
     attempt: int
@@ -73,6 +75,13 @@ class Part(TypedDict):
     devices: list[str]
     progress: dict[str, Value] | None
     checkpoint: CheckpointRecord | None
+
+
+class Report(TypedDict):
+    """What a machine knows of a job: a host sends it to a client, which folds the reports of all hosts."""
+
+    job: JobFacts
+    part: Part
 
 
 class Scheduler(NamedTuple):
@@ -104,6 +113,7 @@ def part_of(
     why: str = "",
     written: float | None = None,
     waiting: str | None = None,
+    job_id: str | None = None,
     hosts: Sequence[str] = (),
     is_elastic: bool = False,
     progress: dict[str, Value] | None = None,
@@ -118,6 +128,7 @@ def part_of(
         why: see `Part`.
         written: when it wrote its last file.
         waiting: see `Part`.
+        job_id: see `Part`.
         hosts: see `Part`.
         is_elastic: see `Part`.
         progress: of the training.
@@ -127,7 +138,7 @@ def part_of(
     return {
         "state": state, "alive": alive, "why": why, "host": host, "node_rank": int(status.get("node_rank") or 0),
         "has_begun": status.get("start") is not None, "nodes": status.get("nodes"),
-        "ranks": status.get("world_size"), "hosts": hosts, "is_elastic": is_elastic,
+        "ranks": status.get("world_size"), "job_id": job_id, "hosts": hosts, "is_elastic": is_elastic,
         "attempt": int(status.get("attempt", 0)), "restarts": int(status.get("restarts", 0)),
         "exit_code": status.get("exit_code") if state in FINAL else None, "started": status.get("started"),
         "finished": status.get("finished") if state in FINAL else written,
@@ -166,14 +177,14 @@ def fold(job: JobFacts, parts: Sequence[Part], scheduler: Scheduler | None = Non
     return {**job, "nodes": nodes or job["nodes"], "ranks": ranks or job["ranks"], **state}
 
 
-def in_order(parts: Sequence[Part]) -> list[Part]:
-    """Those first that are in the last attempt: from an elastic job others may have gone. Then by node rank."""
-    return sorted(parts, key=lambda part: (-part["attempt"], not part["has_begun"], part["node_rank"]))
+def order(part: Part) -> tuple[int, bool, int]:
+    """The key by which those come first that are in the last attempt: from an elastic job others may have gone."""
+    return -part["attempt"], not part["has_begun"], part["node_rank"]
 
 
 def last_attempt(parts: Sequence[Part]) -> list[Part]:
     """The parts that are in the last attempt, or may be about to take part in it."""
-    parts = in_order(parts)
+    parts = sorted(parts, key=order)
     count = _in_last(parts)
     return [part for number, part in enumerate(parts) if number < count or _state_of(part) not in FINAL]
 
@@ -201,7 +212,7 @@ def _of_parts(parts: Sequence[Part]) -> tuple[JobState, int | None, int | None]:
     """The state of a job as its nodes know it, and how many nodes and ranks it has."""
     if not parts:
         return _nothing(), None, None
-    parts = in_order(parts)
+    parts = sorted(parts, key=order)
     there, first, count = last_attempt(parts), parts[0], _in_last(parts)
     # A node that hangs does not know yet that the job has ended. From an elastic job a node may have gone.
     ended = [part for part in parts[:count] if part["state"] in FINAL and part["exit_code"] is not None]

@@ -86,11 +86,3 @@ class Home:
         code = (read_json(run.job) or {}).get("code")
         job_id = (read_json(run.spec) or {}).get("job_id")
         remove(run.path, lambda: None if code is None or not job_id else discard(Path(code["path"]), job_id))
-
-
-def with_ids(run: RunDirectory, record: Answer) -> Answer:
-    """A record with the identifiers that show which parts on several machines are one job, and their order."""
-    status, spec = run.read_status() or {}, read_json(run.spec) or {}
-    ids = {"job_id": spec.get("job_id"), "hosts": spec.get("hosts", ()), "node_rank": status.get("node_rank")}
-    is_elastic = spec.get("least") != spec.get("nodes")
-    return {**record, **ids, "is_elastic": is_elastic, "has_begun": status.get("start") is not None}

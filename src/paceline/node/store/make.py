@@ -24,13 +24,14 @@ from paceline.node.spec import NodeSpec
 
 from . import code_folder, lifecycle, moving, records
 from .code_copy import copy_of
-from .home import with_ids
 from .plan import Taken, agent_variables, completed, node_of, places
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator
     from typing import NoReturn
+
+    from paceline.node.journal.fold import Report
 
     from .code_copy import Code, Readable
     from .home import Home
@@ -48,8 +49,7 @@ class Made(NamedTuple):
         node: its part here.
         agent: the process that runs it.
         begin: position of its new events.
-        record: its record while its lock was still held; for a client elsewhere see `home.with_ids`. A short job may
-            be removed as soon as it has ended.
+        report: what was known of it while its lock was still held. A short job may be removed as soon as it has ended.
         placed: the checkpoints that came with it, if some did.
         before: the status of the part that was here before; None for a new part.
     """
@@ -58,7 +58,7 @@ class Made(NamedTuple):
     node: NodeSpec
     agent: lifecycle.AgentProcess
     begin: int
-    record: dict[str, Any]
+    report: Report
     placed: moving.Placed | None = None
     before: bytes | None = None
 
@@ -282,5 +282,7 @@ def _start(
     run = folder.directory
     begin = run.events.stat().st_size
     agent = lifecycle.start_agent(folder, node.python, _environment(home, order), lifeline)
-    record = records.record(run.path, records.queue_of(home.root)) or {}
-    return Made(run, node, agent, begin, with_ids(run, record) if home.is_remote else record)
+    report = records.look(run.path, records.queue_of(home.root))
+    if report is None:
+        raise Refused(f"the folder of job {node.job} is gone")
+    return Made(run, node, agent, begin, report)

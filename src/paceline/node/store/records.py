@@ -1,8 +1,4 @@
-"""The state of the jobs on this machine, read from their run directories.
-
-A stored state is not trusted if its writer is gone: a job whose agent is gone without a final status is FAILED,
-whatever status.json says.
-"""
+"""The jobs on this machine, as their run directories show them."""
 
 from __future__ import annotations
 
@@ -20,24 +16,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 from paceline.node import tensorboard
 from paceline.node.files import load_json, read_json, read_regular
+from paceline.node.journal.fold import FINAL as FINAL  # noqa: PLC0414 - others use it
+from paceline.node.journal.fold import fold, part_of
 from paceline.node.machine import processes
 from paceline.node.rundir.directory import SAVED, RunDirectory
 from paceline.node.rundir.staging import sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from paceline.contract.job_record import CheckpointRecord, JobFacts, JobRecord, Value
     from paceline.node.devicequeue.policy import Entry
-    from paceline.node.journal.status import AgentRecord, RankRecord, Status
-
-    class KnownStatus(Status, total=False):
-        """A status with the conclusion of a reader: why a job has ended whose agent could not record it."""
-
-        problem: str
-
+    from paceline.node.journal.fold import Report
+    from paceline.node.journal.status import AgentRecord, Status
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-FINAL = ("SUCCEEDED", "FAILED", "STOPPED")
 _MOST_SECONDS = 2.0**36  # since the epoch; the dates of `datetime` end somewhat later
 
 
@@ -86,71 +79,78 @@ def held_here(run: RunDirectory) -> bool | None:
     return run.is_held or None
 
 
-def record(
+def record(path: Path, queue: Callable[[], list[Entry]]) -> JobRecord | None:
+    """The record of a job of this machine alone; None if there is no job. See `look`."""
+    report = look(path, queue)
+    return None if report is None else fold(report["job"], [report["part"]])
+
+
+def look(
     path: Path, queue: Callable[[], list[Entry]], liveness: Callable[[RunDirectory], bool | None] = held_here
-) -> dict[str, Any] | None:
-    """The record of a job; None if there is no job.
+) -> Report | None:
+    """What this machine knows of a job; None if there is no job.
 
     Args:
         path: its run directory.
         queue: returns the queue, see `queue_of`.
         liveness: whether a process works on the job. If it returns None, that is unknown, and the job's agent is
             searched for on this machine. A scheduler can pass its own knowledge: locks may not work between machines.
-
-    The keys are those of a job as the verbs show it: name, state, backend, framework, nodes, ranks, attempt, exit_code,
-    created, started, finished (seconds since the epoch), instances, error, and more.
     """
     if not is_job(path):
         return None
     if not path.exists():
         return _damaged(path, f"its folder {os.path.realpath(path)} is gone; is a disk not mounted?")
     try:
-        found = _record(path, queue, liveness)
+        found = _look(path, queue, liveness)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
         found = _damaged(path, f"its folder is damaged ({type(error).__name__}: {error}); see {path}")
     return found if is_job(path) else None  # it may have been removed meanwhile
 
 
-def _record(
-    path: Path, queue: Callable[[], list[Entry]], liveness: Callable[[RunDirectory], bool | None]
-) -> dict[str, Any]:
+def _look(path: Path, queue: Callable[[], list[Entry]], liveness: Callable[[RunDirectory], bool | None]) -> Report:
     run = RunDirectory(path)
-    is_alive = liveness(run)  # first: an agent writes its last status before it releases the lock
-    job, status = load_json(run.job), cast("KnownStatus", load_json(run.status) or {})
+    alive, why, written = liveness(run), "", None  # first: an agent writes its last status before it releases the lock
+    job, status = load_json(run.job), cast("Status", load_json(run.status) or {})
     node = load_json(run.spec)
     if node is None or job is None:
         return _damaged(path, f"its folder lacks {'spec.json' if node is None else 'job.json'}; see {path}")
-    spec, agent = job["spec"], status.get("agent")
-    if status.get("state") not in FINAL and not is_alive and not (is_alive is None and _lives(agent)):
-        status.update(_end_of(run, job, agent, is_known=is_alive is False))
-    state = str(status.get("state", "PENDING"))
-    host = agent["host"] if agent else socket.gethostname()
-    is_final = state in FINAL
+    agent = status.get("agent")
+    if status.get("state") not in FINAL and alive is None and _runs(agent):
+        alive = True
+    if status.get("state") not in FINAL and not alive:
+        status = {**status, **_recorded_end(run)}
+        if status.get("state") not in FINAL:
+            alive, why = _absence(run, job["spec"]["name"], agent, alive)
+            written = _last_change(run, job)
+    for key in ("started", "finished"):
+        if status.get(key) is not None:
+            _moment(status[key])
+    part = part_of(
+        status, alive=alive, why=why, written=written, job_id=node.get("job_id"),
+        host=agent["host"] if agent else socket.gethostname(), hosts=node.get("hosts", ()),
+        is_elastic=node.get("least") != node.get("nodes"),
+        waiting=_waiting(path.name, status, queue) if alive else None,
+        progress=_progress(path / "progress.json"), checkpoint=_checkpoint(path / SAVED),
+    )  # fmt: skip
+    return {"job": _facts(path, job, node), "part": part}
+
+
+def _facts(path: Path, job: Mapping[str, Any], node: Mapping[str, Any]) -> JobFacts:
+    spec = job["spec"]
     return {
         "name": path.name,
-        "state": state,
         "backend": "local",
         "framework": str(node["framework"]),
-        "nodes": int(status.get("nodes") or node["expected"] or node["nodes"]),
-        "ranks": int(status.get("world_size") or node["nproc"] * node["nodes"]),
-        "attempt": int(status.get("attempt", 0)),
-        "exit_code": status.get("exit_code") if is_final else None,
+        "nodes": int(node["expected"] or node["nodes"]),
+        "ranks": int(node["nproc"] * node["nodes"]),
         "created": _moment(job["created"]),
-        "started": None if status.get("started") is None else _moment(status["started"]),
-        "finished": _moment(status["finished"]) if is_final else None,
-        "instances": [_instance(rank, host, state) for rank in status.get("ranks", ())],
-        "error": status.get("problem") or _error(status),  # `problem` is a reader's conclusion
-        "waiting": _waiting(path.name, status, queue) if state in ("PENDING", "RESTARTING") else None,
-        "restarts": int(status.get("restarts", 0)),
         "max_restarts": int(node["max_restarts"]),
-        "devices": list(map(str, status.get("devices") or ())),
         "devices_asked": spec.get("devices"),
         "priority": int(spec["priority"]),
         "queue": spec["queue"],
         "labels": dict(spec["labels"]),
         "options": dict(spec.get("options") or {}),
         "ttl": None if spec["ttl"] is None else float(spec["ttl"]),
-        "kept_since": None if "problem" in status or status.get("finished") is None else _moment(status["finished"]),
         "grace": float(node["grace"]),
         "command": _command(node["program"]),
         "working_dir": str(node["working_dir"]),
@@ -158,8 +158,6 @@ def _record(
         "code": job.get("code"),
         "data": list(job.get("data", ())),
         "tensorboard": tensorboard.describe(path),
-        "progress": _progress(path / "progress.json"),
-        "checkpoint": _checkpoint(path / SAVED),
     }
 
 
@@ -175,7 +173,7 @@ def _moment(value: Any) -> float:
     return seconds
 
 
-def _progress(path: Path) -> dict[str, Any] | None:
+def _progress(path: Path) -> dict[str, Value] | None:
     """The progress of the training; None if there is none that can be read."""
     found = read_json(path)
     try:
@@ -186,42 +184,38 @@ def _progress(path: Path) -> dict[str, Any] | None:
     return found
 
 
-def _checkpoint(path: Path) -> dict[str, Any] | None:
+def _checkpoint(path: Path) -> CheckpointRecord | None:
     """The step and folder that the library has saved last; None if there is none that can be read."""
     found = read_json(path) or {}
     step, folder = found.get("step"), found.get("folder")
     return {"step": step, "folder": folder} if isinstance(step, int) and isinstance(folder, str) else None
 
 
-def _damaged(path: Path, why: str) -> dict[str, Any]:
-    """The record of a job whose files cannot be read."""
+def _damaged(path: Path, why: str) -> Report:
+    """What is known of a job whose files cannot be read."""
     then = 0.0
     with contextlib.suppress(OSError):
         then = path.lstat().st_mtime
     held = RunDirectory(path).is_held
-    return {
-        "name": path.name, "state": "RUNNING" if held else "FAILED", "backend": "local", "framework": None,
-        "nodes": 0, "ranks": 0, "attempt": 0, "exit_code": None, "created": then, "started": None,
-        "finished": None if held else then, "instances": [], "error": why, "waiting": None, "restarts": 0,
-        "max_restarts": 0, "devices": [], "devices_asked": None, "priority": 0, "queue": None, "labels": {},
-        "options": {}, "ttl": None, "kept_since": None, "grace": 0.0, "command": "", "working_dir": "",
-        "folder": os.path.realpath(path), "code": None, "data": [], "tensorboard": None, "progress": None,
-        "checkpoint": None,
+    node = read_json(RunDirectory(path).spec) or {}
+    part = part_of(
+        {"state": "RUNNING"}, alive=held, why=why, written=then, host=socket.gethostname(), job_id=node.get("job_id"),
+        hosts=node.get("hosts", ()),
+    )  # fmt: skip
+    part["error"] = why
+    facts: JobFacts = {
+        "name": path.name, "backend": "local", "framework": None, "nodes": 0, "ranks": 0, "created": then,
+        "max_restarts": 0, "devices_asked": None, "priority": 0, "queue": None, "labels": {}, "options": {},
+        "ttl": None, "grace": 0.0, "command": "", "working_dir": "", "folder": os.path.realpath(path), "code": None,
+        "data": [], "tensorboard": None,
     }  # fmt: skip
-
-
-def _error(status: Status) -> str | None:
-    failure = status.get("failure")
-    if failure is None:
-        return None
-    message = str(failure["message"])
-    return message if failure.get("rank") is None else f"rank {failure['rank']}: {message}"
+    return {"job": facts, "part": part}
 
 
 def _waiting(name: str, status: Status, queue: Callable[[], list[Entry]]) -> str | None:
     """What a job waits for, in one line."""
     waiting = status.get("waiting")
-    if not waiting:
+    if not waiting or status["state"] not in ("PENDING", "RESTARTING"):
         return None
     problem = waiting["problem"]
     if status["state"] == "RESTARTING":
@@ -233,7 +227,7 @@ def _waiting(name: str, status: Status, queue: Callable[[], list[Entry]]) -> str
     return explain(queue(), name)
 
 
-def _lives(agent: AgentRecord | None) -> bool:
+def _runs(agent: AgentRecord | None) -> bool:
     """Whether an agent runs although no process holds its lock: the lock file may have been removed."""
     return (
         agent is not None
@@ -243,25 +237,29 @@ def _lives(agent: AgentRecord | None) -> bool:
     )
 
 
-def _end_of(run: RunDirectory, job: dict[str, Any], agent: AgentRecord | None, *, is_known: bool) -> KnownStatus:
-    """How a job has ended on which no process works although its status is not a final one.
+def _recorded_end(run: RunDirectory) -> Status:
+    """The end of a job by its events: on a full disk the status could not be written."""
+    for event in reversed(events(run)):
+        if event.get("event") == "finished":
+            keys = ("state", "exit_code", "failure", "others")
+            return cast("Status", {**{key: event.get(key) for key in keys}, "finished": event["time"]})
+    return {}
+
+
+def _absence(run: RunDirectory, name: str, agent: AgentRecord | None, alive: bool | None) -> tuple[bool | None, str]:
+    """Whether a job is alive that no process on this machine works on, and why that is not known, or why it is not.
 
     Args:
-        run: run directory of the job.
-        job: content of job.json.
-        agent: its agent, according to its status.
-        is_known: whether it is known that no process works on it, on any machine.
+        run: its run directory.
+        name: of the job.
+        agent: its agent, by its status.
+        alive: False if it is known that no process works on it, on any machine.
     """
-    for event in reversed(events(run)):
-        if event.get("event") == "finished":  # on a full disk the status could not be written
-            keys = ("state", "exit_code", "failure", "others")
-            return cast("KnownStatus", {**{key: event.get(key) for key in keys}, "finished": event["time"]})
-    name = job["spec"]["name"]
     has_checkpoints = any(run.path.glob("checkpoints*"))
     again = f"paceline resubmit {name} {'goes on from its last checkpoint' if has_checkpoints else 'starts it again'}"
     is_here = agent is None or agent["host"] == socket.gethostname()
-    if agent and not is_here and not is_known:
-        return {"state": "LOST", "problem": f"it runs on {agent['host']}; only there its state is known"}
+    if agent and not is_here and alive is None:
+        return None, f"it runs on {agent['host']}; only there its state is known"
     if not agent:
         why = "it was never started: the client that submitted it was ended"
     elif not is_here:
@@ -270,7 +268,7 @@ def _end_of(run: RunDirectory, job: dict[str, Any], agent: AgentRecord | None, *
         why = "the machine was restarted"
     else:
         why = f"its agent (pid {agent['pid']}) was killed, and its ranks with it"
-    return {"state": "FAILED", "exit_code": None, "finished": _last_change(run, job), "problem": f"{why}; {again}"}
+    return False, f"{why}; {again}"
 
 
 def _last_change(run: RunDirectory, job: dict[str, Any]) -> float:
@@ -299,18 +297,6 @@ def events(run: RunDirectory) -> list[dict[str, Any]]:
     return found
 
 
-def _instance(rank: RankRecord, host: str, state: str) -> dict[str, Any]:
-    over = state in FINAL and rank["state"] in ("STARTING", "RUNNING")  # it ended with the agent
-    return {
-        "name": str(rank["name"]),
-        "node": host,
-        "rank": int(rank["rank"]),
-        "state": "FAILED" if over else rank["state"],
-        "pid": rank["pid"] or None,
-        "exit_code": rank["exit_code"],
-    }
-
-
 def _command(program: dict[str, Any]) -> str:
     words = [*(["-m"] if program["kind"] == "module" else []), program["target"], *program["args"]]
     return " ".join(map(shlex.quote, words))
@@ -320,7 +306,7 @@ def signal_agent(path: Path, numbers: tuple[int, ...]) -> bool:
     """Send signals to the agent of a job; returns whether there is one."""
     run = RunDirectory(path)
     agent = (run.read_status() or {}).get("agent")
-    if not isinstance(agent, dict) or not _lives(agent):
+    if not isinstance(agent, dict) or not _runs(agent):
         return False
     for number in numbers:
         processes.signal_process(agent["pid"], number)

@@ -16,6 +16,7 @@ from paceline.backends.kubernetes.manifests.names import CODE, INSTANCE, LABELS,
 from paceline.backends.kubernetes.manifests.objects import PROGRAM
 from paceline.job.errors import UserError
 from paceline.job.job import Instance, Job
+from paceline.node.journal.fold import fold
 
 from .pods import TAKEN_AWAY, Pod, seen
 
@@ -239,13 +240,14 @@ def shown(job: Found, target: str, namespace: str) -> Job:
 
 def detailed(job: Job, answers: Mapping[int, Mapping[str, Any]]) -> Job:
     """A job that runs, with what the programs in its pods say of their parts."""
-    records = {index: it["jobs"][0] for index, it in sorted(answers.items()) if it.get("jobs")}
+    reports = {index: it["jobs"][0] for index, it in sorted(answers.items()) if it.get("jobs")}
+    records = {index: fold(report["job"], [report["part"]]) for index, report in reports.items()}
     if not records:
         return job
     ranks = {rank["rank"]: rank for record in records.values() for rank in record["instances"]}
     instances = tuple(
-        replace(it, **{key: ranks[it.rank][key] for key in ("state", "pid", "exit_code")}) if it.rank in ranks else it
-        for it in job.instances
+        it if rank is None else replace(it, state=rank["state"], pid=rank["pid"], exit_code=rank["exit_code"])
+        for it, rank in ((it, ranks.get(it.rank)) for it in job.instances)
     )
     first = next(iter(records.values()))
     going = [record["state"] for record in records.values()]

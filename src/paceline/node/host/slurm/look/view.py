@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.node.errors import Refused
 from paceline.node.files import read_json
+from paceline.node.journal.fold import fold, order
 from paceline.node.store import records
-from paceline.node.store.home import with_ids
-from paceline.node.store.parts import merged
 
 from . import accounts, reasons
 
@@ -325,12 +324,13 @@ def merged_of(folder: JobFolder, life: Life, *, is_alive: bool) -> dict[str, Any
         life: of it.
         is_alive: whether the nodes may still work on it.
     """
-    runs, parts = folder.runs(life), []
+    runs, reports = folder.runs(life), []
     for run in _there(runs) if is_alive else runs:
-        part = records.record(run.path, list, lambda _: is_alive)
-        if part is not None:
-            parts.append(with_ids(run, part))
-    return merged(parts)[0] if parts else None
+        report = records.look(run.path, list, lambda _: is_alive)
+        if report is not None:
+            reports.append(report)
+    reports.sort(key=lambda report: order(report["part"]))
+    return {**fold(reports[0]["job"], [report["part"] for report in reports])} if reports else None
 
 
 def _there(runs: list[RunDirectory]) -> list[RunDirectory]:
