@@ -229,6 +229,27 @@ class Contract:
         assert place("wait", "bad-2").returncode == 3
         place.works("delete", "bad", "bad-2")
 
+    def test_the_traceback_of_a_failed_job_follows_its_lines(self, place: Place) -> None:
+        script = place.paceline.script("""
+            import sys
+            print("it begins", flush=True)
+            sys.stdout.write("steep: ")
+            sys.stdout.flush()
+            raise ValueError("too steep")
+        """)
+        place.works("submit", "--name", "bad", script)
+        assert place("wait", "bad").returncode == 1
+        for flags in ((), ("-f",)):
+            done = place("logs", "bad", *flags)
+            first, begin, *_, last = done.stdout.splitlines()
+            assert (first, begin) == ("it begins", "steep: Traceback (most recent call last):"), done.stdout
+            assert last == "ValueError: too steep"
+        if "run" in place.can:
+            shown = place("run", "--name", "seen", script)
+            assert (shown.stdout + shown.stderr).count("Traceback") == 1, "the report has it"
+            place.works("delete", "seen")
+        place.works("delete", "bad")
+
     def test_a_secret_reaches_the_ranks_and_nothing_else(self, place: Place) -> None:
         secret, public = secrets.token_hex(16), secrets.token_hex(16)
         env = {**place.paceline.env, "SECRET": secret}

@@ -2,7 +2,8 @@
 
 A container has one output and one short message at its end, and no client that reads files. So everything goes there:
 
-- stdout gets what the ranks write, each line behind `[rank N] `, and each event in a line of JSON behind `[paceline] `;
+- stdout gets what the ranks write, each line behind `[rank N] `, and each event in a line of JSON behind `[paceline] `.
+  The traceback that ended a rank is behind `[rank N traceback] `: a client that shows the report leaves it out;
 - the termination message gets how the job ended here, in JSON: the culprit rank, its traceback, the ranks' exit codes.
 
 The first process of a container gets the signals of the scheduler and forwards them to the agent. The job ends with it.
@@ -40,10 +41,12 @@ if TYPE_CHECKING:
     from paceline.node.store.lifecycle import AgentProcess
 
 MARK = b"[paceline] "  # begins the line of an event
-RANK = b"[rank %d] "  # begins a line of a rank
-STDERR = b"[rank %d stderr] "  # the same, where stderr is kept apart
+RANK = b"[rank %d"  # begins a line of a rank
+STDERR = b" stderr"  # follows, where stderr is kept apart
+TRACEBACK = b" traceback"  # follows in a line of the traceback that ended the rank
 ENDED = "ended.json"  # beside the request: how the job ended here
 PIECE = b" +] "  # ends the prefix of a piece of a line, which ends without a line end
+WHOLE = b"] "  # ends the prefix of a line, or of its last piece
 LONGEST = 64 << 10  # bytes of a line; a longer one is written in pieces
 MOST = 4096  # bytes of a termination message
 _MOST_TEXT = 400  # letters of a line in it
@@ -83,7 +86,7 @@ def main(file: str, message: str) -> int:
     _forward_signals(made.agent)
     kept = KeptLog(request.get("kept_logs"), request["job"].get("node_rank") or 0)
     relay = _Relay(sys.stdout.buffer, kept, leaves=bool(request.get("peers")))
-    for update in updates(made.run, lifeline.fileno()):
+    for update in updates(made.run, lifeline.fileno(), tracebacks=True):
         if isinstance(update, Output):
             relay.output(update)
         else:
@@ -131,18 +134,20 @@ class _Relay:
     def __init__(self, out: BinaryIO, kept: KeptLog, *, leaves: bool = False) -> None:
         self._out, self._kept = out, kept
         self._leaves = leaves  # whether the job goes on elsewhere when this node is stopped
-        self._rest: dict[tuple[int, bool], bytes] = {}  # (rank, whether it is stderr) → the line it has not finished
+        self._rest: dict[bytes, bytes] = {}  # the prefix of a rank → the line it has not finished
 
     def output(self, update: Output) -> None:
         """Write the lines of a rank that are complete."""
-        key = update.rank, update.stream == "err"
-        *lines, rest = (self._rest.get(key, b"") + update.data).split(b"\n")
-        prefix = _prefix(*key)
-        text = b"".join(b"%s%s\n" % (prefix, line) if len(line) <= LONGEST else _pieces(key, line) for line in lines)
+        prefix = RANK % update.rank + (STDERR if update.stream == "err" else b"")
+        if update.is_traceback:
+            self._end_lines()
+            prefix += TRACEBACK
+        *lines, rest = (self._rest.get(prefix, b"") + update.data).split(b"\n")
+        text = b"".join(_whole(prefix, line) for line in lines)
         while len(rest) > LONGEST:
-            text += _piece(key, rest[:LONGEST])
+            text += _piece(prefix, rest[:LONGEST])
             rest = rest[LONGEST:]
-        self._rest[key] = rest
+        self._rest[prefix] = rest
         self._write(text)
 
     def event(self, event: Event) -> None:
@@ -164,9 +169,9 @@ class _Relay:
         self._kept.close()
 
     def _end_lines(self) -> None:
-        for key, rest in self._rest.items():
+        for prefix, rest in self._rest.items():
             if rest:
-                self._write(_piece(key, rest))
+                self._write(_piece(prefix, rest))
         self._rest.clear()
 
     def _write(self, text: bytes) -> None:
@@ -176,18 +181,14 @@ class _Relay:
             self._kept.write(text)
 
 
-def _prefix(rank: int, is_stderr: bool) -> bytes:
-    return (STDERR if is_stderr else RANK) % rank
+def _piece(prefix: bytes, text: bytes) -> bytes:
+    return prefix + PIECE + text + b"\n"
 
 
-def _piece(key: tuple[int, bool], text: bytes) -> bytes:
-    return _prefix(*key)[:-2] + PIECE + text + b"\n"
-
-
-def _pieces(key: tuple[int, bool], line: bytes) -> bytes:
-    """A long line: pieces of it, and its last part with the line end."""
-    parts = [line[at : at + LONGEST] for at in range(0, len(line), LONGEST)]
-    return b"".join(_piece(key, part) for part in parts[:-1]) + _prefix(*key) + parts[-1] + b"\n"
+def _whole(prefix: bytes, line: bytes) -> bytes:
+    """A line; a long one in pieces, of which the last one has the line end."""
+    parts = [line[at : at + LONGEST] for at in range(0, len(line), LONGEST)] or [b""]
+    return b"".join(_piece(prefix, part) for part in parts[:-1]) + prefix + WHOLE + parts[-1] + b"\n"
 
 
 # -- the termination message -------------------------------------------------------------------------------------------

@@ -21,12 +21,14 @@ class GrowingFile:
     Attributes:
         offset: where the next read begins.
         more: whether the last read stopped before the end of the file.
+        is_traceback: whether the last read is of the traceback that ended a rank.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.offset = 0
         self.more = False
+        self.is_traceback = False
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by `close`
 
     def read(self, limit: int = CHUNK) -> bytes:
@@ -60,15 +62,24 @@ class GrowingFile:
 
 
 class RankLog(GrowingFile):
-    """A rank's log without the traceback that ended the rank, which the failure report shows."""
+    """A rank's log, in which the traceback that ended the rank is told apart, as the failure report shows it."""
 
-    def __init__(self, path: Path, error: Path) -> None:
+    def __init__(self, path: Path, error: Path, *, keeps_traceback: bool) -> None:
+        """Open it.
+
+        Args:
+            path: of the log.
+            error: where the rank records its exception.
+            keeps_traceback: whether the traceback is read too, by reads of its own; otherwise it is left out.
+        """
         super().__init__(path)
         self._error = error
+        self._keeps = keeps_traceback
         self._passed = False
 
     def read(self, limit: int = CHUNK) -> bytes:
-        """The next bytes to show. A rank records its exception before it prints it, so its traceback is never shown."""
+        """The next bytes. A rank records its exception before it prints it, so its traceback is always known as one."""
+        self.is_traceback = False
         if self._passed:
             return super().read(limit)
         before = self.offset
@@ -80,12 +91,18 @@ class RankLog(GrowingFile):
             self.offset = record["log_start"]
             self.more = True
             return data[: self.offset - before]
-        if record.get("log_end") is None:
+        end = record.get("log_end")
+        if self._keeps and (end is None or before < end):
+            self.is_traceback = True
+            if end is not None and self.offset > end:
+                self.offset, self.more = end, True
+            return data[: self.offset - before]
+        if end is None:
             self.offset = before
             self.more = False
             return b""
         self._passed = True
-        self.offset = max(before, record["log_end"])
+        self.offset = max(before, end)
         return super().read(limit)
 
 

@@ -21,13 +21,23 @@ STREAM_BITS = {"out": 1, "err": 2, "both": 3}  # as torchrun counts them
 
 @dataclass(frozen=True)
 class Output:
-    """Bytes that a rank wrote; `stream` is "out", "err", or "both" where both go to one file."""
+    """Bytes that a rank wrote.
+
+    Attributes:
+        attempt: in which it ran.
+        rank: its rank.
+        local_rank: on its node.
+        stream: "out", "err", or "both" where both go to one file.
+        data: the bytes.
+        is_traceback: whether they are of the traceback that ended the rank, which the failure report shows too.
+    """
 
     attempt: int
     rank: int
     local_rank: int
     stream: str
     data: bytes
+    is_traceback: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,8 @@ def updates(
     wanted: Callable[[Output], bool] = lambda _: True,
     begin: int = 0,
     poll: float | None = None,
+    *,
+    tracebacks: bool = False,
 ) -> Iterator[Update]:
     """The output of the ranks and the events of the job, until the agent is gone.
 
@@ -67,6 +79,7 @@ def updates(
         wanted: whether to read a file, called once per file.
         begin: position in events.jsonl to start at.
         poll: see `Waker`; not None where other machines write, so that files are opened anew for the last read.
+        tracebacks: whether the output has the tracebacks that ended ranks.
     """
     waker, is_elsewhere = Waker(poll), poll is not None
     events, lines = GrowingFile(run.events), Lines()
@@ -78,16 +91,17 @@ def updates(
     while True:
         more: set[Path] = set()  # files that may hold more than was read
         for path in logs if grown is None else grown & logs.keys():
-            if data := logs[path].file.read():
-                if logs[path].file.more:
+            log = logs[path]
+            if data := log.file.read():
+                if log.file.more:
                     more.add(path)
-                yield replace(logs[path].output, data=data)
+                yield replace(log.output, data=data, is_traceback=log.file.is_traceback)
         for line in lines.add(events.read()):
             event = _event(line, run)
             if event.name in ("waiting", "restarting", "finished"):
                 yield from _drain(logs, is_elsewhere)
             elif event.name == "started":
-                logs = _open_logs(event.details, wanted)
+                logs = _open_logs(event.details, wanted, tracebacks=tracebacks)
                 for path in logs:
                     waker.watch(path)
                 more.update(logs)
@@ -115,7 +129,7 @@ def _event(line: bytes, run: RunDirectory) -> Event:
     return Event(name, details)
 
 
-def _open_logs(started: dict[str, Any], wanted: Callable[[Output], bool]) -> dict[Path, _Log]:
+def _open_logs(started: dict[str, Any], wanted: Callable[[Output], bool], *, tracebacks: bool) -> dict[Path, _Log]:
     logs: dict[Path, _Log] = {}
     for entry in started["logs"]:
         out, err, error = Path(entry["out"]), Path(entry["err"]), Path(entry["error"])
@@ -124,7 +138,7 @@ def _open_logs(started: dict[str, Any], wanted: Callable[[Output], bool]) -> dic
             logs[out] = _Log(GrowingFile(out), what)
         what = replace(what, stream="both" if err == out else "err")
         if wanted(what):
-            logs[err] = _Log(RankLog(err, error), what)
+            logs[err] = _Log(RankLog(err, error, keeps_traceback=tracebacks), what)
     return logs
 
 
@@ -138,6 +152,6 @@ def _drain(logs: dict[Path, _Log], is_elsewhere: bool) -> Iterator[Output]:
     _reopen(log.file for log in logs.values() if is_elsewhere)
     for log in logs.values():
         while data := log.file.read():
-            yield replace(log.output, data=data)
+            yield replace(log.output, data=data, is_traceback=log.file.is_traceback)
         log.file.close()
     logs.clear()

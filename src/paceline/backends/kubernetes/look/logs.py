@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from .jobs import Found
     from .pods import Pod
 
-_LINE = re.compile(rb"\[rank (?P<rank>\d+)(?P<err> stderr)?(?P<piece> \+)?\] ?(?P<text>.*)", re.DOTALL)
+_LINE = re.compile(
+    rb"\[rank (?P<rank>\d+)(?P<err> stderr)?(?P<traceback> traceback)?(?P<piece> \+)?\] ?(?P<text>.*)", re.DOTALL
+)
 _AGAIN, _MOST_AGAIN = 0.2, 5.0  # seconds until a log is asked for again, and at most if it fails again and again
 _SOON, _CALM = 1.0, 10.0  # seconds until pods are looked for again, while some have not begun, and then
 _LATE = 0.2  # seconds for which lines of other pods are waited for, so that they come in the order of time
@@ -41,13 +43,14 @@ Silent = dict[str, UserError]  # nodes whose logs cannot be read, each with why
 
 
 class Entry(NamedTuple):
-    """A line of a pod's log: of a rank, or an event."""
+    """A line of a pod's log: of a rank, perhaps of the traceback that ended it, or an event."""
 
     time: float
     rank: int
     stream: str
     text: bytes
     event: dict[str, Any] | None = None
+    is_traceback: bool = False
 
 
 def entries(lines: Iterable[bytes], pod: Pod | None, *, is_plain: bool) -> Iterator[Entry]:
@@ -66,7 +69,8 @@ def entries(lines: Iterable[bytes], pod: Pod | None, *, is_plain: bool) -> Itera
         match = None if is_plain else _LINE.fullmatch(text)
         if match is not None:
             end = b"" if match["piece"] else b"\n"
-            yield Entry(written, int(match["rank"]), "err" if match["err"] else "out", match["text"] + end)
+            stream, rank = "err" if match["err"] else "out", int(match["rank"])
+            yield Entry(written, rank, stream, match["text"] + end, is_traceback=bool(match["traceback"]))
         elif not is_plain and text.startswith(MARK):
             event = _event(text[len(MARK) :])
             if event is not None:

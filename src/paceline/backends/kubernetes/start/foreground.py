@@ -79,6 +79,8 @@ class KubeRun:
         """Output of the ranks and events, until the job has ended."""
         attempt, last = 0, None
         for entry in self._follower.entries():
+            if entry.is_traceback:  # it is in the report
+                continue
             if entry.event is None:
                 stream = "both" if entry.stream == "out" else "err"
                 rank = max(entry.rank, 0)
