@@ -17,35 +17,49 @@ if TYPE_CHECKING:
 
 UNDERSTOOD = {
     "os.environ['A'] = '1'\nimport torch\nos.environ['B'] = '2'": {"A": "1"},
-    "from os import environ\nenviron['A'] = '1'\nimport torch": {"A": "1"},
-    "from os import environ as e\ne |= {'A': '1', 'B': '2'}\nimport torch": {"A": "1", "B": "2"},
-    "import os as o\no.environ.update({'A': '1'}, B='2')\nimport torch": {"A": "1", "B": "2"},
-    "env = os.environ\nenv['A'], x = '1', 2\nimport torch": {"A": "1"},
-    "def f():\n    os.environ['A'] = '1'\nf()\nimport torch": {"A": "1"},
-    "f = lambda: os.environ.update(A='1')\nf()\nimport torch": {"A": "1"},
-    "def main():\n    import torch\nif __name__ == '__main__':\n    os.environ['A'] = '1'\n    main()": {"A": "1"},
+    "from os import environ as e\ne['A'] = '1'\nimport torch": {"A": "1"},
+    "import os as o\no.environ['A'] = o.environ['B'] = '1'\nimport torch": {"A": "1", "B": "1"},
+    "def main():\n    main()\nif __name__ == '__main__':\n    os.environ['A'] = '1'\n    import torch": {"A": "1"},
     "import helpers\nimport torch": {"H": "1"},
-    "from helpers import apply\napply()\nimport torch": {"H": "1", "A": "1"},
+    "from helpers import apply\nimport torch\napply()": {"H": "1"},
     "import pkg.sub as s\nimport torch": {"P": "1", "S": "1"},
     "try:\n    import torch\nexcept ImportError:\n    torch = None\nimport unknown": {},
+    "try:\n    import unknown\nexcept ImportError:\n    unknown = None\nimport torch": {},
     "import typing\nif typing.TYPE_CHECKING:\n    import unknown\nimport torch": {},
     "import paceline\nrun = paceline.init()\nimport unknown": {},
     """
-    import argparse, json, sys
-    from dataclasses import dataclass
+    '''What a script often has before its framework.'''
+    from __future__ import annotations
+    import argparse, json, logging, random, sys, warnings
+    from dataclasses import dataclass, field
+    from pathlib import Path
     import numpy as np
-    sys.path.append("..")
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    sys.path.append(str(Path(__file__).resolve().parent))
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    log = logging.getLogger(__name__)
+    log.info(f"{len(sys.argv)} arguments")
+    SEED, SIZES = 42, {"small": [1, 2]}
+    HOME = os.environ["HOME"] if "HOME" in os.environ else os.environ.get("PWD", "/")
+    STEPS: int = int(os.getenv("STEPS", "10")) * 2
+    random.seed(SEED)
+    np.random.seed(SEED)
 
     @dataclass
     class Config:
         rate: float = 0.1
+        names: list[str] = field(default_factory=list)
 
-    def number(text):
-        return int(text)
+        def change(self):
+            os.environ["A"] = "1"
+
+    def number(text, size=SIZES["small"][0]):
+        os.environ["A"] = text
 
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=number, default=os.environ.get("STEPS"))
-    print(Config(), [x for x in {**os.environ}], parser.parse_args())
+    parser.add_argument("--steps", type=int, default=STEPS)
+    args = parser.parse_args()
     import torch
     """: {},
 }
@@ -53,16 +67,24 @@ UNDERSTOOD = {
 UNCLEAR = {
     "from dotenv import load_dotenv\nload_dotenv()\nimport torch": "script.py:2 imports dotenv",
     "import comet_ml\nimport torch": "script.py:2 imports comet_ml (which must come before torch)",
-    "def f(x):\n    os.environ['A'] = x\nf('1')\nimport torch": "script.py:3 sets A to a value that is computed",
-    "os.environ.update(A=str(1))\nimport torch": "script.py:2 sets A to a value that is computed",
-    "for i in range(2):\n    os.environ[f'A{i}'] = '1'\nimport torch": "sets a variable to a value that is computed",
-    "if len(os.environ) > 3:\n    os.environ['A'] = '1'\nimport torch": "script.py:3 may set A",
+    "def f():\n    os.environ['A'] = '1'\nf()\nimport torch": "script.py:4 calls f",
+    "import atexit\ndef f():\n    os.environ['A'] = '1'\natexit.register(f)\nimport torch": "script.py:5 uses f",
+    "f = lambda: os.environ.update(A='1')\nf()\nimport torch": "script.py:2 has lambda: os.environ.update(A='1')",
+    "from helpers import apply\napply()\nimport torch": "script.py:3 calls apply",
+    "import helpers\nhelpers.apply()\nimport torch": "script.py:3 calls helpers.apply",
+    "os.environ['A'] = str(1)\nimport torch": "script.py:2 sets A to a value that is computed",
+    "os.environ[f'A{1}'] = '1'\nimport torch": "sets a variable to a value that is computed",
+    "env = os.environ\nenv['A'] = '1'\nimport torch": "script.py:2 uses os.environ",
+    "os.environ |= {'A': '1'}\nimport torch": "script.py:2 has os.environ |= {'A': '1'}",
+    "os.environ.update(A='1')\nimport torch": "script.py:2 calls os.environ.update",
+    "if len(os.environ) > 3:\n    os.environ['A'] = '1'\nimport torch": "script.py:2 has if len(os.environ) > 3:",
+    "try:\n    import json\nexcept ImportError:\n    os.environ['A'] = '1'\nimport torch": "script.py:5 may set A",
+    "try:\n    import json\nexcept ImportError:\n    import torch": "script.py:5 may import torch",
     "os.putenv('A', '1')\nimport torch": "script.py:2 calls os.putenv",
-    "del os.environ['A']\nimport torch": "script.py:2 sets A to a value that is computed",
-    "os.environ.pop('A', None)\nimport torch": "script.py:2 calls os.environ.pop",
+    "del os.environ['A']\nimport torch": "script.py:2 has del os.environ['A']",
     "exec('x = 1')\nimport torch": "script.py:2 calls exec",
-    "import functools\nfunctools.partial(os.environ.update, A='1')()\nimport torch": "passes os.environ to functools",
-    "from unittest import mock\nwith mock.patch.dict(os.environ, A='1'):\n    import torch": "passes os.environ to",
+    "import functools\nfunctools.partial(os.environ.update, A='1')()\nimport torch": "calls functools.partial",
+    "from unittest import mock\nwith mock.patch.dict(os.environ, A='1'):\n    import torch": "has with mock.patch.dict",
     "import sys\nsys.modules['torch'] = None\nimport torch": "script.py:3 changes sys.modules",
     "import importlib\nimportlib.import_module('settings')\nimport torch": "script.py:3 calls importlib.import_module",
 }

@@ -50,13 +50,16 @@ def test_a_lazy_import_beside_the_script_does_not_decide_the_framework(paceline:
     ("before", "by_fork"),
     [
         ("import os\nos.environ['OMP_NUM_THREADS'] = '1'", True),
-        ("from settings import apply\napply()", True),
+        ("import settings", True),
+        ("from settings import apply\napply()", False),
         ("import os\nos.environ.update(OMP_NUM_THREADS=str(1))", False),
         pytest.param("from unknown import apply\napply()", False, marks=pytest.mark.nightly),
     ],
 )
 def test_variables_that_the_script_sets_before_the_import(paceline: Paceline, before: str, by_fork: bool) -> None:
-    paceline.script("from os import environ as e\n\ndef apply():\n    e['OMP_NUM_THREADS'] = '1'\n", "settings.py")
+    paceline.script(
+        "from os import environ as e\ne['OMP_NUM_THREADS'] = '1'\n\ndef apply():\n    pass\n", "settings.py"
+    )
     paceline.script((paceline.folder / "settings.py").read_text(), "elsewhere/unknown.py")
     paceline.env["PYTHONPATH"] = str(paceline.folder / "elsewhere")
     paceline.script(f"{before}\nimport torch\nprint(torch.get_num_threads())")
