@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from .negotiation import Request
 
 
+@dataclass(slots=True, eq=False)
 class Entry:
     """A submitted operation, and in the end its result.
 
@@ -24,30 +26,17 @@ class Entry:
         error: why it failed; "" if it did not.
         received: splits received by alltoall; the value of a response without tensors.
         splits: the tensor in whose type and on whose device `received` is returned.
-        finished: CUDA event after which the results are there; None if they are.
+        staged: devices of the inputs and the targets there, of an entry that is done on the CPU; else None.
     """
 
-    __slots__ = (
-        "error", "finished", "grouped", "inputs", "is_done", "outputs", "ready", "received", "request", "splits",
-        "targets",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        request: Request,
-        inputs: list[Tensor],
-        targets: list[Tensor] | None = None,
-        outputs: list[Tensor] | None = None,
-        grouped: bool = False,
-    ) -> None:
-        self.request = request
-        self.inputs = inputs
-        self.targets = targets
-        self.outputs = outputs
-        self.grouped = grouped
-        self.ready: Any = None
-        self.finished: Any = None
-        self.is_done = False
-        self.error = ""
-        self.received: Any = None
-        self.splits: Tensor | None = None
+    request: Request
+    inputs: list[Tensor]
+    targets: list[Tensor] | None = None
+    outputs: list[Tensor] | None = None
+    grouped: bool = False
+    splits: Tensor | None = None
+    ready: Any = None
+    is_done: bool = False
+    error: str = ""
+    received: Any = None
+    staged: tuple[list[Any], list[Tensor] | None] | None = None

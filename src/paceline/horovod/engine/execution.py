@@ -12,13 +12,14 @@ from .adasum import combine
 from .entries import Entry
 from .fusion import dtype_of, size_of
 from .negotiation import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
-from .sums import Sum
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
     from torch._C._distributed_c10d import ProcessGroup
+
+    from paceline.train.group.shared_memory import SharedMemory
 
     from .fusion import Batch, Buffers
     from .negotiation import Request, Response
@@ -95,6 +96,7 @@ class Execution:
         self._done = done
         self._mark = mark or (lambda _: None)
         self._request: Request = batch.responses[0].request
+        self._divisor = members.size if self._request.op == AVERAGE else 1
         self._work: Any = None
 
     def start(self) -> None:
@@ -102,6 +104,8 @@ class Execution:
         kind = self._request.kind
         for entry in self._entries:
             _stage(entry)
+        self._inputs = [tensor for entry in self._entries for tensor in entry.inputs]
+        self._targets = [tensor for entry in self._entries for tensor in entry.targets or ()]
         if kind in ("allreduce", "reducescatter"):
             if self._request.op == ADASUM:
                 self._adasum()
@@ -166,31 +170,27 @@ class Execution:
         )
 
     def _add_up(self, shared: Sums) -> None:
-        request = self._request
-        inputs = [tensor for entry in self._entries for tensor in entry.inputs]
-        targets = [tensor for entry in self._entries for tensor in entry.targets or ()]
-        sources = [tensor.reshape(-1) for tensor in inputs]
-        apart = (
-            [] if all([target.is_contiguous() for target in targets]) else [torch.empty_like(one) for one in sources]
-        )
-        results = apart or [target.view(-1) for target in targets]
-        divisor = self._members.size if request.op == AVERAGE else 1
+        request, targets = self._request, self._targets
+        sources = [tensor.reshape(-1) for tensor in self._inputs]
+        is_direct = all([target.is_contiguous() for target in targets])
+        results = [target.view(-1) for target in targets] if is_direct else [torch.empty_like(one) for one in sources]
+
+        def add(memory: SharedMemory) -> None:
+            pre, post = request.prescale, request.postscale
+            memory.sum(sources, results, prescale=pre, divisor=self._divisor, postscale=post)
 
         def finish() -> None:
-            for target, result in zip(targets if apart else (), apart, strict=True):
+            for target, result in zip(targets, results, strict=True) if not is_direct else ():
                 target.copy_(result.view(target.shape))
 
         self._mark("SHARED_MEMORY_ALLREDUCE")
-        shared.add_up(
-            Sum(sources, results, request.prescale, divisor, request.postscale), lambda error: self._end(error, finish)
-        )
+        shared.add_up(add, lambda error: self._end(error, finish))
 
     # -- reductions ----------------------------------------------------------------------------------------------------
 
     def _reduce(self) -> None:
         request = self._request
-        inputs = [tensor for entry in self._entries for tensor in entry.inputs]
-        targets = [tensor for entry in self._entries for tensor in entry.targets or ()]
+        inputs, targets = self._inputs, self._targets
         name = request.tensors[0][0]
         work_type = _WIDER.get(name) or dtype_of(name)
         self._mark("MEMCPY_IN_FUSION_BUFFER")
@@ -216,7 +216,7 @@ class Execution:
             return group.allreduce([over], options)
 
         def finish() -> None:
-            divisor = self._members.size if request.op == AVERAGE else 1
+            divisor = self._divisor
             if targets and buffer.numel() >= _LARGE and buffer.is_floating_point() and request.postscale == 1.0:
                 _divide_out(buffer, targets, divisor)
             else:
@@ -244,18 +244,16 @@ class Execution:
 
     def _adasum(self) -> None:
         """Gather what all ranks have, and combine it on each."""
-        tensors = [tensor for entry in self._entries for tensor in entry.inputs]
         with torch.no_grad():
-            own = [tensor.reshape(-1) * self._request.prescale for tensor in tensors]
+            own = [tensor.reshape(-1) * self._request.prescale for tensor in self._inputs]
             buffer = torch.cat([tensor.to(torch.float64) for tensor in own])
         gathered = [torch.empty_like(buffer) for _ in self._members.ranks]
         if self._members.size == 1:
             gathered = [buffer]
 
         def finish() -> None:
-            targets = [tensor for entry in self._entries for tensor in entry.targets or ()]
             position = 0
-            for target in targets:
+            for target in self._targets:
                 end = position + target.numel()
                 total = combine([one[position:end] for one in gathered])
                 target.copy_((total * self._request.postscale).view(target.shape))
@@ -269,8 +267,7 @@ class Execution:
     def _broadcast(self) -> None:
         root = self._members.ranks.index(self._request.root)
         is_root = root == self._members.index
-        inputs = [tensor for entry in self._entries for tensor in entry.inputs]
-        targets = [tensor for entry in self._entries for tensor in entry.targets or ()]
+        inputs, targets = self._inputs, self._targets
         self._mark("MEMCPY_IN_FUSION_BUFFER")
         with torch.no_grad():
             if is_root:
@@ -317,9 +314,7 @@ class Execution:
         self._mark("MEMCPY_IN_FUSION_BUFFER")
         with torch.no_grad():
             own = torch.empty(most, dtype=torch.uint8)
-            own[: sizes[self._members.index]] = _bytes_of(
-                [tensor for entry in self._entries for tensor in entry.inputs]
-            )
+            own[: sizes[self._members.index]] = _bytes_of(self._inputs)
             gathered = [torch.empty_like(own) for _ in sizes] if self._members.size > 1 else [own]
         self._mark("")
 
@@ -441,21 +436,20 @@ def _stage(entry: Entry) -> None:
     if entry.ready is None:
         return
     entry.ready.synchronize()
-    entry.splits = entry.splits  # stays where it is
     devices = [tensor.device for tensor in entry.inputs]
     targets = entry.targets
     entry.inputs = [tensor.cpu() for tensor in entry.inputs]
     if targets is not None:
         entry.targets = [torch.empty_like(tensor, device="cpu") for tensor in entry.inputs]
-    entry.finished = (devices, targets)
+    entry.staged = (devices, targets)
 
 
 def _unstage(entry: Entry) -> None:
     """Copy results back to the GPU."""
-    if entry.finished is None:
+    if entry.staged is None:
         return
-    devices, targets = entry.finished
-    entry.finished = None
+    devices, targets = entry.staged
+    entry.staged = None
     if targets is not None:
         for target, result in zip(targets, entry.targets or (), strict=True):
             target.copy_(result)

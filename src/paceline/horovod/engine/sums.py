@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,26 +14,7 @@ from paceline.train.group.shared_memory import SharedMemory, SharedMemoryError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor
     from torch._C._distributed_c10d import Store
-
-
-class Sum(NamedTuple):
-    """What is added up.
-
-    Attributes:
-        sources: contiguous tensors of one dimension and one floating-point type.
-        targets: where the results go: the sources themselves, or tensors like them.
-        prescale: factor before.
-        divisor: of the sums.
-        postscale: factor after it.
-    """
-
-    sources: list[Tensor]
-    targets: list[Tensor]
-    prescale: float
-    divisor: int
-    postscale: float
 
 
 class Sums:
@@ -46,17 +27,18 @@ class Sums:
     def __init__(self, memory: SharedMemory) -> None:
         self._memory = memory
         self._broken = ""
-        self._waiting: queue.SimpleQueue[tuple[Sum, Callable[[str], None]] | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[Callable[[SharedMemory], None], Callable[[str], None]] | None]
+        self._waiting = queue.SimpleQueue()
         threading.Thread(target=self._run, name="paceline-horovod-sums", daemon=True).start()
 
-    def add_up(self, wanted: Sum, done: Callable[[str], None]) -> None:
+    def add_up(self, add: Callable[[SharedMemory], None], done: Callable[[str], None]) -> None:
         """Add up tensors of all ranks, which call this in the same order.
 
         Args:
-            wanted: alike on all ranks.
-            done: called in another thread, with the reason of a failure or "".
+            add: adds them up, in another thread.
+            done: called there, with the reason of a failure or "".
         """
-        self._waiting.put((wanted, done))
+        self._waiting.put((add, done))
 
     def close(self) -> None:
         """End. What has not been completed fails, here and on the other ranks."""
@@ -65,25 +47,16 @@ class Sums:
 
     def _run(self) -> None:
         while (item := self._waiting.get()) is not None:
-            wanted, done = item
+            add, done = item
             if not self._broken:
                 try:
-                    self._add_up(wanted)
+                    with torch.no_grad():
+                        add(self._memory)
                 except Exception as failure:  # the ranks are no longer in step
                     self._broken = str(failure) or type(failure).__name__
                     self._memory.close()
             done(self._broken)
-            del item, wanted, done  # they may hold much
-
-    def _add_up(self, wanted: Sum) -> None:
-        with torch.no_grad():
-            self._memory.sum(
-                wanted.sources,
-                wanted.targets,
-                prescale=wanted.prescale,
-                divisor=wanted.divisor,
-                postscale=wanted.postscale,
-            )
+            del item, add, done  # they may hold much
 
 
 def share_memory(store: Store, index: int, size: int, *, wanted: bool) -> Sums | None:

@@ -129,8 +129,7 @@ def submit(call: Call[Any], *, in_place: bool = False) -> int:
         targets, outputs = inputs, list(call.tensors)
     elif call.kind in _SAME_SHAPE:
         targets = outputs = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in inputs]
-    entry = Entry(request, inputs, targets, outputs, call.grouped)
-    entry.splits = call.splits
+    entry = Entry(request, inputs, targets, outputs, call.grouped, call.splits)
     if is_cuda:
         entry.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         entry.ready.record(torch.cuda.current_stream(inputs[0].device))

@@ -16,7 +16,6 @@ from paceline.horovod.common.process_sets import ProcessSet, global_process_set
 from paceline.horovod.common.util import split_list
 from paceline.horovod.engine.negotiation import UNNAMED
 
-from .adasum_optimizer import AdasumMethods
 from .compression import Compression, Compressor
 from .functions import broadcast_object
 from .mpi_ops import (
@@ -83,25 +82,17 @@ def DistributedOptimizer(
         raise NotImplementedError("Adasum does not support non-global process sets yet.")
     base = unnamed("DistributedOptimizer", process_set.process_set_id or 0).replace(UNNAMED, ".")
     names = checked_names(optimizer, named_parameters, base)
-    methods: Any = AdasumMethods if op == Adasum and size() > 1 else _Methods
-    kind = type(
-        type(optimizer).__name__,
-        (type(optimizer),),
-        {
-            **{name: value for name, value in vars(methods).items() if name not in ("__dict__", "__weakref__")},
-            "__init__": type(optimizer).__init__,
-        },
-    )
+    methods = _AdasumMethods if op == Adasum and size() > 1 else _Methods
+    kind = type(type(optimizer).__name__, (methods, type(optimizer)), {})
     made: Any = object.__new__(kind)
     # The hooks, defaults, groups and state are those of the optimizer itself; only the class differs.
     made.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
     made._original = type(optimizer)
     made._base_name = base
-    if methods is AdasumMethods:
-        made._distribute(names, compression, backward_passes_per_step)
-    else:
-        factor = gradient_predivide_factor
-        made._distribute(names, compression, backward_passes_per_step, op, factor, groups, sparse_as_dense, process_set)
+    made._distribute(
+        names, compression, backward_passes_per_step, op, gradient_predivide_factor,
+        groups if methods is _Methods else None, sparse_as_dense, process_set,
+    )  # fmt: skip
     return made
 
 
@@ -153,13 +144,17 @@ class _Methods:
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Load a state; gradients that are being exchanged are forgotten."""
+        self._begin_step()
+        self._synchronized = False
+        self._should_synchronize = True
+        self._original.load_state_dict(self, *args, **kwargs)
+
+    def _begin_step(self) -> None:
+        """Forget what is being exchanged, and count backward passes anew."""
         self._handles.clear()
         self._group_handles.clear()
         self._group_counts = [0] * len(self._groups)
-        self._synchronized = False
-        self._should_synchronize = True
         self.set_backward_passes_per_step(self.backward_passes_per_step)
-        self._original.load_state_dict(self, *args, **kwargs)
 
     def synchronize(self) -> None:
         """Wait until the gradients of all parameters are reduced; those that were not computed here count as zero.
@@ -185,11 +180,7 @@ class _Methods:
                 if handle is not None:
                     self._take(parameter, synchronize(handle), ctx)
         finally:
-            self._handles.clear()
-            self._group_handles.clear()
-            self._group_counts = [0] * len(self._groups)
-            for parameter in self._allreduce_delay:
-                self._allreduce_delay[parameter] = self.backward_passes_per_step
+            self._begin_step()
         self._synchronized = True
 
     @contextlib.contextmanager
@@ -325,6 +316,50 @@ class _Methods:
                 parameter.grad = whole.to_sparse(gradient.sparse_dim())
             else:
                 gradient.copy_(whole)
+
+
+class _AdasumMethods(_Methods):
+    """With Adasum, what is combined is each rank's own step, not its gradient."""
+
+    def synchronize(self) -> None:
+        """Nothing: what is combined is known only after the step."""
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Refused.
+
+        Raises:
+            AssertionError: always.
+        """
+        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+        yield
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step of this rank's own, and replace it by the combination of all ranks' steps.
+
+        Raises:
+            HorovodInternalError: a rank is gone.
+        """
+        loss = closure() if closure is not None else None
+        self._adopt()
+        trained = list(self._requires_update)
+        with torch.no_grad():
+            for parameter in trained:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            before = [parameter.detach().clone() for parameter in trained]
+            self._original.step(self)
+            started = []
+            for parameter, start in zip(trained, before, strict=True):
+                small, ctx = self._compression.compress(parameter.detach() - start)
+                started.append((allreduce_async_(small, None, self._parameter_names[parameter], Adasum), ctx))
+            for parameter, start, (handle, ctx) in zip(trained, before, started, strict=True):
+                parameter.copy_(start + self._compression.decompress(synchronize(handle), ctx))
+        self._begin_step()
+        return loss
+
+    def _reduce(self, parameter: Tensor) -> None:
+        self._handles[parameter] = (None, None)  # `zero_grad` is refused until the step
 
 
 def _checked_groups(groups: Sequence[Any], trained: dict[Tensor, None]) -> list[list[Tensor]]:
