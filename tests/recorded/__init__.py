@@ -1,8 +1,9 @@
-"""The folder of a job of two ranks that has ended well, as paceline left it: for tests of what reads it."""
+"""The folder of a job of two ranks, as paceline wrote it before there was a journal: for tests of what reads it."""
 
 from __future__ import annotations
 
 import secrets
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -34,3 +35,16 @@ def ended(paceline: Paceline, *names: str) -> None:
         (path / "errors" / "0").mkdir(parents=True)
         path.chmod(0o700)
     paceline.home.chmod(0o700)
+
+
+def running(paceline: Paceline, name: str) -> subprocess.Popen[str]:
+    """A job that runs until it is stopped; returns its agent."""
+    ended(paceline, name)
+    path = paceline.home / "jobs" / name
+    events = (path / "events.jsonl").read_text().splitlines(keepends=True)
+    (path / "events.jsonl").write_text("".join(line for line in events if '"finished"' not in line))
+    command = [sys.executable, str(_JOB.with_name("agent.py")), str(path)]
+    agent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=paceline.env)
+    assert agent.stdout is not None
+    assert agent.stdout.readline() == "running\n"
+    return agent

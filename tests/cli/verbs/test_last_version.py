@@ -1,0 +1,79 @@
+"""Jobs of the last version, which recorded events.jsonl and a status.json that is no cache of a journal."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests import recorded
+from tests.conftest import GENEROUS
+
+if TYPE_CHECKING:
+    from tests.conftest import Paceline
+
+
+def shown(paceline: Paceline, *args: str) -> Any:
+    done = paceline(*args, "-o", "json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_job_that_has_ended(paceline: Paceline) -> None:
+    recorded.ended(paceline, "old")
+    for job in (shown(paceline, "get", "old"), *shown(paceline, "list")):
+        assert (job["state"], job["exit_code"], job["error"], job["cause"]) == ("SUCCEEDED", 0, None, None)
+        assert [rank["state"] for rank in job["instances"]] == ["SUCCEEDED"] * 2
+    assert [event["event"] for event in shown(paceline, "events", "old")] == ["started", "finished"]
+    assert paceline("logs", "-f", "old").stdout == "hello from 0\n"
+    assert paceline("wait", "old").returncode == 0
+    assert "had ended already" in paceline("stop", "old").stderr
+    paceline.script("print('again')")
+    assert paceline("resubmit", "old").stdout == "old-2\n"
+    assert paceline("wait", "old-2").returncode == 0
+    assert paceline("delete", "old").returncode == 0
+
+
+def test_a_job_that_runs(paceline: Paceline) -> None:
+    agent = recorded.running(paceline, "old")
+    job = shown(paceline, "get", "old")
+    assert (job["state"], job["exit_code"], job["finished"]) == ("RUNNING", None, None)
+    assert [rank["state"] for rank in job["instances"]] == ["RUNNING"] * 2
+    following = paceline.start("logs", "-f", "old")
+    assert following.stdout is not None
+    assert following.stdout.readline() == "hello from 0\n"
+    waiting = paceline.start("wait", "old")
+    assert waiting.stderr is not None
+    waiting.stderr.readline()
+    done = paceline("stop", "old")
+    assert done.returncode == 0, done.stderr
+    assert agent.wait(GENEROUS) == 0
+    assert following.communicate(timeout=GENEROUS)[0] == "goodbye\n"
+    waiting.communicate(timeout=GENEROUS)
+    job = shown(paceline, "get", "old")
+    assert (job["state"], job["exit_code"]) == ("STOPPED", 143)
+    assert [event["event"] for event in shown(paceline, "events", "old")] == ["started", "stopping", "finished"]
+    paceline.script("print('again')")
+    assert paceline("resubmit", "old").stdout == "old-2\n"
+    assert paceline("wait", "old-2").returncode == 0
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_the_agent_of_a_job_was_killed(paceline: Paceline, is_recorded: bool) -> None:
+    agent = recorded.running(paceline, "old")
+    agent.send_signal(signal.SIGKILL)
+    agent.wait()
+    if is_recorded:  # the disk was full, so the status could not be written
+        with open(paceline.home / "jobs" / "old" / "events.jsonl", "a") as events:
+            failure = {"rank": 1, "message": "ValueError"}
+            end = {"state": "FAILED", "exit_code": 7, "failure": failure, "others": []}
+            events.write(json.dumps({"time": 1795529563.5, "event": "finished", **end}) + "\n")
+    job = shown(paceline, "get", "old")
+    assert (job["state"], job["exit_code"]) == ("FAILED", 7 if is_recorded else None)
+    assert [rank["state"] for rank in job["instances"]] == ["FAILED"] * 2
+    if is_recorded:
+        assert job["error"] == "rank 1: ValueError"
+    else:
+        assert job["error"].startswith(f"its agent (pid {agent.pid}) was killed")
+        assert job["cause"] == "agent"
