@@ -1,4 +1,4 @@
-"""The agent of a job of the last version, as others see it: it holds the lock, and records its end when it is told to."""
+"""An agent of the last version, as others see it: it holds the lock of its job, and records the end."""
 
 import fcntl
 import json
