@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from paceline.contract.job_record import JobRecord
+    from paceline.contract.records import JobRecord
 
 _BUSY = 2.0  # seconds to wait for another process that writes
 _VERSION = 2

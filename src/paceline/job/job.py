@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING, Any
 from .quantities import show_time
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from paceline.contract.job_record import InstanceRecord, JobRecord
+    from paceline.contract.records import (
+        CheckpointRecord,
+        CodeRecord,
+        DataRecord,
+        GpuRecord,
+        GpuUseRecord,
+        InstanceRecord,
+        JobRecord,
+        ProgressRecord,
+        Value,
+    )
 
 STATES = ("PENDING", "STARTING", "RUNNING", "RESTARTING", "SUCCEEDED", "FAILED", "STOPPED", "LOST")
 ELSEWHERE = ("external_id", "url", "logs")  # fields of a job that records lack
@@ -103,18 +113,18 @@ class Job:
     priority: int = 0
     queue: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Value] = field(default_factory=dict)
     ttl: float | None = None
     kept_since: float | None = None
     grace: float = 0.0
     command: str = ""
     working_dir: str = ""
     folder: str = ""
-    code: Mapping[str, Any] | None = None
-    data: tuple[Mapping[str, Any], ...] = ()
+    code: CodeRecord | None = None
+    data: Sequence[DataRecord] = ()
     tensorboard: str | None = None
-    progress: Mapping[str, Any] | None = None
-    checkpoint: Mapping[str, Any] | None = None
+    progress: ProgressRecord | None = None
+    checkpoint: CheckpointRecord | None = None
     external_id: str = ""
     url: str = ""
     logs: str = ""
@@ -178,7 +188,7 @@ class Node:
     memory_used: int
     disk: int
     disk_used: int
-    gpus: tuple[Mapping[str, Any], ...] = ()
+    gpus: tuple[GpuRecord, ...] = ()
     state: str = ""
     partitions: tuple[str, ...] = ()
 
@@ -197,7 +207,7 @@ class Usage:
     processes: int
     cpu: float
     memory: int
-    gpus: tuple[Mapping[str, Any], ...] = ()
+    gpus: tuple[GpuUseRecord, ...] = ()
 
 
 @dataclass(frozen=True)

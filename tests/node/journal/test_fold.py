@@ -14,7 +14,7 @@ from paceline.node.journal.fold import FINAL, Scheduler, fold, is_over, part_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline.contract.job_record import JobFacts, JobRecord
+    from paceline.contract.records import JobFacts, JobRecord
     from paceline.node.journal.fold import Part
 
 JOB: JobFacts = {

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.backends.base import Left, LogLines, LogQuery, Prepared, ProgressReporter
     from paceline.backends.check.inspect import Inspected
     from paceline.backends.foreground import Shown
-    from paceline.contract.job_record import JobRecord
+    from paceline.contract.records import JobRecord
     from paceline.job.job import Contents, Node, Usage, Volume, WarmServer
     from paceline.job.spec import JobSpec
     from paceline.node.store.usage import Gauge

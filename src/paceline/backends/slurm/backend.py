@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.backends.base import LogQuery, Prepared, ProgressReporter
     from paceline.backends.check.report import Report
     from paceline.backends.foreground import Shown
-    from paceline.contract.job_record import JobRecord
+    from paceline.contract.records import JobRecord
     from paceline.job.job import Contents, Usage, Volume
     from paceline.job.spec import JobSpec
 

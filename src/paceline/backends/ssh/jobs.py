@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from paceline.backends.remote.connection import Host
-    from paceline.contract.job_record import JobRecord
+    from paceline.contract.records import JobRecord
     from paceline.node.journal.fold import Report
 
     from .target import Hosts

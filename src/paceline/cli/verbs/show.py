@@ -23,6 +23,8 @@ from paceline.job.text import printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from paceline.contract.records import CodeRecord, DataRecord, ProgressRecord, Value
+
 _KEPT = _RECENT = 7 * 86400.0  # seconds for which a job that has ended is shown by `list`, and kept by `prune`
 _PATIENCE = 15.0  # seconds beyond its grace in which a job that is being stopped ends
 
@@ -162,7 +164,6 @@ def _last_restart(job: Job) -> str | None:
 
 def _facts(job: Job, now: float) -> list[tuple[str, str]]:
     """The lines of `get`, without those that do not apply."""
-    progress = job.progress or {}
     state = job.state if job.exit_code is None else f"{job.state} (exit code {job.exit_code})"
     facts: list[tuple[str, Any]] = [
         ("name", job.name),
@@ -186,7 +187,7 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
         ("finished", show_time(job.finished)),
         ("duration", _duration(job)),
         ("kept for", None if job.ttl is None else f"{show_duration(job.ttl)} after its end"),
-        ("progress", _progress(progress, job.is_over)),
+        ("progress", _progress(job.progress, job.is_over)),
         ("checkpoint", f"step {job.checkpoint['step']}, in {job.checkpoint['folder']}" if job.checkpoint else None),
         ("tensorboard", _tensorboard(job)),
         *(("data", _volume(volume)) for volume in job.data),
@@ -198,7 +199,7 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
     return [(key, str(value)) for key, value in facts if value not in (None, "")]
 
 
-def _options(options: Mapping[str, Any], within: str = "") -> Iterator[str]:
+def _options(options: Mapping[str, Value], within: str = "") -> Iterator[str]:
     """The options of a job, as NAME=VALUE; those of tables as TABLE.NAME=VALUE."""
     for name, value in options.items():
         if isinstance(value, dict):
@@ -216,7 +217,7 @@ def _tensorboard(job: Job) -> str | None:
     return f"{said} ({how})" if how else said
 
 
-def _progress(progress: Any, is_over: bool) -> str:
+def _progress(progress: ProgressRecord | None, is_over: bool) -> str:
     if not progress:
         return ""
     of = f"/{progress['epochs']}" if progress.get("epochs") else ""
@@ -224,12 +225,12 @@ def _progress(progress: Any, is_over: bool) -> str:
     text = f"epoch {progress['epoch'] + 1}{of}, step {progress['step']}{steps}"
     if progress.get("samples_per_second"):
         text += f", {progress['samples_per_second']:.4g} samples/s"
-    if progress.get("seconds_left") is not None and not is_over:
-        text += f", {show_duration(progress['seconds_left'])} left"
+    if (left := progress.get("seconds_left")) is not None and not is_over:
+        text += f", {show_duration(left)} left"
     return text
 
 
-def _volume(volume: Any) -> str:
+def _volume(volume: DataRecord) -> str:
     where = f"{volume['volume']} at {volume['path']}"
     if volume["visible"]:
         return where if volume["wanted"] == volume["path"] else f"{where}, which the job sees at {volume['wanted']}"
@@ -237,9 +238,9 @@ def _volume(volume: Any) -> str:
     return f"{where} (not mounted at {volume['wanted']}{why}; the job reads {volume['variable']})"
 
 
-def _code(code: Any) -> str:
-    commit = f" ({code['commit'][:12]})" if code.get("commit") else ""
-    return f"{code['path']}, by {code['mode']} from {code['source']}{commit}"
+def _code(code: CodeRecord) -> str:
+    commit = code.get("commit")
+    return f"{code['path']}, by {code['mode']} from {code['source']}{f' ({commit[:12]})' if commit else ''}"
 
 
 _INSTANCES: list[Column[Instance]] = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -15,11 +15,13 @@ from paceline.cli.terminal.live import once_or_live, watch_option
 from paceline.cli.terminal.tables import STATE_COLOURS, Column, output_option, show
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable
 
+    from paceline.contract.records import GpuRecord, GpuUseRecord, SyncRecord
     from paceline.job.job import Job, Node, Usage
 
 _OF_EXCHANGE = ("SYNC", "SENT/STEP", "NETWORK/STEP")  # columns that are shown if some job exchanges gradients
+_Number = TypeVar("_Number", int, float)
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
@@ -79,16 +81,13 @@ def _job_columns() -> list[Column[_Row]]:
         Column("JOB", lambda row: row.job.name),
         Column("STATE", lambda row: row.job.state, colours=STATE_COLOURS),
         Column("DEVICES", lambda row: _asked(row.job)),
-        Column(
-            "ALLOCATED",
-            lambda row: f"{len(row.job.devices)} ({','.join(row.job.devices)})" if row.job.devices else None,
-        ),
+        Column("ALLOCATED", lambda row: _allocated(row.job)),
         Column("CPU", lambda row: f"{row.usage.cpu:.1f}" if row.usage else None),
         Column("MEMORY", lambda row: size(row.usage.memory) if row.usage else None),
-        Column("GPU", lambda row: _percent(_sum(row.usage, "use"))),
-        Column("GPU MEMORY", lambda row: size(_sum(row.usage, "memory"))),
-        Column("SYNC", lambda row: _sync(row.job).get("method")),
-        Column("SENT/STEP", lambda row: size(_sync(row.job).get("sent_bytes"))),
+        Column("GPU", lambda row: _percent(_sum(gpu["use"] for gpu in _gpus(row)))),
+        Column("GPU MEMORY", lambda row: size(_sum(gpu["memory"] for gpu in _gpus(row)))),
+        Column("SYNC", lambda row: sync["method"] if (sync := _sync(row.job)) else None),
+        Column("SENT/STEP", lambda row: size(sync["sent_bytes"]) if (sync := _sync(row.job)) else None),
         Column("NETWORK/STEP", lambda row: _waited(_sync(row.job))),
         Column("RANKS", lambda row: str(row.job.ranks), wide=True),
         Column("PROCESSES", lambda row: str(row.usage.processes) if row.usage else None, wide=True),
@@ -96,12 +95,12 @@ def _job_columns() -> list[Column[_Row]]:
     ]
 
 
-def _sync(job: Job) -> Mapping[str, Any]:
-    """What the library says of the exchange of gradients; empty if it says nothing."""
-    return (job.progress or {}).get("sync") or {}
+def _sync(job: Job) -> SyncRecord | None:
+    """How its ranks exchange gradients; None if the library does not report it."""
+    return None if job.progress is None else job.progress.get("sync")
 
 
-def _waited(sync: Mapping[str, Any]) -> str | None:
+def _waited(sync: SyncRecord | None) -> str | None:
     """How long a step waits for the network, and how much of the step that is."""
     if not sync or not sync["step_seconds"]:
         return None
@@ -118,9 +117,13 @@ def _allocated(job: Job) -> str | None:
     return f"{len(job.devices)} ({','.join(job.devices)})" if job.devices else None
 
 
-def _sum(usage: Usage | None, what: str) -> Any:
-    """The sum over all GPUs; None if no value is known."""
-    known = [gpu[what] for gpu in (usage.gpus if usage else ()) if gpu[what] is not None]
+def _gpus(row: _Row) -> tuple[GpuUseRecord, ...]:
+    return row.usage.gpus if row.usage else ()
+
+
+def _sum(values: Iterable[_Number | None]) -> _Number | None:
+    """The sum of those that are known; None if none is."""
+    known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 
@@ -131,7 +134,7 @@ def _percent(number: float | None) -> str | None:
 def _by_device(usage: Usage | None) -> str | None:
     from paceline.job.quantities import show_size
 
-    def figures(gpu: Mapping[str, Any]) -> str:
+    def figures(gpu: GpuUseRecord) -> str:
         memory = None if gpu["memory"] is None else show_size(gpu["memory"])
         return " ".join(part for part in (_percent(gpu["use"]), memory) if part) or "unknown"
 
@@ -177,7 +180,7 @@ def _node_columns() -> list[Column[Node]]:
     ]
 
 
-def _gpu(gpu: Mapping[str, Any]) -> str:
+def _gpu(gpu: GpuRecord) -> str:
     from paceline.job.quantities import show_size
 
     parts = [_percent(gpu["use"])]

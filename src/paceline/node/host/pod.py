@@ -35,7 +35,7 @@ from .start import order_of
 if TYPE_CHECKING:
     from typing import BinaryIO, NoReturn
 
-    from paceline.contract.job_record import JobRecord
+    from paceline.contract.records import JobRecord
     from paceline.node.journal.status import Failure
     from paceline.node.logs.live import Event
     from paceline.node.store.lifecycle import AgentProcess

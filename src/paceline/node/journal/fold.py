@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, cast
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.contract.job_record import (
+    from paceline.contract.records import (
         CheckpointRecord,
         InstanceRecord,
         JobFacts,
         JobRecord,
         JobState,
+        ProgressRecord,
         State,
-        Value,
     )
     from paceline.node.journal.status import Failure, RankRecord, Status
 
@@ -73,7 +73,7 @@ class Part(TypedDict):
     cause: str | None
     waiting: str | None
     devices: list[str]
-    progress: dict[str, Value] | None
+    progress: ProgressRecord | None
     checkpoint: CheckpointRecord | None
 
 
@@ -116,7 +116,7 @@ def part_of(
     job_id: str | None = None,
     hosts: Sequence[str] = (),
     is_elastic: bool = False,
-    progress: dict[str, Value] | None = None,
+    progress: ProgressRecord | None = None,
     checkpoint: CheckpointRecord | None = None,
 ) -> Part:
     """A part from what its agent recorded.

@@ -25,7 +25,7 @@ from paceline.node.rundir.staging import sweep
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from paceline.contract.job_record import CheckpointRecord, JobFacts, JobRecord, Value
+    from paceline.contract.records import CheckpointRecord, JobFacts, JobRecord, ProgressRecord
     from paceline.node.devicequeue.policy import Entry
     from paceline.node.journal.fold import Report
     from paceline.node.journal.status import AgentRecord, Status
@@ -173,9 +173,9 @@ def _moment(value: Any) -> float:
     return seconds
 
 
-def _progress(path: Path) -> dict[str, Value] | None:
+def _progress(path: Path) -> ProgressRecord | None:
     """The progress of the training; None if there is none that can be read."""
-    found = read_json(path)
+    found = cast("ProgressRecord | None", read_json(path))
     try:
         if found is not None and "time" in found:
             _moment(found["time"])

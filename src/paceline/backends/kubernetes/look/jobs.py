@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.backends.kubernetes.api.errors import ApiError
 from paceline.backends.kubernetes.api.times import moment
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from paceline.backends.kubernetes.api.client import Cluster, Object
     from paceline.backends.kubernetes.manifests.kinds.base import Ending, Kind
+    from paceline.contract.records import CodeRecord
     from paceline.job.spec import JobSpec
 
 STOP_CODE = 143  # of a job that was stopped: SIGTERM
@@ -266,7 +267,7 @@ def detailed(job: Job, answers: Mapping[int, Mapping[str, Any]]) -> Job:
     )  # fmt: skip
 
 
-def _with_commit(code: Mapping[str, Any] | None, found: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def _with_commit(code: CodeRecord | None, found: CodeRecord | None) -> CodeRecord | None:
     """The record of the code with the commit that a pod has, if only pods know it."""
     if code is None or code.get("commit") or not found or not found.get("commit"):
         return code
@@ -433,7 +434,7 @@ def _labels(job: Found) -> dict[str, str]:
         return {}
 
 
-def _code(job: Found, reports: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def _code(job: Found, reports: Sequence[Mapping[str, Any]]) -> CodeRecord | None:
     try:
         found = json.loads(job.annotations.get(CODE, "null"))
     except ValueError:
@@ -442,7 +443,7 @@ def _code(job: Found, reports: Sequence[Mapping[str, Any]]) -> dict[str, Any] | 
         return None
     if found.get("mode") == "git" and not found.get("commit"):  # the client did not know it
         found["commit"] = next((it["commit"] for it in reports if it.get("commit")), None)
-    return {"path": f"code/{job.name} of the pods", **found}
+    return cast("CodeRecord", {"path": f"code/{job.name} of the pods", **found})
 
 
 def _command(spec: Mapping[str, Any]) -> str:

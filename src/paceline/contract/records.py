@@ -1,0 +1,158 @@
+"""The records that nodes send and clients show. Only types: programs do not import this at run time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypedDict, Union
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+State = Literal["PENDING", "STARTING", "RUNNING", "RESTARTING", "SUCCEEDED", "FAILED", "STOPPED", "LOST"]
+Value = Union[str, int, float, bool, None, "Sequence[Value]", "Mapping[str, Value]"]
+
+
+class InstanceRecord(TypedDict):
+    """A rank; see `paceline.job.job.Instance`."""
+
+    name: str
+    node: str
+    rank: int
+    state: str
+    pid: int | None
+    exit_code: int | None
+
+
+class CheckpointRecord(TypedDict):
+    """The checkpoint that was saved last."""
+
+    step: int
+    folder: str
+
+
+class SyncRecord(TypedDict):
+    """How ranks exchange gradients, and what that costs in a step."""
+
+    method: str
+    sent_bytes: int
+    sync_seconds: float
+    step_seconds: float
+
+
+class TrialRecord(TypedDict):
+    """What a trial of `paceline tune` measured in each step; `method` is None if nothing is exchanged."""
+
+    method: str | None
+    seconds: list[float]
+    bytes: list[int]
+    losses: list[float | None]
+
+
+class ProgressRecord(TypedDict, total=False):
+    """How far the training is, as the library writes it."""
+
+    time: float
+    epoch: int
+    epochs: int | None
+    step: int
+    steps: int | None
+    samples_per_second: float
+    epoch_seconds_left: float | None
+    seconds_left: float | None
+    sync: SyncRecord | None
+    metrics: dict[str, float | None]
+    trial: TrialRecord
+
+
+class CodeRecord(TypedDict, total=False):
+    """The copy of the code; `ref` and `commit` are git's."""
+
+    path: str
+    mode: str
+    source: str
+    ref: str | None
+    commit: str | None
+    files: int
+    bytes: int
+
+
+class DataRecord(TypedDict, total=False):
+    """A volume of a job; `problem` is why it is not visible where it is wanted."""
+
+    volume: str
+    path: str
+    wanted: str
+    visible: bool
+    variable: str
+    problem: str | None
+
+
+class GpuRecord(TypedDict):
+    """A GPU; see `paceline.job.job.Node`."""
+
+    index: int
+    uuid: str
+    name: str
+    use: float | None
+    memory: int | None
+    memory_used: int | None
+    temperature: float | None
+    power: float | None
+
+
+class GpuUseRecord(TypedDict):
+    """What a job uses of a device; see `paceline.job.job.Usage`."""
+
+    device: str
+    use: float | None
+    memory: int | None
+
+
+class JobFacts(TypedDict):
+    """What is known of a job before it runs; see `paceline.job.job.Job` for each key.
+
+    `nodes` and `ranks` are the expected numbers.
+    """
+
+    name: str
+    backend: str
+    framework: str | None
+    nodes: int
+    ranks: int
+    created: float
+    max_restarts: int
+    devices_asked: int | Sequence[str] | None
+    priority: int
+    queue: str | None
+    labels: Mapping[str, str]
+    options: Mapping[str, Value]
+    ttl: float | None
+    grace: float
+    command: str
+    working_dir: str
+    folder: str
+    code: CodeRecord | None
+    data: Sequence[DataRecord]
+    tensorboard: str | None
+
+
+class JobState(TypedDict):
+    """What changes while a job runs; see `paceline.job.job.Job` for each key."""
+
+    state: State
+    attempt: int
+    exit_code: int | None
+    started: float | None
+    finished: float | None
+    instances: list[InstanceRecord]
+    error: str | None
+    cause: str | None
+    waiting: str | None
+    restarts: int
+    devices: list[str]
+    kept_since: float | None
+    progress: ProgressRecord | None
+    checkpoint: CheckpointRecord | None
+
+
+class JobRecord(JobFacts, JobState):
+    """All that the verbs show of a job."""
