@@ -106,6 +106,22 @@ TRAIN = """
             optimizer.zero_grad()
 """
 
+OF_TORCH = """
+    import os, signal, torch
+    from torch.utils.data import DataLoader
+    from paceline.train.data.worker_start import LOSES_WORKERS
+
+    batches = iter(DataLoader(list(range(8)), num_workers=2))
+    next(batches)
+    try:
+        os.kill(batches._workers[0].pid, signal.SIGKILL)
+        os.waitid(os.P_PID, batches._workers[0].pid, os.WEXITED | os.WNOWAIT)
+        raised = "in the loader"
+    except RuntimeError:
+        raised = "anywhere"
+    print(torch.__version__, "needs it:", raised == "anywhere", "gets it:", LOSES_WORKERS)
+"""
+
 
 @pytest.mark.parametrize("kills", [10, pytest.param(100, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])])
 def test_workers_that_are_killed_at_random_moments(paceline: Paceline, kills: int) -> None:
@@ -122,3 +138,18 @@ def test_a_killed_worker_is_the_failure_of_its_rank(paceline: Paceline, kind: st
     assert done.returncode == 1, done.stderr
     assert "rank 1" in done.stderr
     assert "RuntimeError: DataLoader worker (pid" in done.stderr
+
+
+def test_torch_without_help_raises_its_error_anywhere(paceline: Paceline) -> None:
+    """Here a worker is killed while the main thread is in code that has nothing to do with the loader."""
+    done = run(paceline, paceline.script(OF_TORCH), timeout=60)
+    version, _, answers = done.stdout.partition(" ")
+    assert answers != "needs it: False gets it: True\n", (
+        f"torch {version} has mended it: lower the version of LOSES_WORKERS in train/data/worker_start.py, and delete "
+        "train/data/worker_loss.py when paceline no longer supports an older torch"
+    )
+    assert answers != "needs it: True gets it: False\n", (
+        f"torch {version} still raises its error anywhere: raise the version of LOSES_WORKERS in "
+        "train/data/worker_start.py"
+    )
+    assert done.returncode == 0, done.stderr

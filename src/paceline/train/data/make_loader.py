@@ -18,7 +18,7 @@ from .random_state import derive_seed
 from .ranks import Ranks
 from .sampler import ElasticSampler, EpochPosition, Shard, ShardedSampler, UserBatchSampler, UserSampler, check_positive
 from .split import Split
-from .worker_loss import WorkerDataLoader
+from .worker_start import WorkerDataLoader
 from .workers import Collate, MapFetch, StreamFetch
 
 T = TypeVar("T")

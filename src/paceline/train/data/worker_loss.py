@@ -1,9 +1,11 @@
-"""A data loader that fails, and never waits, when one of its workers is killed.
+"""An iterator of torch's DataLoader that fails, and never waits, when one of its workers is killed.
 
 torch raises its error in the handler of SIGCHLD, so between any two instructions of the main thread. If a lock has just
 been taken there, it is never released, and its next user waits forever. A worker that is killed while it writes a batch
 leaves a part of it, and the reader waits forever for the rest. A process that shares a lock with a worker that was
-killed while holding it waits forever too (torch 2.13). So here the error is raised where the loader waits for a batch.
+killed while holding it waits forever too. So here the error is raised where the loader waits for a batch.
+
+This replaces parts of torch, so it is for the versions that need it (`worker_start.LOSES_WORKERS`).
 """
 
 from __future__ import annotations
@@ -19,10 +21,7 @@ from multiprocessing.sharedctypes import RawValue
 from typing import TYPE_CHECKING, Any
 
 from torch._C import _remove_worker_pids
-from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
-
-from .worker_start import starting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,18 +31,7 @@ _DYING = 5.0  # seconds until the kernel reports the end of a process whose sock
 _CHUNK = 1024 * 1024  # bytes read at once
 
 
-class WorkerDataLoader(DataLoader[Any]):
-    """torch's DataLoader, whose iterators raise torch's error at the next batch after a worker was killed."""
-
-    def _get_iterator(self) -> Any:
-        if self.num_workers == 0:
-            return super()._get_iterator()
-        self.check_worker_number_rationality()
-        self.multiprocessing_context = starting(self.multiprocessing_context)
-        return _Iterator(self)
-
-
-class _Iterator(_MultiProcessingDataLoaderIter):
+class LossIterator(_MultiProcessingDataLoaderIter):
     """torch's iterator, with a queue that does not wait for the dead. Its properties replace what torch's sets."""
 
     @property

@@ -18,11 +18,30 @@ from multiprocessing.context import ForkContext, ForkProcess
 from multiprocessing.popen_fork import Popen
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch.utils.data import DataLoader
+
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
 log = logging.getLogger("paceline")
+# Whether this torch may wait forever after a worker was killed. A test says when this is out of date.
+LOSES_WORKERS = torch.__version__ < "2.14"
 FIRST_SECONDS = 5.0  # that a worker may take to begin; twice as long each time that one does not
+
+
+class WorkerDataLoader(DataLoader[Any]):
+    """torch's DataLoader, whose workers begin, and whose next batch is torch's error after one was killed."""
+
+    def _get_iterator(self) -> Any:
+        if self.num_workers > 0:
+            self.multiprocessing_context = starting(self.multiprocessing_context)
+        if self.num_workers == 0 or not LOSES_WORKERS:
+            return super()._get_iterator()
+        from .worker_loss import LossIterator
+
+        self.check_worker_number_rationality()
+        return LossIterator(self)
 
 
 def starting(context: Any) -> Any:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 TELLS = 2  # calls of `tell`
-_POSITION = struct.Struct("<Q")
 _MEETING = struct.Struct("<QQ")  # how often, for what
 _TIMEVAL = struct.Struct("@ll")
 _FOLDER = "/dev/shm"
