@@ -9,10 +9,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import paceline
+
+if TYPE_CHECKING:
+    from tests.conftest import Paceline
 
 PACKAGE = Path(paceline.__file__).parent
 NODE_FILES = [
@@ -68,16 +72,45 @@ def test_public_errors_are_found_by_their_public_names() -> None:
         paceline.PeerLoss  # noqa: B018 - looking it up is the test
 
 
+# The time of a short command is that of its imports.
+HEAVY = (
+    "asyncio", "ctypes", "decimal", "difflib", "hashlib", "importlib.metadata", "numpy", "pydantic", "rich", "ssl",
+    "subprocess", "tarfile", "tomllib", "torch", "yaml", "paceline.backends.ssh.backend", "paceline.job.spec",
+    "paceline.node.planning", "paceline.node.spec", "paceline.node.store.lifecycle",
+)  # fmt: skip
+FOR_A_JOB = (
+    "decimal", "hashlib", "importlib.metadata", "pydantic", "subprocess", "paceline.job.spec", "paceline.node.planning",
+    "paceline.node.spec", "paceline.node.store.lifecycle",
+)  # fmt: skip
+NOT_FOR_A_JOB = (
+    "pydantic.v1", "pydantic.networks", "paceline.backends.foreground", "paceline.job.settings", "paceline.node.logs",
+    "paceline.node.devicequeue.ticket", "paceline.node.machine.gpus", "paceline.node.store.moving",
+)  # fmt: skip
+IMPORTED = """
+import atexit, json, sys
+del sys.argv[1:sys.argv.index("paceline") + 1]
+atexit.register(lambda: print(json.dumps(list(sys.modules))))
+from paceline.cli.main import main
+main()
+"""
+
+
+def imported(paceline: Paceline, *arguments: str) -> set[str]:
+    done = paceline(*arguments, python=(sys.executable, "-c", IMPORTED))
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["list"], ["list", "--help"], ["submit", "--help"]])
-def test_verbs_load_no_backend_that_they_do_not_use(arguments: list[str], tmp_path: Path) -> None:
-    code = f"import os, sys; os.environ['PACELINE_HOME'] = {str(tmp_path)!r}; sys.argv[1:] = {arguments!r}\n"
-    code += "import atexit, json\n"
-    code += "atexit.register(lambda: print(json.dumps(list(sys.modules))))\n"
-    code += "from paceline.cli.main import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(json.loads(done.stdout.splitlines()[-1]))
-    for heavy in ("pydantic", "yaml", "paceline.backends.ssh.backend", "importlib.metadata"):
-        assert heavy not in loaded, heavy
+def test_verbs_import_nothing_that_they_do_not_use(arguments: list[str], paceline: Paceline) -> None:
+    assert not imported(paceline, *arguments).intersection(HEAVY)
+
+
+def test_to_submit_a_job_imports_nothing_that_it_does_not_need(paceline: Paceline) -> None:
+    loaded = imported(paceline, "submit", "--name", "it", paceline.script("print(1)"))
+    assert not loaded.intersection(NOT_FOR_A_JOB)
+    assert not loaded.intersection(HEAVY).difference(FOR_A_JOB)
+    assert paceline("wait", "it").returncode == 0
 
 
 @pytest.mark.parametrize("package", ["paceline", "benchmarks"])

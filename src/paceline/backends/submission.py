@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from paceline.job import settings_files
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder, targets_with
 from paceline.job.spec import NAME, JobSpec, new_name
@@ -59,9 +60,11 @@ def checked(spec: JobSpec, *, detached: bool) -> JobSpec:
 
 def kept_warm(spec: JobSpec) -> JobSpec:
     """A job that leaves a process for the next one, if it or the settings say so."""
+    if spec.keep_warm is not None or not settings_files.exist():
+        return spec
     from paceline.job.settings import load
 
-    seconds = load().defaults.keep_warm if spec.keep_warm is None else None
+    seconds = load().defaults.keep_warm
     return spec if seconds is None else spec.model_copy(update={"keep_warm": seconds})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,6 +20,8 @@ class UserError(Exception):
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint with the known word that is closest to a misspelt one, or with all known words if none is close."""
+    import difflib  # not needed where all is well
+
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     if close:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta, timezone
-from decimal import Decimal
 from typing import Any
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -49,6 +48,8 @@ def duration_text(seconds: float) -> str:
     if float(seconds).is_integer() and 0 < seconds < _EXACT:
         unit = next(unit for unit in "dhms" if seconds % _SECONDS[unit] == 0)
         return f"{int(seconds) // _SECONDS[unit]}{unit}"
+    from decimal import Decimal  # few durations need it
+
     return f"{Decimal(repr(seconds)):f}s"
 
 

@@ -19,9 +19,8 @@ from paceline.job.paths import jobs_folder, make_private
 from paceline.node import tensorboard
 from paceline.node.files import read_json
 from paceline.node.journal.fold import FINAL, fold
-from paceline.node.ranks import placement
 from paceline.node.rundir.directory import RunDirectory
-from paceline.node.store import lifecycle, records
+from paceline.node.store import records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -276,6 +275,8 @@ class Local(Backend):
 
     def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:
         """Ask jobs to stop: within their grace period, or at once. Jobs that have ended are not changed."""
+        from paceline.node.store import lifecycle
+
         with refusals():
             for name in dict.fromkeys(names):
                 lifecycle.stop(self._run(name), now)
@@ -305,8 +306,10 @@ class Local(Backend):
 
     def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
         """A command in the folder of a rank, with its variables."""
+        from paceline.node.ranks.placement import shell_of
+
         with refusals():
-            env, folder = placement.shell_of(self._run(name), rank)
+            env, folder = shell_of(self._run(name), rank)
         return Shell(tuple(command) or (os.environ.get("SHELL", "/bin/sh"),), env, folder)
 
     def open_tensorboard(self, name: str, logdir: str | None, warn: Callable[[str], None]) -> str:

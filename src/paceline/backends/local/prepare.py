@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.backends import moving
 from paceline.backends.base import Prepared
-from paceline.backends.foreground import terminal_size
 from paceline.backends.refusals import refusals
 from paceline.backends.submission import as_planned, checked, kept_warm, shown_name, source_of
 from paceline.job.errors import UserError
@@ -83,13 +82,19 @@ def prepared(spec: JobSpec, *, detached: bool, left: Left | None = None) -> Loca
         {**spec.for_node(), "name": shown_name(spec)},
         data=_sources(spec, here_home),
         source=source_of(spec) if left is None else None,  # the old job's code is elsewhere
-        terminal={} if detached else terminal_size(),
+        terminal={} if detached else _terminal(),
         brought=None if left is None else Brought(**moving.brought(spec, left)),
     )
     with writing(spec), refusals():
         plan = make_plan(here_home, here(), order)
     complete = as_planned(type(spec), plan.shown())
     return LocalPrepared(complete, (), int(complete.ranks), spec.nodes != 1, asked=spec, plan=plan, left=left)
+
+
+def _terminal() -> dict[str, str]:
+    from paceline.backends.foreground import terminal_size  # brings along what follows a job
+
+    return terminal_size()
 
 
 def _sources(spec: JobSpec, home: Home) -> list[dict[str, Any]]:

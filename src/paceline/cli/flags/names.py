@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import time
 from typing import TYPE_CHECKING
@@ -76,6 +75,8 @@ def known(names: Sequence[str], *, warns: bool = False, there: Backend | None = 
     found = {job.name: job for job in listing.jobs}
     for name in names:
         if name not in found:
+            import difflib  # not needed where all is well
+
             others = [job.name for job in all_jobs().jobs]
             close = difflib.get_close_matches(name, others[:1000], n=1, cutoff=0.5)
             where = backend().where

@@ -8,6 +8,7 @@ from pathlib import Path
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _NVIDIA = Path("/proc/driver/nvidia")
+_NVIDIACTL = Path("/dev/nvidiactl")
 _AMD = Path("/sys/class/kfd/kfd/topology/nodes")
 
 
@@ -28,10 +29,12 @@ def accelerators() -> tuple[str, ...]:
 
 
 def _installed() -> int:
+    if not (_NVIDIA.exists() or _AMD.exists() or _NVIDIACTL.exists()):
+        return 0
     from . import gpus
 
     found = gpus.nvidia_of_kernel(_NVIDIA) or gpus.amd_of_kernel(_AMD)
-    if not found and Path("/dev/nvidiactl").exists():  # containers often hide /proc/driver
+    if not found and _NVIDIACTL.exists():  # containers often hide /proc/driver
         found, _ = gpus.parse_nvidia_smi(gpus.ask(gpus.NVIDIA_SMI_MODEL)[0], gpus.MODEL_FIELDS)
     return len(found)
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract.folder_lock import holder_of
-from paceline.node.devicequeue import policy, ticket
 from paceline.node.errors import Refused
 from paceline.node.machine import devices, hardware
 from paceline.node.machine.ports import is_listening
@@ -69,6 +68,8 @@ class Here:
         need = job["devices"]
         if not need or self.is_scheduled:
             return None
+        from paceline.node.devicequeue import ticket
+
         of, slots = self.devices
         folder = str(ticket.folder_of(self.home))
         need = need if isinstance(need, int) else tuple(need)
@@ -119,6 +120,12 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
         job["devices"] = 1 if framework == "indexed" else min(int(job["ranks"]), len(present))
     _check_devices(job, here)
     return job
+
+
+def _impossible(request: Request) -> str | None:
+    from paceline.node.devicequeue.policy import impossible
+
+    return impossible(request)
 
 
 def _program(job: Mapping[str, Any]) -> tuple[str, str]:
@@ -291,7 +298,7 @@ def _check_devices(job: Mapping[str, Any], here: Here) -> None:
         Refused: it lacks the devices, the cores or the memory.
     """
     request = here.request(job)
-    if request is not None and (why := policy.impossible(request)):
+    if request is not None and (why := _impossible(request)):
         declare = f"; {here.declare}" if request.slots else ""
         raise Refused(f"the job can never start: {why}; ask for others{declare}")
     if here.is_scheduled and isinstance(job["devices"], int) and job["devices"] > len(here.devices[0]):
@@ -299,9 +306,11 @@ def _check_devices(job: Mapping[str, Any], here: Here) -> None:
         raise Refused(f"the job needs {job['devices']} devices on each node, and its scheduler granted {count} here")
     if job["cpus"] is not None and job["cpus"] > devices.cores():
         raise Refused(f"--cpus {job['cpus']}: this machine lets a job use {devices.cores()} cores; ask for fewer")
+    if job["memory"] is None:
+        return
     memory = hardware.memory()
     most = memory.total if memory.limit is None else min(memory.total, memory.limit)
-    if job["memory"] is not None and job["memory"] > most:
+    if job["memory"] > most:
         raise Refused(f"--memory {_gibibytes(job['memory'])}: this machine has {_gibibytes(most)}; ask for less")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tarfile
 from typing import TYPE_CHECKING, Any
 
 from paceline.node.errors import Refused
@@ -36,6 +35,8 @@ def unpacked(archive: Readable, record: Mapping[str, Any]) -> Code:
     """
 
     def unpack(destination: Path) -> dict[str, Any]:
+        import tarfile
+
         with code_folder.building(destination) as building:
             with tarfile.open(fileobj=archive, mode="r|") as tar:  # type: ignore[call-overload]  # it has all that is used
                 tar.extraction_filter = lambda member, _: member  # the user's own code, with all its links

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tarfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from paceline.node.rundir.directory import SAVED, RunDirectory
 from paceline.node.rundir.staging import SPARE, Reopened, Staging
 from paceline.node.spec import NodeSpec
 
-from . import code_folder, lifecycle, moving, records
+from . import code_folder, lifecycle, records
 from .code_copy import copy_of
 from .plan import Taken, agent_variables, completed, node_of, places
 
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     from paceline.node.journal.fold import Report
 
+    from . import moving
     from .code_copy import Code, Readable
     from .home import Home
     from .plan import Order, Plan
@@ -115,8 +115,7 @@ def _written(
                 if made == folder:
                     undo.enter_context(code_folder.claimed(folder, node.job_id))
                 if resumes is not None:
-                    own = moving.own_checkpoints(RunDirectory(home.jobs / resumes)) if asked["fresh"] else None
-                    code = copy_of(home.code_of(resumes), own)
+                    code = _code_of(home, resumes, fresh=asked["fresh"])
                 assert code is not None
                 record["code"] = {**code(made), "path": str(folder)}
                 job = completed(asked, plan.here, made, record["code"])
@@ -137,6 +136,13 @@ def _written(
         yield staging, node, placed
 
 
+def _code_of(home: Home, resumes: str, *, fresh: bool) -> Code:
+    """Copies the code of a job here, with its checkpoints or without them."""
+    from . import moving
+
+    return copy_of(home.code_of(resumes), moving.own_checkpoints(RunDirectory(home.jobs / resumes)) if fresh else None)
+
+
 @contextlib.contextmanager
 def _brought(plan: Plan, checkpoint: Readable | None, hidden: Path, work: Path) -> Iterator[moving.Placed | None]:
     """The checkpoints that come with a job are in place, with the note that the job has some."""
@@ -149,6 +155,10 @@ def _brought(plan: Plan, checkpoint: Readable | None, hidden: Path, work: Path) 
     if checkpoint is None:
         yield None
         return
+    import tarfile
+
+    from . import moving  # only jobs that come from elsewhere need it
+
     try:
         placed = moving.place(checkpoint, brought.folder(hidden, work, order.data))
     except tarfile.TarError:
@@ -216,6 +226,8 @@ def drop(home: Home, made: Made) -> None:
     if made.before is None:
         home.remove(made.run)
         if made.placed is not None:
+            from . import moving
+
             moving.take_back(made.placed)
         return
     with contextlib.suppress(OSError), made.run.owned(_FREE):  # unless another client has started it again

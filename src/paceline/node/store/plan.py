@@ -18,7 +18,7 @@ from paceline.node.ranks import placement
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.spec import NodeSpec
 
-from . import code_folder, moving
+from . import code_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -221,7 +221,9 @@ def make_plan(home: Home, here: fitting.Here, order: Order) -> Plan:
     _check_checkpoint_dir(home, order, job)
     has_checkpoint(order, Path(job["working_dir"]))
     if order.resumes is not None and asked["fresh"] and asked["checkpoint_dir"] is None:
-        moving.check_fresh(RunDirectory(home.jobs / order.resumes))
+        from .moving import check_fresh
+
+        check_fresh(RunDirectory(home.jobs / order.resumes))
     return Plan(home, here, order, asked, job, node_of(home, here, order, job, code_path(asked, path)), path, is_open)
 
 
@@ -254,7 +256,11 @@ def has_checkpoint(order: Order, work: Path) -> bool:
         return False
     folder = brought.folder(work, work, order.data)
     is_new = order.job["code"] is not None and folder.is_relative_to(work)  # it will be in the job's copy of its code
-    return not is_new and moving.holds(folder, brought.ids)
+    if is_new:
+        return False
+    from .moving import holds
+
+    return holds(folder, brought.ids)
 
 
 def _check_name(home: Home, job: Job, job_id: str | None) -> None:

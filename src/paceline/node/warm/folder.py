@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import socket
@@ -63,6 +62,8 @@ def make(path: Path) -> None:
 
 def key_of(python: Sequence[str], preload: Sequence[str], env: Mapping[str, str]) -> str:
     """The beginning of the names of servers for an interpreter, modules and variables; a number follows."""
+    import hashlib  # not needed by those that only look at jobs
+
     text = json.dumps([interpreter(python), sorted(preload), sorted(env.items())])
     return f"{len(preload):02}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
