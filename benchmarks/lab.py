@@ -40,7 +40,12 @@ FOREIGN = ("PACELINE_", "PET_", "TORCHELASTIC_", "TORCHX", "SLURM_")
 # All hosts share the cores of this machine, so that commands take longer than with hosts of their own.
 PATIENT_LIMITS = {"PACELINE_LOOK_TIMEOUT": "60s", "PACELINE_ACT_TIMEOUT": "60s"}
 DEFAULT_LIMITS = dict.fromkeys(PATIENT_LIMITS, "")
-FOREIGN_NAMES = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"})
+FOREIGN_NAMES = frozenset(
+    {
+        "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS",
+        "PYTHONDONTWRITEBYTECODE",  # pip compiles what it installs
+    }
+)  # fmt: skip
 
 
 class Lab:
