@@ -27,12 +27,12 @@ from paceline.train.control import connect
 from paceline.train.group.join import meet
 from paceline.train.group.same_machine import network, with_neighbours
 
-from . import process_sets as sets
 from .exceptions import NotInitialized
-from .process_sets import ProcessSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
+
+    from .process_sets import ProcessSet
 
 __all__ = [
     "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "init",
@@ -45,7 +45,6 @@ _lock = threading.RLock()
 _state: _State | None = None
 _counts: dict[str, int] = {}
 _joins = 0  # that have ended
-_kept: list[Any] = []  # process groups are never freed: see `paceline.train.group.join.leave`
 
 
 @dataclass
@@ -73,6 +72,8 @@ def init(
         paceline.Disagreement: this rank and rank 0 were started differently.
         paceline.NotConnected: a rank does not reach rank 0.
     """
+    from . import process_sets as sets  # which need this module
+
     global _state  # noqa: PLW0603 - Horovod's API has one state per process
     with _lock:
         if _state is not None and _state.pid == os.getpid():
@@ -84,12 +85,12 @@ def init(
             placement = _part(ranks, placement, machines)
         _begin_counting(0)
         _state = _start(placement, store, settings)
-        sets.start(sets.Job(placement.rank, placement.world_size, add_process_set, remove_process_set))
+        sets.begin(placement.world_size)
         if settings.timeline:
             start_timeline(settings.timeline, settings.mark_cycles)
     if process_sets is not None and not isinstance(process_sets, str):
         for wanted in process_sets:
-            _add_static(wanted if isinstance(wanted, ProcessSet) else ProcessSet(wanted))
+            sets.add_or_find(wanted)
 
 
 def shutdown() -> None:
@@ -97,7 +98,6 @@ def shutdown() -> None:
     global _state
     with _lock:
         state, _state = _state, None
-        sets.start(None)
     if state is not None and state.pid == os.getpid():
         state.engine.shutdown()
         if state.engine.timeline is not None:
@@ -156,7 +156,7 @@ def _group(store: Store, rank: int, size: int) -> Any:
         return None
     group: Any = ProcessGroupGloo(store, rank, size, _COLLECTIVE)
     group.barrier().wait()  # a rank that ends now would break the connections that others still make
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # never freed: see `paceline.train.group.join.leave`
     return group
 
 
@@ -339,67 +339,23 @@ def stop_timeline() -> None:
         timeline.close()
 
 
-# -- process sets ------------------------------------------------------------------------------------------------------
+# -- what ranks do together --------------------------------------------------------------------------------------------
 
 
-def add_process_set(ranks: Iterable[int]) -> int:
-    """Add a process set, and return its number.
+def together(kind: str, name: str | None = None, process_set: int = 0, extra: tuple[int, ...] = ()) -> Any:
+    """Do what has no tensors: a join, a barrier, a change of process sets. Returns the value of the response.
 
     Raises:
-        ValueError: there is one of the same ranks, or a rank does not exist.
+        HorovodInternalError: a rank is gone.
     """
-    wanted = tuple(sorted(ranks))
-    if not wanted or len(set(wanted)) != len(wanted) or wanted[0] < 0 or wanted[-1] >= size():
-        raise ValueError(f"a process set of ranks {list(wanted)} is not one of different ranks of 0 … {size() - 1}")
-    if wanted in engine().sets.values():
-        raise ValueError(f"A process set with ranks {list(wanted)} exists already")
-    return int(_together("add_set", wanted))
+    return submitted(Entry(Request(kind, name or unnamed(kind, process_set), process_set, extra=extra), [])).received
 
 
-def remove_process_set(number: int) -> bool:
-    """Remove a process set; returns whether there was one."""
-    return int(_together("remove_set", (number,))) >= 0
-
-
-def _add_static(process_set: ProcessSet) -> None:
-    """Add a process set that may be there already, or be made from a communicator."""
-    if process_set.mpi_comm is not None:
-        process_set.ranks = sorted(process_set.mpi_comm.allgather(rank()))
-        mine = _lists_of_all(process_set.ranks)
-        for ranks in mine:
-            _add_or_find(ranks, process_set if rank() in ranks else None)
-        return
-    _add_or_find(process_set.ranks or [], process_set)
-
-
-def _add_or_find(ranks: list[int], process_set: ProcessSet | None) -> None:
-    number = next((number for number, known in engine().sets.items() if list(known) == ranks), None)
-    if number is None:
-        number = add_process_set(ranks)
-    sets.note(process_set if process_set is not None else ProcessSet(ranks), number, ranks)
-
-
-def _lists_of_all(ranks: list[int]) -> list[list[int]]:
-    """The lists that the ranks pass, without repetitions."""
-    lengths = _gathered(torch.tensor([len(ranks)])).tolist()
-    parts = torch.split(_gathered(torch.tensor(ranks)), lengths)
-    return [list(one) for one in sorted({tuple(part.tolist()) for part in parts})]
-
-
-def _gathered(numbers: torch.Tensor) -> torch.Tensor:
-    entry = Entry(Request("allgather", unnamed("allgather", 0), 0, (("int64", (len(numbers),)),)), [numbers])
+def submitted(entry: Entry) -> Entry:
+    """Submit an operation, and wait for its end."""
     engine().submit(entry)
     engine().wait(entry)
-    assert entry.outputs is not None
-    return entry.outputs[0]
-
-
-def _together(kind: str, extra: tuple[int, ...]) -> Any:
-    """Do what needs no data, on all ranks."""
-    entry = Entry(Request(kind, unnamed(kind, 0), extra=extra), [])
-    engine().submit(entry)
-    engine().wait(entry)
-    return entry.received
+    return entry
 
 
 def unnamed(kind: str, process_set: int) -> str:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
-from .exceptions import NotInitialized
+import torch
+
+from paceline.horovod.engine.entries import Entry
+from paceline.horovod.engine.negotiation import Request
+
+from . import basics
 from .util import is_iterable
 
 
@@ -52,7 +57,7 @@ class ProcessSet:
         Raises:
             ValueError: it was not added.
         """
-        members, mine = self._members(), _job().rank
+        members, mine = self._members(), basics.rank()
         return members.index(mine) if mine in members else None
 
     def included(self) -> bool:
@@ -61,7 +66,7 @@ class ProcessSet:
         Raises:
             ValueError: it was not added.
         """
-        return _job().rank in self._members()
+        return basics.rank() in self._members()
 
     def invalidate(self) -> None:
         """Forget its number and ranks: it was removed."""
@@ -70,7 +75,7 @@ class ProcessSet:
         self.mpi_comm = None
 
     def _members(self) -> list[int]:
-        _job()
+        basics.state()
         if self.process_set_id is None or self.ranks is None:
             raise ValueError(f"{self} is not registered; give it to hvd.init() or hvd.add_process_set() first")
         return self.ranks
@@ -99,40 +104,11 @@ def forget(number: int) -> None:
         one.invalidate()
 
 
-class Job(NamedTuple):
-    """What `init` has made, as process sets need it.
-
-    Attributes:
-        rank: this rank.
-        size: number of ranks.
-        add: adds a process set of some ranks on all ranks; returns its number.
-        remove: removes the one of a number on all ranks; returns whether there was one.
-    """
-
-    rank: int
-    size: int
-    add: Callable[[list[int]], int]
-    remove: Callable[[int], bool]
-
-
-_current: Job | None = None
-
-
-def _job() -> Job:
-    if _current is None:
-        raise NotInitialized()
-    return _current
-
-
-def start(job: Job | None) -> None:
-    """Begin with the global process set alone; without a job, Horovod was shut down."""
-    global _current  # noqa: PLW0603 - as in Horovod, there is one state per process
-    _current = job
-    if job is None:
-        return
+def begin(size: int) -> None:
+    """Forget all but the global process set, to which all ranks belong."""
     for number in [number for number in _known if number]:
         forget(number)
-    note(global_process_set, 0, list(range(job.size)))
+    note(global_process_set, 0, list(range(size)))
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
@@ -149,9 +125,43 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
             "Dynamically adding process sets defined by an MPI communicator is not implemented. "
             "Please build the process set via a list of ranks."
         )
-    number = _job().add(process_set.ranks)
-    note(process_set, number, process_set.ranks)
+    wanted, size = tuple(sorted(process_set.ranks)), basics.size()
+    if not wanted or len(set(wanted)) != len(wanted) or wanted[0] < 0 or wanted[-1] >= size:
+        raise ValueError(f"a process set of ranks {list(wanted)} is not one of different ranks of 0 … {size - 1}")
+    if wanted in basics.engine().sets.values():
+        raise ValueError(f"A process set with ranks {list(wanted)} exists already")
+    note(process_set, int(basics.together("add_set", extra=wanted)), process_set.ranks)
     return process_set
+
+
+def add_or_find(wanted: ProcessSet | Iterable[int]) -> None:
+    """Add a process set that may be there already, or be made from a communicator."""
+    process_set = wanted if isinstance(wanted, ProcessSet) else ProcessSet(wanted)
+    pairs = [(process_set, process_set.ranks or [])]
+    if process_set.mpi_comm is not None:
+        process_set.ranks, mine = sorted(process_set.mpi_comm.allgather(basics.rank())), basics.rank()
+        lists = _lists_of_all(process_set.ranks)
+        pairs = [(process_set if mine in ranks else ProcessSet(ranks), ranks) for ranks in lists]
+    for one, ranks in pairs:
+        number = next((number for number, known in basics.engine().sets.items() if list(known) == ranks), None)
+        if number is None:
+            add_process_set(one)
+        else:
+            note(one, number, ranks)
+
+
+def _lists_of_all(ranks: list[int]) -> list[list[int]]:
+    """The lists that the ranks pass, without repetitions."""
+    lengths = _gathered([len(ranks)]).tolist()
+    parts = torch.split(_gathered(ranks), lengths)
+    return [list(one) for one in sorted({tuple(part.tolist()) for part in parts})]
+
+
+def _gathered(numbers: list[int]) -> torch.Tensor:
+    request = Request("allgather", basics.unnamed("allgather", 0), 0, (("int64", (len(numbers),)),))
+    outputs = basics.submitted(Entry(request, [torch.tensor(numbers)])).outputs
+    assert outputs is not None
+    return outputs[0]
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
@@ -163,7 +173,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     number = process_set.process_set_id
     if not number:
         return False
-    is_removed = _job().remove(number)
+    is_removed = int(basics.together("remove_set", extra=(number,))) >= 0
     forget(number)
     return is_removed
 

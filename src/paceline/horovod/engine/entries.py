@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
+if TYPE_CHECKING:
     from .negotiation import Request
 
 
@@ -40,3 +41,26 @@ class Entry:
     error: str = ""
     received: Any = None
     staged: tuple[list[Any], list[Tensor] | None] | None = None
+
+    def stage(self) -> None:
+        """Copy what is on a GPU to the CPU, once it has been computed."""
+        if self.ready is None:
+            return
+        self.ready.synchronize()
+        self.staged = [tensor.device for tensor in self.inputs], self.targets
+        self.inputs = [tensor.cpu() for tensor in self.inputs]
+        if self.targets is not None:
+            self.targets = [torch.empty_like(tensor, device="cpu") for tensor in self.inputs]
+
+    def unstage(self) -> None:
+        """Copy results back to the GPU."""
+        if self.staged is None:
+            return
+        (devices, targets), self.staged = self.staged, None
+        if targets is not None:
+            for target, result in zip(targets, self.targets or (), strict=True):
+                target.copy_(result)
+        else:
+            self.outputs = [output.to(device) for output, device in zip(self.outputs or (), devices, strict=True)]
+        for device in set(devices):
+            torch.cuda.current_stream(device).synchronize()

@@ -9,6 +9,7 @@ import torch
 from torch._C._distributed_c10d import AllreduceOptions, AllToAllOptions, BroadcastOptions, ReduceOp
 
 from .adasum import combine
+from .buffers import bytes_in, bytes_of, copy_out, divide, divide_out, scale
 from .entries import Entry
 from .fusion import dtype_of, size_of
 from .negotiation import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
     from paceline.train.group.shared_memory import SharedMemory
 
-    from .fusion import Batch, Buffers
+    from .buffers import Buffers
+    from .fusion import Batch
     from .negotiation import Request, Response
     from .sums import Sums
 
@@ -103,7 +105,7 @@ class Execution:
         """Start the collective; `done` is called at its end, or before this returns."""
         kind = self._request.kind
         for entry in self._entries:
-            _stage(entry)
+            entry.stage()
         self._inputs = [tensor for entry in self._entries for tensor in entry.inputs]
         self._targets = [tensor for entry in self._entries for tensor in entry.targets or ()]
         if kind in ("allreduce", "reducescatter"):
@@ -149,7 +151,7 @@ class Execution:
                 with torch.no_grad():
                     finish()
                     for entry in self._entries:
-                        _unstage(entry)
+                        entry.unstage()
             self._mark("")
         except Exception as failure:
             error = _text(failure)
@@ -206,7 +208,7 @@ class Execution:
                 flat = [tensor.reshape(-1).to(work_type) for tensor in inputs]
                 buffer = self._buffers.take(work_type, sum(len(part) for part in flat))
                 torch.cat(flat, out=buffer)
-            _scale(buffer, request.prescale)
+            scale(buffer, request.prescale)
         self._mark("")
         options = AllreduceOptions()
         options.reduceOp = _OPS[request.op]  # type: ignore[assignment]
@@ -218,14 +220,14 @@ class Execution:
         def finish() -> None:
             divisor = self._divisor
             if targets and buffer.numel() >= _LARGE and buffer.is_floating_point() and request.postscale == 1.0:
-                _divide_out(buffer, targets, divisor)
+                divide_out(buffer, targets, divisor)
             else:
-                _divide(buffer, divisor)
-                _scale(buffer, request.postscale)
+                divide(buffer, divisor)
+                scale(buffer, request.postscale)
                 if request.kind == "reducescatter":
                     self._scatter(buffer)
                 elif targets:
-                    _copy_out(buffer, targets)
+                    copy_out(buffer, targets)
             if not alone:
                 self._buffers.give_back(buffer)
 
@@ -274,11 +276,11 @@ class Execution:
                 for tensor, target in zip(inputs, targets, strict=True):
                     if tensor is not target:
                         target.copy_(tensor)
-                buffer = _bytes_of(targets)
+                buffer = bytes_of(targets)
             elif len(targets) == 1 and targets[0].is_contiguous():
-                buffer = _bytes(targets[0])
+                buffer = bytes_in(targets[0])
             else:
-                buffer = torch.empty(sum(_size(target) for target in targets), dtype=torch.uint8)
+                buffer = torch.empty(sum(target.nbytes for target in targets), dtype=torch.uint8)
         self._mark("")
         is_direct = len(targets) == 1 and targets[0].is_contiguous()
         options = BroadcastOptions()
@@ -287,9 +289,9 @@ class Execution:
         def finish() -> None:
             position = 0
             for target in targets if not (is_root or is_direct) else ():
-                end = position + _size(target)
+                end = position + target.nbytes
                 own = torch.empty(target.shape, dtype=target.dtype)
-                _bytes(own).copy_(buffer[position:end])
+                bytes_in(own).copy_(buffer[position:end])
                 target.copy_(own)
                 position = end
 
@@ -314,7 +316,7 @@ class Execution:
         self._mark("MEMCPY_IN_FUSION_BUFFER")
         with torch.no_grad():
             own = torch.empty(most, dtype=torch.uint8)
-            own[: sizes[self._members.index]] = _bytes_of(self._inputs)
+            own[: sizes[self._members.index]] = bytes_of(self._inputs)
             gathered = [torch.empty_like(own) for _ in sizes] if self._members.size > 1 else [own]
         self._mark("")
 
@@ -325,7 +327,7 @@ class Execution:
                 for place, (tensor, size) in enumerate(zip(entry.inputs, row, strict=True)):
                     firsts = [extent[place] for extent in each]
                     output = torch.empty((sum(firsts), *tensor.shape[1:]), dtype=tensor.dtype)
-                    data, at = _bytes(output), 0
+                    data, at = bytes_in(output), 0
                     for member, first in enumerate(firsts):
                         count = first * size
                         start = positions[member]
@@ -345,7 +347,7 @@ class Execution:
         sends = [count * row for count in response.extents[self._members.index]]
         received = [splits[self._members.index] for splits in response.extents]
         output = torch.empty((sum(received), *tensor.shape[1:]), dtype=tensor.dtype)
-        into, data = _bytes(output), _bytes_of([tensor])[: sum(sends)]
+        into, data = bytes_in(output), bytes_of([tensor])[: sum(sends)]
 
         def finish() -> None:
             if self._members.group is None:
@@ -374,89 +376,6 @@ def share(rows: int, size: int, index: int) -> tuple[int, int]:
 
 def _nothing(_group: ProcessGroup) -> None:
     """Stands for a collective of no data."""
-
-
-def _scale(buffer: Tensor, factor: float) -> None:
-    """Multiply in place. Integers are multiplied as numbers of double precision, and cut off."""
-    if factor == 1.0 or buffer.dtype == torch.bool:
-        return
-    if buffer.is_floating_point() or buffer.is_complex():
-        buffer.mul_(factor)
-    else:
-        buffer.copy_(buffer.double().mul_(factor).trunc_())
-
-
-def _divide(buffer: Tensor, divisor: int) -> None:
-    """Divide in place; the mean of integers is cut off towards zero."""
-    if buffer.dtype == torch.bool or divisor == 1:
-        return
-    if buffer.is_floating_point() or buffer.is_complex():
-        buffer.div_(divisor)
-    else:
-        buffer.div_(divisor, rounding_mode="trunc")
-
-
-def _parts(buffer: Tensor, targets: list[Tensor]) -> list[Tensor]:
-    """The parts of a buffer, in the shapes of the tensors that they belong to."""
-    parts = torch.split(buffer, [target.numel() for target in targets])
-    return [part.view(target.shape) for part, target in zip(parts, targets, strict=True)]
-
-
-def _copy_out(buffer: Tensor, targets: list[Tensor]) -> None:
-    """Copy the parts of a buffer to the tensors that they belong to."""
-    torch._foreach_copy_(targets, _parts(buffer, targets))
-
-
-def _divide_out(buffer: Tensor, targets: list[Tensor], divisor: int) -> None:
-    """Divide the parts of a buffer into the tensors that they belong to, in one pass over the memory."""
-    for target, part in zip(targets, _parts(buffer, targets), strict=True):
-        if target.dtype == part.dtype:
-            torch.div(part, divisor, out=target)
-        else:
-            target.copy_(part / divisor)
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a contiguous tensor, shared with it."""
-    return tensor.view(-1).view(torch.uint8)
-
-
-def _bytes_of(tensors: list[Tensor]) -> Tensor:
-    """The bytes of tensors, one after the other: shared with a single contiguous one."""
-    parts = [_bytes(tensor.contiguous()) for tensor in tensors]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _stage(entry: Entry) -> None:
-    """Copy what is on a GPU to the CPU, once it has been computed."""
-    if entry.ready is None:
-        return
-    entry.ready.synchronize()
-    devices = [tensor.device for tensor in entry.inputs]
-    targets = entry.targets
-    entry.inputs = [tensor.cpu() for tensor in entry.inputs]
-    if targets is not None:
-        entry.targets = [torch.empty_like(tensor, device="cpu") for tensor in entry.inputs]
-    entry.staged = (devices, targets)
-
-
-def _unstage(entry: Entry) -> None:
-    """Copy results back to the GPU."""
-    if entry.staged is None:
-        return
-    devices, targets = entry.staged
-    entry.staged = None
-    if targets is not None:
-        for target, result in zip(targets, entry.targets or (), strict=True):
-            target.copy_(result)
-    else:
-        entry.outputs = [output.to(device) for output, device in zip(entry.outputs or (), devices, strict=True)]
-    for device in set(devices):
-        torch.cuda.current_stream(device).synchronize()
 
 
 def _text(failure: Exception) -> str:

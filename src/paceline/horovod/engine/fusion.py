@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
 
 # A tensor of this size is not copied into a buffer with others: the copy costs more than a collective of its own.
 ALONE = 8 << 20
-_GRAIN = 1 << 20  # bytes of which the memory of buffers is a multiple: those of a step differ a little from the last
 _FUSED = ("allreduce", "reducescatter", "allgather", "broadcast")
 
 
@@ -71,36 +69,3 @@ def _likeness(request: Request) -> Hashable:
     if len(kinds) != 1:
         return (*common, request.name)  # a group of several types: alone
     return (*common, request.op, request.prescale, request.postscale, *kinds)
-
-
-class Buffers:
-    """Memory for fused tensors that is used again: new memory costs a page fault for every 4 KiB.
-
-    Args:
-        most: bytes to keep.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._lock = threading.Lock()
-        self._free: list[torch.Tensor] = []  # the one given back last is the last
-
-    def take(self, dtype: torch.dtype, size: int) -> torch.Tensor:
-        """A buffer of one dimension, with any contents."""
-        needed = size * dtype.itemsize
-        with self._lock:
-            fitting = [index for index, free in enumerate(self._free) if free.nbytes >= needed]
-            chosen = min(fitting, key=lambda index: self._free[index].nbytes, default=None)
-            whole = None if chosen is None else self._free.pop(chosen)
-        if whole is None:
-            whole = torch.empty(-(-needed // _GRAIN) * _GRAIN, dtype=torch.uint8)
-        return whole[:needed].view(dtype)
-
-    def give_back(self, buffer: torch.Tensor) -> None:
-        """A buffer is no longer used."""
-        whole = torch.empty(0, dtype=torch.uint8).set_(buffer.untyped_storage())
-        with self._lock:
-            self._free.append(whole)
-            kept = sum(one.nbytes for one in self._free)
-            while kept > self._most:
-                kept -= self._free.pop(0).nbytes

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from .entries import Entry
 from .execution import Execution
-from .fusion import Batch, Buffers
+from .fusion import Batch
 from .negotiation import ADASUM, REDUCTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .buffers import Buffers
     from .execution import Members
 
 
@@ -33,44 +34,35 @@ def execute(
     (entry,), (response,) = entries, batch.responses
     places = [[index for index, (kind, _) in enumerate(request.tensors) if kind == one] for one in kinds]
     parts = [_part(entry, chosen) for chosen in places]
-    finish = _Countdown(entry, parts, places, done)
+    ends: list[str] = []
+    lock = threading.Lock()
+
+    def end(error: str) -> None:
+        """Put the results together when all parts have ended; called from the threads in which they end."""
+        with lock:
+            ends.append(error)
+            if len(ends) < len(parts):
+                return
+        why = next(filter(None, ends), "")
+        if entry.targets is None and not why:
+            made = [
+                pair
+                for part, at in zip(parts, places, strict=True)
+                for pair in zip(at, part.outputs or (), strict=True)
+            ]
+            entry.outputs = [output for _, output in sorted(made, key=lambda pair: pair[0])]
+        done(why)
+
     for part in parts:
-        alone = Batch([response._replace(request=part.request)])
         try:
-            Execution(alone, [part], members, buffers, finish, None).start()
+            Execution(Batch([response._replace(request=part.request)]), [part], members, buffers, end, None).start()
         except Exception as error:
-            finish(str(error) or type(error).__name__)
+            end(str(error) or type(error).__name__)
 
 
 def _part(entry: Entry, places: list[int]) -> Entry:
     """The part of a grouped operation that has one type."""
     request = entry.request._replace(tensors=tuple(entry.request.tensors[place] for place in places))
     targets = None if entry.targets is None else [entry.targets[place] for place in places]
-    part = Entry(request, [entry.inputs[place] for place in places], targets, grouped=True)
-    part.ready = entry.ready
-    return part
-
-
-class _Countdown:
-    """Puts the results together when all parts have ended; called from the threads in which they end."""
-
-    def __init__(self, entry: Entry, parts: list[Entry], places: list[list[int]], done: Callable[[str], None]) -> None:
-        self._entry, self._parts, self._places, self._done = entry, parts, places, done
-        self._lock = threading.Lock()
-        self._left = len(parts)
-        self._error = ""
-
-    def __call__(self, error: str) -> None:
-        with self._lock:
-            self._left -= 1
-            self._error = self._error or error
-            if self._left:
-                return
-        if self._entry.targets is None and not self._error:
-            results = {
-                place: output
-                for part, places in zip(self._parts, self._places, strict=True)
-                for place, output in zip(places, part.outputs or (), strict=True)
-            }
-            self._entry.outputs = [results[place] for place in sorted(results)]
-        self._done(self._error)
+    inputs = [entry.inputs[place] for place in places]
+    return Entry(request, inputs, targets, grouped=True, ready=entry.ready)

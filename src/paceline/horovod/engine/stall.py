@@ -15,7 +15,7 @@ _NAMED = 10  # operations that a warning names
 
 
 class StallCheck:
-    """When to look, and what was said."""
+    """When to look, and what has been reported."""
 
     def __init__(self, settings: Settings) -> None:
         limits = [limit for limit in (settings.stall_check, settings.stall_shutdown) if limit]

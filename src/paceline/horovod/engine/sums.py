@@ -70,15 +70,15 @@ def share_memory(store: Store, index: int, size: int, *, wanted: bool) -> Sums |
     """
     calls = 0
 
-    def tell(text: str) -> list[str]:
+    def exchange(text: str) -> list[str]:
         nonlocal calls
         calls += 1
         store.set(f"{calls}-{index}", text)
         return [bytes(store.get(f"{calls}-{other}")).decode() for other in range(size)]
 
-    if not all([said == "yes" for said in tell("yes" if wanted and sys.platform == "linux" else "no")]):
+    if not all([answer == "yes" for answer in exchange("yes" if wanted and sys.platform == "linux" else "no")]):
         return None
     try:
-        return Sums(SharedMemory(index, size, tell))
+        return Sums(SharedMemory(index, size, exchange))
     except SharedMemoryError:
         return None

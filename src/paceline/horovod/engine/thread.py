@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.train.control.forks import forget_in_children
 
+from .buffers import Buffers
 from .connections import Peer
 from .errors import HorovodInternalError
 from .execution import Members, zeros
-from .fusion import Batch, Buffers, batches
+from .fusion import Batch, batches
 from .mixed import execute
 from .negotiation import Negotiator, Request, Response, numbers_of
 from .stall import StallCheck
@@ -97,7 +98,7 @@ class Engine:
         self._deadline = 0.0
         self._drained: set[int] = set()
         self._is_drained = False
-        self._is_told = False  # the coordinator has told all ranks to shut down
+        self._ends_everywhere = False  # the coordinator has asked all ranks to shut down
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name="paceline-horovod", daemon=True)
         forget_in_children(self)
@@ -242,6 +243,10 @@ class Engine:
         else:
             self._peers[0].send({"m": f"{mask:x}", "q": requests})
 
+    def _send_to_all(self, message: dict[str, Any]) -> None:
+        for peer in self._peers.values():
+            peer.send(message)
+
     def _read(self, peer: Peer) -> None:
         try:
             messages = peer.receive()
@@ -273,7 +278,7 @@ class Engine:
             self._do(int(message["m"], 16), [Response.of(fields) for fields in message["r"]])
         elif "end" in message:
             self._ending = message["end"]
-            self._is_told = True
+            self._ends_everywhere = True
         elif "close" in message:
             self._is_over = True
         elif "abort" in message:
@@ -290,8 +295,7 @@ class Engine:
     def _coordinate(self, negotiator: Negotiator) -> None:
         mask, responses = negotiator.responses()
         if mask or responses:
-            for peer in self._peers.values():
-                peer.send({"m": f"{mask:x}", "r": responses})
+            self._send_to_all({"m": f"{mask:x}", "r": responses})
             self._do(mask, responses)
         failure = self._stall.look(negotiator)
         if failure:
@@ -388,8 +392,8 @@ class Engine:
             for kept in [kept for kept, known in self._cached.items() if known.request.process_set == number]:
                 self._numbers.pop(self._cached.pop(kept).request.key, None)
             self._plans.clear()
-            left = [entry for key, entry in self._entries.items() if key[0] == number]
-        self._finish(left, f"process set {number} was removed")
+            remaining = [entry for key, entry in self._entries.items() if key[0] == number]
+        self._finish(remaining, f"process set {number} was removed")
 
     def _finish(self, entries: list[Entry], error: str, was_in_flight: bool = False) -> None:
         with self._changed:
@@ -411,41 +415,38 @@ class Engine:
 
     def _end(self) -> None:
         """Go on with shutting down: ask all ranks to, complete what has begun, and close when all have."""
-        if self._negotiator is None and not self._is_told:
-            if not self._failure:  # what waits may begin until all ranks are told, which is at the same place for all
+        if self._negotiator is None and not self._ends_everywhere:
+            if not self._failure:  # what waits may begin until all ranks are asked, which is at the same place for all
                 self._failure = f"{_SHUT_DOWN}: {self._ending}"
                 self._peers[0].send({"end": self._ending})
             return
-        if self._negotiator is not None and not self._is_told:
-            self._is_told = True
-            for peer in self._peers.values():
-                peer.send({"end": self._ending})
+        if self._negotiator is not None and not self._ends_everywhere:
+            self._ends_everywhere = True
+            self._send_to_all({"end": self._ending})
         self._fail_waiting(f"{_SHUT_DOWN}: {self._ending}")
         if not self._is_drained and not self._in_flight:
             self._is_drained = True
             if self._negotiator is None:
                 self._peers[0].send({"drained": 1})
         if self._negotiator is not None and self._is_drained and self._drained >= self._peers.keys():
-            for peer in self._peers.values():
-                peer.send({"close": 1})
+            self._send_to_all({"close": 1})
             self._is_over = True
 
     def _fail_waiting(self, why: str) -> None:
         """Fail what has not begun, on all ranks alike: nothing else is begun from now on."""
         with self._changed:
             self._failure = why
-            left = [entry for entry in self._entries.values() if id(entry) not in self._started]
-        self._finish(left, why)
+            remaining = [entry for entry in self._entries.values() if id(entry) not in self._started]
+        self._finish(remaining, why)
 
     def _abort(self, why: str) -> None:
         """A rank is gone, or has failed: everything fails, everywhere."""
         if self._is_over:
             return
-        if not self._ending or not self._is_told:
-            for peer in self._peers.values():
-                peer.send({"abort": why})
+        if not self._ending or not self._ends_everywhere:
+            self._send_to_all({"abort": why})
         with self._changed:
             self._failure = self._failure or why
-            left = list(self._entries.values())
-        self._finish(left, self._failure)
+            remaining = list(self._entries.values())
+        self._finish(remaining, self._failure)
         self._is_over = True

@@ -41,33 +41,21 @@ class Timeline:
             }
         )
 
-    def begin(self, tensor: str, what: str) -> None:
-        """An activity of a tensor begins, within those that have begun."""
-        self._event(tensor, {"name": what, "ph": "B"})
-
-    def end(self, tensor: str, what: str) -> None:
-        """The activity that has begun last ends."""
-        self._event(tensor, {"name": what, "ph": "E"})
-
-    def instant(self, tensor: str, what: str) -> None:
-        """Something happens to a tensor: a rank is ready."""
-        self._event(tensor, {"name": what, "ph": "X", "dur": 0})
-
     def received(self, rank: int, requests: list[Request]) -> None:
         """A rank has submitted operations; with the first rank, their negotiation begins."""
         self.cycle()
         for request in requests:
             if request.title not in self._negotiated:
                 self._negotiated.add(request.title)
-                self.begin(request.title, f"NEGOTIATE_{request.kind.upper()}")
-            self.instant(request.title, str(rank))
+                self._event(request.title, f"NEGOTIATE_{request.kind.upper()}", ph="B")
+            self._event(request.title, str(rank), ph="X", dur=0)
 
     def ready(self, requests: list[Request]) -> None:
         """All ranks have submitted operations."""
         for request in requests:
             if request.title in self._negotiated:
                 self._negotiated.discard(request.title)
-                self.end(request.title, f"NEGOTIATE_{request.kind.upper()}")
+                self._event(request.title, f"NEGOTIATE_{request.kind.upper()}", ph="E")
 
     def marker(self, requests: list[Request]) -> Callable[[str], None]:
         """Operations are begun as one; returns a function that takes their activities: "" ends one, "done" all."""
@@ -76,16 +64,16 @@ class Timeline:
         def mark(what: str) -> None:
             for request in requests:
                 if what in ("", "done"):
-                    self.end(request.title, stack[-1] if what == "" else request.kind.upper())
+                    self._event(request.title, stack[-1] if what == "" else request.kind.upper(), ph="E")
                 else:
-                    self.begin(request.title, what)
+                    self._event(request.title, what, ph="B")
             if what == "":
                 stack.pop()
             elif what != "done":
                 stack.append(what)
 
         for request in requests:
-            self.begin(request.title, request.kind.upper())
+            self._event(request.title, request.kind.upper(), ph="B")
         return mark
 
     def cycle(self) -> None:
@@ -102,14 +90,15 @@ class Timeline:
                 self._file.close()
                 self._file = None
 
-    def _event(self, tensor: str, event: dict[str, object]) -> None:
+    def _event(self, tensor: str, what: str, **fields: object) -> None:
+        """Write what begins (ph="B"), ends (ph="E") or happens (ph="X") to a tensor."""
         with self._lock:
             number = self._numbers.get(tensor)
             if number is None:
                 number = self._numbers[tensor] = len(self._numbers) + 1
                 self._write({"name": "process_name", "ph": "M", "pid": number, "args": {"name": tensor}})
                 self._write({"name": "process_sort_index", "ph": "M", "pid": number, "args": {"sort_index": number}})
-            self._write({**event, "pid": number, "tid": 0, "ts": self._now()})
+            self._write({"name": what, **fields, "pid": number, "tid": 0, "ts": self._now()})
 
     def _now(self) -> int:
         return int((time.monotonic() - self._began) * 1e6)

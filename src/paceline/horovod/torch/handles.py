@@ -249,16 +249,3 @@ def synchronize(handle: int | Callable[[], Tensor]) -> Any:
         like = entry.splits if entry.splits is not None else torch.empty(0, dtype=torch.int32)
         return outputs[0], like.new_tensor(entry.received)
     return list(outputs) if entry.grouped else outputs[0]
-
-
-def without_tensors(kind: str, name: str, process_set: int) -> Any:
-    """Do what has no tensors: a join or a barrier. Returns the value of the response.
-
-    Raises:
-        HorovodInternalError: a rank is gone.
-    """
-    engine = basics.engine()
-    entry = Entry(Request(kind, name, process_set), [])
-    engine.submit(entry)
-    engine.wait(entry)
-    return entry.received

@@ -41,7 +41,6 @@ from .handles import (
     submit,
     submit_in_place,
     synchronize,
-    without_tensors,
 )
 
 Average = negotiation.AVERAGE
@@ -378,7 +377,7 @@ def join(device: int = -1) -> int:
     Raises:
         HorovodInternalError: a rank is gone.
     """
-    last = int(without_tensors("join", "join", 0))
+    last = int(basics.together("join", "join"))
     basics.join_ended()
     return last
 
@@ -389,5 +388,4 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     Raises:
         HorovodInternalError: a rank is gone.
     """
-    number = member_of(basics.engine(), process_set)
-    without_tensors("barrier", basics.unnamed("barrier", number), number)
+    basics.together("barrier", process_set=member_of(basics.engine(), process_set))

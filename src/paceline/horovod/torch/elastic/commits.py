@@ -73,7 +73,7 @@ def _resume(state: Any) -> None:
             _write(file, count, state._committed())
 
     object.__setattr__(state, "save", save_and_write)
-    _heed_signals(state)
+    _catch_signals(state)
 
 
 def _restart(state: Any) -> None:
@@ -84,7 +84,7 @@ def _restart(state: Any) -> None:
     raise Preempted
 
 
-def _heed_signals(state: Any) -> None:
+def _catch_signals(state: Any) -> None:
     """Let SIGUSR2, with which paceline asks the ranks to save, raise HostsUpdatedInterrupt at the next commit."""
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:

@@ -57,7 +57,7 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def reset(self) -> None:
-        """Share out what is left among the ranks there are now."""
+        """Share out the remaining samples among the ranks there are now."""
         self.num_replicas, self.rank = size(), rank()
         order = list(range(len(self.dataset)))
         if self.shuffle:
