@@ -95,6 +95,7 @@ def test_a_root_that_one_node_does_not_see(client: Client, cluster: Cluster, nod
     root = client.folder / "user" / "home"
     with cluster.hidden(node, root):
         found = check(client, 1)
+    assert len(found["error"]) == 1, found
     (error,) = found["error"]
     assert error.startswith(f"{node} does not see {root}")
     assert "set root = " in error

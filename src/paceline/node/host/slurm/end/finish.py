@@ -18,11 +18,13 @@ from paceline.node.host.slurm.call import SECONDS, Away, batch_environment, call
 from paceline.node.host.slurm.job_folder import UNSEEN, JobFolder, current_life, own_number
 from paceline.node.host.slurm.look import view
 from paceline.node.host.slurm.look.queue import Queue
+from paceline.node.host.slurm.look.scheduler import CHAIN, REQUEUE
 from paceline.node.rundir.directory import SAVED
 
 from .own_job import shown_by_slurm
 
 if TYPE_CHECKING:
+    from paceline.contract.job_record import JobRecord
     from paceline.node.host.slurm.job_folder import Life
 
 _IDLE = 3  # jobs of a chain that may end without a checkpoint
@@ -56,7 +58,7 @@ def decide(path: str, code: str) -> int:
     if folder.follower(life):  # its Slurm job is not its own any more
         write_json(folder.of(life) / "outcome.json", {"next": None, "time": time.time()})
         return 1
-    found = view.merged_of(folder, life, is_alive=False)
+    found = view.ended(folder, life)
     state = found["state"] if found else "FAILED"
     exit_code = int(code) if code.isdecimal() else 1
     if found is not None and found["exit_code"] is not None:
@@ -65,11 +67,11 @@ def decide(path: str, code: str) -> int:
     if outcome is None:
         return exit_code or 1
     follows = outcome.get("next")
-    if follows == view.CHAIN:
+    if follows == CHAIN:
         with contextlib.suppress(OSError):
             outcome = _chain(folder, outcome)
     write_json(folder.of(life) / "outcome.json", {**outcome, "time": time.time()})
-    if outcome.get("next") == view.REQUEUE:
+    if outcome.get("next") == REQUEUE:
         return _requeue(folder, life, outcome, exit_code)
     if folder.is_stopped and state != "SUCCEEDED":
         with contextlib.suppress(Refused):  # so that Slurm says CANCELLED, and not FAILED
@@ -77,7 +79,7 @@ def decide(path: str, code: str) -> int:
     return 0 if state == "SUCCEEDED" else exit_code or 1
 
 
-def _outcome(folder: JobFolder, life: Life, found: dict[str, Any] | None, exit_code: int) -> dict[str, Any] | None:
+def _outcome(folder: JobFolder, life: Life, found: JobRecord | None, exit_code: int) -> dict[str, Any] | None:
     """What follows, and why; None if Slurm is ending the job, and so knows it better."""
     state = found["state"] if found else None
     if state == "SUCCEEDED":
@@ -91,7 +93,7 @@ def _outcome(folder: JobFolder, life: Life, found: dict[str, Any] | None, exit_c
     if state == "FAILED" and found is not None and is_loss(found["error"] or ""):
         losses = sum(is_loss((folder.outcome(other) or {}).get("why") or "") for other in folder.lives if other != life)
         if losses < _MOST_LOSSES:
-            return {"next": view.REQUEUE, "why": found["error"]}
+            return {"next": REQUEUE, "why": found["error"]}
         return {"next": None, "why": f"{found['error']}; this has happened {losses + 1} times"}
     if state in ("STOPPED", None) or not folder.is_over(life):  # agents that did not say so were killed
         shown = shown_by_slurm()
@@ -115,7 +117,7 @@ def _at_limit(folder: JobFolder, life: Life) -> dict[str, Any]:
     elif _gets_nowhere(folder):
         why = f"its last {_IDLE} jobs of Slurm ended before they saved a checkpoint; give it a longer --time-limit"
     else:
-        return {"next": view.CHAIN, "why": "its time limit ended, and it goes on in a new job of Slurm"}
+        return {"next": CHAIN, "why": "its time limit ended, and it goes on in a new job of Slurm"}
     return {"next": None, "state": "FAILED", "exit_code": TIMED_OUT, "why": why}
 
 
@@ -137,7 +139,7 @@ def _preempted(shown: str) -> dict[str, Any] | None:
         return None
     if "Requeue=0" in shown:
         return {"next": None, "state": "FAILED", "why": "Slurm preempted it, and it may not be requeued"}
-    return {"next": view.REQUEUE, "why": "Slurm preempted it for a job with a higher priority"}
+    return {"next": REQUEUE, "why": "Slurm preempted it for a job with a higher priority"}
 
 
 def _warned(folder: JobFolder, life: Life) -> str:

@@ -15,6 +15,8 @@ from paceline.node.host.slurm.look.queue import Queue
 from paceline.node.store import records
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.node.host.slurm.job_folder import JobFolder
     from paceline.node.host.slurm.look.queue import Entry
     from paceline.node.store.home import Answer, Home, Request
@@ -41,7 +43,7 @@ def slurm_stop(home: Home, request: Request) -> Answer:
     return {"names": [folder.name for folder in folders]}
 
 
-def _stop_all(going: list[tuple[JobFolder, str]], now: bool) -> None:
+def _stop_all(going: Sequence[tuple[JobFolder, str]], now: bool) -> None:
     """Stop jobs, each with its state.
 
     Raises:

@@ -15,6 +15,7 @@ from paceline.node.store import records
 
 from . import view
 from .queue import Queue
+from .scheduler import STARTING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +47,7 @@ def slurm_describe(home: Home, request: Request) -> Answer:
         if has_expired and not request.get("keeps"):
             with contextlib.suppress(Refused):  # it is tried again at the next call
                 jobs.remove(folder)
-        elif not is_over or names is not None or record["finished"] >= since:
+        elif not is_over or names is not None or (record["finished"] or 0.0) >= since:
             found.append(record)
     problem = None if queue.problem is None else str(queue.problem)
     going = [record["name"] for record in found if record["state"] not in records.FINAL]
@@ -122,7 +123,7 @@ def slurm_shell(home: Home, request: Request) -> Answer:
                 if record is not None and not is_over:
                     view.refuse_elsewhere(folder, queue)
                     if status.get("state") in records.FINAL or view.is_requeued(folder, life, queue):
-                        raise Refused(f"job {folder.name} does not run now: {record['waiting'] or view.STARTING}")
+                        raise Refused(f"job {folder.name} does not run now: {record['waiting'] or STARTING}")
                 node = folder.node(life, status.get("node_rank") or 0) or status["agent"]["host"]
                 return {"run": str(run.path), "id": life.id, "node": node, "is_over": is_over}
     raise Refused(f"job {folder.name} has no rank {request['rank']} that has started")

@@ -7,6 +7,12 @@ from __future__ import annotations
 
 import re
 import time
+from typing import TYPE_CHECKING
+
+from paceline.node.journal.fold import Scheduler
+
+if TYPE_CHECKING:
+    from paceline.node.journal.fold import Result
 
 _WAITING = {
     "Resources": "the resources that it asks for are in use",
@@ -66,10 +72,22 @@ ENDED = {
     "REVOKED": "it was revoked",
 }
 RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "STOPPED", "RESIZING")
+_RESULTS: dict[str, Result] = {"COMPLETED": "SUCCEEDED", "CANCELLED": "STOPPED"}  # others mean FAILED
+_CAUSES = {
+    "TIMEOUT": "time limit", "DEADLINE": "time limit", "NODE_FAIL": "node lost", "BOOT_FAIL": "node lost",
+    "OUT_OF_MEMORY": "out of memory", "PREEMPTED": "preempted",
+}  # fmt: skip
 PENDING = (
     "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "POWER_UP_NODE",
     "EXPEDITING",
 )  # fmt: skip
+
+
+def ended(word: str) -> Scheduler:
+    """What it means that a Slurm job has ended in a state: its batch script exits with 0 only if the job succeeded."""
+    result = _RESULTS.get(word, "FAILED")
+    why = None if result == "SUCCEEDED" else ENDED.get(word, f"Slurm says {word}")
+    return Scheduler("ended", why, result, cause=_CAUSES.get(word))
 
 
 def waiting(reason: str, number: str, start: float | None) -> str:

@@ -14,6 +14,8 @@ from paceline.node.host.protocol import next_order
 from paceline.node.host.slurm.end import stop as stopping
 from paceline.node.host.slurm.look import view
 from paceline.node.host.slurm.look.queue import Queue
+from paceline.node.host.slurm.look.scheduler import NEW
+from paceline.node.journal.fold import ENDED_ON_NODES
 from paceline.node.logs.live import STREAM_BITS, Output, updates
 from paceline.node.store import records
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from paceline.contract.job_record import JobRecord
     from paceline.node.host.slurm.job_folder import JobFolder
     from paceline.node.logs.live import Update
     from paceline.node.rundir.directory import RunDirectory
@@ -146,9 +149,9 @@ class _Following:
         if self._last is not None and record is not None and self._last["state"] == record["state"]:
             yield {"event": "finished", "details": self._last}
 
-    def _report_waiting(self, record: dict[str, Any] | None) -> Iterator[Answer]:
+    def _report_waiting(self, record: JobRecord | None) -> Iterator[Answer]:
         waiting = record["waiting"] if record and record["state"] in ("PENDING", "RESTARTING") else None
-        if waiting in (None, view.CLOSING, view.NEW) or self._active:
+        if waiting in (None, ENDED_ON_NODES, NEW) or self._active:
             return
         if waiting != self._waiting:
             self._waiting = waiting

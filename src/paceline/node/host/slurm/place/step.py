@@ -114,7 +114,7 @@ def _outcome(folder: JobFolder, life: Life, code: int) -> dict[str, Any]:
     from paceline.node.host.slurm.end.own_job import shown_by_slurm
     from paceline.node.host.slurm.look import reasons, view
 
-    found = view.merged_of(folder, life, is_alive=False)
+    found = view.ended(folder, life)
     state = found["state"] if found else None
     if state in ("SUCCEEDED", "FAILED") or folder.refusals(life):
         return {"next": None}

@@ -1,0 +1,229 @@
+"""What Slurm reports of a job: squeue first, then the accounts, and what the batch script has decided at its end."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from paceline.node.journal.fold import FINAL, Scheduler
+
+from . import accounts, reasons
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from paceline.contract.job_record import JobRecord
+    from paceline.node.host.slurm.job_folder import JobFolder, Life
+    from paceline.node.journal.fold import Result
+
+    from .queue import Entry, Queue
+
+REQUEUE, CHAIN = "requeue", "chain"  # what the batch script does next, see `end/finish.py`
+_SHORTLY = 5.0  # seconds in which a node that was started writes something
+_CLOSING = 30.0  # seconds in which the process that waits for a step says how it ended
+_SUBMITTING = 600.0  # seconds that a client may take to submit: it tries again while Slurm does not answer
+NEW = "Slurm has just got it"
+STARTING = "its nodes start"
+_SUSPENDED = "Slurm has suspended it (Slurm: SUSPENDED)"
+_REQUEUED = "Slurm has requeued it"
+# Slurm's reasons where a node cannot open the output file of a batch script.
+_NOT_OPENED = ("JobLaunchFailure", "RaisedSignal:53")
+
+
+class SlurmJob:
+    """A job, and its newest Slurm job."""
+
+    def __init__(self, folder: JobFolder, job: dict[str, Any], queue: Queue) -> None:
+        """Ask nothing yet; `job` is what `job.json` holds."""
+        self._folder, self._job, self._queue = folder, job, queue
+        self._is_stopped = folder.is_stopped
+        self._is_allocated = job.get("allocation") is not None  # its Slurm job is its user's, and does not end with it
+
+    def entry(self) -> Entry | None:
+        """The Slurm job; None if Slurm does not list it."""
+        mine, ids = self._folder.identity(self._job), self._folder.ids
+        if not ids:
+            task = (self._job.get("task") or [None, None])[1]
+            for entry in self._queue.of(mine):  # its client was ended before it noted the number
+                if task is not None and not entry.task.endswith(f"_{task}"):
+                    continue
+                with contextlib.suppress(OSError):
+                    self._folder.add_id(entry.number)
+                ids.append(entry.number)
+        return self._queue.entry(ids[-1], None if self._is_allocated else mine) if ids else None
+
+    # -- before a node has written something ---------------------------------------------------------------------------
+
+    def unstarted(self) -> Scheduler:
+        """The report if no node has written anything yet."""
+        outcomes = map(self._folder.outcome, self._folder.lives)
+        if self._is_allocated and (outcome := next(filter(None, outcomes), None)) is not None:
+            result: Result = "STOPPED" if self._is_stopped else outcome.get("state") or "FAILED"
+            return Scheduler("ended", outcome.get("why"), result, _code(result), float(outcome["time"]))
+        if elsewhere := self._queue.elsewhere(self._job):
+            return Scheduler("queued", elsewhere)
+        entry = self.entry()
+        if entry is None:
+            return self._never_listed() if self._is_known_gone(self._asked_since()) else Scheduler("queued", NEW)
+        if entry.is_pending:
+            is_new = entry.reason in ("", "None")
+            return Scheduler("queued", NEW if is_new else reasons.waiting(entry.reason, entry.id, entry.start))
+        if entry.is_running:
+            return Scheduler("running", STARTING)
+        accounts.keep(entry.state, self._folder.accounted(self._folder.ids[-1]))
+        return self._never_started(entry.state, entry)
+
+    def _never_listed(self) -> Scheduler:
+        """Slurm does not list the job any more, and no node has written anything."""
+        if self._is_stopped:
+            return Scheduler("ended", result="STOPPED", finished=self._last_change())
+        if not self._folder.ids:
+            why = "Slurm never got it: the command that submitted it was ended; submit it again"
+        elif word := self._accounted():
+            return self._never_started(word)
+        else:
+            why = self._folder.last_words or "Slurm does not know it any more, and no node has started it"
+        return Scheduler("ended", why, "FAILED", 1, self._last_change())
+
+    def _never_started(self, word: str, entry: Entry | None = None) -> Scheduler:
+        """Slurm has ended the job before any node wrote something; `word` is Slurm's for how."""
+        finished = self._last_change()
+        ended = reasons.ended(word)._replace(finished=finished)
+        if self._is_stopped:
+            return Scheduler("ended", result="STOPPED", finished=finished)
+        if ended.result == "SUCCEEDED":
+            return ended._replace(exit_code=0)
+        printed = "" if ended.result == "STOPPED" else self._folder.last_words
+        why = f"{ended.reason} before it started{f': {printed}' if printed else ''}"
+        if entry is not None and word == "FAILED" and not printed and entry.reason.startswith(_NOT_OPENED):
+            why = f"{entry.host or 'its first node'} could not start its batch script; most likely"
+            why = f"{why} {self._folder.unseen_by(['it'])}; paceline check --on the target tries that"
+        return ended._replace(reason=why, exit_code=_code(ended.result))
+
+    # -- once a node has written something -----------------------------------------------------------------------------
+
+    def started(self, life: Life, seen: JobRecord) -> Scheduler | None:
+        """The report of a job that has started; None if Slurm says nothing that the nodes do not know better.
+
+        Args:
+            life: its last start.
+            seen: the record by its nodes alone.
+        """
+        outcome = self._folder.outcome(life)
+        if outcome is not None:
+            return self._decided(life, outcome)
+        if seen["state"] == "SUCCEEDED":
+            return None
+        over = seen["state"] in FINAL
+        if self._queue.elsewhere(self._job):
+            return Scheduler("running") if over and not self._is_silent(life) else None
+        entry = self.entry()
+        if self._is_allocated:
+            return self._of_step(life, seen, entry)
+        if entry is not None and entry.id == life.id and entry.restarts <= life.restarts and not entry.is_over:
+            return Scheduler("suspended", _SUSPENDED) if entry.state == "SUSPENDED" else Scheduler("running")
+        if entry is not None and not entry.is_over:  # Slurm has requeued it, or another one goes on
+            return self._again(entry)
+        if entry is None and not self._is_known_gone(max(self._begun(life), self._asked_since())):
+            return Scheduler("running") if over else None
+        return self._gone(life, entry)
+
+    def _of_step(self, life: Life, seen: JobRecord, entry: Entry | None) -> Scheduler | None:
+        """The report of a job in an allocation of its user, before its step has ended."""
+        over = entry if entry is not None and entry.is_over else None
+        if seen["state"] in FINAL:
+            is_late = self._is_silent(life)
+            is_ours = seen["state"] != "STOPPED" or self._is_stopped  # else it was stopped with Slurm's commands
+            if is_ours or (is_late and over is None):
+                return None
+            return self._gone(life, over) if is_late else Scheduler("running", "its step ends")
+        is_gone = self._is_known_gone(self._begun(life)) if entry is None else entry.restarts > life.restarts
+        return self._gone(life, over) if is_gone or over is not None else None
+
+    def _is_silent(self, life: Life) -> bool:
+        """Whether its nodes have written nothing for so long that its batch script says nothing any more."""
+        last = max((_time(run.status) for run in self._folder.runs(life)), default=0.0)
+        return self._queue.is_past(last, _CLOSING)
+
+    def _decided(self, life: Life, outcome: dict[str, Any]) -> Scheduler:
+        """The report of a start that has ended, with what its batch script has decided."""
+        time = float(outcome["time"])
+        if not outcome.get("next"):
+            code, cause = outcome.get("exit_code"), outcome.get("cause")
+            return Scheduler("ended", outcome.get("why"), outcome.get("state"), code, time, cause)
+        why = str(outcome["why"])
+        if self._queue.elsewhere(self._job):
+            return Scheduler("restarting", why)
+        entry, decided = self.entry(), _time(self._folder.of(life) / "outcome.json")
+        is_old = entry is not None and entry.id == life.id and entry.restarts <= life.restarts
+        if entry is None and not self._is_known_gone(max(decided, self._asked_since())):
+            return Scheduler("restarting", why)
+        if entry is not None and (not entry.is_over or (is_old and not self._queue.knows_since(decided))):
+            return self._again(None if is_old else entry, why)
+        word = entry.state if entry is not None else self._accounted()
+        if self._is_stopped:
+            return Scheduler("ended", result="STOPPED", finished=time)
+        then = reasons.ENDED.get(word, word) or "Slurm does not know it any more"
+        result: Result = "STOPPED" if word == "CANCELLED" else "FAILED"
+        return Scheduler("ended", f"{why}, then {then}", result, finished=time)
+
+    def _again(self, entry: Entry | None, why: str = _REQUEUED) -> Scheduler:
+        """The report of a job that Slurm starts again."""
+        if entry is not None and entry.is_pending:
+            why = f"{why}; {reasons.waiting(entry.reason, entry.id, entry.start)}"
+        return Scheduler("restarting", why)
+
+    def _gone(self, life: Life, entry: Entry | None) -> Scheduler:
+        """The report of a start that ended, and whose batch script could not say anything."""
+        if self._is_stopped:
+            return Scheduler("ended", result="STOPPED")
+        kept = self._folder.accounted(str(life))
+        if entry is not None:
+            accounts.keep(entry.state, kept)
+        word = entry.state if entry is not None else accounts.state_of(life.id, kept)
+        if word in ("", "FAILED") or (word == "COMPLETED" and self._is_allocated):
+            return Scheduler("ended")
+        ended = reasons.ended(word)
+        if ended.result == "SUCCEEDED":
+            return ended._replace(exit_code=0)
+        if ended.result == "STOPPED":
+            return ended._replace(reason=f"{ended.reason}, not by paceline")
+        again = f"paceline resubmit {self._folder.name} goes on from its last checkpoint"
+        return ended._replace(reason=f"{ended.reason}; {again}")
+
+    # -- times ---------------------------------------------------------------------------------------------------------
+
+    def _asked_since(self) -> float:
+        """From when on Slurm's answers name its Slurm job, by the clock of the disk."""
+        if self._folder.ids:
+            return _time(self._folder.path / "ids")
+        return _time(self._folder.job) + _SUBMITTING
+
+    def _accounted(self) -> str:
+        """How its newest Slurm job has ended by Slurm's accounts; "" if they do not say it."""
+        ids = self._folder.ids
+        return accounts.state_of(ids[-1], self._folder.accounted(ids[-1])) if ids else ""
+
+    def _is_known_gone(self, since: float) -> bool:
+        """Whether Slurm has answered later than this, and did not name it."""
+        return self._queue.knows_since(since)
+
+    def _begun(self, life: Life) -> float:
+        return _time(self._folder.of(life)) + _SHORTLY
+
+    def _last_change(self) -> float:
+        """When the last thing happened to the job, by the clock of the disk."""
+        return max(map(_time, (self._folder.path, self._folder.stop, self._folder.output)))
+
+
+def _code(result: str | None) -> int | None:
+    """The exit code of a job of which no node has written anything."""
+    return 1 if result == "FAILED" else None
+
+
+def _time(path: Path) -> float:
+    """When a file was written; 0 if it is not there."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

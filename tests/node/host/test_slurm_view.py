@@ -1,0 +1,198 @@
+"""The state of a Slurm job, from what its nodes recorded and what Slurm reports."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.late import job_spec
+
+from paceline.node.host.slurm.job_folder import JobFolder, Life
+from paceline.node.host.slurm.look import describe
+from paceline.node.store.home import Home
+
+from .test_slurm_queue import job, line, squeue
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SPEC = {**job_spec.JobSpec(script="train.py", nodes=2).for_node(), "name": "it"}
+NODE = {
+    "framework": "torch", "expected": None, "nodes": 2, "least": 2, "nproc": 1, "max_restarts": 0, "grace": 30.0,
+    "program": {"kind": "script", "target": "train.py", "args": []}, "working_dir": "/", "hosts": [], "job_id": "abc",
+}  # fmt: skip
+FIRST, SECOND = Life("7", 0), Life("7", 1)
+
+
+class Cluster:
+    """A job whose Slurm number is 7."""
+
+    def __init__(self, folder: Path) -> None:
+        self.rows = folder / "rows"
+        self.rows.touch()
+        self.it = job(folder, spec=SPEC, created=1.0, options={"slurm": {}}, data=[], node={"working_dir": "/"})
+        self.it.add_id("7")
+
+    def lists(self, state: str, **columns: str) -> None:
+        """Let squeue list the job."""
+        row = {"JobID": "7", "State": state, "RestartCnt": "0", "Comment": "paceline:abc", **columns}
+        self.rows.write_text(line(**row) + "\n")
+
+    def node(self, rank: int, state: str, life: Life = FIRST, *, attempt: int = 0, **status: Any) -> None:
+        """Let a node have recorded a state."""
+        run = self.it.part(life, rank) / "it"
+        run.mkdir(parents=True)
+        agent = {"pid": 1, "host": f"n{rank}", "boot": "x", "start_time": 1}
+        members = [{"id": f"agent {number}"} for number in range(2)]
+        start = {"attempt": attempt, "node_rank": rank, "nodes": members}
+        known = {"state": state, "agent": agent, "ranks": [], "attempt": attempt, "node_rank": rank, "nodes": 2}
+        (run / "job.json").write_text(json.dumps({"created": 1.0, "spec": {**SPEC, "queue": "main"}}))
+        (run / "spec.json").write_text(json.dumps(NODE))
+        (run / "status.json").write_text(json.dumps({**known, "start": start, "finished": 2.0, **status}))
+
+    def decides(self, life: Life = FIRST, **outcome: Any) -> None:
+        """Let the batch script of a start have decided what follows."""
+        self.it.of(life).mkdir(exist_ok=True)
+        (self.it.of(life) / "outcome.json").write_text(json.dumps({"next": None, "time": 3.0, **outcome}))
+
+    def shown(self) -> dict[str, Any]:
+        """What a client is shown."""
+        (found,) = describe.slurm_describe(Home(self.it.root), {"names": ["it"], "since": None})["jobs"]
+        return dict(found)
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    made = Cluster(tmp_path)
+    squeue(tmp_path, monkeypatch, f"cat {made.rows}")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("word", "state", "why", "cause"),
+    [
+        ("RUNNING", "STARTING", None, None),
+        ("CANCELLED", "STOPPED", "it was cancelled in Slurm before it started", None),
+        ("TIMEOUT", "FAILED", "it reached its time limit in Slurm before it started", "time limit"),
+        ("NODE_FAIL", "FAILED", "a node of it failed before it started", "node lost"),
+    ],
+)
+def test_before_a_node_has_written_anything(
+    slurm: Cluster, word: str, state: str, why: str | None, cause: str | None
+) -> None:
+    slurm.lists(word, Partition="gpu")
+    found = slurm.shown()
+    assert (found["state"], found["error"], found["cause"], found["queue"]) == (state, why, cause, "gpu")
+    assert found["exit_code"] == (1 if state == "FAILED" else None)
+
+
+def test_a_job_that_waits(slurm: Cluster) -> None:
+    slurm.lists("PENDING", Reason="Priority")
+    assert "higher priority come first (Slurm: Priority)" in slurm.shown()["waiting"]
+    slurm.it.stop.touch()
+    assert slurm.shown()["state"] == "PENDING", "it has not left the queue yet"
+
+
+@pytest.mark.parametrize("reason", ["JobLaunchFailure", "RaisedSignal:53(Real-time_signal_19)"])
+def test_a_node_that_cannot_open_the_output_is_named_with_the_folder(slurm: Cluster, reason: str) -> None:
+    slurm.lists("FAILED", Reason=reason, BatchHost="n5")
+    error = slurm.shown()["error"]
+    assert error.startswith(f"n5 could not start its batch script; most likely it does not see {slurm.it.root}")
+
+
+@pytest.mark.parametrize(
+    ("word", "restarts", "state", "waiting"),
+    [
+        ("RUNNING", "0", "RUNNING", None),
+        ("SUSPENDED", "0", "RUNNING", "Slurm has suspended it (Slurm: SUSPENDED)"),
+        ("PENDING", "1", "RESTARTING", "Slurm has requeued it; "),
+        ("RUNNING", "1", "RESTARTING", "Slurm has requeued it"),
+        ("NODE_FAIL", "0", "FAILED", None),
+        ("OUT_OF_MEMORY", "0", "FAILED", None),
+        ("CANCELLED", "0", "STOPPED", None),
+        ("COMPLETED", "0", "SUCCEEDED", None),
+    ],
+)
+def test_while_the_nodes_say_that_it_runs(
+    slurm: Cluster, word: str, restarts: str, state: str, waiting: str | None
+) -> None:
+    for rank in range(2):
+        slurm.node(rank, "RUNNING")
+    slurm.lists(word, RestartCnt=restarts, Reason="BeginTime" if word == "PENDING" else "")
+    found = slurm.shown()
+    assert found["state"] == state
+    assert (found["waiting"] or "").startswith(waiting or "") and bool(found["waiting"]) == bool(waiting)
+    causes = {"NODE_FAIL": "node lost", "OUT_OF_MEMORY": "out of memory"}
+    assert found["cause"] == causes.get(word)
+
+
+def test_a_job_that_has_failed_on_its_nodes_may_go_on(slurm: Cluster) -> None:
+    failure = {"rank": 1, "message": "ValueError: no", "cause": "exception"}
+    for rank in range(2):
+        slurm.node(rank, "FAILED", exit_code=1, failure=failure)
+    slurm.lists("RUNNING")
+    assert slurm.shown()["state"] == "RESTARTING", "its batch script has not decided yet"
+    slurm.decides()
+    found = slurm.shown()
+    assert (found["state"], found["error"], found["exit_code"]) == ("FAILED", "rank 1: ValueError: no", 1)
+    assert found["cause"] == "exception"
+
+
+@pytest.mark.parametrize(
+    ("word", "restarts", "state", "said"),
+    [
+        ("RUNNING", "0", "RESTARTING", "Slurm preempted it"),
+        ("PENDING", "1", "RESTARTING", "Slurm preempted it; its begin time has not come"),
+        ("CANCELLED", "1", "STOPPED", "Slurm preempted it, then it was cancelled in Slurm"),
+        ("NODE_FAIL", "1", "FAILED", "Slurm preempted it, then a node of it failed"),
+    ],
+)
+def test_a_job_that_its_batch_script_has_requeued(
+    slurm: Cluster, word: str, restarts: str, state: str, said: str
+) -> None:
+    slurm.node(0, "STOPPED", exit_code=143)
+    slurm.decides(next="requeue", why="Slurm preempted it")
+    slurm.lists(word, RestartCnt=restarts, Reason="BeginTime" if word == "PENDING" else "")
+    found = slurm.shown()
+    assert found["state"] == state and (found["waiting"] or found["error"]).startswith(said)
+
+
+def test_a_node_that_refuses_the_job(slurm: Cluster) -> None:
+    slurm.node(0, "STARTING", SECOND, attempt=3)
+    slurm.it.part(SECOND, 1).mkdir()
+    (slurm.it.part(SECOND, 1) / "refused").write_text("n1: no GPU")
+    slurm.decides(SECOND)
+    found = slurm.shown()
+    assert (found["state"], found["exit_code"], found["error"], found["cause"]) == (
+        "FAILED",
+        2,
+        "n1: no GPU",
+        "refused",
+    )
+
+
+def test_a_node_that_an_elastic_job_has_lost_does_not_count(slurm: Cluster) -> None:
+    slurm.node(0, "RUNNING", attempt=1)
+    slurm.node(
+        1, "RUNNING", ranks=[{"name": "it-worker-1", "rank": 1, "state": "RUNNING", "pid": 5, "exit_code": None}]
+    )
+    run = slurm.it.part(FIRST, 0) / "it" / "status.json"
+    status = json.loads(run.read_text())
+    run.write_text(json.dumps({**status, "nodes": 1, "start": {**status["start"], "nodes": [{"id": "agent 0"}]}}))
+    slurm.lists("RUNNING")
+    found = slurm.shown()
+    assert (found["state"], found["attempt"], found["instances"]) == ("RUNNING", 1, [])
+
+
+def test_while_slurm_does_not_answer_the_nodes_are_believed(slurm: Cluster, tmp_path: Path) -> None:
+    slurm.node(0, "RUNNING")
+    (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
+    assert slurm.shown()["state"] == "RUNNING"
+
+
+def test_the_folder_of_a_job(slurm: Cluster) -> None:
+    slurm.lists("PENDING", Reason="Priority")
+    found = slurm.shown()
+    assert JobFolder(slurm.it.path).path.samefile(found["folder"])
+    assert (found["external_id"], found["job_id"], found["command"], found["nodes"]) == ("7", "abc", "train.py", 2)
