@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.late import job_spec
 
 from paceline.node.errors import Refused
-from paceline.node.host.slurm.job_folder import JobFolder, Life
+from paceline.node.host.slurm.job_folder import JobFolder, Start
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.look import reasons
 from paceline.node.host.slurm.look.partitions import gpus
@@ -129,9 +129,9 @@ def test_a_folder_becomes_a_job_in_one_step(tmp_path: Path) -> None:
     for number in ("7", "7", "9"):
         made.add_id(number)
     assert made.ids == ["7", "9"]
-    for life in (Life("9", 0), Life("7", 1), Life("7", 0)):
-        made.part(life, 0).mkdir(parents=True)
-    assert made.lives == [Life("7", 0), Life("7", 1), Life("9", 0)]
+    for start in (Start("9", 0), Start("7", 1), Start("7", 0)):
+        made.part(start, 0).mkdir(parents=True)
+    assert made.starts == [Start("7", 0), Start("7", 1), Start("9", 0)]
     jobs.remove(made)
     assert jobs.find("it") is None
     assert [path.name for path in jobs.path.iterdir()] == []
@@ -143,4 +143,4 @@ def test_a_job_folder_names_its_files(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path / "it")
     with pytest.raises(Refused, match="damaged or gone"):
         folder.read()
-    assert (folder.ids, folder.lives) == ([], [])
+    assert (folder.ids, folder.starts) == ([], [])

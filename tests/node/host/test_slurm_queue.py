@@ -17,7 +17,7 @@ from tests.late import job_spec
 from paceline.node.errors import Refused
 from paceline.node.host.slurm import cluster
 from paceline.node.host.slurm.end import stop as stopping
-from paceline.node.host.slurm.job_folder import Identity, JobFolder, Life
+from paceline.node.host.slurm.job_folder import Identity, JobFolder, Start
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.look import accounts, describe, queue
 from paceline.node.host.slurm.look.queue import _FIELDS, Queue
@@ -304,7 +304,7 @@ def test_a_requeued_job_whose_agents_were_killed_has_no_node(tmp_path: Path, mon
     spec = {**job_spec.JobSpec(script="train.py").for_node(), "name": "it"}
     it = job(tmp_path, spec=spec, created=1.0, options={"slurm": {}}, data=[], node={"working_dir": "/"})
     it.add_id("7")
-    run = RunDirectory(it.part(Life("7", 0), 0) / "it")
+    run = RunDirectory(it.part(Start("7", 0), 0) / "it")
     run.path.mkdir(parents=True)
     run.spec.write_text(json.dumps(spec))
     agent = {"pid": 1, "host": "n0", "boot_id": "x", "start_time": 1}

@@ -18,14 +18,14 @@ from tests.late import job_spec
 from paceline.contract.slurm import agreed_port
 from paceline.node import ENTRY
 from paceline.node.host.slurm.end import own_job
-from paceline.node.host.slurm.job_folder import JobFolder, Life
+from paceline.node.host.slurm.job_folder import JobFolder, Start
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.place import step
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-LIFE = Life("7", 0)
+START = Start("7", 0)
 
 
 @pytest.fixture
@@ -76,17 +76,17 @@ def test_a_port_that_is_taken(folder: JobFolder) -> None:
     step = {**ranks, "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
     with socket.create_server(("", port)):
         assert start(folder, "slurm", SLURM_STEP_ID=number, **step) == 2
-    (said,) = folder.refusals(LIFE)
+    (said,) = folder.refusals(START)
     assert f"cannot listen on port {port}, which follows from the number of the Slurm job" in said
     assert said.endswith("start it again to get another port: paceline resubmit it")
 
 
 def test_a_chain_ends_with_a_job_that_never_trained(folder: JobFolder) -> None:
     describe(folder, options={"chain": True})
-    folder.of(LIFE).mkdir()
-    (folder.of(LIFE) / "warned").write_text("limit\n")
+    folder.of(START).mkdir()
+    (folder.of(START) / "warned").write_text("limit\n")
     assert start(folder, "slurm-finish", "143") != 0
-    outcome = folder.outcome(LIFE)
+    outcome = folder.outcome(START)
     assert outcome is not None and (outcome["next"], outcome["state"], outcome["exit_code"]) == (None, "FAILED", 124)
     assert outcome["why"] == "its time limit ended before its ranks had started; give it a longer --time-limit"
     assert not (folder.path.parent.parent / "calls").exists(), "no other job was submitted"
@@ -96,7 +96,7 @@ def test_a_chain_ends_with_a_job_that_never_trained(folder: JobFolder) -> None:
 def test_slurm_decides_when_it_has_killed_the_agents(folder: JobFolder, state: str, is_decided: bool) -> None:
     describe(folder)
     (folder.path.parent.parent / "bin" / "scontrol").write_text(f"#!/bin/sh\necho JobState={state} Restarts=0\n")
-    run = folder.part(LIFE, 0) / "it"
+    run = folder.part(START, 0) / "it"
     run.mkdir(parents=True)
     spec = {**job_spec.JobSpec(script="train.py").for_node(), "name": "it"}
     (run / "spec.json").write_text(json.dumps(spec))
@@ -104,7 +104,7 @@ def test_slurm_decides_when_it_has_killed_the_agents(folder: JobFolder, state: s
     status = {"job": "it", "state": "RUNNING", "ranks": [], "agent": agent, "attempt": 0}
     (run / "status.json").write_text(json.dumps(status))
     assert start(folder, "slurm-finish", "137") != 0
-    assert (folder.outcome(LIFE) is not None) == is_decided
+    assert (folder.outcome(START) is not None) == is_decided
 
 
 def test_slurm_takes_a_while_to_end_what_ran_in_an_allocation(
@@ -115,5 +115,5 @@ def test_slurm_takes_a_while_to_end_what_ran_in_an_allocation(
     shown = lambda: f"JobState={'COMPLETING' if sum(slept) < 60 else 'CANCELLED'}"  # noqa: E731
     monkeypatch.setattr(own_job, "shown_by_slurm", shown)
     monkeypatch.setattr(step, "time", SimpleNamespace(sleep=slept.append))
-    outcome = step._outcome(folder, LIFE, 143)
+    outcome = step._outcome(folder, START, 143)
     assert outcome["state"] == "STOPPED" and "cancelled in Slurm, not by paceline" in outcome["why"]

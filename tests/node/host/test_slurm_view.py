@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.late import job_spec
 
-from paceline.node.host.slurm.job_folder import JobFolder, Life
+from paceline.node.host.slurm.job_folder import JobFolder, Start
 from paceline.node.host.slurm.look import describe
 from paceline.node.store.home import Home
 
@@ -22,7 +22,7 @@ NODE = {
     "framework": "torch", "expected": None, "nodes": 2, "least": 2, "nproc": 1, "max_restarts": 0, "grace": 30.0,
     "program": {"kind": "script", "target": "train.py", "args": []}, "working_dir": "/", "hosts": [], "job_id": "abc",
 }  # fmt: skip
-FIRST, SECOND = Life("7", 0), Life("7", 1)
+FIRST, SECOND = Start("7", 0), Start("7", 1)
 
 
 class Cluster:
@@ -39,22 +39,22 @@ class Cluster:
         row = {"JobID": "7", "State": state, "RestartCnt": "0", "Comment": "paceline:abc", **columns}
         self.rows.write_text(line(**row) + "\n")
 
-    def node(self, rank: int, state: str, life: Life = FIRST, *, attempt: int = 0, **status: Any) -> None:
+    def node(self, rank: int, state: str, start: Start = FIRST, *, attempt: int = 0, **status: Any) -> None:
         """Let a node have recorded a state."""
-        run = self.it.part(life, rank) / "it"
+        run = self.it.part(start, rank) / "it"
         run.mkdir(parents=True)
         agent = {"pid": 1, "host": f"n{rank}", "boot": "x", "start_time": 1}
         members = [{"id": f"agent {number}"} for number in range(2)]
-        start = {"attempt": attempt, "node_rank": rank, "nodes": members}
+        joined = {"attempt": attempt, "node_rank": rank, "nodes": members}
         known = {"state": state, "agent": agent, "ranks": [], "attempt": attempt, "node_rank": rank, "nodes": 2}
         (run / "job.json").write_text(json.dumps({"created": 1.0, "spec": {**SPEC, "queue": "main"}}))
         (run / "spec.json").write_text(json.dumps(NODE))
-        (run / "status.json").write_text(json.dumps({**known, "start": start, "finished": 2.0, **status}))
+        (run / "status.json").write_text(json.dumps({**known, "start": joined, "finished": 2.0, **status}))
 
-    def decides(self, life: Life = FIRST, **outcome: Any) -> None:
+    def decides(self, start: Start = FIRST, **outcome: Any) -> None:
         """Let the batch script of a start have decided what follows."""
-        self.it.of(life).mkdir(exist_ok=True)
-        (self.it.of(life) / "outcome.json").write_text(json.dumps({"next": None, "time": 3.0, **outcome}))
+        self.it.of(start).mkdir(exist_ok=True)
+        (self.it.of(start) / "outcome.json").write_text(json.dumps({"next": None, "time": 3.0, **outcome}))
 
     def shown(self) -> dict[str, Any]:
         """What a client is shown."""

@@ -9,14 +9,14 @@ slurm.out                 what the batch scripts and srun printed
 stop                      somebody has asked to stop it; the number of the signal, once that has been sent
 checkpoints               where the library saves, unless the job says
 lives/<id>.<restarts>/    one time that Slurm started it
-    followed              the life that has taken its place, whose agents alone may work; empty until then
+    followed              the start that has taken its place, whose agents alone may work; empty until then
     step                  the number of its step in Slurm
     <node rank>/<name>    the run directory of a node
     <node rank>/node      Slurm's name of the node
     <node rank>/refused   why the job cannot run on that node
     warned                what Slurm announced: that the time limit is near, or a preemption
     outcome.json          what the batch script has decided at its end
-lives/sacct-<id>          how Slurm's accounts say that a life, or a Slurm job, has ended
+lives/sacct-<id>          how Slurm's accounts say that a start, or a Slurm job, has ended
 ```
 
 Nothing here relies on locks: they may not work between machines. Nor on the clocks of machines, which may differ by
@@ -45,7 +45,7 @@ UNSEEN = "paceline-unseen"  # begins the line in slurm.out of a node that does n
 COMMENT = "paceline:"  # begins the comment of a Slurm job; the identifier follows
 
 
-class Life(NamedTuple):
+class Start(NamedTuple):
     """One time that Slurm started a job: the number of the Slurm job, and how often that had been started before."""
 
     id: str
@@ -55,7 +55,7 @@ class Life(NamedTuple):
         return f"{self.id}.{self.restarts}"
 
 
-def current_life() -> Life:
+def current_start() -> Start:
     """That of this process.
 
     Raises:
@@ -65,7 +65,7 @@ def current_life() -> Life:
     restarts = os.environ.get("SLURM_RESTART_COUNT") or "0"
     if not number.isdecimal() or not restarts.isdecimal():
         raise Refused("SLURM_JOB_ID is not set; this is started by the batch script of a job")
-    return Life(number, int(restarts))
+    return Start(number, int(restarts))
 
 
 def own_number() -> str:
@@ -165,106 +165,106 @@ class JobFolder:
         finally:
             os.close(fd)
 
-    # -- lives ---------------------------------------------------------------------------------------------------------
+    # -- starts --------------------------------------------------------------------------------------------------------
 
     @property
-    def lives(self) -> list[Life]:
-        """Its lives, the newest last; those of Slurm jobs that are not its own are left out."""
+    def starts(self) -> list[Start]:
+        """Its starts, the newest last; those of Slurm jobs that are not its own are left out."""
         ids = self.ids
         found = []
         for name in names(self.path / "lives"):
             number, _, restarts = name.partition(".")
             if number.isdecimal() and restarts.isdecimal() and _may_be(number, ids):
-                found.append(Life(number, int(restarts)))
-        return sorted(found, key=lambda life: _order(life, ids))
+                found.append(Start(number, int(restarts)))
+        return sorted(found, key=lambda start: _order(start, ids))
 
-    def has(self, life: Life, number: str) -> bool:
-        """Whether the Slurm job of a life is one of its own, as far as its Slurm jobs are noted.
+    def has(self, start: Start, number: str) -> bool:
+        """Whether the Slurm job of a start is one of its own, as far as its Slurm jobs are noted.
 
         Args:
-            life: that of this process.
+            start: that of this process.
             number: see `own_number`.
         """
         ids = self.ids
-        return not ids or number in ids or life.id in ids
+        return not ids or number in ids or start.id in ids
 
-    def take_over(self, life: Life) -> Life | None:
-        """Make this the life that may work, unless a newer one is there, which is returned.
+    def take_over(self, start: Start) -> Start | None:
+        """Make this the start that may work, unless a newer one is there, which is returned.
 
-        Each life first shows that it is there, and then looks for others, so of two at least one sees the other.
+        Each start first shows that it is there, and then looks for others, so of two at least one sees the other.
         """
-        self.of(life).mkdir(parents=True, exist_ok=True)
-        (self.of(life) / "followed").touch()
-        others = [other for other in self.claimed if other != life]
+        self.of(start).mkdir(parents=True, exist_ok=True)
+        (self.of(start) / "followed").touch()
+        others = [other for other in self.claimed if other != start]
         ids = self.ids
-        newer = [other for other in others if _order(other, ids) > _order(life, ids)]
+        newer = [other for other in others if _order(other, ids) > _order(start, ids)]
         if newer:
             return newer[-1]
         for other in others:
             if not self.follower(other):
-                (self.of(other) / "followed").write_text(str(life))
+                (self.of(other) / "followed").write_text(str(start))
         return None
 
     @property
-    def claimed(self) -> list[Life]:
-        """Those of its lives of which a node has begun, the newest last."""
-        return [life for life in self.lives if "followed" in names(self.of(life))]
+    def claimed(self) -> list[Start]:
+        """Those of its starts of which a node has begun, the newest last."""
+        return [start for start in self.starts if "followed" in names(self.of(start))]
 
-    def follower(self, life: Life) -> str:
-        """The life that has taken the place of this one; "" if none has."""
-        return self._read(self.of(life) / "followed")
+    def follower(self, start: Start) -> str:
+        """The start that has taken the place of this one; "" if none has."""
+        return self._read(self.of(start) / "followed")
 
-    def is_over(self, life: Life) -> bool:
-        """Whether all nodes of a life that have begun have ended."""
-        if self.outcome(life) is not None:
+    def is_over(self, start: Start) -> bool:
+        """Whether all nodes of a start that have begun have ended."""
+        if self.outcome(start) is not None:
             return True
-        runs = {run.path.parent.name: run for run in self.runs(life)}
-        parts = [name for name in names(self.of(life)) if name.isdecimal()]
+        runs = {run.path.parent.name: run for run in self.runs(start)}
+        parts = [name for name in names(self.of(start)) if name.isdecimal()]
         return bool(parts) and all(
-            "refused" in names(self.of(life) / part)
+            "refused" in names(self.of(start) / part)
             or (part in runs and (runs[part].read_status() or {}).get("state") in FINAL)
             for part in parts
         )
 
-    def of(self, life: Life) -> Path:
-        """The folder of a life."""
-        return self.path / "lives" / str(life)
+    def of(self, start: Start) -> Path:
+        """The folder of a start."""
+        return self.path / "lives" / str(start)
 
     def accounted(self, name: str) -> Path:
-        """The file with what the accounts say of a life or a Slurm job.
+        """The file with what the accounts say of a start or a Slurm job.
 
         It is in no folder whose time of change says when something has happened to the job.
         """
         return self.path / "lives" / f"sacct-{name}"
 
-    def part(self, life: Life, node_rank: int) -> Path:
+    def part(self, start: Start, node_rank: int) -> Path:
         """The folder in which a node has its run directory."""
-        return self.of(life) / str(node_rank)
+        return self.of(start) / str(node_rank)
 
-    def step(self, life: Life) -> str | None:
-        """The step of a life, as Slurm's commands take it; None before a node has started."""
-        number = self._read(self.of(life) / "step")
-        return f"{life.id}.{number}" if number.isdecimal() else None
+    def step(self, start: Start) -> str | None:
+        """The step of a start, as Slurm's commands take it; None before a node has started."""
+        number = self._read(self.of(start) / "step")
+        return f"{start.id}.{number}" if number.isdecimal() else None
 
-    def node(self, life: Life, node_rank: int) -> str:
+    def node(self, start: Start, node_rank: int) -> str:
         """Slurm's name of a node; "" before it has started."""
-        return self._read(self.part(life, node_rank) / "node")
+        return self._read(self.part(start, node_rank) / "node")
 
-    def runs(self, life: Life) -> list[RunDirectory]:
-        """The run directories of the nodes of a life, node 0 first."""
-        ranks = sorted(int(name) for name in names(self.of(life)) if name.isdecimal())
+    def runs(self, start: Start) -> list[RunDirectory]:
+        """The run directories of the nodes of a start, node 0 first."""
+        ranks = sorted(int(name) for name in names(self.of(start)) if name.isdecimal())
         # A folder that is read anew shows what is there; a file that is looked for may be remembered as missing (NFS).
-        paths = [self.part(life, rank) / self.name for rank in ranks if self.name in names(self.part(life, rank))]
+        paths = [self.part(start, rank) / self.name for rank in ranks if self.name in names(self.part(start, rank))]
         return [RunDirectory(path) for path in paths if "spec.json" in names(path)]
 
-    def refusals(self, life: Life) -> list[str]:
-        """Why the job cannot run on nodes of a life."""
-        parts = [name for name in names(self.of(life)) if name.isdecimal()]
-        return [why for part in parts if (why := self._read(self.of(life) / part / "refused"))]
+    def refusals(self, start: Start) -> list[str]:
+        """Why the job cannot run on nodes of a start."""
+        parts = [name for name in names(self.of(start)) if name.isdecimal()]
+        return [why for part in parts if (why := self._read(self.of(start) / part / "refused"))]
 
-    def outcome(self, life: Life) -> dict[str, Any] | None:
-        """What the batch script decided at the end of a life; None before it has."""
-        file = self.of(life) / "outcome.json"
+    def outcome(self, start: Start) -> dict[str, Any] | None:
+        """What the batch script decided at the end of a start; None before it has."""
+        file = self.of(start) / "outcome.json"
         return read_json(file) if file.name in names(file.parent) else None
 
     def _read(self, file: Path) -> str:
@@ -279,9 +279,9 @@ def _may_be(number: str, ids: list[str]) -> bool:
     return not ids or number in ids or any("_" in known for known in ids)
 
 
-def _order(life: Life, ids: list[str]) -> tuple[int, int, int]:
-    """The key by which the newest life is the last one."""
-    return ids.index(life.id) if life.id in ids else len(ids), int(life.id), life.restarts
+def _order(start: Start, ids: list[str]) -> tuple[int, int, int]:
+    """The key by which the newest start is the last one."""
+    return ids.index(start.id) if start.id in ids else len(ids), int(start.id), start.restarts
 
 
 def names(folder: Path) -> list[str]:

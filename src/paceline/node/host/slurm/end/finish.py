@@ -15,7 +15,7 @@ from paceline.node.errors import Refused
 from paceline.node.failure import TIMED_OUT, is_loss
 from paceline.node.files import write_json
 from paceline.node.host.slurm.call import SECONDS, Away, batch_environment, call
-from paceline.node.host.slurm.job_folder import UNSEEN, JobFolder, current_life, own_number
+from paceline.node.host.slurm.job_folder import UNSEEN, JobFolder, current_start, own_number
 from paceline.node.host.slurm.look import view
 from paceline.node.host.slurm.look.queue import Queue
 from paceline.node.host.slurm.look.scheduler import CHAIN, REQUEUE
@@ -24,8 +24,8 @@ from paceline.node.rundir.directory import SAVED
 from .own_job import shown_by_slurm
 
 if TYPE_CHECKING:
-    from paceline.contract.job_record import JobRecord
-    from paceline.node.host.slurm.job_folder import Life
+    from paceline.contract.records import JobRecord
+    from paceline.node.host.slurm.job_folder import Start
 
 _IDLE = 3  # jobs of a chain that may end without a checkpoint
 _MOST_LOSSES = 5  # requeues after the loss of a node: more are no accident
@@ -47,55 +47,57 @@ def decide(path: str, code: str) -> int:
         path: the job's folder.
         code: of srun.
     """
-    folder, life = JobFolder(Path(path)), current_life()
+    folder, start = JobFolder(Path(path)), current_start()
     if not folder.job.exists():  # it has succeeded, and was deleted
         return int(code) if code.isdecimal() else 1
-    if not folder.has(life, own_number()):  # its agents have refused to work
+    if not folder.has(start, own_number()):  # its agents have refused to work
         with contextlib.suppress(OSError):
-            folder.of(life).rmdir()
+            folder.of(start).rmdir()
         return int(code) if code.isdecimal() else 1
-    folder.of(life).mkdir(parents=True, exist_ok=True)
-    if folder.follower(life):  # its Slurm job is not its own any more
-        write_json(folder.of(life) / "outcome.json", {"next": None, "time": time.time()})
+    folder.of(start).mkdir(parents=True, exist_ok=True)
+    if folder.follower(start):  # its Slurm job is not its own any more
+        write_json(folder.of(start) / "outcome.json", {"next": None, "time": time.time()})
         return 1
-    found = view.ended(folder, life)
+    found = view.ended(folder, start)
     state = found["state"] if found else "FAILED"
     exit_code = int(code) if code.isdecimal() else 1
     if found is not None and found["exit_code"] is not None:
         exit_code = found["exit_code"]
-    outcome = _outcome(folder, life, found, exit_code)
+    outcome = _outcome(folder, start, found, exit_code)
     if outcome is None:
         return exit_code or 1
     follows = outcome.get("next")
     if follows == CHAIN:
         with contextlib.suppress(OSError):
             outcome = _chain(folder, outcome)
-    write_json(folder.of(life) / "outcome.json", {**outcome, "time": time.time()})
+    write_json(folder.of(start) / "outcome.json", {**outcome, "time": time.time()})
     if outcome.get("next") == REQUEUE:
-        return _requeue(folder, life, outcome, exit_code)
+        return _requeue(folder, start, outcome, exit_code)
     if folder.is_stopped and state != "SUCCEEDED":
         with contextlib.suppress(Refused):  # so that Slurm says CANCELLED, and not FAILED
             call("scancel", "--quiet", own_number())
     return 0 if state == "SUCCEEDED" else exit_code or 1
 
 
-def _outcome(folder: JobFolder, life: Life, found: JobRecord | None, exit_code: int) -> dict[str, Any] | None:
+def _outcome(folder: JobFolder, start: Start, found: JobRecord | None, exit_code: int) -> dict[str, Any] | None:
     """What follows, and why; None if Slurm is ending the job, and so knows it better."""
     state = found["state"] if found else None
     if state == "SUCCEEDED":
         return {"next": None, "state": "SUCCEEDED", "exit_code": 0}
     if folder.is_stopped:
         return {"next": None, "state": "STOPPED"}
-    if folder.refusals(life):
+    if folder.refusals(start):
         return {"next": None}
-    if state in ("STOPPED", None) and _warned(folder, life) == "limit":
-        return _at_limit(folder, life)
+    if state in ("STOPPED", None) and _warned(folder, start) == "limit":
+        return _at_limit(folder, start)
     if state == "FAILED" and found is not None and is_loss(found["error"] or ""):
-        losses = sum(is_loss((folder.outcome(other) or {}).get("why") or "") for other in folder.lives if other != life)
+        losses = sum(
+            is_loss((folder.outcome(other) or {}).get("why") or "") for other in folder.starts if other != start
+        )
         if losses < _MOST_LOSSES:
             return {"next": REQUEUE, "why": found["error"]}
         return {"next": None, "why": f"{found['error']}; this has happened {losses + 1} times"}
-    if state in ("STOPPED", None) or not folder.is_over(life):  # agents that did not say so were killed
+    if state in ("STOPPED", None) or not folder.is_over(start):  # agents that did not say so were killed
         shown = shown_by_slurm()
         if _is_ended(shown):
             return None
@@ -108,11 +110,11 @@ def _outcome(folder: JobFolder, life: Life, found: JobRecord | None, exit_code: 
     return {"next": None}
 
 
-def _at_limit(folder: JobFolder, life: Life) -> dict[str, Any]:
+def _at_limit(folder: JobFolder, start: Start) -> dict[str, Any]:
     """What follows when Slurm has warned the job of its time limit."""
     if not folder.read()["options"].get("chain"):
         why = f"stopped at its time limit in Slurm; paceline resubmit {folder.name} goes on from its last checkpoint"
-    elif not any((run.read_status() or {}).get("start") is not None for run in folder.runs(life)):
+    elif not any((run.read_status() or {}).get("start") is not None for run in folder.runs(start)):
         why = "its time limit ended before its ranks had started; give it a longer --time-limit"
     elif _gets_nowhere(folder):
         why = f"its last {_IDLE} jobs of Slurm ended before they saved a checkpoint; give it a longer --time-limit"
@@ -142,9 +144,9 @@ def _preempted(shown: str) -> dict[str, Any] | None:
     return {"next": REQUEUE, "why": "Slurm preempted it for a job with a higher priority"}
 
 
-def _warned(folder: JobFolder, life: Life) -> str:
+def _warned(folder: JobFolder, start: Start) -> str:
     with contextlib.suppress(OSError):
-        return (folder.of(life) / "warned").read_text().strip()
+        return (folder.of(start) / "warned").read_text().strip()
     return ""
 
 
@@ -161,7 +163,7 @@ def why_unheard(folder: JobFolder) -> str:
     return _unseen(folder) or folder.last_words or f"srun started nothing; see {folder.output}"
 
 
-def _requeue(folder: JobFolder, life: Life, outcome: dict[str, Any], exit_code: int) -> int:
+def _requeue(folder: JobFolder, start: Start, outcome: dict[str, Any], exit_code: int) -> int:
     """Let Slurm start the job again; it ends this process."""
     why = "Slurm does not answer"
     for _ in range(_TRIES):
@@ -179,7 +181,7 @@ def _requeue(folder: JobFolder, life: Life, outcome: dict[str, Any], exit_code: 
             why = str(error)
             break
     failed = {**outcome, "next": None, "state": "FAILED", "why": f"{outcome['why']}, and cannot be requeued: {why}"}
-    write_json(folder.of(life) / "outcome.json", {**failed, "time": time.time()})
+    write_json(folder.of(start) / "outcome.json", {**failed, "time": time.time()})
     return exit_code or 1
 
 

@@ -94,7 +94,7 @@ def _stop(folder: JobFolder, slurm: _Tries, now: bool, number: int = signal.SIGT
     try:
         is_allocated = folder.read().get("allocation") is not None
         if is_allocated:  # the Slurm job is its user's, and goes on
-            for step in filter(None, map(folder.step, folder.lives)):
+            for step in filter(None, map(folder.step, folder.starts)):
                 slurm.cancel(*([] if now else [f"--signal={int(number)}"]), step)
         for entry in slurm.jobs(folder) if not is_allocated else ():
             if now:

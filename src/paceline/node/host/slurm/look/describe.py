@@ -74,11 +74,11 @@ def slurm_events(home: Home, request: Request) -> Answer:
     """The events of a job on all its nodes, in the order of time."""
     folder = Jobs(home.root).of(request["name"])
     found: list[dict[str, Any]] = []
-    for life, runs in view.runs_of(folder):
+    for start, runs in view.runs_of(folder):
         for run in runs:
             host = ((run.read_status() or {}).get("agent") or {"host": None})["host"]
             found += [{**it, **({"host": host} if len(runs) > 1 else {})} for it in records.events(run)]
-        outcome = folder.outcome(life) or {}
+        outcome = folder.outcome(start) or {}
         if outcome.get("next"):
             found.append({"time": outcome["time"], "event": "requeued", "why": outcome["why"]})
     return {"events": sorted(found, key=lambda event: event["time"])}
@@ -111,7 +111,7 @@ def slurm_contents(home: Home, request: Request) -> Answer:
 def slurm_shell(home: Home, request: Request) -> Answer:
     """Where a command beside a rank runs: the run directory on the rank's node, and the step that has it."""
     folder = Jobs(home.root).of(request["name"])
-    for life, runs in reversed(view.runs_of(folder)):
+    for start, runs in reversed(view.runs_of(folder)):
         for run in runs:
             status = run.read_status() or {}
             ranks = [entry["rank"] for entry in status.get("ranks", ())]
@@ -119,11 +119,11 @@ def slurm_shell(home: Home, request: Request) -> Answer:
                 queue = Queue(home.root)
                 record = view.record(folder, queue)
                 has_ended = record is None or record["state"] in records.FINAL
-                is_over = has_ended or folder.outcome(life) is not None
+                is_over = has_ended or folder.outcome(start) is not None
                 if record is not None and not is_over:
                     view.refuse_elsewhere(folder, queue)
-                    if status.get("state") in records.FINAL or view.is_requeued(folder, life, queue):
+                    if status.get("state") in records.FINAL or view.is_requeued(folder, start, queue):
                         raise Refused(f"job {folder.name} does not run now: {record['waiting'] or STARTING}")
-                node = folder.node(life, status.get("node_rank") or 0) or status["agent"]["host"]
-                return {"run": str(run.path), "id": life.id, "node": node, "is_over": is_over}
+                node = folder.node(start, status.get("node_rank") or 0) or status["agent"]["host"]
+                return {"run": str(run.path), "id": start.id, "node": node, "is_over": is_over}
     raise Refused(f"job {folder.name} has no rank {request['rank']} that has started")

@@ -1,4 +1,4 @@
-"""The lines of a Slurm job, of all its nodes and lives."""
+"""The lines of a Slurm job, of all its nodes and starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from paceline.node.rundir.directory import RunDirectory
     from paceline.node.store.home import Answer, Home, Request
 
-_LOOK = 1.0  # seconds between two looks for another life, or the end
+_LOOK = 1.0  # seconds between two looks for another start, or the end
 _KEPT = 64  # pieces of text that nobody has taken yet; then the readers wait
 
 
@@ -49,8 +49,10 @@ def slurm_logs(home: Home, request: Request) -> Iterator[Answer]:
 
 
 def _check(folder: JobFolder, choice: Choice) -> None:
-    lives = [[run for run in runs if choice.attempt in (None, *attempts(run.path))] for _, runs in view.runs_of(folder)]
-    having = [runs for runs in lives if runs]
+    starts = [
+        [run for run in runs if choice.attempt in (None, *attempts(run.path))] for _, runs in view.runs_of(folder)
+    ]
+    having = [runs for runs in starts if runs]
     if not having:
         all_runs = [run for _, runs in view.runs_of(folder) for run in runs]
         if all_runs:
@@ -81,7 +83,7 @@ def _written(folder: JobFolder, choice: Choice) -> Iterator[Text]:
 
 
 def _runs(folder: JobFolder, choice: Choice) -> list[RunDirectory]:
-    """The run directories with the attempt; those of the last life that has written something."""
+    """The run directories with the attempt; those of the last start that has written something."""
     for _, runs in reversed(view.runs_of(folder)):
         having = [run for run in runs if attempts(run.path) and choice.attempt in (None, *attempts(run.path))]
         if having:
@@ -90,20 +92,20 @@ def _runs(folder: JobFolder, choice: Choice) -> list[RunDirectory]:
 
 
 class Follower:
-    """Reads the logs of all nodes, and of the lives that come, until the job has ended."""
+    """Reads the logs of all nodes, and of the starts that come, until the job has ended."""
 
     def __init__(self, home: Home, folder: JobFolder, choice: Choice) -> None:
         self._home, self._folder, self._choice = home, folder, choice
         self._news: queue.Queue[Text | None] = queue.Queue(_KEPT)
         self._read: set[Path] = set()
         self._active = 0
-        self._over: set[str] = set()  # lives that have ended
+        self._over: set[str] = set()  # starts that have ended
 
     def read(self) -> Iterator[Text]:
         """The lines as they come."""
         is_first, is_over = True, False
         while True:
-            self._over = {str(life) for life in self._folder.lives if self._folder.outcome(life) is not None}
+            self._over = {str(start) for start in self._folder.starts if self._folder.outcome(start) is not None}
             is_over = is_over or self._has_ended()
             self._begin(is_first)
             is_first = False
@@ -125,28 +127,30 @@ class Follower:
         return found is None or found["state"] in records.FINAL
 
     def _begin(self, is_first: bool) -> None:
-        """Start to read what has come: at first the chosen lines of the last life, then all of the later ones."""
-        lives = view.runs_of(self._folder)
+        """Start to read what has come: at first the chosen lines of the last start, then all of the later ones."""
+        starts = view.runs_of(self._folder)
         if self._choice.attempt is not None:
             runs = _runs(self._folder, self._choice)
-            lives = [(life, those) for life, those in lives if those and those[0] in runs]
-        for life, runs in lives[-1:] if is_first else lives:
+            starts = [(start, those) for start, those in starts if those and those[0] in runs]
+        for start, runs in starts[-1:] if is_first else starts:
             for run in runs:
                 if run.path not in self._read:
                     choice = self._choice if is_first else replace(self._choice, since=None, tail=None)
-                    self._start(run, str(life), choice)
+                    self._start(run, str(start), choice)
         if is_first:
-            self._read.update(run.path for _, runs in lives for run in runs)
+            self._read.update(run.path for _, runs in starts for run in runs)
 
-    def _start(self, run: RunDirectory, life: str, choice: Choice) -> None:
+    def _start(self, run: RunDirectory, start: str, choice: Choice) -> None:
         self._read.add(run.path)
         self._active += 1
-        threading.Thread(target=self._follow, args=(run, lambda: self._is_past(run, life), choice), daemon=True).start()
+        threading.Thread(
+            target=self._follow, args=(run, lambda: self._is_past(run, start), choice), daemon=True
+        ).start()
 
-    def _is_past(self, run: RunDirectory, life: str) -> bool:
+    def _is_past(self, run: RunDirectory, start: str) -> bool:
         """Whether nothing is written to a run directory any more."""
         state = (run.read_status() or {}).get("state")
-        return state in records.FINAL or life in self._over
+        return state in records.FINAL or start in self._over
 
     def _follow(self, run: RunDirectory, is_over: Callable[[], bool], choice: Choice) -> None:
         try:

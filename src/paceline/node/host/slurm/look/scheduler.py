@@ -12,8 +12,8 @@ from . import accounts, reasons
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from paceline.contract.job_record import JobRecord
-    from paceline.node.host.slurm.job_folder import JobFolder, Life
+    from paceline.contract.records import JobRecord
+    from paceline.node.host.slurm.job_folder import JobFolder, Start
     from paceline.node.journal.fold import Result
 
     from .queue import Entry, Queue
@@ -56,7 +56,7 @@ class SlurmJob:
 
     def unstarted(self) -> Scheduler:
         """The report if no node has written anything yet."""
-        outcomes = map(self._folder.outcome, self._folder.lives)
+        outcomes = map(self._folder.outcome, self._folder.starts)
         if self._is_allocated and (outcome := next(filter(None, outcomes), None)) is not None:
             result: Result = "STOPPED" if self._is_stopped else outcome.get("state") or "FAILED"
             return Scheduler("ended", outcome.get("why"), result, _code(result), float(outcome["time"]))
@@ -102,50 +102,50 @@ class SlurmJob:
 
     # -- once a node has written something -----------------------------------------------------------------------------
 
-    def started(self, life: Life, seen: JobRecord) -> Scheduler | None:
+    def started(self, start: Start, seen: JobRecord) -> Scheduler | None:
         """The report of a job that has started; None if Slurm says nothing that the nodes do not know better.
 
         Args:
-            life: its last start.
+            start: its last start.
             seen: the record by its nodes alone.
         """
-        outcome = self._folder.outcome(life)
+        outcome = self._folder.outcome(start)
         if outcome is not None:
-            return self._decided(life, outcome)
+            return self._decided(start, outcome)
         if seen["state"] == "SUCCEEDED":
             return None
         over = seen["state"] in FINAL
         if self._queue.elsewhere(self._job):
-            return Scheduler("running") if over and not self._is_silent(life) else None
+            return Scheduler("running") if over and not self._is_silent(start) else None
         entry = self.entry()
         if self._is_allocated:
-            return self._of_step(life, seen, entry)
-        if entry is not None and entry.id == life.id and entry.restarts <= life.restarts and not entry.is_over:
+            return self._of_step(start, seen, entry)
+        if entry is not None and entry.id == start.id and entry.restarts <= start.restarts and not entry.is_over:
             return Scheduler("suspended", _SUSPENDED) if entry.state == "SUSPENDED" else Scheduler("running")
         if entry is not None and not entry.is_over:  # Slurm has requeued it, or another one goes on
             return self._again(entry)
-        if entry is None and not self._is_known_gone(max(self._begun(life), self._asked_since())):
+        if entry is None and not self._is_known_gone(max(self._begun(start), self._asked_since())):
             return Scheduler("running") if over else None
-        return self._gone(life, entry)
+        return self._gone(start, entry)
 
-    def _of_step(self, life: Life, seen: JobRecord, entry: Entry | None) -> Scheduler | None:
+    def _of_step(self, start: Start, seen: JobRecord, entry: Entry | None) -> Scheduler | None:
         """The report of a job in an allocation of its user, before its step has ended."""
         over = entry if entry is not None and entry.is_over else None
         if seen["state"] in FINAL:
-            is_late = self._is_silent(life)
+            is_late = self._is_silent(start)
             is_ours = seen["state"] != "STOPPED" or self._is_stopped  # else it was stopped with Slurm's commands
             if is_ours or (is_late and over is None):
                 return None
-            return self._gone(life, over) if is_late else Scheduler("running", "its step ends")
-        is_gone = self._is_known_gone(self._begun(life)) if entry is None else entry.restarts > life.restarts
-        return self._gone(life, over) if is_gone or over is not None else None
+            return self._gone(start, over) if is_late else Scheduler("running", "its step ends")
+        is_gone = self._is_known_gone(self._begun(start)) if entry is None else entry.restarts > start.restarts
+        return self._gone(start, over) if is_gone or over is not None else None
 
-    def _is_silent(self, life: Life) -> bool:
+    def _is_silent(self, start: Start) -> bool:
         """Whether its nodes have written nothing for so long that its batch script says nothing any more."""
-        last = max((_time(run.status) for run in self._folder.runs(life)), default=0.0)
+        last = max((_time(run.status) for run in self._folder.runs(start)), default=0.0)
         return self._queue.is_past(last, _CLOSING)
 
-    def _decided(self, life: Life, outcome: dict[str, Any]) -> Scheduler:
+    def _decided(self, start: Start, outcome: dict[str, Any]) -> Scheduler:
         """The report of a start that has ended, with what its batch script has decided."""
         time = float(outcome["time"])
         if not outcome.get("next"):
@@ -154,8 +154,8 @@ class SlurmJob:
         why = str(outcome["why"])
         if self._queue.elsewhere(self._job):
             return Scheduler("restarting", why)
-        entry, decided = self.entry(), _time(self._folder.of(life) / "outcome.json")
-        is_old = entry is not None and entry.id == life.id and entry.restarts <= life.restarts
+        entry, decided = self.entry(), _time(self._folder.of(start) / "outcome.json")
+        is_old = entry is not None and entry.id == start.id and entry.restarts <= start.restarts
         if entry is None and not self._is_known_gone(max(decided, self._asked_since())):
             return Scheduler("restarting", why)
         if entry is not None and (not entry.is_over or (is_old and not self._queue.knows_since(decided))):
@@ -173,14 +173,14 @@ class SlurmJob:
             why = f"{why}; {reasons.waiting(entry.reason, entry.id, entry.start)}"
         return Scheduler("restarting", why)
 
-    def _gone(self, life: Life, entry: Entry | None) -> Scheduler:
+    def _gone(self, start: Start, entry: Entry | None) -> Scheduler:
         """The report of a start that ended, and whose batch script could not say anything."""
         if self._is_stopped:
             return Scheduler("ended", result="STOPPED")
-        kept = self._folder.accounted(str(life))
+        kept = self._folder.accounted(str(start))
         if entry is not None:
             accounts.keep(entry.state, kept)
-        word = entry.state if entry is not None else accounts.state_of(life.id, kept)
+        word = entry.state if entry is not None else accounts.state_of(start.id, kept)
         if word in ("", "FAILED") or (word == "COMPLETED" and self._is_allocated):
             return Scheduler("ended")
         ended = reasons.ended(word)
@@ -208,8 +208,8 @@ class SlurmJob:
         """Whether Slurm has answered later than this, and did not name it."""
         return self._queue.knows_since(since)
 
-    def _begun(self, life: Life) -> float:
-        return _time(self._folder.of(life)) + _SHORTLY
+    def _begun(self, start: Start) -> float:
+        return _time(self._folder.of(start)) + _SHORTLY
 
     def _last_change(self) -> float:
         """When the last thing happened to the job, by the clock of the disk."""

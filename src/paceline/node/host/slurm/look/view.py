@@ -21,8 +21,8 @@ from .scheduler import SlurmJob
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from paceline.contract.job_record import JobFacts, JobRecord
-    from paceline.node.host.slurm.job_folder import JobFolder, Life
+    from paceline.contract.records import JobFacts, JobRecord
+    from paceline.node.host.slurm.job_folder import JobFolder, Start
     from paceline.node.journal.fold import Part, Report
     from paceline.node.rundir.directory import RunDirectory
 
@@ -43,48 +43,50 @@ def record(folder: JobFolder, queue: Queue) -> SlurmRecord | None:
     job = read_json(folder.job)
     if job is None:
         return None
-    slurm, life = SlurmJob(folder, job, queue), _last(folder)
-    if life is None:
+    slurm, start = SlurmJob(folder, job, queue), _last(folder)
+    if start is None:
         facts, entry = _facts(folder, job, []), slurm.entry()
         facts["queue"] = facts["queue"] if entry is None else entry.partition
         found = fold(facts, [], slurm.unstarted())
     else:
-        found = _of_life(folder, job, life, slurm)
+        found = _of_start(folder, job, start, slurm)
     return {**found, "external_id": (folder.ids or [""])[-1], "job_id": job["job_id"]}
 
 
-def _of_life(folder: JobFolder, job: dict[str, Any], life: Life, slurm: SlurmJob) -> JobRecord:
+def _of_start(folder: JobFolder, job: dict[str, Any], start: Start, slurm: SlurmJob) -> JobRecord:
     """The record of a job that has started, by its last start."""
-    reports, refusals = _reports(folder, life, alive=folder.outcome(life) is None)
+    reports, refusals = _reports(folder, start, alive=folder.outcome(start) is None)
     facts = _facts(folder, job, reports)
     parts = _parts(reports, refusals)
-    word = slurm.started(life, fold(facts, parts))
+    word = slurm.started(start, fold(facts, parts))
     if word is not None and word.state == "ended":  # then no agent runs any more
-        parts = _parts(_reports(folder, life, alive=False)[0], refusals)
+        parts = _parts(_reports(folder, start, alive=False)[0], refusals)
     return fold(facts, parts, word)
 
 
-def _last(folder: JobFolder) -> Life | None:
+def _last(folder: JobFolder) -> Start | None:
     """The last start of which a node, or its batch script, has written something."""
     written = (
-        life for life in reversed(folder.lives) if folder.runs(life) or folder.refusals(life) or folder.outcome(life)
+        start
+        for start in reversed(folder.starts)
+        if folder.runs(start) or folder.refusals(start) or folder.outcome(start)
     )
     return next(written, None)
 
 
-def ended(folder: JobFolder, life: Life) -> JobRecord | None:
+def ended(folder: JobFolder, start: Start) -> JobRecord | None:
     """The record of a start whose agents have ended, by its nodes alone; None if none has written anything."""
-    reports, _ = _reports(folder, life, alive=False)
+    reports, _ = _reports(folder, start, alive=False)
     return fold(reports[0]["job"], [report["part"] for report in reports]) if reports else None
 
 
-def _reports(folder: JobFolder, life: Life, *, alive: bool) -> tuple[list[Report], list[str]]:
+def _reports(folder: JobFolder, start: Start, *, alive: bool) -> tuple[list[Report], list[str]]:
     """What the nodes of a start have written, and why others refused the job."""
-    runs = folder.runs(life)
+    runs = folder.runs(start)
     lost = _lost(runs)
     found = [records.look(run.path, list, lambda run: alive and run.path not in lost) for run in runs]
     reports = [report for report in found if report is not None]
-    return sorted(reports, key=lambda report: order(report["part"])), folder.refusals(life)
+    return sorted(reports, key=lambda report: order(report["part"])), folder.refusals(start)
 
 
 def _parts(reports: list[Report], refusals: list[str]) -> list[Part]:
@@ -134,11 +136,11 @@ def _command(spec: dict[str, Any]) -> str:
     return " ".join(map(shlex.quote, map(str, words)))
 
 
-def is_requeued(folder: JobFolder, life: Life, queue: Queue) -> bool:
+def is_requeued(folder: JobFolder, start: Start, queue: Queue) -> bool:
     """Whether Slurm has taken the nodes of a start and starts the job again; agents that it killed do not say so."""
     job = read_json(folder.job)
     entry = SlurmJob(folder, job, queue).entry() if job is not None else None
-    return entry is not None and not entry.is_over and entry.id == life.id and entry.restarts > life.restarts
+    return entry is not None and not entry.is_over and entry.id == start.id and entry.restarts > start.restarts
 
 
 def refuse_elsewhere(folder: JobFolder, queue: Queue) -> None:
@@ -151,6 +153,6 @@ def refuse_elsewhere(folder: JobFolder, queue: Queue) -> None:
         raise Refused(f"job {folder.name} cannot be reached: {elsewhere}; go to a login node of its cluster")
 
 
-def runs_of(folder: JobFolder) -> list[tuple[Life, list[RunDirectory]]]:
-    """The run directories of all lives of a job, the newest life last."""
-    return [(life, runs) for life in folder.lives if (runs := folder.runs(life))]
+def runs_of(folder: JobFolder) -> list[tuple[Start, list[RunDirectory]]]:
+    """The run directories of all starts of a job, the newest start last."""
+    return [(start, runs) for start in folder.starts if (runs := folder.runs(start))]

@@ -37,14 +37,14 @@ _BODY = """
 # One agent on each node. The agents start the ranks, and end with the job's exit code.
 # Each rank runs: {program}
 job={job}
-life="$job/lives/$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}"
+start="$job/lives/$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}"
 export SLURM_EXPORT_ENV=ALL
 export number=${{SLURM_ARRAY_TASK_ID:+${{SLURM_ARRAY_JOB_ID}}_}}${{SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}}
 heard=
 # Slurm sends USR2 before the time limit: all nodes are asked to save and to stop.
-trap 'heard=1; echo limit > "$life/warned"; scancel --quiet --signal=TERM "$number"' USR2
+trap 'heard=1; echo limit > "$start/warned"; scancel --quiet --signal=TERM "$number"' USR2
 trap 'heard=1' TERM CONT
-mkdir -p "$life"
+mkdir -p "$start"
 sees='{sees}'
 srun {srun} sh -c "$sees" "$job" {task} "$job" &
 started=$!

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from paceline.contract.job_record import JobRecord
+    from paceline.contract.records import JobRecord
     from paceline.node.host.slurm.job_folder import JobFolder
     from paceline.node.logs.live import Update
     from paceline.node.rundir.directory import RunDirectory
@@ -159,8 +159,8 @@ class _Following:
 
     def _look(self, is_over: bool) -> None:
         """Follow the nodes that have come, and no longer those that have ended."""
-        for life, runs in view.runs_of(self._folder):
-            has_ended = is_over or self._folder.outcome(life) is not None
+        for start, runs in view.runs_of(self._folder):
+            has_ended = is_over or self._folder.outcome(start) is not None
             for run in runs:
                 if run.path not in self._followed:
                     self._start(run)

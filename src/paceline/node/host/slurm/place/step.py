@@ -22,14 +22,14 @@ from paceline.contract import GIT_CREDENTIALS
 from paceline.node import ENTRY
 from paceline.node.errors import Refused
 from paceline.node.files import write_json
-from paceline.node.host.slurm.job_folder import JobFolder, current_life
+from paceline.node.host.slurm.job_folder import JobFolder, current_start
 
 from .batch_script import SEES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline.node.host.slurm.job_folder import Life
+    from paceline.node.host.slurm.job_folder import Start
 
 # Set in all that such a job starts, to the number of its allocation: a `paceline run` there must not start it again.
 WITHIN = "PACELINE_ALLOCATION"
@@ -76,10 +76,10 @@ def start(folder: JobFolder, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
 
 def main(path: str) -> int:
     """Run the step of the job with this folder; returns its exit code."""
-    folder, life = JobFolder(Path(path)), current_life()
+    folder, start = JobFolder(Path(path)), current_start()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # it is to say how the step ended, however that is
         signal.signal(number, lambda *_: None)
-    folder.of(life).mkdir(parents=True, exist_ok=True)
+    folder.of(start).mkdir(parents=True, exist_ok=True)
     step = subprocess.Popen(shlex.split(folder.script.read_text(), comments=True), stdin=subprocess.DEVNULL)
     threading.Thread(target=_stop_with_client, args=(folder,), daemon=True).start()
     is_told = False
@@ -88,11 +88,11 @@ def main(path: str) -> int:
             code = step.wait(_LOOK)
             break
         except subprocess.TimeoutExpired:
-            if not is_told and folder.is_stopped and folder.step(life) is None:
+            if not is_told and folder.is_stopped and folder.step(start) is None:
                 step.terminate()  # it still waits for its nodes
                 is_told = True
     with contextlib.suppress(OSError):  # the job was deleted
-        write_json(folder.of(life) / "outcome.json", {**_outcome(folder, life, code), "time": time.time()})
+        write_json(folder.of(start) / "outcome.json", {**_outcome(folder, start, code), "time": time.time()})
     return code
 
 
@@ -107,16 +107,16 @@ def _stop_with_client(folder: JobFolder) -> None:
         stop(folder, now=False)
 
 
-def _outcome(folder: JobFolder, life: Life, code: int) -> dict[str, Any]:
+def _outcome(folder: JobFolder, start: Start, code: int) -> dict[str, Any]:
     """How the step ended, if its nodes do not say that."""
     from paceline.node.failure import TIMED_OUT
     from paceline.node.host.slurm.end.finish import why_unheard
     from paceline.node.host.slurm.end.own_job import shown_by_slurm
     from paceline.node.host.slurm.look import reasons, view
 
-    found = view.ended(folder, life)
+    found = view.ended(folder, start)
     state = found["state"] if found else None
-    if state in ("SUCCEEDED", "FAILED") or folder.refusals(life):
+    if state in ("SUCCEEDED", "FAILED") or folder.refusals(start):
         return {"next": None}
     if folder.is_stopped:
         return {"next": None, "state": "STOPPED"}

@@ -116,7 +116,7 @@ def _undo(jobs: Jobs, folders: list[JobFolder], number: str) -> None:
         cancel(number, _LAST)
     queue, identity = Queue(jobs.root, 0.0, SECONDS), folders[0].identity(folders[0].read())
     is_over = all(entry.is_over for entry in queue.of(identity)) and queue.problem is None
-    if is_over and not any(folder.lives for folder in folders):
+    if is_over and not any(folder.starts for folder in folders):
         for folder in folders:
             with contextlib.suppress(Refused):
                 jobs.remove(folder)

@@ -18,7 +18,7 @@ from paceline.contract import TOKEN, ContractError
 from paceline.contract.slurm import SlurmContract, agreed_port
 from paceline.node.errors import Refused
 from paceline.node.host.slurm.call import call
-from paceline.node.host.slurm.job_folder import JobFolder, current_life, own_number
+from paceline.node.host.slurm.job_folder import JobFolder, current_start, own_number
 from paceline.node.machine import volumes
 from paceline.node.spec import CURRENT_SECONDS
 from paceline.node.store import make
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from paceline.contract import Placement
-    from paceline.node.host.slurm.job_folder import Life
+    from paceline.node.host.slurm.job_folder import Start
 
 _LEAST_LOOK, _LOOK = 0.02, 0.2  # seconds between two looks at what another machine writes, at first and later
 _NOTING = 30.0  # seconds in which who has submitted a Slurm job notes its number
@@ -40,18 +40,18 @@ _ALIASES = ("SLURM_LAUNCH_NODE_IPADDR",)  # where srun runs: on the first node, 
 
 def main(path: str) -> NoReturn:
     """Run this node's part of the job with this folder."""
-    folder, life, placement = JobFolder(Path(path)), current_life(), _placement()
-    part = folder.part(life, placement.node_rank)
+    folder, start, placement = JobFolder(Path(path)), current_start(), _placement()
+    part = folder.part(start, placement.node_rank)
     try:
-        _claim(folder, life)
+        _claim(folder, start)
         if placement.node_rank == 0:  # before it looks for a stop: who stops the job does it the other way round
             with contextlib.suppress(OSError):
-                (folder.of(life) / "step").write_text(os.environ["SLURM_STEP_ID"])
+                (folder.of(start) / "step").write_text(os.environ["SLURM_STEP_ID"])
         if folder.is_stopped:  # the signal came before this process
             sys.exit(128 + signal.SIGTERM)
         part.mkdir(parents=True, exist_ok=True)
-        _become(folder, life, placement)
-    except _Other as error:  # the life that may work says how the job is
+        _become(folder, start, placement)
+    except _Other as error:  # the start that may work says how the job is
         _give_up(f"{socket.gethostname()}: {error}")
     except Refused as error:
         why = f"{socket.gethostname()}: {error}"
@@ -63,17 +63,17 @@ def main(path: str) -> NoReturn:
 
 
 class _Other(Refused):
-    """It is not for this life to work on the job."""
+    """It is not for this start to work on the job."""
 
 
-def _claim(folder: JobFolder, life: Life) -> None:
-    """Make this the life that may work: Slurm starts a job elsewhere when it has lost a node, which may go on.
+def _claim(folder: JobFolder, start: Start) -> None:
+    """Make this the start that may work: Slurm starts a job elsewhere when it has lost a node, which may go on.
 
     Raises:
         _Other: another one may.
     """
     until, pause = time.monotonic() + _NOTING, _LEAST_LOOK
-    while not folder.has(life, own_number()):
+    while not folder.has(start, own_number()):
         if time.monotonic() > until:
             raise _Other(
                 f"Slurm job {own_number()} is none of the job {folder.name}, whose script it has; to run that again:"
@@ -81,9 +81,9 @@ def _claim(folder: JobFolder, life: Life) -> None:
             )
         time.sleep(pause)  # the kernel does not report what other machines write
         pause = min(2 * pause, _LOOK)
-    newer = folder.take_over(life)
+    newer = folder.take_over(start)
     if newer is not None:
-        raise _Other(f"Slurm has started the job {folder.name} again meanwhile, as {newer}; this start, {life}, ends")
+        raise _Other(f"Slurm has started the job {folder.name} again meanwhile, as {newer}; this start, {start}, ends")
 
 
 def _give_up(why: str) -> NoReturn:
@@ -115,30 +115,30 @@ def _placement() -> Placement:
     return found
 
 
-def _become(folder: JobFolder, life: Life, placement: Placement) -> NoReturn:
+def _become(folder: JobFolder, start: Start, placement: Placement) -> NoReturn:
     stored = folder.read()
     job: dict[str, Any] = {**stored["node"], "node_rank": placement.node_rank}
     job["queue"] = os.environ.get("SLURM_JOB_PARTITION")
     if placement.node_rank == 0:  # whom the others wait for
-        _await_end(folder, life)
+        _await_end(folder, start)
     hosts = _hosts()
     node = os.environ.get("SLURMD_NODENAME") or hosts[placement.node_rank]
-    (folder.part(life, placement.node_rank) / "node").write_text(node)
+    (folder.part(start, placement.node_rank) / "node").write_text(node)
     if len(hosts) > 1 or str(job["nodes"]) != "1":
         is_allocated = stored.get("allocation") is not None
         job["main_address"] = _address(placement.main_address, () if is_allocated else _ALIASES)
-        job["main_port"] = agreed_port(life.id, f"{life.restarts}.{os.environ['SLURM_STEP_ID']}")
+        job["main_port"] = agreed_port(start.id, f"{start.restarts}.{os.environ['SLURM_STEP_ID']}")
         if placement.node_rank == 0:
             _check_free(job["main_port"], folder.name)
-    home = Home(folder.path.parent.parent, folder.part(life, placement.node_rank), is_remote=True)
+    home = Home(folder.path.parent.parent, folder.part(start, placement.node_rank), is_remote=True)
     work = job["working_dir"]
     order = Order(
         job,
         data=[volumes.find(source, str(home.root), work) for source in stored["data"]],
         job_id=stored["job_id"],
         hosts=tuple(hosts),
-        first_attempt=_first_attempt(folder, life),
-        current=(str(folder.of(life) / "followed"), ""),
+        first_attempt=_first_attempt(folder, start),
+        current=(str(folder.of(start) / "followed"), ""),
         stop_file=str(folder.stop),
         terminal=stored["terminal"],
         secrets={name: os.environ[name] for name in job["secrets"] if name in os.environ},
@@ -163,9 +163,9 @@ def _check_free(port: int, name: str) -> None:
         ) from None
 
 
-def _await_end(folder: JobFolder, life: Life) -> None:
-    """Wait for agents of the lives before that may still run, until they have seen that this one has taken over."""
-    before = [other for other in folder.claimed if folder.follower(other) == str(life)]
+def _await_end(folder: JobFolder, start: Start) -> None:
+    """Wait for agents of the starts before that may still run, until they have seen that this one has taken over."""
+    before = [other for other in folder.claimed if folder.follower(other) == str(start)]
     until = time.monotonic() + 2 * CURRENT_SECONDS + _LOOK
     while time.monotonic() < until and not all(map(folder.is_over, before)):
         time.sleep(_LOOK)  # the kernel does not report what other machines write
@@ -189,11 +189,11 @@ def _address(name: str, others: Sequence[str]) -> str:
     return name
 
 
-def _first_attempt(folder: JobFolder, life: Life) -> int:
-    """The number after the last attempt of the lives before."""
+def _first_attempt(folder: JobFolder, start: Start) -> int:
+    """The number after the last attempt of the starts before."""
     last = -1
-    for other in folder.lives:
-        if other == life:
+    for other in folder.starts:
+        if other == start:
             continue
         for run in folder.runs(other):
             status = run.read_status() or {}

@@ -20,7 +20,7 @@ from tests.conftest import GENEROUS, eventually
 
 from paceline.node.host.slurm import job_folders, roles
 from paceline.node.host.slurm.end import finish
-from paceline.node.host.slurm.job_folder import JobFolder, Life
+from paceline.node.host.slurm.job_folder import JobFolder, Start
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.look.queue import Queue
 from paceline.node.host.slurm.place import check_task, task
@@ -32,7 +32,7 @@ from paceline.node.rundir.directory import RunDirectory
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-LIVES = [Life("90", 0), Life("90", 1), Life("7", 0), Life("7", 1)]  # of a chain whose numbers have begun again
+STARTS = [Start("90", 0), Start("90", 1), Start("7", 0), Start("7", 1)]  # of a chain whose numbers have begun again
 
 
 def made(root: Path, ids: tuple[str, ...] = ("90", "7")) -> JobFolder:
@@ -47,19 +47,19 @@ def made(root: Path, ids: tuple[str, ...] = ("90", "7")) -> JobFolder:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from(LIVES), min_size=1, max_size=8))
-def test_the_newest_life_works_however_late_others_come(order: list[Life]) -> None:
+@given(st.lists(st.sampled_from(STARTS), min_size=1, max_size=8))
+def test_the_newest_start_works_however_late_others_come(order: list[Start]) -> None:
     with TemporaryDirectory() as root:
         folder = made(Path(root))
-        answers = [folder.take_over(life) for life in order]
-        newest = max(order, key=LIVES.index)
-        assert folder.claimed == sorted(set(order), key=LIVES.index)
+        answers = [folder.take_over(start) for start in order]
+        newest = max(order, key=STARTS.index)
+        assert folder.claimed == sorted(set(order), key=STARTS.index)
         assert folder.follower(newest) == ""
-        for number, (life, answer) in enumerate(zip(order, answers, strict=True)):
-            before = max(order[: number + 1], key=LIVES.index)
-            assert answer == (None if life == before else before)
-            may_work = answer is None and not folder.follower(life)
-            assert may_work == (life == newest), "an agent of another one ends, or was refused"
+        for number, (start, answer) in enumerate(zip(order, answers, strict=True)):
+            before = max(order[: number + 1], key=STARTS.index)
+            assert answer == (None if start == before else before)
+            may_work = answer is None and not folder.follower(start)
+            assert may_work == (start == newest), "an agent of another one ends, or was refused"
 
 
 @pytest.fixture
@@ -83,29 +83,29 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
     return start
 
 
-def test_a_late_task_of_an_old_life_refuses_to_work(
+def test_a_late_task_of_an_old_start_refuses_to_work(
     tmp_path: Path, started: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = made(tmp_path)
-    assert folder.take_over(Life("7", 0)) is None
+    assert folder.take_over(Start("7", 0)) is None
     started("90", "3")
     with pytest.raises(SystemExit) as ended:
         roles.main("slurm", str(folder.path))
     assert ended.value.code == 2
     assert "Slurm has started the job it again meanwhile, as 7.0; this start, 90.3, ends" in capsys.readouterr().err
-    assert folder.follower(Life("7", 0)) == "" and folder.refusals(Life("90", 3)) == []
+    assert folder.follower(Start("7", 0)) == "" and folder.refusals(Start("90", 3)) == []
     assert (tmp_path / "cancelled").read_text() == "--quiet --signal=TERM 90.0\n"
 
 
-def test_an_old_life_decides_nothing(tmp_path: Path, started: Callable[[str, str], None]) -> None:
+def test_an_old_start_decides_nothing(tmp_path: Path, started: Callable[[str, str], None]) -> None:
     folder = made(tmp_path)
-    folder.take_over(Life("90", 0))
-    folder.take_over(Life("90", 1))
+    folder.take_over(Start("90", 0))
+    folder.take_over(Start("90", 1))
     started("90", "0")
     folder.stop.touch()
     assert finish.decide(str(folder.path), "143") == 1
-    assert (folder.outcome(Life("90", 0)) or {})["next"] is None
-    assert not (tmp_path / "cancelled").exists(), "its Slurm job is that of the new life"
+    assert (folder.outcome(Start("90", 0)) or {})["next"] is None
+    assert not (tmp_path / "cancelled").exists(), "its Slurm job is that of the new start"
 
 
 def test_a_slurm_job_of_somebody_else_with_the_same_script(
@@ -113,12 +113,12 @@ def test_a_slurm_job_of_somebody_else_with_the_same_script(
 ) -> None:
     folder = made(tmp_path)
     started("555", "0")
-    folder.of(Life("555", 0)).mkdir()  # its batch script makes it
+    folder.of(Start("555", 0)).mkdir()  # its batch script makes it
     with pytest.raises(SystemExit) as ended:
         roles.main("slurm", str(folder.path))
     assert ended.value.code == 2
     assert "Slurm job 555 is none of the job it, whose script it has" in capsys.readouterr().err
-    assert folder.lives == []
+    assert folder.starts == []
     assert finish.decide(str(folder.path), "2") == 2
     assert list((folder.path / "lives").iterdir()) == []
 
@@ -133,29 +133,29 @@ def test_a_number_that_is_noted_late(
     threading.Timer(0.2, folder.add_id, ["555"]).start()
     with pytest.raises(SystemExit) as ended:
         roles.main("slurm", str(folder.path))
-    assert ended.value.code == 143 and folder.claimed == [Life("555", 0)]
+    assert ended.value.code == 143 and folder.claimed == [Start("555", 0)]
 
 
-def test_when_a_life_is_over(tmp_path: Path) -> None:
-    folder, life = made(tmp_path), Life("90", 0)
-    folder.take_over(life)
-    assert not folder.is_over(life), "its nodes may be about to make their run directories"
+def test_when_a_start_is_over(tmp_path: Path) -> None:
+    folder, start = made(tmp_path), Start("90", 0)
+    folder.take_over(start)
+    assert not folder.is_over(start), "its nodes may be about to make their run directories"
     for rank in (0, 1):
-        run = RunDirectory(folder.part(life, rank) / "it")
+        run = RunDirectory(folder.part(start, rank) / "it")
         run.path.mkdir(parents=True)
         run.spec.write_text("{}")
         run.status.write_text('{"state": "STOPPED"}')
-        assert folder.is_over(life)
+        assert folder.is_over(start)
     run.status.write_text('{"state": "RUNNING"}')
-    assert not folder.is_over(life)
-    folder.part(life, 2).mkdir()
+    assert not folder.is_over(start)
+    folder.part(start, 2).mkdir()
     run.status.write_text('{"state": "FAILED"}')
-    assert not folder.is_over(life), "one node has not made its run directory"
-    (folder.part(life, 2) / "refused").write_text("no GPU")
-    assert folder.is_over(life)
-    (folder.of(life) / "outcome.json").write_text('{"next": null}')
-    (folder.part(life, 3)).mkdir()
-    assert folder.is_over(life)
+    assert not folder.is_over(start), "one node has not made its run directory"
+    (folder.part(start, 2) / "refused").write_text("no GPU")
+    assert folder.is_over(start)
+    (folder.of(start) / "outcome.json").write_text('{"next": null}')
+    (folder.part(start, 3)).mkdir()
+    assert folder.is_over(start)
 
 
 # -- NFS ---------------------------------------------------------------------------------------------------------------
@@ -205,12 +205,12 @@ def elsewhere(path: Path, text: str) -> None:
 
 
 def test_what_other_machines_write_is_seen_at_once(tmp_path: Path, forgetful: set[str]) -> None:
-    folder, life = made(tmp_path, ids=()), Life("90", 0)
+    folder, start = made(tmp_path, ids=()), Start("90", 0)
 
     def seen() -> list[Any]:
         return [
-            folder.is_stopped, folder.ids, folder.outcome(life), folder.step(life), folder.node(life, 0),
-            folder.refusals(life), folder.follower(life), len(folder.runs(life)),
+            folder.is_stopped, folder.ids, folder.outcome(start), folder.step(start), folder.node(start, 0),
+            folder.refusals(start), folder.follower(start), len(folder.runs(start)),
         ]  # fmt: skip
 
     assert seen() == [False, [], None, None, "", [], "", 0]
