@@ -6,6 +6,7 @@ broadcast is averaged, and so is that of the sum in reducescatter multiplied by 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,31 +16,35 @@ from torch import Tensor
 from paceline.horovod.common.basics import rank
 from paceline.horovod.engine.negotiation import AVERAGE, SUM
 
+from .compression import Compression
 from .handles import Call, Result, check_tensor, submit, synchronize
 
 
 def differentiable(call: Call[Result]) -> Result:
     """Do an operation, and wait for its results, through which gradients flow."""
-    for tensor in call.tensors:
-        check_tensor(call.kind, tensor)
-    small, contexts = zip(*map(call.compression.compress, call.tensors), strict=True)
-    results: Any = _apply(call, small)
+    tensors, call.tensors = call.tensors, ()  # autograd keeps the call, and must not keep these
+    results: Any
+    if call.compression is Compression.none:
+        results = _apply(call, tensors)
+    else:
+        for tensor in tensors:
+            check_tensor(call.kind, tensor)
+        small, contexts = zip(*map(call.compression.compress, tensors), strict=True)
+        results = list(map(call.compression.decompress, _apply(call, small), contexts))
     if call.kind == "alltoall":
         return results if call.splits is not None else results[0]  # type: ignore[no-any-return]
-    results = [call.compression.decompress(*each) for each in zip(results, contexts, strict=True)]
-    return results if call.grouped else results[0]  # type: ignore[no-any-return]
+    return list(results) if call.grouped else results[0]  # type: ignore[return-value]
 
 
-def _apply(call: Call[Any], tensors: Any, **changes: Any) -> tuple[Tensor, ...]:
-    """The results for these tensors; a gradient's operation has no name of its own."""
-    return _Collective.apply(replace(call, tensors=(), **changes), *tensors)  # type: ignore[no-any-return, no-untyped-call]
+def _apply(call: Call[Any], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return _Collective.apply(call, *tensors)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Collective(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call[Any], *tensors: Tensor) -> Any:
+        results = synchronize(submit(call, tensors))
         ctx.call, ctx.shapes = call, [tensor.shape for tensor in tensors]
-        results = synchronize(submit(replace(call, tensors=tensors)))
         if call.kind == "alltoall":
             ctx.received = results[1].cpu().to(torch.int32)
             ctx.mark_non_differentiable(results[1])
@@ -48,7 +53,8 @@ class _Collective(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return None, *_GRADIENTS[ctx.call.kind](ctx, replace(ctx.call, name=None), grads)
+        unnamed = replace(ctx.call, name=None)
+        return None, *_GRADIENTS[unnamed.kind](ctx, unnamed, grads)
 
 
 def _of_allreduce(ctx: Any, call: Call[Any], grads: tuple[Tensor, ...]) -> Any:
@@ -73,7 +79,7 @@ def _of_broadcast(ctx: Any, call: Call[Any], grads: tuple[Tensor, ...]) -> Any:
 
 def _of_alltoall(ctx: Any, call: Call[Any], grads: tuple[Tensor, ...]) -> Any:
     """The gradients of the rows that were sent; zero for rows that were not."""
-    back, _ = _apply(call, grads[:1], extra=tuple(ctx.received.tolist()), splits=ctx.received)
+    back, _ = _apply(replace(call, extra=tuple(ctx.received.tolist()), splits=ctx.received), grads[:1])
     missing = ctx.shapes[0][0] - back.shape[0]
     return [torch.cat([back, back.new_zeros((missing, *back.shape[1:]))]) if missing else back]
 

@@ -88,8 +88,8 @@ class Call(Generic[Result]):
     splits: Tensor | None = None
 
 
-def submit(call: Call[Any], *, in_place: bool = False) -> int:
-    """Submit an operation; returns its handle.
+def submit(call: Call[Any], tensors: Sequence[Tensor] | None = None, *, in_place: bool = False) -> int:
+    """Submit an operation, with other tensors if they are given; returns its handle.
 
     Raises:
         TypeError: a tensor or the process set is none, or a tensor is a DTensor.
@@ -97,9 +97,10 @@ def submit(call: Call[Any], *, in_place: bool = False) -> int:
         HorovodInternalError: Horovod was shut down, or a rank is gone.
     """
     engine = basics.engine()
+    tensors = call.tensors if tensors is None else tensors
     number = member_of(engine, call.process_set)
     described = []
-    for tensor in call.tensors:
+    for tensor in tensors:
         check_tensor(call.kind, tensor)
         if tensor.layout != torch.strided:
             raise ValueError(f"{call.kind} takes dense tensors, not {tensor.layout}; see sparse_allreduce_async")
@@ -109,7 +110,7 @@ def submit(call: Call[Any], *, in_place: bool = False) -> int:
         if tensor.dtype.is_complex and call.op not in (SUM, AVERAGE):
             raise ValueError(f"complex tensors are reduced with Sum or Average, not with {OP_NAMES[call.op]}")
         described.append((dtype, tuple(tensor.shape)))
-    is_cuda = any(tensor.is_cuda for tensor in call.tensors)
+    is_cuda = any(tensor.is_cuda for tensor in tensors)
     request = Request(
         call.kind,
         str(call.name) if call.name is not None else basics.unnamed(call.kind, number),
@@ -122,11 +123,11 @@ def submit(call: Call[Any], *, in_place: bool = False) -> int:
         "cuda" if is_cuda else "cpu",
         call.extra,
     )
-    inputs = [tensor.detach() for tensor in call.tensors]
+    inputs = [tensor.detach() for tensor in tensors]
     targets: list[Tensor] | None = None
     outputs: list[Tensor] | None = None
     if in_place:
-        targets, outputs = inputs, list(call.tensors)
+        targets, outputs = inputs, list(tensors)
     elif call.kind in _SAME_SHAPE:
         targets = outputs = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in inputs]
     entry = Entry(request, inputs, targets, outputs, call.grouped, call.splits)
