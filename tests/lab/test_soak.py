@@ -52,6 +52,7 @@ class Soak(Job):
         flags = "keep_alive_interval=1,keep_alive_max_attempt=5,join_timeout=60"
         self.submit(f"1:{len(self.hosts)}", restarts=1_000_000, times=flags, script=TRAIN)
         self.history[self.name] = {}
+        eventually(lambda: self._all_train([(-1, 0)]), "the job trains on all hosts: before, it needs node 0")
 
     def tell(self, *what: object) -> None:
         print(f"{time.time():.2f} {time.monotonic() - self.began:7.2f}", *what, flush=True)
