@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import costs, forked, needs, tiers, warm
+from tests import costs, forked, journals, needs, tiers, warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -201,6 +201,7 @@ def paceline(tmp_path: Path) -> Iterator[Paceline]:
     it = Paceline(tmp_path)
     yield it
     all_end(it.processes, "the job", it.home / "jobs")
+    journals.check(it.home / "jobs")
 
 
 @pytest.fixture(autouse=True)

@@ -240,7 +240,7 @@ def test_an_agent_is_killed_while_a_job_is_stopped(client: Client, nodes: str, v
     runs(client, hosts, 2)
     stopping = client.start("stop", "--on", "lab", "it")
     folders = [client.run_directory(host, "it") for host in hosts]
-    eventually(lambda: all('"stopping"' in (it / "events.jsonl").read_text() for it in folders), "it is being stopped")
+    eventually(lambda: all('"stopping"' in (it / "journal.jsonl").read_text() for it in folders), "it is being stopped")
     os.kill(json.loads((folders[victim] / "status.json").read_text())["agent"]["pid"], signal.SIGKILL)
     _, err = stopping.communicate()
     eventually(lambda: not any(host.processes() for host in hosts), "nothing is left")

@@ -12,7 +12,7 @@ from paceline.node.files import is_disk_full
 from paceline.node.rundir.directory import read_error
 
 if TYPE_CHECKING:
-    from paceline.node.journal.status import Failure
+    from paceline.node.journal.status import Cause, Failure
 
 TIMED_OUT = 124  # the exit code of a job that reached its time limit, as timeout(1) has it
 # What a rank prints if a peer is gone: such a failure is the consequence of another one.
@@ -23,7 +23,6 @@ _SYMPTOM = re.compile(
     r"DistStoreError|Gloo \w+ failed|preconditions? .*gloo|another rank of this machine is gone|rank \d+ is gone: ",
     re.IGNORECASE,
 )
-_LOSS = re.compile(r"node \d+ \([^)]*\)(, which coordinates the job,)? (is gone|did not answer)")
 # Signals that the end of a peer does not cause. SIGABRT is not among them: that is how watchdogs end a rank.
 _OWN_DEATH = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS}
 _TAIL_BYTES = 4096
@@ -49,36 +48,39 @@ def rank_failure(
     """What is known about a rank that ended with wait status `status` at monotonic time `ended`."""
     record = read_error(error)
     code, name = exit_code(status), ""
+    cause: Cause = "exit"
     text, is_traceback = _tail(log), False
     if record is not None:  # an exception ended it, whatever the exit status is
         ended = min(ended, record["time"])
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGTERM, signal.SIGKILL):
             code = 1  # it was stopped after the exception
         is_traceback = record.get("log_start") is not None
+        cause = "exception" if is_traceback else "exit"
         text = (_printed(log, record) or record["traceback"]) if is_traceback else text
         message = _headline(record["type"], record["message"]) if is_traceback else _first_line(record["message"])
         symptom = bool(_SYMPTOM.search(record["type"] + record["message"] + record["traceback"]))
     elif os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-        message = "killed: out of memory" if oom else f"killed by {name}"
+        cause = "out of memory" if oom else "signal"
+        message = f"killed: {cause}" if oom else f"killed by {name}"
         symptom = number not in _OWN_DEATH and bool(_SYMPTOM.search(text))
     else:
         message, symptom = f"exit code {code}", bool(_SYMPTOM.search(text))
         if code and is_disk_full(log.parent):  # then the rank could neither print nor record what happened
             message = f"{message}; no space is left on {host} in {log.parent}"
     return {
-        "rank": rank, "node": node, "host": host, "pid": pid, "exit_code": code, "signal": name, "oom": oom,
-        "message": message, "traceback": text, "has_traceback": is_traceback, "log": str(log), "symptom": symptom,
-        "ended": ended, "age": 0.0,
+        "cause": cause, "rank": rank, "node": node, "host": host, "pid": pid, "exit_code": code, "signal": name,
+        "oom": oom, "message": message, "traceback": text, "has_traceback": is_traceback, "log": str(log),
+        "symptom": symptom, "ended": ended, "age": 0.0,
     }  # fmt: skip
 
 
-def node_failure(node: int, host: str, message: str, exit_code: int = 1) -> Failure:
+def node_failure(node: int, host: str, cause: Cause, message: str, exit_code: int = 1) -> Failure:
     """The failure of a node, or of paceline's own process there, and of no rank."""
     return {
-        "rank": None, "node": node, "host": host, "pid": 0, "exit_code": exit_code, "signal": "", "oom": False,
-        "message": message, "traceback": "", "has_traceback": False, "log": "", "symptom": False,
+        "cause": cause, "rank": None, "node": node, "host": host, "pid": 0, "exit_code": exit_code, "signal": "",
+        "oom": False, "message": message, "traceback": "", "has_traceback": False, "log": "", "symptom": False,
         "ended": 0.0, "age": 0.0,
     }  # fmt: skip
 
@@ -98,11 +100,6 @@ def _headline(kind: str, message: str) -> str:
 
 def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
-
-
-def is_loss(message: str) -> bool:
-    """Whether a job failed with this message because it lost a node; `rendezvous` writes such messages."""
-    return _LOSS.match(message) is not None
 
 
 def _printed(log: Path, record: dict[str, Any]) -> str:

@@ -872,7 +872,7 @@ def test_the_index_is_the_users_alone(paceline: Paceline) -> None:
         os.umask(before)
 
 
-FILES = ("status.json", "job.json", "spec.json", "events.jsonl", "progress.json", "tensorboard.json", "lock")
+FILES = ("status.json", "job.json", "spec.json", "journal.jsonl", "progress.json", "tensorboard.json", "lock")
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 NESTED = '{"time": 1.0, "event": "x", "data": ' + "[" * 900 + "]" * 900 + "}"  # can be read, but not shown
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -68,7 +69,7 @@ def test_the_agent_of_a_job_was_killed(paceline: Paceline, is_recorded: bool) ->
         with open(paceline.home / "jobs" / "old" / "events.jsonl", "a") as events:
             failure = {"rank": 1, "message": "ValueError"}
             end = {"state": "FAILED", "exit_code": 7, "failure": failure, "others": []}
-            events.write(json.dumps({"time": 1795529563.5, "event": "finished", **end}) + "\n")
+            events.write(json.dumps({"time": time.time(), "event": "finished", **end}) + "\n")
     job = shown(paceline, "get", "old")
     assert (job["state"], job["exit_code"]) == ("FAILED", 7 if is_recorded else None)
     assert [rank["state"] for rank in job["instances"]] == ["FAILED"] * 2

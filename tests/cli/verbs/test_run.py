@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import pytest
+from tests import journals
 from tests.conftest import GENEROUS, eventually, free_port
 from tests.typed import refusal, typed
 
@@ -308,8 +309,7 @@ def test_run_directory(paceline: Paceline) -> None:
     status = json.loads((job / "status.json").read_text())
     assert status["state"] == "SUCCEEDED"
     assert [r["name"] for r in status["ranks"]] == ["mine-master-0", "mine-worker-0"]
-    events = [json.loads(line)["event"] for line in (job / "events.jsonl").read_text().splitlines()]
-    assert events == ["warm", "started", "unjoined", "finished"]
+    assert [event["event"] for event in journals.events(job)] == ["warm", "started", "unjoined", "finished"]
 
 
 def test_framework_is_found_in_what_the_script_imports(paceline: Paceline) -> None:

@@ -638,7 +638,7 @@ def test_a_snapshot_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "keep.tmp": "k",
     }
     files |= {"home/jobs/one/job.json": "{}", "code/own.py": "o"}
-    files |= {f"runs/one/{name}": "" for name in ("status.json", "spec.json", "events.jsonl", "rank-0.log")}
+    files |= {f"runs/one/{name}": "" for name in ("status.json", "spec.json", "journal.jsonl", "rank-0.log")}
     for name, text in files.items():
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_text(text)

@@ -182,7 +182,7 @@ def test_it_comes_and_goes_with_its_job(job: Paceline) -> None:
     assert job("tensorboard", "a").stdout == f"{url}\n"
     (job.folder / "go on").touch()
     assert job("wait", "a").returncode == 0
-    (event,) = [e for e in map(json.loads, (job.job() / "events.jsonl").open()) if e["event"] == "tensorboard"]
+    (event,) = [e for e in map(json.loads, (job.job() / "journal.jsonl").open()) if e["event"] == "tensorboard"]
     assert (event["url"], event["problem"]) == (url, "")
     eventually(lambda: not job.processes(), "all has ended")
     assert known(job, "a") is None
@@ -230,7 +230,7 @@ def test_one_that_fails_does_not_fail_the_job(job: Paceline) -> None:
     assert runs(job) == "not running: ImportError: no protobuf"
     (job.folder / "go on").touch()
     assert job("wait", "a").returncode == 0
-    (event,) = [e for e in map(json.loads, (job.job() / "events.jsonl").open()) if e["event"] == "tensorboard"]
+    (event,) = [e for e in map(json.loads, (job.job() / "journal.jsonl").open()) if e["event"] == "tensorboard"]
     assert (event["url"], event["problem"]) == (None, "ImportError: no protobuf")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import shutil
@@ -20,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests import journals
 from tests.conftest import GENEROUS, eventually
 from tests.late import job_spec
 
@@ -406,8 +406,7 @@ class Machine:
         return self.runs[job].status()
 
     def events(self, job: str) -> list[dict[str, Any]]:
-        lines = (self.home / "jobs" / job / "events.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        return journals.events(self.home / "jobs" / job)
 
     def order(self) -> list[str]:
         """The jobs in the order in which they had their devices."""

@@ -192,7 +192,7 @@ def test_a_scheduler_that_knows_better_says_whether_a_job_lives(tmp_path: Path) 
     assert made.agent.wait(60) == 0
     status = json.loads(made.run.status.read_text())
     status["agent"]["host"] = "another"  # on a shared disk, whose locks do not reach this machine
-    made.run.events.write_text("")
+    made.run.journal.write_text("")
     made.run.status.write_text(json.dumps({**status, "state": "RUNNING"}))
 
     def state(liveness: bool | None) -> tuple[str, str | None]:

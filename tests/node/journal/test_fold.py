@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.node.journal.fold import FINAL, Scheduler, fold, is_over, part_of
+from paceline.node.journal.fold import Scheduler, fold, is_over, part_of
+from paceline.node.journal.state import FINAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +77,7 @@ def histories(draw: st.DrawFn, *, can_be_elastic: bool = True) -> tuple[list[lis
             changes.append({"state": "RESTARTING" if attempt else "STARTING", "attempt": attempt})
             changes.append({**begun, "ranks": [rank(node, "STARTING")]})
             changes.append({"state": "RUNNING", "started": 2.0, "ranks": [rank(node, "RUNNING")]})
-        failure = {"rank": 0, "node": 0, "message": "ValueError"} if end == "FAILED" else None
+        failure = {"rank": 0, "node": 0, "message": "ValueError", "cause": "exception"} if end == "FAILED" else None
         changes.append({"state": end, "exit_code": _CODES[end], "finished": 5.0 + node, "failure": failure})
         found.append(changes)
     return found, end, is_elastic

@@ -172,4 +172,4 @@ def test_an_elastic_job_goes_on_without_the_node(pair: Pair, paceline: Paceline)
     ends = [process.communicate(timeout=GENEROUS) for process in (first, second)]
     assert first.returncode == 0, ends
     assert f"is gone: {ALTERED}" in ends[0][1]
-    assert any(f"is gone: {ALTERED}" in event for event in (pair.nodes[0].job() / "events.jsonl").open())
+    assert any(f"is gone: {ALTERED}" in event for event in (pair.nodes[0].job() / "journal.jsonl").open())

@@ -196,7 +196,7 @@ def test_a_node_that_is_kept_joins_and_its_part_is_as_it_was_if_it_is_not_kept_a
     other.agent.send_signal(LEAVE)
     assert other.agent.wait(60) == 0
     eventually(lambda: job.state(job.first)[0] == "RUNNING" and job.state(job.first)[1] > 1, "the first goes on")
-    before = {path: path.read_bytes() for path in (other.run.status, other.run.events)}
+    before = {path: path.read_bytes() for path in (other.run.status, other.run.journal)}
     again, lifeline = job.join()
     eventually(lambda: job.prepared() == 2, "it could start its ranks again")
     make.drop(job.other_home, again)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.conftest import Paceline, all_end, eventually, takes_signals
+from tests.journals import events
 
 from paceline.node.errors import Refused
 from paceline.node.warm import folder, imports, leave, start
@@ -62,8 +63,7 @@ class Warm:
 
     def events(self) -> list[dict[str, Any]]:
         """How the newest job has started."""
-        lines = (self.paceline.newest_job() / "events.jsonl").read_text().splitlines()
-        return [event for event in map(json.loads, lines) if event["event"] in ("warm", "cold")]
+        return [event for event in events(self.paceline.newest_job()) if event["event"] in ("warm", "cold")]
 
     def pids(self) -> list[int]:
         """The servers that live."""

@@ -10,6 +10,7 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests import journals
 from tests.conftest import GENEROUS, eventually
 from tests.train.scripts import Script
 
@@ -122,7 +123,7 @@ def test_stopped_by_the_user_and_started_again(paceline: Paceline, workers: int)
 
 
 def events(paceline: Paceline) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (paceline.newest_job() / "events.jsonl").read_text().splitlines()]
+    return journals.events(paceline.newest_job())
 
 
 def test_a_rank_that_is_preempted_takes_the_others_along_and_all_resume(paceline: Paceline) -> None:

@@ -18,7 +18,8 @@ from paceline.job.job import ELSEWHERE, Job
 from paceline.job.paths import jobs_folder, make_private
 from paceline.node import tensorboard
 from paceline.node.files import read_json
-from paceline.node.journal.fold import FINAL, fold
+from paceline.node.journal.fold import fold
+from paceline.node.journal.state import FINAL
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.store import records
 

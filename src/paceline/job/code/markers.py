@@ -62,4 +62,5 @@ class Ours:
         parent, name = os.path.split(path)
         if path in self._homes or is_our_name(name) or os.path.lexists(f"{parent}/.{name}.paceline"):
             return True
-        return all(os.path.isfile(f"{path}/{file}") for file in ("status.json", "spec.json", "events.jsonl"))
+        files = set(os.listdir(path)) if os.path.isfile(f"{path}/spec.json") else set[str]()
+        return "status.json" in files and not files.isdisjoint(("journal.jsonl", "events.jsonl"))

@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from paceline.node.journal.status import Status, Waiting
+    from paceline.node.journal.records import LogFiles, Record
+    from paceline.node.journal.status import Cause, Status, Waiting
     from paceline.node.ranks.seed import Seed
     from paceline.node.rendezvous.messages import (
         Alone,
         Finish,
         Halt,
         Offer,
-        Restart,
         Search,
         Start,
         ToCoordinator,
@@ -148,7 +148,7 @@ class Agent:
                 self._work()
             except Exception as error:  # a full disk, a folder that is gone: the job still gets a last status
                 traceback.print_exc()
-                self._fail(f"the job's agent has failed: {_describe(error)}; see {self.dir.agent_log}")
+                self._fail(f"the job's agent has failed: {_describe(error)}; see {self.dir.agent_log}", "agent")
             assert self.finish is not None
             self._end(self.finish)
         finally:
@@ -193,7 +193,7 @@ class Agent:
             file, mine = self.spec.current
             if Path(file).read_text() != mine:
                 self.at_once = True
-                self._fail("its scheduler has started the job elsewhere, and this node ends")
+                self._fail("its scheduler has started the job elsewhere, and this node ends", "elsewhere")
 
     def _claim_devices(self) -> None:
         """If the job asks for devices, wait until it has them or has ended."""
@@ -206,20 +206,21 @@ class Agent:
         try:
             devices = claim.wait(self._report_waiting, self._is_over)
         except Refused as error:
-            self._fail(str(error), 2)
+            self._fail(str(error), "refused", 2)
             return
         if devices is None:
             return
         if not request.slots:
             self.spec = replace(self.spec, devices=devices, env={**self.spec.env, **visibility(devices)})
         self.ranks.use(self.spec, (claim.fd,))
-        self.dir.append_event("granted", devices=devices)
-        self._write_status(state="STARTING", waiting=None, devices=list(devices))
+        granted: Record = {"event": "granted", "devices": devices}
+        self._write_status(granted, state="STARTING", waiting=None, devices=list(devices))
 
     def _report_waiting(self, waiting: Waiting) -> None:
-        if self.status.current["waiting"] is None:
-            self.dir.append_event("queued", **waiting)
-        self._write_status(waiting=waiting)
+        queued: Record = {
+            "event": "queued", "need": waiting["need"], "ahead": waiting["ahead"], "problem": waiting["problem"]
+        }  # fmt: skip
+        self._write_status(*([] if self.status.current["waiting"] else [queued]), waiting=waiting)
 
     def _act(self, message: Inbox) -> None:
         if message["do"] == "start":
@@ -241,16 +242,19 @@ class Agent:
         elif message["do"] == "daemon":
             self.ranks.start_daemon(message["attempt"], message["command"], message["folders"])
         elif message["do"] == "restart":
-            self._write_status(
-                state="RESTARTING", attempt=message["attempt"], restarts=message["restarts"], nodes=message["nodes"]
-            )
-            self._append_event("restarting", message)
+            attempt, restarts, nodes = message["attempt"], message["restarts"], message["nodes"]
+            restarting: Record = {
+                "event": "restarting", "attempt": attempt, "restarts": restarts, "nodes": nodes, "why": message["why"],
+                "failure": message["failure"], "others": message["others"],
+            }  # fmt: skip
+            self._write_status(restarting, state="RESTARTING", attempt=attempt, restarts=restarts, nodes=nodes)
         elif message["do"] == "wait":
             self._wait_for_others(f"{message['why']}, and the job needs {self.spec.least} nodes")
         elif message["do"] == "search" or message["do"] == "alone":
             self._lose_coordinator(message)
         elif message["do"] == "refuse":
-            self._fail(f"node 0 refused this node: {message['why']}", exit_code=LEFT if self.spec.peers else 2)
+            why = f"node 0 refused this node: {message['why']}"
+            self._fail(why, "refused", LEFT if self.spec.peers else 2)
         elif message["do"] == "finish":
             has_left = self.spec.peers and message["state"] == "STOPPED" and not message["exit_code"]
             self.finish = {**message, "exit_code": LEFT} if has_left else message
@@ -259,7 +263,7 @@ class Agent:
         """Leave nothing running, and record how the job ended."""
         if self.timed_out and finish["state"] == "STOPPED":
             why = f"stopped at its time limit of {self.spec.time_limit:g} s"
-            failure = node_failure(self.status.node_rank, self.host, why, TIMED_OUT)
+            failure = node_failure(self.status.node_rank, self.host, "time limit", why, TIMED_OUT)
             finish = {**finish, "state": "FAILED", "exit_code": TIMED_OUT, "failure": failure}
             self.finish = finish
         if not self.halted:
@@ -267,11 +271,10 @@ class Agent:
         self.participant.close(ANSWER_SECONDS)
         self.ranks.close()
         self.times.end()
-        self._write_status(
-            finished=time.time(), waiting=None, state=finish["state"], exit_code=finish["exit_code"],
-            failure=finish["failure"], others=finish["others"],
-        )  # fmt: skip
-        self._append_event("finished", finish)
+        self._write_status({
+            "event": "finished", "state": finish["state"], "exit_code": finish["exit_code"],
+            "failure": finish["failure"], "others": finish["others"],
+        })  # fmt: skip
         self.dir.spare.unlink(missing_ok=True)
 
     # -- deadlines -----------------------------------------------------------------------------------------------------
@@ -296,7 +299,7 @@ class Agent:
         elif self.join_by is not None:  # other nodes are missing
             why = self._missing_nodes()
             self._send({"do": "give up", "why": why})
-            self._fail(why)
+            self._fail(why, "nodes missing")
         else:
             self.timed_out = True
             self._ask_to_stop(signal.SIGTERM)
@@ -337,12 +340,12 @@ class Agent:
         attempt, world_size = start["attempt"], sum(node["slots"] for node in start["nodes"])
         self.dir.prepare_attempt(attempt)
         ranks = self.ranks.place(start, self.participant.rank_key(start))
-        logs = [
+        logs: list[LogFiles] = [
             {"rank": r.placement.rank, "local_rank": r.placement.local_rank, "out": str(r.out), "err": str(r.err),
              "error": str(r.error)} for r in ranks
         ]  # fmt: skip
-        self.dir.append_event("started", attempt=attempt, world_size=world_size, logs=logs)
-        self.status.change(
+        self.status.record(
+            ranks, {"event": "started", "attempt": attempt, "world_size": world_size, "logs": logs},
             attempt=attempt, node_rank=start["node_rank"], world_size=world_size, start=start, waiting=None,
             nodes=len(start["nodes"]), coordinator=self.participant.coordinator_address,
             restarts=start["standing"]["restarts"],
@@ -355,6 +358,7 @@ class Agent:
     def _check_ranks(self) -> None:
         """After a change of the ranks: record it, and send the coordinator what it waits for."""
         ranks = self.ranks
+        self.status.record(ranks.current.values())
         if self.is_newcomer and ranks.is_ready:
             self.is_newcomer = False
             self._send({"do": "prepared"})
@@ -365,7 +369,7 @@ class Agent:
             self._write_status(state="RUNNING", started=started or time.time())
         if self.reported or self.halted:
             if ranks.server_failure and (self.is_newcomer or not ranks.current):
-                self._fail(ranks.server_failure)
+                self._fail(ranks.server_failure, ranks.server_cause)
             return
         report = self._report()
         if report is not None:
@@ -405,7 +409,7 @@ class Agent:
         number = order["signal"]
         if number:
             self.halted_by = number
-            self.dir.append_event("stopping", signal=number, grace=self.spec.grace)
+            self._record_stop(number)
         if not self.halted:
             self.halted = True
             if order["save"]:
@@ -416,7 +420,8 @@ class Agent:
         self.start = None
         failures = self.ranks.failures()
         if self.ranks.server_failure:
-            failures = [node_failure(self.status.node_rank, self.host, self.ranks.server_failure)]
+            why = self.ranks.server_failure
+            failures = [node_failure(self.status.node_rank, self.host, self.ranks.server_cause, why)]
         self._write_status()
         self._send({"do": "stopped", "failures": failures, **self._offer()})
 
@@ -425,8 +430,7 @@ class Agent:
     def _wait_for_others(self, why: str) -> None:
         """Do nothing until other nodes join."""
         self.join_by = time.monotonic() + self.spec.join_timeout
-        self._write_status(state="RESTARTING", waiting={"problem": why})
-        self.dir.append_event("waiting", why=why)
+        self._write_status({"event": "waiting", "why": why}, state="RESTARTING", waiting={"problem": why})
 
     def _lose_coordinator(self, message: Search | Alone) -> None:
         """Continue with the nodes that are left, whichever of them coordinates, if they may."""
@@ -436,7 +440,7 @@ class Agent:
         if self.stop_signal or self.halted_by or self.leave_by is not None:  # the other nodes stop as well
             self._stop_alone()
         elif message["do"] == "alone":
-            self._fail(message["why"])
+            self._fail(message["why"], "node lost")
         else:
             self._wait_for_others(message["why"])
             self.start, self.is_newcomer = None, False
@@ -462,7 +466,7 @@ class Agent:
         """Leave the job, in which another node takes this one's place; all nodes save their state before."""
         if self.leave_by is None:
             self.leave_by = time.monotonic() + self.spec.grace + ANSWER_SECONDS
-            self.dir.append_event("stopping", signal=signal.SIGTERM, grace=self.spec.grace)
+            self._record_stop(signal.SIGTERM)
             self._send({"do": "leave"})
 
     def _on_lifeline(self) -> None:
@@ -503,7 +507,8 @@ class Agent:
         if self.finish is None and self.status.current["start"] is None:
             self._fail(
                 "the command that submitted it ended before it had confirmed the job on all hosts, and the job did not"
-                f" start within {DOUBT_SECONDS:g} s; submit it again"
+                f" start within {DOUBT_SECONDS:g} s; submit it again",
+                "client gone",
             )
 
     def _expect_all(self) -> None:
@@ -535,19 +540,20 @@ class Agent:
         number = self.stop_signal or self.halted_by or signal.SIGTERM
         self.finish = {"do": "finish", "state": "STOPPED", "exit_code": 128 + number, "failure": None, "others": []}
 
-    def _fail(self, message: str, exit_code: int = 1) -> None:
+    def _fail(self, message: str, cause: Cause, exit_code: int = 1) -> None:
         """End the job here for a reason that is not the failure of a rank; with `LEFT` it goes on elsewhere."""
-        failure = node_failure(self.spec.node_rank or 0, self.host, message, exit_code)
+        failure = node_failure(self.spec.node_rank or 0, self.host, cause, message, exit_code)
         state: Literal["STOPPED", "FAILED"] = "STOPPED" if exit_code == LEFT else "FAILED"
         self.finish = {"do": "finish", "state": state, "exit_code": exit_code, "failure": failure, "others": []}
 
     # -- what is recorded ----------------------------------------------------------------------------------------------
 
-    def _write_status(self, **changes: Unpack[Status]) -> None:
-        self.status.write(self.ranks.current.values(), changes)
+    def _write_status(self, *happened: Record, **changes: Unpack[Status]) -> None:
+        self.status.record(self.ranks.current.values(), *happened, **changes)
+        self.status.save()
 
-    def _append_event(self, event: str, message: Finish | Restart) -> None:
-        self.dir.append_event(event, **{key: value for key, value in message.items() if key != "do"})
+    def _record_stop(self, number: int) -> None:
+        self.status.record((), {"event": "stopping", "signal": int(number), "grace": self.spec.grace})
 
 
 def _describe(error: Exception) -> str:

@@ -1,11 +1,12 @@
-"""The agent's status.json: the state of its job, for everything that looks at the job from outside."""
+"""What an agent records of its job: the journal, and status.json, the cache of the state that follows from it."""
 
 from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from paceline.node.journal.state import reduce
 from paceline.node.machine import processes
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
+    from paceline.node.journal.records import Record
     from paceline.node.journal.status import Status
     from paceline.node.ranks.launcher import Rank
     from paceline.node.rundir.directory import RunDirectory
@@ -20,16 +22,17 @@ if TYPE_CHECKING:
 
 
 class JobStatus:
-    """The state of a job; each `write` replaces status.json.
+    """The state of a job, and its journal.
 
     Attributes:
-        current: what status.json holds.
+        current: the state that follows from the journal.
     """
 
     def __init__(self, run: RunDirectory, spec: NodeSpec, host: str) -> None:
-        """The state before the job starts; status.json is not written yet."""
+        """The state before the job starts; nothing is recorded yet."""
         self._run = run
         self._job = spec.job
+        self._offset = -1  # the end of the last record; -1 before the first one
         self.current: Status = {
             "job": spec.job, "job_id": spec.job_id, "state": "PENDING" if spec.request else "STARTING",
             "framework": spec.framework,
@@ -49,12 +52,21 @@ class JobStatus:
         """This node's number; 0 before it has one."""
         return self.current["node_rank"] or 0
 
-    def change(self, **changes: Unpack[Status]) -> None:
-        """Change the state; the next `write` stores it."""
-        self.current.update(changes)
+    def record(self, current_ranks: Iterable[Rank], *happened: Record, **changes: Unpack[Status]) -> None:
+        """Record what has changed in the state and the ranks, and then what has happened."""
+        records: list[Record] = []
+        if self._offset < 0:
+            records.append({"event": "state", "status": {**self.current, **changes}})
+        elif changed := {key: value for key, value in changes.items() if self.current.get(key) != value}:
+            records.append({"event": "state", "status": cast("Status", changed)})
+        described = [rank.describe(self._job) for rank in current_ranks]
+        if changed_ranks := [rank for rank in described if rank not in self.current["ranks"]]:
+            records.append({"event": "ranks", "ranks": changed_ranks})
+        records += happened
+        if records:
+            written, self._offset = self._run.append(*records)
+            self.current = reduce(self.current, written)
 
-    def write(self, ranks: Iterable[Rank], changes: Status) -> None:
-        """Change the state, and replace status.json. A full disk is no error."""
-        self.current.update(changes)
-        self.current["ranks"] = [rank.describe(self._job) for rank in ranks]
-        self._run.write_status(self.current)
+    def save(self) -> None:
+        """Replace status.json by the state that is recorded. A full disk is no error."""
+        self._run.write_status(self.current, self._offset)

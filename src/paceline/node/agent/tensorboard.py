@@ -31,6 +31,6 @@ class JobBoard:
         if board is None or board is not self._board:
             return
         if board.look():
-            self._run.append_event("tensorboard", url=board.url, problem=board.problem)
+            self._run.append({"event": "tensorboard", "url": board.url, "problem": board.problem})
         else:
             self._loop.after(PAUSE, lambda: self._check(board))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
 from paceline.node.files import read_json
-from paceline.node.journal.fold import FINAL, fold
+from paceline.node.journal.fold import fold
+from paceline.node.journal.state import FINAL
 from paceline.node.store import records
 
 from .protocol import end_with_stdin

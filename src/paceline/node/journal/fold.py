@@ -6,7 +6,9 @@ without a final state has FAILED, whatever it recorded.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
+
+from .state import FINAL as FINAL  # noqa: PLC0414 - others use it
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
     Result = Literal["SUCCEEDED", "FAILED", "STOPPED"]
 
-FINAL = ("SUCCEEDED", "FAILED", "STOPPED")
 ENDED_ON_NODES = "it has ended on its nodes; its scheduler decides whether it goes on"
 _UNFINISHED: tuple[State, ...] = ("PENDING", "STARTING", "RESTARTING", "RUNNING")  # a job has that of its slowest node
 # Which failure explains a job best: that of a rank, a refusal, a node that was killed. Others only see that a node is
@@ -145,7 +146,7 @@ def part_of(
         "instances": [_instance(rank, host) for rank in status.get("ranks", ())],
         "failing_rank": None if failure is None else failure["rank"],
         "error": None if failure is None else _line(failure),
-        "cause": None if failure is None else cast("str | None", failure.get("cause")),  # none before this version
+        "cause": None if failure is None else failure["cause"],
         "waiting": waiting, "devices": list(map(str, status.get("devices") or ())), "progress": progress,
         "checkpoint": checkpoint,
     }  # fmt: skip
@@ -306,8 +307,9 @@ def _ended(found: JobState, scheduler: Scheduler) -> JobState:
     over = found["state"] in FINAL
     state = scheduler.result or (found["state"] if over else "FAILED")
     finished = found["finished"] or scheduler.finished
-    code = found["exit_code"] if scheduler.exit_code is None else scheduler.exit_code
     is_failed = state == "FAILED"
+    code = found["exit_code"] if scheduler.exit_code is None else scheduler.exit_code
+    code = None if is_failed and code == 0 else code  # the nodes do not know why
     return {
         **found, "state": state, "exit_code": code, "waiting": None, "finished": finished,
         "error": scheduler.reason or (found["error"] if is_failed else None),

@@ -1,16 +1,25 @@
-"""The content of status.json. Only types: programs do not import this at run time."""
+"""The state of a node's part of a job. Only types: programs do not import this at run time."""
 
 from __future__ import annotations
 
 from typing import Literal, TypedDict
 
 State = Literal["PENDING", "STARTING", "RUNNING", "RESTARTING", "SUCCEEDED", "FAILED", "STOPPED", "LOST"]
+FinalState = Literal["SUCCEEDED", "FAILED", "STOPPED"]
+# Of a rank: it raised an exception, ended with an exit code, was killed by a signal, or because memory ran out. Of a
+# node: it was lost, others did not come, it was refused, or its request was; the job reached its time limit; its ranks
+# gave way to another job; its client is gone; it runs elsewhere now; or paceline's own processes have failed.
+Cause = Literal[
+    "exception", "exit", "signal", "out of memory",
+    "node lost", "nodes missing", "refused", "time limit", "preempted", "client gone", "elsewhere", "agent",
+]  # fmt: skip
 
 
 class Failure(TypedDict):
     """How a rank failed, or a node. `failure` makes it.
 
     Attributes:
+        cause: decides what follows; `message` is for people.
         rank: its rank, or None when a node or paceline's own process failed.
         node: node rank.
         host: name of the machine.
@@ -27,6 +36,7 @@ class Failure(TypedDict):
         age: seconds since then when it was reported. The clocks of nodes differ, ages hardly do.
     """
 
+    cause: Cause
     rank: int | None
     node: int
     host: str
@@ -115,7 +125,7 @@ class Attempt(TypedDict):
 
 
 class Status(TypedDict, total=False):
-    """The whole of status.json, or changes of it.
+    """The whole state, or changes of it.
 
     Attributes:
         state: never LOST: this state is concluded by readers that cannot reach the agent's machine.

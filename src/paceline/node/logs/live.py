@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Union
 
 from paceline.node.eventloop.inotify import Waker
+from paceline.node.journal.records import for_people, parsed
 
 from .growing_file import GrowingFile, Lines, RankLog
 
@@ -42,7 +42,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Event:
-    """A line of events.jsonl: the name of the event, and its details."""
+    """A record of the journal that people see: the name of the event, and its details."""
 
     name: str
     details: dict[str, Any]
@@ -77,14 +77,14 @@ def updates(
         run: of the job.
         lifeline: a descriptor that becomes readable when the agent is gone.
         wanted: whether to read a file, called once per file.
-        begin: position in events.jsonl to start at.
+        begin: position in the journal to start at.
         poll: see `Waker`; not None where other machines write, so that files are opened anew for the last read.
         tracebacks: whether the output has the tracebacks that ended ranks.
     """
     waker, is_elsewhere = Waker(poll), poll is not None
-    events, lines = GrowingFile(run.events), Lines()
-    events.offset = begin
-    waker.watch(events.path)
+    journal, lines = GrowingFile(run.journal), Lines()
+    journal.offset = begin
+    waker.watch(journal.path)
     logs: dict[Path, _Log] = {}
     grown: set[Path] | None = None  # the files to read; None for all
     alive = True
@@ -96,8 +96,8 @@ def updates(
                 if log.file.more:
                     more.add(path)
                 yield replace(log.output, data=data, is_traceback=log.file.is_traceback)
-        for line in lines.add(events.read()):
-            event = _event(line, run)
+        for details in for_people(parsed(lines.add(journal.read()))):
+            event = _event(details, run)
             if event.name in ("waiting", "restarting", "finished"):
                 yield from _drain(logs, is_elsewhere)
             elif event.name == "started":
@@ -113,16 +113,15 @@ def updates(
             grown, closed = waker.wait(lifeline)
             if closed:
                 alive, grown = False, None  # read everything once more
-                _reopen([events, *(log.file for log in logs.values())] if is_elsewhere else [])
+                _reopen([journal, *(log.file for log in logs.values())] if is_elsewhere else [])
         else:
             break
     yield from _drain(logs, is_elsewhere)
     waker.close()
-    events.close()
+    journal.close()
 
 
-def _event(line: bytes, run: RunDirectory) -> Event:
-    details = json.loads(line)
+def _event(details: dict[str, Any], run: RunDirectory) -> Event:
     name = details.pop("event")
     if name == "finished":
         details["took"] = details["time"] - (run.read_status() or {}).get("created", details["time"])

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from paceline.contract import Placement
     from paceline.node.eventloop.loop import Loop
-    from paceline.node.journal.status import Attempt, Failure, RankRecord
+    from paceline.node.journal.status import Attempt, Cause, Failure, RankRecord
     from paceline.node.rundir.directory import RunDirectory
     from paceline.node.spec import NodeSpec
 
@@ -103,6 +103,7 @@ class Ranks:
     Attributes:
         current: the ranks of the current attempt, by local rank.
         server_failure: why the fork server ended on its own, or "".
+        server_cause: the cause of that.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class Ranks:
         """
         self.current: dict[int, Rank] = {}
         self.server_failure = ""
+        self.server_cause: Cause = "agent"
         self._loop = loop
         self._spec = spec
         self._dir = directory
@@ -300,7 +302,7 @@ class Ranks:
     def _wake_server(self) -> None:
         """Continue the fork server if it is suspended (SIGSTOP): it is needed to end its ranks."""
         if self._server is not None and processes.is_suspended(self._server.pid):
-            self._dir.append_event("continued", what="fork server", pid=self._server.pid)
+            self._dir.append({"event": "continued", "what": "fork server", "pid": self._server.pid})
             self._server.send_signal(signal.SIGCONT)
 
     def _send(self, message: ToServer) -> None:
@@ -333,7 +335,7 @@ class Ranks:
         """Record, once, why each rank imports the framework itself."""
         if why and not self._has_explained:
             self._has_explained = True
-            self._dir.append_event("exec", why=why)
+            self._dir.append({"event": "exec", "why": why})
 
     def _program_changed(self, message: Spawned | Ended) -> None:
         """A program beside the ranks has started or ended; there is none unless mpirun starts the ranks."""
@@ -357,12 +359,12 @@ class Ranks:
         """Record that the ranks did not work together, if the first rank has detected that."""
         if rank.status == 0 and rank.error.with_suffix(UNJOINED).exists():
             count = rank.placement.world_size
-            self._dir.append_event(
-                "unjoined",
-                why=f"the script never asked which rank it is, so each of the {count} ranks did all of the work; "
+            why = (
+                f"the script never asked which rank it is, so each of the {count} ranks did all of the work; "
                 "join them with paceline.init() or torch.distributed.init_process_group(), "
-                "or add --framework indexed if they are meant to be independent",
+                "or add --framework indexed if they are meant to be independent"
             )
+            self._dir.append({"event": "unjoined", "why": why})
 
     def _server_lost(self) -> None:
         """The fork server ended on its own; the kernel has ended its ranks with it."""
@@ -373,7 +375,8 @@ class Ranks:
             self._server.wait(SERVER_SECONDS)  # it closed the connection, so it is about to end
         self._end_server()
         code = self._server.returncode
-        why = "out of memory" if code == -signal.SIGKILL and self._oom.killed(pid) else f"exit status {code}"
+        self.server_cause = "out of memory" if code == -signal.SIGKILL and self._oom.killed(pid) else "agent"
+        why = self.server_cause if self.server_cause == "out of memory" else f"exit status {code}"
         doing = f" while it imported {', '.join(self._spec.preload)}" if importing and self._spec.preload else ""
         self.server_failure = (
             f"the process that the ranks are forked from ended{doing}: {why}; its output is in {self._dir.agent_log}"

@@ -48,10 +48,9 @@ from paceline.node.failure import culprit, node_failure
 from .quorum import Membership, Standing, rank_in
 
 if TYPE_CHECKING:
-    from paceline.node.journal.status import Failure, NodeEntry, OtherFailure
+    from paceline.node.journal.status import Failure, FinalState, NodeEntry, OtherFailure
 
     from .messages import (
-        FinalState,
         Finish,
         Halt,
         Join,
@@ -215,7 +214,7 @@ class Coordinator:
         if self.phase == GATHERING and self.is_closed:
             rank = member.joined["node_rank"] or 0
             why = f"node {rank} ({member.name}) is gone" + ("" if is_dead else f": {why}")
-            return self._finish("FAILED", 1, [node_failure(rank, member.name, why)])
+            return self._finish("FAILED", 1, [node_failure(rank, member.name, "node lost", why)])
         if self.phase == GATHERING:
             return self._disband("") if self.has_started and not self._may_go_on() else self._gathered()
         if not member.takes_part:
@@ -223,7 +222,7 @@ class Coordinator:
         if self.phase == RUNNING and member.done:
             return self._check_done()
         why = f"node {member.node_rank} ({member.name}) is gone" + ("" if is_dead else f": {why}")
-        self._gone.append(node_failure(member.node_rank, member.name, why))
+        self._gone.append(node_failure(member.node_rank, member.name, "node lost", why))
         self._changes.append(why)
         if self.phase != HALTING:
             return self._halt(grace=GONE_GRACE)
@@ -525,7 +524,7 @@ class Coordinator:
         if self.phase != GATHERING:
             return []
         own = self.members[0]
-        return self._finish("FAILED", 1, [node_failure(max(own.node_rank, 0), own.name, why)])
+        return self._finish("FAILED", 1, [node_failure(max(own.node_rank, 0), own.name, "nodes missing", why)])
 
     def _finish(self, state: FinalState, exit_code: int, failures: list[Failure]) -> Outbox:
         self.phase = FINISHED

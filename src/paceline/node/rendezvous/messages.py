@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict, Union
 
-from paceline.node.journal.status import Attempt, Failure, NodeEntry, OtherFailure
+from paceline.node.journal.status import Attempt, Failure, FinalState, NodeEntry, OtherFailure
 
 
 class MembershipRecord(TypedDict):
@@ -151,9 +151,6 @@ class Restart(Outcome):  # noqa: D101
 class Wait(Outcome):  # noqa: D101
     do: Literal["wait"]
     why: str
-
-
-FinalState = Literal["SUCCEEDED", "FAILED", "STOPPED"]
 
 
 class Finish(Outcome):  # noqa: D101

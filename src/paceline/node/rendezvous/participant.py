@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from paceline.node.eventloop.channel import Channel
     from paceline.node.eventloop.loop import Loop
-    from paceline.node.journal.status import NodeEntry
+    from paceline.node.journal.status import Cause, NodeEntry
     from paceline.node.spec import NodeSpec
 
     from .messages import AgentStatus, Finish, Offer, Start, ToCoordinator, ToNode
@@ -52,7 +52,7 @@ class Participant:
         *,
         offer: Callable[[], Offer],
         deliver: Callable[[ToNode], None],
-        fail: Callable[[str, int], None],
+        fail: Callable[[str, Cause, int], None],
         is_over: Callable[[], bool],
     ) -> None:
         """No other node knows of this one yet.
@@ -62,7 +62,7 @@ class Participant:
             spec: this node's part of the job.
             offer: reserves the ports of this node for the next attempt.
             deliver: receives the messages of the coordinator.
-            fail: ends the job here, for a reason and with an exit code.
+            fail: ends the job here, with a message, the cause, and an exit code.
             is_over: whether it has ended here.
         """
         self.id = agent_id(spec.node_rank if spec.peers else None)
@@ -164,7 +164,11 @@ class Participant:
                 self.lead()
             if last_try and not self.leads and not self._is_over():
                 code = 1 if spec.least == spec.nodes else LEFT  # the others may go on without this node
-                self._fail(f"cannot reach the other nodes of the job within {within():g} s: {peers.found}", code)
+                self._fail(
+                    f"cannot reach the other nodes of the job within {within():g} s: {peers.found}",
+                    "nodes missing",
+                    code,
+                )
             if last_try:  # a leader reports the missing nodes
                 return
             last_try = time.monotonic() > join_by()
@@ -183,7 +187,8 @@ class Participant:
             self._listener.open(wanted, self._interface)
         except OSError as error:
             if spec.node_rank == 0:
-                self._fail(f"cannot listen on port {spec.main_port}: {error.strerror}; choose another --master-port", 2)
+                why = f"cannot listen on port {spec.main_port}: {error.strerror}; choose another --master-port"
+                self._fail(why, "refused", 2)
                 return False
             if spec.least < spec.nodes or spec.peers:
                 self._listener.open(0, self._interface)
@@ -226,7 +231,7 @@ class Participant:
                     address = (str(status["leader"][0]), int(status["leader"][1]))
                 why = "another node coordinates the job"
             except PermissionError as error:
-                self._fail(str(error), 2)
+                self._fail(str(error), "refused", 2)
                 return
             except (OSError, ChannelClosed) as error:
                 why, address = str(error), first
@@ -236,7 +241,7 @@ class Participant:
                 who = "the job" if spec.joins else f"node 0{first_name}"
                 do = "check that host" if spec.hosts else "is `paceline run` started there, and the port open?"
                 at = join_address(address[0], address[1])
-                self._fail(f"cannot reach {who} at {at} within {within():g} s ({why}); {do}", 1)
+                self._fail(f"cannot reach {who} at {at} within {within():g} s ({why}); {do}", "nodes missing", 1)
                 return
             self._loop.run_until(self._is_over, CONNECT_PAUSE)
 
@@ -384,6 +389,7 @@ class Participant:
             self._fail(
                 f"this node has lost the others, and too few were found within {self._spec.join_timeout:g} s to "
                 "continue without them: they may continue elsewhere",
+                "nodes missing",
                 1,
             )
         self._others_stop_by = None

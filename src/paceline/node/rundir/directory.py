@@ -5,10 +5,10 @@ job.json                       what the user asked for, as the client stored it
 spec.json                      this node's part of the job, for the agent
 lock                           held by the process that works on the job: the client that submits it, then its agent
 .paceline-run                  marks a folder that paceline made; a folder without it is never removed
-status.json                    the current state, replaced atomically
-events.jsonl                   what happened, one JSON object per line
+journal.jsonl                  what happens, one JSON object per line; see `node/journal`
+status.json                    a cache of the state that follows from it, replaced atomically
 client.sock                    while a client elsewhere follows a job in the foreground: there it connects again
-spare                          space for the last status and event on a full disk
+spare                          space for the last record and status on a full disk
 agent.log                      what the agent and the fork server themselves print
 logs/<attempt>/rank-<r>.log    output of rank r (stderr in rank-<r>.err.log if it has a file of its own)
 logs/<attempt>/times           the sizes of these files over time
@@ -22,17 +22,19 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from paceline.node.files import read_json, write_json
+from paceline.node.journal import records as journal
+from paceline.node.journal.state import cached, load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from paceline.node.journal.records import Record
     from paceline.node.journal.status import Status
 
 MARKER = ".paceline-run"
@@ -52,7 +54,6 @@ class RunDirectory:
         self.spec = path / "spec.json"
         self.lock = path / "lock"
         self.status = path / "status.json"
-        self.events = path / "events.jsonl"
         self.spare = path / "spare"
         self.client_socket = path / "client.sock"
         self.agent_log = path / "agent.log"
@@ -74,32 +75,46 @@ class RunDirectory:
         self.log(attempt, 0).parent.mkdir(parents=True, exist_ok=True)
         self.error(attempt, 0).parent.mkdir(parents=True, exist_ok=True)
 
-    def write_status(self, status: Status) -> None:
-        """Replace status.json atomically. A full disk is not an error."""
+    @property
+    def journal(self) -> Path:
+        """The journal; a job that the last version has started goes on in its file."""
+        before = self.path / journal.NAME_BEFORE
+        now = self.path / journal.NAME
+        return before if before.exists() and not now.exists() else now
+
+    def append(self, *records: Record) -> tuple[list[Record], int]:
+        """Append records to the journal, see `records.append`.
+
+        Raises:
+            OSError: the folder is gone.
+        """
+        return journal.append(self.journal, self.spare, records)
+
+    def write_status(self, status: Status, offset: int) -> None:
+        """Replace status.json atomically; it holds the journal up to `offset`. A full disk is not an error."""
+        content = cached(status, offset)
         try:
-            write_json(self.status, status)
+            write_json(self.status, content)
         except OSError:
             with contextlib.suppress(OSError):
                 self.spare.unlink()
-                write_json(self.status, status)
+                write_json(self.status, content)
+
+    def load_status(self) -> Status:
+        """The state of this part; {} before there is one.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is damaged.
+        """
+        return load(self.status, self.journal)
 
     def read_status(self) -> Status | None:
-        """The last status, or None before the agent has written one."""
-        return cast("Status | None", read_json(self.status))
-
-    def append_event(self, event: str, **details: Any) -> None:
-        """Append a line to events.jsonl atomically, also if other processes append. A full disk is not an error."""
-        line = json.dumps({"time": time.time(), "event": event, **details}) + "\n"
-        fd = os.open(self.events, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        """The state of this part; None before there is one that can be read."""
         try:
-            try:
-                os.write(fd, line.encode())
-            except OSError:
-                with contextlib.suppress(OSError):
-                    self.spare.unlink()
-                    os.write(fd, line.encode())
-        finally:
-            os.close(fd)
+            return self.load_status() or None
+        except (OSError, ValueError):
+            return None
 
     def mark(self) -> None:
         """Mark this folder as made by paceline.

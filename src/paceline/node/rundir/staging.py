@@ -60,7 +60,7 @@ class Staging:
         self.directory.mark()
         self.lock = os.open(self.directory.lock, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self.lock, fcntl.LOCK_EX)
-        self.directory.events.touch()
+        self.directory.journal.touch()
         self.directory.spare.write_bytes(bytes(SPARE))
 
     def _take_back(self) -> None:

@@ -80,10 +80,10 @@ def start_agent(
             descriptors = [staging.lock, log.fileno(), *([] if lifeline is None else [end])]
             agent, why = warm.start_agent(str(directory.path), env, descriptors, {*before, *HANDLED})
             if agent is not None:
-                directory.append_event("warm")
+                directory.append({"event": "warm"})
                 return agent
             if why:
-                directory.append_event("cold", why=why)
+                directory.append({"event": "cold", "why": why})
             return subprocess.Popen(
                 command, pass_fds=[staging.lock, *([] if lifeline is None else [end])], stdin=subprocess.DEVNULL,
                 stdout=log, stderr=log, start_new_session=True, cwd="/", env=env,

@@ -182,21 +182,20 @@ def restart_part(home: Home, order: Order, lifeline: socket.socket | None = None
     Raises:
         Refused: it already runs.
     """
-    with _reopened(home, order) as (again, node, before):
-        return _start(home, order, again, node, lifeline)._replace(before=before)
+    with _reopened(home, order) as (again, node, before, begin):
+        return _start(home, order, again, node, lifeline)._replace(before=before, begin=begin)
 
 
 def become_again(home: Home, order: Order) -> NoReturn:
     """Become the agent of a part that was here before. See `restart_part`."""
-    with _reopened(home, order) as (again, node, _):
+    with _reopened(home, order) as (again, node, *_):
         lifecycle.become_agent(again, node.python, _environment(home, order))
 
 
 @contextlib.contextmanager
-def _reopened(home: Home, order: Order) -> Iterator[tuple[Reopened, NodeSpec, bytes]]:
-    """The run directory of a part that was here before, with its lock held; that part; and its last status.
-
-    See `restart_part`.
+def _reopened(home: Home, order: Order) -> Iterator[tuple[Reopened, NodeSpec, bytes, int]]:
+    """The run directory of a part that was here before, with its lock held; that part; its last status.json; and the
+    end of its journal. See `restart_part`.
     """
     job, path = order.job, home.folder_of(order.job)
     try:
@@ -211,9 +210,11 @@ def _reopened(home: Home, order: Order) -> Iterator[tuple[Reopened, NodeSpec, by
         again.directory.spec.write_text(node.to_json())
         status = again.directory.status  # it says how this part ended before
         before = status.read_bytes() if status.exists() else b""
+        begin = again.directory.journal.stat().st_size
+        again.directory.append({"event": "reopened"})
         status.unlink(missing_ok=True)
         again.directory.spare.write_bytes(bytes(SPARE))
-        yield again, node, before
+        yield again, node, before, begin
 
 
 def drop(home: Home, made: Made) -> None:
@@ -231,7 +232,7 @@ def drop(home: Home, made: Made) -> None:
             moving.take_back(made.placed)
         return
     with contextlib.suppress(OSError), made.run.owned(_FREE):  # unless another client has started it again
-        os.truncate(made.run.events, made.begin)
+        os.truncate(made.run.journal, made.begin)
         if made.before:
             made.run.status.write_bytes(made.before)
 
@@ -292,7 +293,7 @@ def _start(
 ) -> Made:
     """Start the agent of a job that has its folder."""
     run = folder.directory
-    begin = run.events.stat().st_size
+    begin = run.journal.stat().st_size
     agent = lifecycle.start_agent(folder, node.python, _environment(home, order), lifeline)
     report = records.look(run.path, records.queue_of(home.root))
     if report is None:

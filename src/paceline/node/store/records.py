@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import re
 import shlex
@@ -15,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.node import tensorboard
-from paceline.node.files import load_json, read_json, read_regular
-from paceline.node.journal.fold import FINAL as FINAL  # noqa: PLC0414 - others use it
+from paceline.node.files import load_json, read_json
 from paceline.node.journal.fold import fold, part_of
+from paceline.node.journal.records import for_people, read
+from paceline.node.journal.state import FINAL as FINAL  # noqa: PLC0414 - others use it
 from paceline.node.machine import processes
 from paceline.node.rundir.directory import SAVED, RunDirectory
 from paceline.node.rundir.staging import sweep
@@ -110,7 +110,7 @@ def look(
 def _look(path: Path, queue: Callable[[], list[Entry]], liveness: Callable[[RunDirectory], bool | None]) -> Report:
     run = RunDirectory(path)
     alive, why, written = liveness(run), "", None  # first: an agent writes its last status before it releases the lock
-    job, status = load_json(run.job), cast("Status", load_json(run.status) or {})
+    job, status = load_json(run.job), run.load_status()
     node = load_json(run.spec)
     if node is None or job is None:
         return _damaged(path, f"its folder lacks {'spec.json' if node is None else 'job.json'}; see {path}")
@@ -118,10 +118,8 @@ def _look(path: Path, queue: Callable[[], list[Entry]], liveness: Callable[[RunD
     if status.get("state") not in FINAL and alive is None and _runs(agent):
         alive = True
     if status.get("state") not in FINAL and not alive:
-        status = {**status, **_recorded_end(run)}
-        if status.get("state") not in FINAL:
-            alive, why = _absence(run, job["spec"]["name"], agent, alive)
-            written = _last_change(run, job)
+        alive, why = _absence(run, job["spec"]["name"], agent, alive)
+        written = _last_change(run, job)
     for key in ("started", "finished"):
         if status.get(key) is not None:
             _moment(status[key])
@@ -237,15 +235,6 @@ def _runs(agent: AgentRecord | None) -> bool:
     )
 
 
-def _recorded_end(run: RunDirectory) -> Status:
-    """The end of a job by its events: on a full disk the status could not be written."""
-    for event in reversed(events(run)):
-        if event.get("event") == "finished":
-            keys = ("state", "exit_code", "failure", "others")
-            return cast("Status", {**{key: event.get(key) for key in keys}, "finished": event["time"]})
-    return {}
-
-
 def _absence(run: RunDirectory, name: str, agent: AgentRecord | None, alive: bool | None) -> tuple[bool | None, str]:
     """Whether a job is alive that no process on this machine works on, and why that is not known, or why it is not.
 
@@ -283,18 +272,8 @@ def _last_change(run: RunDirectory, job: dict[str, Any]) -> float:
 
 
 def events(run: RunDirectory) -> list[dict[str, Any]]:
-    """The events of a job, without incomplete lines, which a full disk may cause."""
-    found = []
-    try:
-        lines = read_regular(run.events).split(b"\n")
-    except (OSError, ValueError):
-        return []
-    for line in lines:
-        with contextlib.suppress(ValueError, RecursionError):
-            event = json.loads(line)
-            if isinstance(event, dict) and "event" in event and isinstance(event.get("time"), float):
-                found.append(event)
-    return found
+    """The events of a job."""
+    return for_people(read(run.journal)[0])
 
 
 def _command(program: dict[str, Any]) -> str:
@@ -330,5 +309,5 @@ def wake_agent(path: Path) -> None:
         if isinstance(process, dict) and isinstance(process.get("pid"), int):
             is_it = processes.start_time(process["pid"]) == process.get("start_time") is not None
             if is_it and processes.is_suspended(process["pid"]):
-                run.append_event("continued", what=name, pid=process["pid"])
+                run.append({"event": "continued", "what": name, "pid": process["pid"]})
                 processes.signal_process(process["pid"], signal.SIGCONT)

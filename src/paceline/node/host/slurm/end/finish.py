@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.contract import TOKEN
 from paceline.node.errors import Refused
-from paceline.node.failure import TIMED_OUT, is_loss
+from paceline.node.failure import TIMED_OUT
 from paceline.node.files import write_json
 from paceline.node.host.slurm.call import SECONDS, Away, batch_environment, call
 from paceline.node.host.slurm.job_folder import UNSEEN, JobFolder, current_start, own_number
 from paceline.node.host.slurm.look import view
 from paceline.node.host.slurm.look.queue import Queue
 from paceline.node.host.slurm.look.scheduler import CHAIN, REQUEUE
+from paceline.node.journal.records import with_cause
 from paceline.node.rundir.directory import SAVED
 
 from .own_job import shown_by_slurm
@@ -26,6 +27,7 @@ from .own_job import shown_by_slurm
 if TYPE_CHECKING:
     from paceline.contract.records import JobRecord
     from paceline.node.host.slurm.job_folder import Start
+    from paceline.node.journal.status import Failure
 
 _IDLE = 3  # jobs of a chain that may end without a checkpoint
 _MOST_LOSSES = 5  # requeues after the loss of a node: more are no accident
@@ -90,13 +92,11 @@ def _outcome(folder: JobFolder, start: Start, found: JobRecord | None, exit_code
         return {"next": None}
     if state in ("STOPPED", None) and _warned(folder, start) == "limit":
         return _at_limit(folder, start)
-    if state == "FAILED" and found is not None and is_loss(found["error"] or ""):
-        losses = sum(
-            is_loss((folder.outcome(other) or {}).get("why") or "") for other in folder.starts if other != start
-        )
+    if state == "FAILED" and found is not None and (lost := _loss(folder, start)) is not None:
+        losses = sum(_was_loss(folder.outcome(other)) for other in folder.starts if other != start)
         if losses < _MOST_LOSSES:
-            return {"next": REQUEUE, "why": found["error"]}
-        return {"next": None, "why": f"{found['error']}; this has happened {losses + 1} times"}
+            return {"next": REQUEUE, "why": lost["message"], "cause": lost["cause"]}
+        return {"next": None, "why": f"{lost['message']}; this has happened {losses + 1} times"}
     if state in ("STOPPED", None) or not folder.is_over(start):  # agents that did not say so were killed
         shown = shown_by_slurm()
         if _is_ended(shown):
@@ -108,6 +108,20 @@ def _outcome(folder: JobFolder, start: Start, found: JobRecord | None, exit_code
     if state is None:
         return {"next": None, "state": "FAILED", "exit_code": exit_code or 1, "why": why_unheard(folder)}
     return {"next": None}
+
+
+def _loss(folder: JobFolder, start: Start) -> Failure | None:
+    """The failure of a start, if that is the loss of a node."""
+    failures = [(run.read_status() or {}).get("failure") for run in folder.runs(start)]
+    first = next((failure for failure in failures if failure is not None), None)
+    return first if first is not None and first["cause"] == "node lost" else None
+
+
+def _was_loss(outcome: dict[str, Any] | None) -> bool:
+    """Whether a start was requeued because it lost a node; the last version's outcomes have no cause."""
+    if outcome is None:
+        return False
+    return with_cause({"rank": None, "message": outcome.get("why"), **outcome})["cause"] == "node lost"
 
 
 def _at_limit(folder: JobFolder, start: Start) -> dict[str, Any]:

@@ -1,0 +1,227 @@
+"""The journal of a node's part of a job: one record a line, appended when something happens.
+
+Readers skip what they do not know: events, keys, records of a newer version, and lines that are no records. A line
+without its end is not read yet. `journal.jsonl` is the file; the last version's, `events.jsonl`, has records without
+a version (0), and only of what people see: the rest is in its status.json alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+import time
+from typing import TYPE_CHECKING, Any, Union, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+    from typing import Literal, TypedDict
+
+    from .status import Failure, FinalState, OtherFailure, RankRecord, Status
+
+    class _Record(TypedDict, total=False):
+        """What `append` adds to every record: the version, and seconds since the epoch."""
+
+        v: int
+        time: float
+
+    class StateRecord(_Record):
+        """Fields of the status that have changed. The first record of an agent has all of them."""
+
+        event: Literal["state"]
+        status: Status
+
+    class RanksRecord(_Record):
+        """Ranks that have changed; the others are as they were."""
+
+        event: Literal["ranks"]
+        ranks: list[RankRecord]
+
+    class ReopenedRecord(_Record):
+        """The run directory gets another agent: what was before does not count for the state."""
+
+        event: Literal["reopened"]
+
+    class QueuedRecord(_Record):
+        """The job waits for devices."""
+
+        event: Literal["queued"]
+        need: int | tuple[str, ...]
+        ahead: int
+        problem: str
+
+    class GrantedRecord(_Record):
+        """It has got them."""
+
+        event: Literal["granted"]
+        devices: Sequence[str]
+
+    class LogFiles(TypedDict):
+        """The files of a rank; `out` and `err` are one file unless its streams are apart."""
+
+        rank: int
+        local_rank: int
+        out: str
+        err: str
+        error: str
+
+    class StartedRecord(_Record):
+        """An attempt starts."""
+
+        event: Literal["started"]
+        attempt: int
+        world_size: int
+        logs: list[LogFiles]
+
+    class StoppingRecord(_Record):
+        """The ranks are being stopped with the job."""
+
+        event: Literal["stopping"]
+        signal: int
+        grace: float
+
+    class RestartingRecord(_Record):
+        """Another attempt follows: after a failure, or because nodes have come or gone."""
+
+        event: Literal["restarting"]
+        attempt: int
+        restarts: int
+        why: str
+        nodes: int
+        failure: Failure | None
+        others: list[OtherFailure]
+
+    class FinishedRecord(_Record):
+        """The job has ended here; its last record."""
+
+        event: Literal["finished"]
+        state: FinalState
+        exit_code: int
+        failure: Failure | None
+        others: list[OtherFailure]
+
+    class ReasonRecord(_Record):
+        """A thing with its reason: the job waits for nodes, is not started warm, imports in each rank, …."""
+
+        event: Literal["waiting", "cold", "exec", "unjoined"]
+        why: str
+
+    class WarmRecord(_Record):
+        """A warm server has started the agent."""
+
+        event: Literal["warm"]
+
+    class ContinuedRecord(_Record):
+        """A suspended process was continued, so that the job can end."""
+
+        event: Literal["continued"]
+        what: str
+        pid: int
+
+    class TensorBoardRecord(_Record):
+        """TensorBoard runs beside the job, or cannot."""
+
+        event: Literal["tensorboard"]
+        url: str | None
+        problem: str | None
+
+
+Record = Union[
+    "StateRecord", "RanksRecord", "ReopenedRecord", "QueuedRecord", "GrantedRecord", "StartedRecord", "StoppingRecord",
+    "RestartingRecord", "FinishedRecord", "ReasonRecord", "WarmRecord", "ContinuedRecord", "TensorBoardRecord",
+]  # fmt: skip
+
+VERSION = 1
+NAME, NAME_BEFORE = "journal.jsonl", "events.jsonl"
+_OF_STATE = frozenset({"state", "ranks", "reopened"})  # events that only change the state: they are not shown
+_MOST_BYTES = 64 * 1024 * 1024  # that one call reads
+# The last version's message for the loss of a node; since then a failure has its cause.
+_LOSS_BEFORE = re.compile(r"node \d+ \([^)]*\)(, which coordinates the job,)? (is gone|did not answer)")
+
+
+def append(path: Path, spare: Path, records: Sequence[Record]) -> tuple[list[Record], int]:
+    """Append records with one write, also if other processes append; returns them as written, and where they end.
+
+    A full disk is no error: `spare` is removed to make space, and if that is not enough, the records are lost.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    stamp = {"v": VERSION, "time": time.time()}
+    written = [cast("Record", {**stamp, **record}) for record in records]
+    data = "".join(f"{json.dumps(record)}\n" for record in written).encode()
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        size = os.lseek(fd, 0, os.SEEK_END)
+        if size and os.pread(fd, 1, size - 1) != b"\n":  # the disk was full, or the writer was killed
+            data = b"\n" + data
+        count = 0
+        with contextlib.suppress(OSError):
+            count = os.write(fd, data)
+        if count < len(data):
+            with contextlib.suppress(OSError):
+                spare.unlink()
+                os.write(fd, data[count:])
+        return written, os.lseek(fd, 0, os.SEEK_CUR)
+    finally:
+        os.close(fd)
+
+
+def read(path: Path, offset: int = 0) -> tuple[list[Record], int]:
+    """The records from a position on, and the end of the last complete line; none if the file is missing."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return [], offset
+    try:
+        is_regular = stat.S_ISREG(os.fstat(fd).st_mode)  # a FIFO would never end
+        data = os.pread(fd, _MOST_BYTES, offset) if is_regular else b""
+    except OSError:
+        return [], offset
+    finally:
+        os.close(fd)
+    end = data.rfind(b"\n") + 1
+    return parsed(data[:end].split(b"\n")), offset + end
+
+
+def parsed(lines: Iterable[bytes]) -> list[Record]:
+    """The records in complete lines; lines that are none, or of a newer version, are skipped."""
+    return [record for line in lines if (record := _parse(line)) is not None]
+
+
+def for_people(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """The records that people see, without their version."""
+    return [{key: value for key, value in it.items() if key != "v"} for it in records if it["event"] not in _OF_STATE]
+
+
+def _parse(line: bytes) -> Record | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("event"), str):
+        return None
+    version, moment = record.get("v", 0), record.get("time")
+    if type(version) is not int or not 0 <= version <= VERSION or type(moment) not in (int, float):
+        return None
+    if version == 0 and isinstance(record.get("failure"), dict):
+        record["failure"] = with_cause(record["failure"])
+    return cast("Record", record)
+
+
+def with_cause(failure: dict[str, Any]) -> Failure:
+    """A failure with its cause; one that the last version has written has none."""
+    if "cause" in failure:
+        return cast("Failure", failure)
+    if failure.get("rank") is None:
+        cause = "node lost" if _LOSS_BEFORE.match(str(failure.get("message"))) else "agent"
+    elif failure.get("oom"):
+        cause = "out of memory"
+    elif failure.get("signal"):
+        cause = "signal"
+    else:
+        cause = "exception" if failure.get("has_traceback") else "exit"
+    return cast("Failure", {**failure, "cause": cause})

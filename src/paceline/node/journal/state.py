@@ -1,0 +1,85 @@
+"""The state of a node's part of a job, from the records of its journal. status.json is a cache of it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, cast
+
+from paceline.node.files import load_json
+
+from .records import VERSION, read, with_cause
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from .records import Record
+    from .status import Status
+
+FINAL = ("SUCCEEDED", "FAILED", "STOPPED")
+
+
+def reduce(status: Status, records: Iterable[Record]) -> Status:
+    """The status after these records; {} before the first one. Records that make no sense are skipped."""
+    for record in records:
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+            status = _after(status, record)
+    return status
+
+
+def _after(status: Status, record: Record) -> Status:
+    """The status after one record."""
+    if record["event"] == "state":
+        return {**status, **record["status"]}
+    if record["event"] == "ranks":
+        ranks = {rank["local_rank"]: rank for rank in status.get("ranks", ())}
+        ranks.update((rank["local_rank"], rank) for rank in record["ranks"])
+        return {**status, "ranks": list(ranks.values())}
+    if record["event"] == "finished":
+        return {
+            **status, "state": record["state"], "exit_code": record["exit_code"], "failure": record["failure"],
+            "others": record["others"], "finished": record["time"], "waiting": None,
+        }  # fmt: skip
+    return {} if record["event"] == "reopened" else status
+
+
+def cached(status: Status, offset: int) -> dict[str, Any]:
+    """The content of status.json, with the position up to which it holds the journal."""
+    return {**status, "v": VERSION, "journal": offset}
+
+
+def load(cache: Path, journal: Path) -> Status:
+    """The status of a part, from its status.json and what its journal has after that; {} if there is none yet.
+
+    Raises:
+        OSError: status.json cannot be read.
+        ValueError: it is damaged, and the journal has no status.
+    """
+    damage, stored = None, None
+    try:
+        stored = load_json(cache)
+    except ValueError as error:
+        damage = error
+    if stored is not None and "journal" not in stored:
+        return _of_last_version(cast("Status", stored), journal)
+    offset = stored.pop("journal") if stored is not None else 0
+    if stored is None or stored.pop("v", None) != VERSION or type(offset) is not int or offset < 0:
+        stored, offset = {}, 0
+    status = cast("Status", stored)
+    if status.get("state") not in FINAL:
+        status = reduce(status, read(journal, offset)[0])
+    if damage is not None and "agent" not in status:  # the last version's journal has only the end
+        raise damage
+    return status
+
+
+def _of_last_version(status: Status, journal: Path) -> Status:
+    """The status from a status.json that is no cache; on a full disk only the journal got the end."""
+    if status.get("state") not in FINAL:
+        begun = status.get("created", 0.0)
+        since = begun if isinstance(begun, float) else 0.0
+        ends = [record for record in read(journal)[0] if record["event"] == "finished" and record["time"] > since]
+        status = reduce(status, ends)
+    if isinstance(failure := status.get("failure"), dict):
+        status = {**status, "failure": with_cause(cast("dict[str, Any]", failure))}
+    return status
