@@ -137,7 +137,7 @@ def test_another_paceline_on_a_host_does_no_harm(client: Client) -> None:
         other.write_text("raise ImportError('the wrong one')")
         for method in ("fork", "exec"):
             name = submit(client, "--start-method", method, client.script("import paceline; print(paceline.__file__)"))
-            assert client("logs", "--on", "lab", "-f", name).stdout.endswith(".pyz/paceline/__init__.py\n")
+            assert client("logs", "--on", "lab", "-f", name).stdout.endswith(".pyz/paceline/__init__.pyc\n")
     finally:
         shutil.rmtree(other.parent)
 

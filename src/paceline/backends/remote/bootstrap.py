@@ -9,8 +9,8 @@ READ = (
     "exec(json.loads(line) if whole else lost)"
 )
 
-# The archive gets the bytecode of this Python beside its modules, or every request would compile them anew; another
-# Python passes over it. Whoever can write to the archive, or put another one in its place, runs as this user: so nobody
+# The archive gets the bytecode of this Python beside its modules, or every request and every rank would compile them
+# anew; another Python passes over it. Whoever can write to the archive, or put another one in its place, runs as this user: so nobody
 # else may be able to change any part of its path.
 BEGIN = r"""
 import os, stat
@@ -23,8 +23,11 @@ def add_bytecode(archive):
     head = importlib.util.MAGIC_NUMBER + bytes([1]) + bytes(11)  # 1: not to be compared with the source
     with zipfile.ZipFile(archive, "a") as packed:
         for name in packed.namelist():
-            if name.startswith(("paceline/contract/", "paceline/node/")):
-                code = compile(packed.read(name), path + "/" + name, "exec", dont_inherit=True)
+            if name.startswith("paceline/"):
+                try:
+                    code = compile(packed.read(name), path + "/" + name, "exec", dont_inherit=True)
+                except SyntaxError:  # what ranks import may need a newer Python, which they may have
+                    continue
                 packed.writestr(zipfile.ZipInfo(name + "c"), head + marshal.dumps(code))
 class Unsafe(Exception):
     pass
