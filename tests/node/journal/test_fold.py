@@ -172,11 +172,16 @@ def test_a_job_that_has_ended_by_evidence_is_not_revived_by_what_hanging_nodes_r
 @many
 @given(st.data())
 def test_a_job_has_the_end_that_its_nodes_recorded_although_some_were_killed_before(data: st.DataObject) -> None:
-    changes, end, _ = data.draw(histories(can_be_elastic=False))
+    changes, end, is_elastic = data.draw(histories())
     survivor = data.draw(st.integers(0, len(changes) - 1))
     attempt = max(number for number, change in enumerate(changes[0]) if change.get("start"))
     parts = [
-        after(it, len(it) if node == survivor else data.draw(st.integers(attempt + 1, len(it))), alive=False)
+        after(
+            it,
+            len(it) if node == survivor else data.draw(st.integers(attempt + 1, len(it))),
+            alive=False,
+            is_elastic=is_elastic,
+        )
         for node, it in enumerate(changes)
     ]
     record = fold(JOB, parts)

@@ -215,10 +215,11 @@ def _of_parts(parts: Sequence[Part]) -> tuple[JobState, int | None, int | None]:
         return _nothing(), None, None
     parts = sorted(parts, key=order)
     there, first, count = last_attempt(parts), parts[0], _in_last(parts)
-    # A node that hangs does not know yet that the job has ended. From an elastic job a node may have gone.
+    # A node that hangs does not know yet that the job has ended, and an agent that was killed could not record how; the
+    # others know it. From an elastic job a node may have gone while others go on.
     ended = [part for part in parts[:count] if part["state"] in FINAL and part["exit_code"] is not None]
-    is_known = bool(ended) and (len(ended) == count or not any(part["is_elastic"] for part in parts))
-    deciding = ended if is_known else there
+    goes_on = any(part["is_elastic"] for part in parts) and any(_state_of(part) in _UNFINISHED for part in there)
+    deciding = ended if ended and not goes_on else there
     state = _common([_state_of(part) for part in deciding])
     culprit = min((part for part in there if _error_of(part)), key=_weight, default=None)
     telling = next((part for part in deciding if _state_of(part) == state), deciding[0])
@@ -307,9 +308,10 @@ def _ended(found: JobState, scheduler: Scheduler) -> JobState:
     over = found["state"] in FINAL
     state = scheduler.result or (found["state"] if over else "FAILED")
     finished = found["finished"] or scheduler.finished
-    is_failed = state == "FAILED"
     code = found["exit_code"] if scheduler.exit_code is None else scheduler.exit_code
-    code = None if is_failed and code == 0 else code  # the nodes do not know why
+    if (code == 0) != (state == "SUCCEEDED"):  # the nodes know nothing of this end
+        code = 0 if state == "SUCCEEDED" else None
+    is_failed = state == "FAILED"
     return {
         **found, "state": state, "exit_code": code, "waiting": None, "finished": finished,
         "error": scheduler.reason or (found["error"] if is_failed else None),
