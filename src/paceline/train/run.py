@@ -226,11 +226,11 @@ class Run(Collectives):
         self._draws.end()
         for thing in things:
             if isinstance(thing, torch.optim.Optimizer):
-                self._metrics.watch(thing)
+                self._metrics.times.watch(thing)
         prepared = [self._prepared.add(thing, strategy, self._steps) for thing in things]
         for thing in things:
             if isinstance(thing, torch.optim.Optimizer) and self._prepared.exchanges_after(thing):
-                self._metrics.watch_exchange(thing)
+                self._metrics.times.watch_exchange(thing)
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
     def backward(
@@ -281,7 +281,7 @@ class Run(Collectives):
             options["inputs"] = inputs
         is_sum = reduction == "sum"
         with self._steps.backward(weight, is_sum=is_sum, inputs=inputs, again=retain_graph) as factor:
-            self._metrics.backward(loss, factor, **options)
+            self._metrics.times.backward(loss, factor, **options)
             self._prepared.saw_loss(unscaled(loss))
             if self._trial is not None:
                 self._trial.saw_loss(unscaled(loss))

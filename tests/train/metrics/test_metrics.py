@@ -222,7 +222,7 @@ def train_slowly(folder: str, slow: Slow) -> None:
                 return super().step(closure)
 
         slower = run.setup(Slower(model.parameters(), lr=1e-4))
-        times = run._metrics._times
+        times = run._metrics.times
         computed = times._computed
 
         def exchanges() -> None:

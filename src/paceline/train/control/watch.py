@@ -25,9 +25,8 @@ from .errors import CollectiveMismatch, LeftEarly, PeerLost
 from .fatal import Fatal
 from .forks import forget_in_children
 from .listener import Listener
-from .process_hooks import ProcessHooks
+from .process_hooks import ProcessHooks, die_by
 from .relay import EVERYBODY, Message, Relay
-from .signals import die_by
 
 _PEER_GRACE = 3.0  # seconds for the main thread to notice by itself that a rank is lost
 _OWN_GRACE = 1.0  # seconds for the main thread of the rank that is to blame

@@ -142,11 +142,7 @@ class EpochPosition:
                     f"cannot resume: the checkpoint was made with {key}={state[key]!r}, now it is {now!r}; "
                     f"go back to {state[key]!r}, or start again without the checkpoint"
                 )
-        batches = state["position"] // (
-            state["global_batch_size"] or 1
-        )  # checkpoints of older versions have no number of batches
-        is_over = state.get("is_over", False)
-        self.go_back((state["epoch"], state["position"], state["stream"], is_over, state.get("batches", batches)))
+        self.go_back((state["epoch"], state["position"], state["stream"], state["is_over"], state["batches"]))
 
 
 class ShardedSampler(EpochPosition, ABC):

@@ -12,9 +12,20 @@ if TYPE_CHECKING:
     from .epochs import Body
     from .steps import Steps
 
+_OF_LOADER = frozenset({"batch_index", "batch_sampler", "batch_size", "dataset", "sampler", "samples"})
+
 
 class Feed:
-    """A training loader whose batches are the steps of a `Run`: requesting the next batch ends the current step."""
+    """A training loader whose batches are the steps of a `Run`: requesting the next batch ends the current step.
+
+    Attributes:
+        dataset: the whole data set, of which each rank gets its share.
+        samples: this rank's samples in the batch yielded last; 0 if it is a stand-in, which does not count.
+        batch_size: this rank's samples of a full batch; None if a batch sampler makes the batches.
+        batch_index: number of the current batch within its epoch, from 0; outside of a loop, that of the next batch.
+        sampler: the script's own sampler, or an equivalent, see `Loader`.
+        batch_sampler: the script's own batch sampler; None if there is none.
+    """
 
     def __init__(self, loader: Loader, steps: Steps) -> None:
         self.loader = loader
@@ -27,35 +38,10 @@ class Feed:
     def __len__(self) -> int:
         return len(self.loader)
 
-    @property
-    def dataset(self) -> Any:
-        """The whole data set, of which each rank gets its share."""
-        return self.loader.dataset
-
-    @property
-    def samples(self) -> int:
-        """This rank's samples in the batch yielded last; 0 if it is a stand-in, which does not count."""
-        return self.loader.samples
-
-    @property
-    def batch_size(self) -> int | None:
-        """This rank's samples of a full batch; None if a batch sampler makes the batches."""
-        return self.loader.batch_size
-
-    @property
-    def batch_index(self) -> int:
-        """Number of the current batch within its epoch, from 0; outside of a loop, that of the next batch."""
-        return self.loader.batch_index
-
-    @property
-    def sampler(self) -> Any:
-        """The script's own sampler, or an equivalent, see `Loader`."""
-        return self.loader.sampler
-
-    @property
-    def batch_sampler(self) -> Any:
-        """The script's own batch sampler; None if there is none."""
-        return self.loader.batch_sampler
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_LOADER:
+            return getattr(self.loader, name)
+        raise AttributeError(f"a training loader has no attribute {name!r}")
 
     def __iter__(self) -> Iterator[Any]:
         steps, body = self._steps, self._steps.body
@@ -92,13 +78,9 @@ class Feed:
         """
         self.loader.load_state_dict(state)
         self.finished_in = _body(state["finished_in"]) if by_epochs else None
-        self.used_in = _body(state.get("used_in")) if by_epochs else None
+        self.used_in = _body(state["used_in"]) if by_epochs else None
         self._is_through = self.finished_in is not None
 
 
 def _body(saved: Any) -> Body | None:
-    if saved is None:
-        return None
-    return (
-        (0, saved) if isinstance(saved, int) else (saved[0], saved[1])
-    )  # a number: from versions that did not count loops
+    return None if saved is None else (saved[0], saved[1])

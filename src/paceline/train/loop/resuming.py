@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.train.checkpoint.store import Checkpoint
-    from paceline.train.data.loader import Loader
     from paceline.train.group.group import Group
     from paceline.train.metrics.metrics import Metrics
 
     from .checkpointing import Checkpointing
-    from .epochs import Body, EpochLoops
+    from .epochs import EpochLoops
+    from .feed import Feed
     from .passes import Passes
-
-
-class TrainingLoader(Protocol):
-    """What `Run.dataloader` returns, see `feed.Feed`."""
-
-    loader: Loader
-    used_in: Body | None
-    finished_in: Body | None
-
-    def state_dict(self, *, before: bool) -> dict[str, Any]:
-        """The position in it."""
-
-    def load_state_dict(self, state: dict[str, Any], *, by_epochs: bool) -> None:
-        """Go to the position of `state`."""
 
 
 class Resuming:
@@ -64,7 +50,7 @@ class Resuming:
         """Whether there is a checkpoint that is not loaded yet."""
         return self._found is not None
 
-    def reach(self, feeds: Sequence[TrainingLoader]) -> bool:
+    def reach(self, feeds: Sequence[Feed]) -> bool:
         """Load it and go to its epoch, if that is in the loop just entered; returns whether it is.
 
         In an earlier loop, load only what was set up so far: the script may not have made everything yet.
@@ -76,7 +62,7 @@ class Resuming:
         self.load(feeds, by_epochs=True)
         return True
 
-    def load(self, feeds: Sequence[TrainingLoader], *, by_epochs: bool) -> None:
+    def load(self, feeds: Sequence[Feed], *, by_epochs: bool) -> None:
         """Load it into everything that was set up.
 
         Args:

@@ -16,7 +16,7 @@ from .epochs import EpochLoops
 from .gradients import Gradients
 from .optimizers import OtherOptimizers
 from .passes import Pass, Passes
-from .resuming import Resuming, TrainingLoader
+from .resuming import Resuming
 from .tune_trial import TrialOver
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from .checkpointing import Checkpointing
     from .epochs import Body
+    from .feed import Feed
     from .tune_trial import Trial
 
 log = logging.getLogger("paceline")
@@ -76,7 +77,7 @@ class Steps:
         """
         self.done = 0
         self.in_loop = False
-        self.feeds: list[TrainingLoader] = []
+        self.feeds: list[Feed] = []
         self._group, self._prepared, self._checkpoints = group, prepared, checkpoints
         self._metrics, self._watch, self._close, self._trial = metrics, watch, close, trial
         self._epochs = EpochLoops(keep_random=checkpoints.can_save)

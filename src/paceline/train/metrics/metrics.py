@@ -33,6 +33,9 @@ class Metrics:
     Every `every` steps, and at the end of an epoch, the ranks start a reduction. When rank 0 has the result, it shows
     it, and appends a line to `metrics.jsonl` and values to the event files in `tensorboard/`; each rank appends its own
     times to `steps/rank-<rank>.jsonl`.
+
+    Attributes:
+        times: measures the steps of this rank.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class Metrics:
         self._group = group
         self._sent, self._sent_before, self._method = sent, 0, method
         self._folder = folder
-        self._times = StepTimes(make_clock(group.device), exchanges=group.world_size > 1)
+        self.times = StepTimes(make_clock(group.device), exchanges=group.world_size > 1)
         self._progress = Progress(screen=progress, file=progress_file) if group.is_main else None
         self._sums: dict[str, Sum] = {}
         self._names: list[str] = []  # all names logged so far: the same list on every rank
@@ -82,14 +85,6 @@ class Metrics:
         """Continue after `step` steps: TensorBoard hides what an earlier attempt wrote of later ones."""
         self._last = (epoch, step)
         self._resumed_at = step
-
-    def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Time the steps of an optimizer."""
-        self._times.watch(optimizer)
-
-    def watch_exchange(self, optimizer: torch.optim.Optimizer) -> None:
-        """Time what ranks exchange after the steps of an optimizer; called once that was set up."""
-        self._times.watch_exchange(optimizer)
 
     # -- events of the loop --------------------------------------------------------------------------------------------
 
@@ -117,7 +112,7 @@ class Metrics:
             self.flush()
         self.settle()  # what belongs to the previous loop is not shown with this one
         self._has_begun = True
-        self._times.restart()
+        self.times.restart()
         if self._progress is not None:
             self._progress.begin(epoch, epochs, steps, done)
 
@@ -166,7 +161,7 @@ class Metrics:
     def loop_left(self) -> None:
         """At the end of a loop, or after a `break` or an error within a step. Not a collective."""
         self._in_step = False
-        self._times.leave()
+        self.times.leave()
         if self._progress is not None:
             self._progress.leave()
 
@@ -178,18 +173,14 @@ class Metrics:
             total: samples in the batches of all ranks.
         """
         self._in_step, self._samples, self._total = True, samples, total
-        self._times.data_received()
-
-    def backward(self, loss: torch.Tensor, weight: float | torch.Tensor, **options: Any) -> None:
-        """`torch.autograd.backward(loss * weight, **options)`, timed."""
-        self._times.backward(loss, weight, **options)
+        self.times.data_received()
 
     @contextlib.contextmanager
     def checkpointing(self) -> Iterator[None]:
         """The block's time counts as that of a checkpoint."""
-        self._times.checkpoint_begins()
+        self.times.checkpoint_begins()
         yield
-        self._times.checkpoint_ends()
+        self.times.checkpoint_ends()
 
     def step_done(self, epoch: int, step: int) -> None:
         """The loop has requested another batch.
@@ -215,7 +206,7 @@ class Metrics:
             self._progress.step_done(self._total)
 
     def _count(self, epoch: int, step: int) -> None:
-        self._times.step_done()
+        self.times.step_done()
         self._in_step = False
         self._last = (epoch, step)
         if not self._steps:
@@ -249,7 +240,7 @@ class Metrics:
             LogMismatch: the ranks have logged different names.
         """
         self.settle()
-        times = self._times.read()
+        times = self.times.read()
         self._write_times(times)
         if not self._steps:
             self._first = self._last
