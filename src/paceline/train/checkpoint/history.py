@@ -35,8 +35,8 @@ def noted(folder: Path) -> int | None:
     """
     path = _path()
     try:
-        said = {} if path is None else json.loads(path.read_bytes())
-        step, other = said.get("step"), Path(said.get("folder", "")).name
+        noted_before = {} if path is None else json.loads(path.read_bytes())
+        step, other = noted_before.get("step"), Path(noted_before.get("folder", "")).name
     except (OSError, ValueError, AttributeError, TypeError):
         return None
     if other != folder.name and re.sub(r"-\d+$", "", other) == re.sub(r"-\d+$", "", folder.name):

@@ -35,7 +35,7 @@ class Search:
         self._writers = writers  # of each rank's folder
         self._writes = writers[rank] == rank
         self._agreement = agreement
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def newest(self, hold: Callable[[], None]) -> SavedCheckpoint | None:
         """The newest checkpoint, verified, in this rank's folder; None if there is none. All ranks must call this.
@@ -136,8 +136,8 @@ class Search:
         """Warn, once for each, of damaged checkpoints."""
         for path, reason in damaged.items():
             line = f"checkpoint {path} is damaged and not used: {reason}"
-            if line not in self._told:
-                self._told.add(line)
+            if line not in self._logged:
+                self._logged.add(line)
                 log.warning(line)
 
 

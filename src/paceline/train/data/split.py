@@ -82,9 +82,9 @@ class Split:
             return None
         workers = max(1, self._workers)
         if self._ranks is not None:
-            said = self._ranks.gather_objects((workers, begun))
-            workers = said[0][0]
-            begun = begun.merged([parts for _, parts in said if parts is not None]) if begun is not None else None
+            states = self._ranks.gather_objects((workers, begun))
+            workers = states[0][0]
+            begun = begun.merged([parts for _, parts in states if parts is not None]) if begun is not None else None
         self._fresh = self._parts_of_new_epoch(self._world_size * workers, position.global_batch_size)
         if begun is None and position.position == 0 and self._fresh is not None:
             begun = Parts(self._fresh)

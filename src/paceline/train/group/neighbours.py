@@ -22,7 +22,7 @@ from .local_links import SECONDS, LocalListener
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-TELLS = 2  # calls of `tell`
+GATHERS = 2  # calls of `gather`
 _MEETING = struct.Struct("<QQ")  # how often, for what
 _TIMEVAL = struct.Struct("@ll")
 _FOLDER = "/dev/shm"
@@ -39,7 +39,7 @@ class Neighbours:
         position: of this rank among them.
         count: their number, 2 or more.
         length: bytes of the file.
-        tell: gathers a text from all of these ranks, in order of position; called `TELLS` times, also if this fails.
+        gather: gathers a text from all of these ranks, in order of position; called `GATHERS` times, also if this fails.
         use: called with the descriptor of the file, which is closed afterwards.
         timeout: seconds to wait for another rank; None waits until it is gone.
 
@@ -52,7 +52,7 @@ class Neighbours:
         position: int,
         count: int,
         length: int,
-        tell: Callable[[str], Sequence[str]],
+        gather: Callable[[str], Sequence[str]],
         use: Callable[[int], None],
         *,
         timeout: float | None,
@@ -71,11 +71,11 @@ class Neighbours:
                 file = _file(length) if position == 0 else -1
             except OSError as error:
                 problem = _text(error)
-            told = [json.loads(each) for each in tell(json.dumps([listener and listener.address, problem]))]
-            why = [each for _, each in told]
+            offers = [json.loads(each) for each in gather(json.dumps([listener and listener.address, problem]))]
+            why = [each for _, each in offers]
             if listener is not None and not any(why):
-                problem = self._set_up(listener, [each for each, _ in told], file, use)
-            why = [one or other for one, other in zip(why, tell(problem), strict=True)]
+                problem = self._set_up(listener, [each for each, _ in offers], file, use)
+            why = [one or other for one, other in zip(why, gather(problem), strict=True)]
         finally:
             if listener is not None:
                 listener.close()

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .neighbours import TELLS, Neighbours, NeighboursError
+from .neighbours import GATHERS, Neighbours, NeighboursError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     Share = list[torch.Tensor]  # consecutive parts of tensors
 
-__all__ = ["TELLS", "SharedMemory", "SharedMemoryError"]
+__all__ = ["GATHERS", "SharedMemory", "SharedMemoryError"]
 
 SharedMemoryError = NeighboursError
 _REGIONS = 3  # one is filled, one summed, and one read
@@ -36,7 +36,7 @@ class SharedMemory:
     Args:
         position: of this rank among those that share it, 0 for the one that creates it.
         count: number of these ranks, 2 or more.
-        tell: gathers a text from all of these ranks, in order of position; called `TELLS` times, also if this fails.
+        gather: gathers a text from all of these ranks, in order of position; called `GATHERS` times, also if this fails.
         timeout: seconds to wait for another rank; None waits until it is gone.
 
     Attributes:
@@ -49,7 +49,7 @@ class SharedMemory:
     sent = 0
 
     def __init__(
-        self, position: int, count: int, tell: Callable[[str], Sequence[str]], timeout: float | None = None
+        self, position: int, count: int, gather: Callable[[str], Sequence[str]], timeout: float | None = None
     ) -> None:
         self.position, self.count = position, count
         self._others = [(position + each) % count for each in range(1, count)]
@@ -60,7 +60,7 @@ class SharedMemory:
         self._memory = torch.empty(0, dtype=torch.uint8)
         length = _REGIONS * self._region_bytes
         self._neighbours = Neighbours(
-            position, count, length, tell, lambda file: self._map(file, length), timeout=timeout
+            position, count, length, gather, lambda file: self._map(file, length), timeout=timeout
         )
 
     def _map(self, file: int, length: int) -> None:

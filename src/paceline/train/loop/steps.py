@@ -218,7 +218,7 @@ class Steps:
                 self._break_off()
             if isinstance(loader, Pass):
                 self._passes.end()
-            self._metrics.loop_left()
+            self._metrics.loop_exited()
             if self._watch is not None:
                 self._watch.loop_ended(self._loops)
 
@@ -276,7 +276,7 @@ class Steps:
         """End a step in which the loop was left: count it if its batch was trained on, else take the batch back."""
         if self.counts:
             self._count()
-            self._metrics.step_left(self._epochs.epoch, self.done)
+            self._metrics.step_exited(self._epochs.epoch, self.done)
             return
         self._gradients.put_back(self._batches[0])
         for loader in self._batches:

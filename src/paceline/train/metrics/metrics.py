@@ -140,7 +140,7 @@ class Metrics:
         if self._steps or self._may_have_values():
             self.flush()
         self.settle()
-        self.loop_left()
+        self.loop_exited()
 
     def _may_have_values(self) -> bool:
         """Whether some rank may have logged something since the last reduction; the same on all ranks."""
@@ -158,7 +158,7 @@ class Metrics:
         if self._progress is not None:
             self._progress.end()
 
-    def loop_left(self) -> None:
+    def loop_exited(self) -> None:
         """At the end of a loop, or after a `break` or an error within a step. Not a collective."""
         self._in_step = False
         self.times.leave()
@@ -199,7 +199,7 @@ class Metrics:
         if self._progress is not None:
             self._progress.step_done(self._total)
 
-    def step_left(self, epoch: int, step: int) -> None:
+    def step_exited(self, epoch: int, step: int) -> None:
         """A `break` has left the loop within a step that counts. Not a collective. See `step_done`."""
         self._count(epoch, step)
         if self._progress is not None:
@@ -329,8 +329,8 @@ class Metrics:
         if self._board is None:
             again = self._resumed_at > 0 or self._group.attempt > 0
             self._board = TensorBoard(self._folder / "tensorboard", self._resumed_at + 1 if again else None)
-        shown = {_SHOWN.get(name, name): value for name, value in costs.items()}
-        self._board.add({**means, **shown}, step, now)
+        renamed = {_SHOWN.get(name, name): value for name, value in costs.items()}
+        self._board.add({**means, **renamed}, step, now)
 
     @property
     def has_values(self) -> bool:

@@ -355,8 +355,8 @@ def _make_view(label: str, steps: int | None, done: int) -> _View:
 
 def _is_terminal() -> bool:
     """Whether a terminal shows this rank's output: with `paceline run`, a file that is copied to the terminal."""
-    said = os.environ.get("TTY_INTERACTIVE")
-    return said == "1" if said in ("0", "1") else sys.stderr.isatty()
+    interactive = os.environ.get("TTY_INTERACTIVE")
+    return interactive == "1" if interactive in ("0", "1") else sys.stderr.isatty()
 
 
 def _text(moment: Moment) -> str:

@@ -218,11 +218,11 @@ def sentence(profile: Profile, link: Link, steps: Mapping[EveryStep, float]) -> 
         name_of(DiLoCo()): local_seconds(profile, link, 64, share=0.5),  # in fp16
     }
     local = {name: 1 - seconds / steps[exact] for name, seconds in others.items()}
-    said = f"{name_of(chosen)} saves {saved:.0%}" if chosen != exact else f"{name_of(exact)}; no other saves enough"
+    choice = f"{name_of(chosen)} saves {saved:.0%}" if chosen != exact else f"{name_of(exact)}; no other saves enough"
     other = next(name for name, each in local.items() if each >= max(local.values()) - _WORTH)
     if local[other] >= saved + _WORTH:
-        said += f"; {other}, which is another optimisation, would save {local[other]:.0%}"
-    return f"{measured}: {said}".replace("%", " %")
+        choice += f"; {other}, which is another optimisation, would save {local[other]:.0%}"
+    return f"{measured}: {choice}".replace("%", " %")
 
 
 def _time(seconds: float) -> str:

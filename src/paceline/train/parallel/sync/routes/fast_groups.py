@@ -125,13 +125,13 @@ def _round_trip(size: int, other: int, device: torch.device, *, first: bool) -> 
 
 def _sentence(speeds: Mapping[Pair, float], chosen: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]) -> str:
     """Which groups there are, and why, in one line."""
-    said = "groups " + " ".join(str(list(each)) for each in groups)
+    named = "groups " + " ".join(str(list(each)) for each in groups)
     if not speeds:
-        return f"{said}, the ranks of each machine: there are no three machines whose links could be compared"
+        return f"{named}, the ranks of each machine: there are no three machines whose links could be compared"
     inside = {pair for each in chosen for pair in itertools.combinations(each, 2)}
     if not inside:
         low, high = rate(min(speeds.values())), rate(max(speeds.values()))
-        return f"{said}, the ranks of each machine: {low} to {high} between them, less than a factor of {GAP:g}"
+        return f"{named}, the ranks of each machine: {low} to {high} between them, less than a factor of {GAP:g}"
     slowest = min(speeds[pair] for pair in inside)
     fastest = max(speed for pair, speed in speeds.items() if pair not in inside)
-    return f"{said}: {rate(slowest)} or more within groups, {rate(fastest)} or less between them"
+    return f"{named}: {rate(slowest)} or more within groups, {rate(fastest)} or less between them"

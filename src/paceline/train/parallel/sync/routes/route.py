@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from paceline.train.group.same_machine import machine
-from paceline.train.group.shared_memory import TELLS, SharedMemory, SharedMemoryError
+from paceline.train.group.shared_memory import GATHERS, SharedMemory, SharedMemoryError
 
 from .fast_groups import measured_groups
 from .within import Nested, WithinGroup
@@ -108,18 +108,18 @@ def _within(group: Group, groups: Sequence[Sequence[int]], mine: Sequence[int]) 
 def _shared_memory(group: Group, groups: Sequence[Sequence[int]], mine: Sequence[int]) -> Within | None:
     """Shared memory, or process groups for all ranks if some cannot share theirs."""
 
-    def tell(text: str) -> list[str]:
-        said = group.gather_objects(text)
-        return [said[rank] for rank in mine]
+    def gather(text: str) -> list[str]:
+        texts = group.gather_objects(text)
+        return [texts[rank] for rank in mine]
 
     memory: SharedMemory | None = None
     why = ""
     if len(mine) == 1:
-        for _ in range(TELLS):
-            tell("")
+        for _ in range(GATHERS):
+            gather("")
     else:
         try:
-            memory = SharedMemory(mine.index(group.rank), len(mine), tell, _timeout(group).total_seconds())
+            memory = SharedMemory(mine.index(group.rank), len(mine), gather, _timeout(group).total_seconds())
         except SharedMemoryError as error:
             why = str(error)
     problems = [problem for problem in group.gather_objects(why) if problem]
