@@ -39,7 +39,7 @@ class Neighbours:
         position: of this rank among them.
         count: their number, 2 or more.
         length: bytes of the file.
-        gather: gathers a text from all of these ranks, in order of position; called `GATHERS` times, also if this fails.
+        gather: gathers a text of each of these ranks, in order of position; called `GATHERS` times, also if this fails.
         use: called with the descriptor of the file, which is closed afterwards.
         timeout: seconds to wait for another rank; None waits until it is gone.
 

@@ -36,7 +36,7 @@ class SharedMemory:
     Args:
         position: of this rank among those that share it, 0 for the one that creates it.
         count: number of these ranks, 2 or more.
-        gather: gathers a text from all of these ranks, in order of position; called `GATHERS` times, also if this fails.
+        gather: gathers a text of each of these ranks, in order of position; called `GATHERS` times, also if this fails.
         timeout: seconds to wait for another rank; None waits until it is gone.
 
     Attributes:

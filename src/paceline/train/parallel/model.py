@@ -352,8 +352,8 @@ class Model:
                 raise UnusedParameters(self._unused(unused, f"the loss at {script_line()}"))
 
     def _unused(self, names: list[str], loss: str) -> str:
-        listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         return (
-            f"no gradient for {listed or 'some parameters'} on rank {self._group.rank}: {loss} does not depend on them; "
+            f"no gradient for {some or 'some parameters'} on rank {self._group.rank}: {loss} does not depend on them; "
             "use them, set requires_grad=False before run.setup, or use Strategy(find_unused_parameters=True)"
         )
