@@ -10,8 +10,8 @@ READ = (
 )
 
 # The archive gets the bytecode of this Python beside its modules, or every request and every rank would compile them
-# anew; another Python passes over it. Whoever can write to the archive, or put another one in its place, runs as this user: so nobody
-# else may be able to change any part of its path.
+# anew; another Python passes over it. Whoever can write to the archive, or put another one in its place, runs as this
+# user: so nobody else may be able to change any part of its path.
 BEGIN = r"""
 import os, stat
 stdin = getattr(sys.stdin, "buffer", sys.stdin)
