@@ -16,12 +16,11 @@ _PREFIXES = (
 )  # fmt: skip
 _NAMES = frozenset({"CI", "CXX"})
 _READERS = frozenset({"copy", "get", "items", "keys", "values", "__contains__", "__getitem__"})
-_WRITERS = frozenset({"setdefault", "pop", "update"})
-_FUNCTIONS_THAT_READ = frozenset({"dict", "len", "list", "print", "set", "sorted"})
+_WRITERS = frozenset({"setdefault", "pop"})
 
 
 def may_set_variables(nodes: Iterable[ast.AST]) -> bool:
-    """Whether these nodes mention such a variable, or set one whose name is computed.
+    """Whether these nodes mention such a variable, or use `os.environ` in a way that may set one.
 
     Args:
         nodes: all nodes of a file.
@@ -63,30 +62,12 @@ def _harmless_uses(node: ast.AST) -> Iterator[ast.AST]:
             yield node.value
     elif isinstance(node, ast.Call):
         function = node.func
-        if isinstance(function, ast.Attribute) and function.attr in _WRITERS and _names_are_constant(node):
+        if isinstance(function, ast.Attribute) and function.attr in _WRITERS and node.args and _is_text(node.args[0]):
             yield function.value
-        elif isinstance(function, ast.Name) and function.id in _FUNCTIONS_THAT_READ:
-            yield from node.args
-    elif isinstance(node, (ast.For, ast.comprehension)):
-        yield node.iter
     elif isinstance(node, ast.Dict):  # {**os.environ}
         yield from (value for key, value in zip(node.keys, node.values) if key is None)
     elif isinstance(node, ast.keyword):  # f(env=os.environ), f(**os.environ)
         yield node.value
-    elif isinstance(node, ast.AugAssign) and _keys_are_constant(node.value):
-        yield node.target
-
-
-def _names_are_constant(call: ast.Call) -> bool:
-    """Whether all variables that a call of a method of `os.environ` sets have constant names."""
-    assert isinstance(call.func, ast.Attribute)
-    if call.func.attr == "update":
-        return all(map(_keys_are_constant, call.args)) and all(keyword.arg is not None for keyword in call.keywords)
-    return bool(call.args) and _is_text(call.args[0])
-
-
-def _keys_are_constant(node: ast.expr) -> bool:
-    return isinstance(node, ast.Dict) and all(key is not None and _is_text(key) for key in node.keys)
 
 
 def _is_text(node: ast.AST) -> bool:
