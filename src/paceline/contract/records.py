@@ -8,6 +8,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 State = Literal["PENDING", "STARTING", "RUNNING", "RESTARTING", "SUCCEEDED", "FAILED", "STOPPED", "LOST"]
+FinalState = Literal["SUCCEEDED", "FAILED", "STOPPED"]
+# Of a rank: it raised an exception, ended with an exit code, was killed by a signal, or because memory ran out. Of a
+# node: it was lost, others did not come, it was refused, or its request was; the job reached its time limit; its ranks
+# gave way to another job; its client is gone; it runs elsewhere now; or paceline's own processes have failed.
+Cause = Literal[
+    "exception", "exit", "signal", "out of memory",
+    "node lost", "nodes missing", "refused", "time limit", "preempted", "client gone", "elsewhere", "agent",
+]  # fmt: skip
 Value = Union[str, int, float, bool, None, "Sequence[Value]", "Mapping[str, Value]"]
 
 
@@ -145,7 +153,7 @@ class JobState(TypedDict):
     finished: float | None
     instances: list[InstanceRecord]
     error: str | None
-    cause: str | None
+    cause: Cause | None
     waiting: str | None
     restarts: int
     devices: list[str]

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.contract.records import (
+        Cause,
         CheckpointRecord,
         CodeRecord,
         DataRecord,
@@ -104,7 +105,7 @@ class Job:
     finished: float | None
     instances: tuple[Instance, ...]
     error: str | None
-    cause: str | None = None
+    cause: Cause | None = None
     waiting: str | None = None
     restarts: int = 0
     max_restarts: int = 0

@@ -12,7 +12,8 @@ from paceline.node.files import is_disk_full
 from paceline.node.rundir.directory import read_error
 
 if TYPE_CHECKING:
-    from paceline.node.journal.status import Cause, Failure
+    from paceline.contract.records import Cause
+    from paceline.node.journal.status import Failure
 
 TIMED_OUT = 124  # the exit code of a job that reached its time limit, as timeout(1) has it
 # What a rank prints if a peer is gone: such a failure is the consequence of another one.

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.node.journal.fold import Scheduler, fold, is_over, part_of
-from paceline.node.journal.state import FINAL
+from paceline.node.journal.state import FINAL, reduce
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,33 +63,40 @@ def failed(message: str, number: int | None = None, cause: str | None = None, co
 _CODES = {"SUCCEEDED": 0, "FAILED": 1, "STOPPED": 143}
 
 
+def changed(**status: Any) -> dict[str, Any]:
+    """The record of a change of the status."""
+    return {"event": "state", "status": status}
+
+
 @st.composite
 def histories(draw: st.DrawFn, *, can_be_elastic: bool = True) -> tuple[list[list[dict[str, Any]]], str, bool]:
-    """What each node of a job records one after the other, how the job ends, and whether it is elastic."""
+    """The journals of a job's nodes, how the job ends, and whether it is elastic."""
     nodes, attempts = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     end = draw(st.sampled_from(sorted(_CODES)))
     is_elastic = can_be_elastic and draw(st.booleans())
     found: list[list[dict[str, Any]]] = []
     for node in range(nodes):
-        changes: list[dict[str, Any]] = [{"state": "PENDING", "ranks": []}] if draw(st.booleans()) else []
+        records: list[dict[str, Any]] = [changed(state="PENDING", ranks=[])] if draw(st.booleans()) else []
         for attempt in range(attempts):
             begun = {"start": {"attempt": attempt}, "attempt": attempt, "node_rank": node, "nodes": nodes}
-            changes.append({"state": "RESTARTING" if attempt else "STARTING", "attempt": attempt})
-            changes.append({**begun, "ranks": [rank(node, "STARTING")]})
-            changes.append({"state": "RUNNING", "started": 2.0, "ranks": [rank(node, "RUNNING")]})
+            records.append(changed(state="RESTARTING" if attempt else "STARTING", attempt=attempt))
+            records.append(changed(**begun, ranks=[rank(node, "STARTING")]))
+            records.append({"event": "started", "attempt": attempt})
+            records.append(changed(state="RUNNING", started=2.0))
+            records.append({"event": "ranks", "ranks": [rank(node, "RUNNING")]})
         failure = {"rank": 0, "node": 0, "message": "ValueError", "cause": "exception"} if end == "FAILED" else None
-        changes.append({"state": end, "exit_code": _CODES[end], "finished": 5.0 + node, "failure": failure})
-        found.append(changes)
+        finished = {"state": end, "exit_code": _CODES[end], "failure": failure, "others": []}
+        records.append({"event": "finished", "time": 5.0 + node, **finished})
+        found.append(records)
     return found, end, is_elastic
 
 
 def after(history: list[dict[str, Any]], count: int, alive: bool | None, *, is_elastic: bool = False) -> Part:
-    """A part of which so many changes are recorded."""
-    status: dict[str, Any] = {}
-    for change in history[:count]:
-        status.update(change)
+    """A part whose journal has so many records."""
     why = "" if alive else DEAD
-    return part_of(cast("Any", status), alive=alive, host="host", why=why, written=4.0, is_elastic=is_elastic)
+    return part_of(
+        reduce({}, cast("Any", history[:count])), alive=alive, host="host", why=why, written=4.0, is_elastic=is_elastic
+    )
 
 
 def draw_parts(data: st.DataObject) -> list[Part]:
@@ -157,7 +164,7 @@ def test_the_order_in_which_nodes_answer_does_not_matter(data: st.DataObject) ->
 @given(st.data())
 def test_a_job_that_has_ended_by_evidence_is_not_revived_by_what_hanging_nodes_record(data: st.DataObject) -> None:
     changes, _, _ = data.draw(histories(can_be_elastic=False))
-    last = max(number for number, change in enumerate(changes[0]) if change.get("start"))
+    last = max(number for number, change in enumerate(changes[0]) if "start" in change.get("status", {}))
     counts = [data.draw(st.integers(last + 1, len(it))) for it in changes]
     counts[0] = len(changes[0])
     more = [data.draw(st.integers(count, len(it))) for count, it in zip(counts, changes, strict=True)]
@@ -174,7 +181,7 @@ def test_a_job_that_has_ended_by_evidence_is_not_revived_by_what_hanging_nodes_r
 def test_a_job_has_the_end_that_its_nodes_recorded_although_some_were_killed_before(data: st.DataObject) -> None:
     changes, end, is_elastic = data.draw(histories())
     survivor = data.draw(st.integers(0, len(changes) - 1))
-    attempt = max(number for number, change in enumerate(changes[0]) if change.get("start"))
+    attempt = max(number for number, change in enumerate(changes[0]) if "start" in change.get("status", {}))
     parts = [
         after(
             it,

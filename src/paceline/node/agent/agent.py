@@ -43,8 +43,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
+    from paceline.contract.records import Cause
     from paceline.node.journal.records import LogFiles, Record
-    from paceline.node.journal.status import Cause, Status, Waiting
+    from paceline.node.journal.status import Status, Waiting
     from paceline.node.ranks.seed import Seed
     from paceline.node.rendezvous.messages import (
         Alone,

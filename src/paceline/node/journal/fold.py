@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.contract.records import (
+        Cause,
         CheckpointRecord,
+        FinalState,
         InstanceRecord,
         JobFacts,
         JobRecord,
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     )
     from paceline.node.journal.status import Failure, RankRecord, Status
 
-    Result = Literal["SUCCEEDED", "FAILED", "STOPPED"]
 
 ENDED_ON_NODES = "it has ended on its nodes; its scheduler decides whether it goes on"
 _UNFINISHED: tuple[State, ...] = ("PENDING", "STARTING", "RESTARTING", "RUNNING")  # a job has that of its slowest node
@@ -71,7 +72,7 @@ class Part(TypedDict):
     instances: list[InstanceRecord]
     failing_rank: int | None
     error: str | None
-    cause: str | None
+    cause: Cause | None
     waiting: str | None
     devices: list[str]
     progress: ProgressRecord | None
@@ -100,10 +101,10 @@ class Scheduler(NamedTuple):
 
     state: Literal["queued", "running", "suspended", "restarting", "ended", "unreachable"]
     reason: str | None = None
-    result: Result | None = None
+    result: FinalState | None = None
     exit_code: int | None = None
     finished: float | None = None
-    cause: str | None = None
+    cause: Cause | None = None
 
 
 def part_of(
@@ -267,7 +268,7 @@ def _error_of(part: Part) -> str | None:
     return part["error"] if part["alive"] or part["state"] in FINAL else part["why"] or part["error"]
 
 
-def _cause_of(part: Part) -> str | None:
+def _cause_of(part: Part) -> Cause | None:
     return part["cause"] or ("agent" if _state_of(part) == "FAILED" != part["state"] else None)
 
 

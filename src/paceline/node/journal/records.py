@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Literal, TypedDict
 
-    from .status import Failure, FinalState, OtherFailure, RankRecord, Status
+    from paceline.contract.records import FinalState
+
+    from .status import Failure, OtherFailure, RankRecord, Status
 
     class _Record(TypedDict, total=False):
         """What `append` adds to every record: the version, and seconds since the epoch."""

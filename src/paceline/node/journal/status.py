@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
-State = Literal["PENDING", "STARTING", "RUNNING", "RESTARTING", "SUCCEEDED", "FAILED", "STOPPED", "LOST"]
-FinalState = Literal["SUCCEEDED", "FAILED", "STOPPED"]
-# Of a rank: it raised an exception, ended with an exit code, was killed by a signal, or because memory ran out. Of a
-# node: it was lost, others did not come, it was refused, or its request was; the job reached its time limit; its ranks
-# gave way to another job; its client is gone; it runs elsewhere now; or paceline's own processes have failed.
-Cause = Literal[
-    "exception", "exit", "signal", "out of memory",
-    "node lost", "nodes missing", "refused", "time limit", "preempted", "client gone", "elsewhere", "agent",
-]  # fmt: skip
+if TYPE_CHECKING:
+    from paceline.contract.records import Cause, State
 
 
 class Failure(TypedDict):

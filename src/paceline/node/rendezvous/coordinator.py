@@ -48,7 +48,8 @@ from paceline.node.failure import culprit, node_failure
 from .quorum import Membership, Standing, rank_in
 
 if TYPE_CHECKING:
-    from paceline.node.journal.status import Failure, FinalState, NodeEntry, OtherFailure
+    from paceline.contract.records import FinalState
+    from paceline.node.journal.status import Failure, NodeEntry, OtherFailure
 
     from .messages import (
         Finish,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict, Union
 
-from paceline.node.journal.status import Attempt, Failure, FinalState, NodeEntry, OtherFailure
+from paceline.contract.records import FinalState
+from paceline.node.journal.status import Attempt, Failure, NodeEntry, OtherFailure
 
 
 class MembershipRecord(TypedDict):

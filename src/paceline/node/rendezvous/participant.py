@@ -26,9 +26,10 @@ from .search import CONNECT_PAUSE, CONNECT_SECONDS, Search
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from paceline.contract.records import Cause
     from paceline.node.eventloop.channel import Channel
     from paceline.node.eventloop.loop import Loop
-    from paceline.node.journal.status import Cause, NodeEntry
+    from paceline.node.journal.status import NodeEntry
     from paceline.node.spec import NodeSpec
 
     from .messages import AgentStatus, Finish, Offer, Start, ToCoordinator, ToNode

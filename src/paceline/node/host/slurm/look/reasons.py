@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from paceline.node.journal.fold import Scheduler
 
 if TYPE_CHECKING:
-    from paceline.node.journal.fold import Result
+    from paceline.contract.records import Cause, FinalState
 
 _WAITING = {
     "Resources": "the resources that it asks for are in use",
@@ -72,8 +72,8 @@ ENDED = {
     "REVOKED": "it was revoked",
 }
 RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "STOPPED", "RESIZING")
-_RESULTS: dict[str, Result] = {"COMPLETED": "SUCCEEDED", "CANCELLED": "STOPPED"}  # others mean FAILED
-_CAUSES = {
+_RESULTS: dict[str, FinalState] = {"COMPLETED": "SUCCEEDED", "CANCELLED": "STOPPED"}  # others mean FAILED
+_CAUSES: dict[str, Cause] = {
     "TIMEOUT": "time limit", "DEADLINE": "time limit", "NODE_FAIL": "node lost", "BOOT_FAIL": "node lost",
     "OUT_OF_MEMORY": "out of memory", "PREEMPTED": "preempted",
 }  # fmt: skip

@@ -12,9 +12,8 @@ from . import accounts, reasons
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from paceline.contract.records import JobRecord
+    from paceline.contract.records import FinalState, JobRecord
     from paceline.node.host.slurm.job_folder import JobFolder, Start
-    from paceline.node.journal.fold import Result
 
     from .queue import Entry, Queue
 
@@ -58,7 +57,7 @@ class SlurmJob:
         """The report if no node has written anything yet."""
         outcomes = map(self._folder.outcome, self._folder.starts)
         if self._is_allocated and (outcome := next(filter(None, outcomes), None)) is not None:
-            result: Result = "STOPPED" if self._is_stopped else outcome.get("state") or "FAILED"
+            result: FinalState = "STOPPED" if self._is_stopped else outcome.get("state") or "FAILED"
             return Scheduler("ended", outcome.get("why"), result, _code(result), float(outcome["time"]))
         if elsewhere := self._queue.elsewhere(self._job):
             return Scheduler("queued", elsewhere)
@@ -164,7 +163,7 @@ class SlurmJob:
         if self._is_stopped:
             return Scheduler("ended", result="STOPPED", finished=time)
         then = reasons.ENDED.get(word, word) or "Slurm does not know it any more"
-        result: Result = "STOPPED" if word == "CANCELLED" else "FAILED"
+        result: FinalState = "STOPPED" if word == "CANCELLED" else "FAILED"
         return Scheduler("ended", f"{why}, then {then}", result, finished=time)
 
     def _again(self, entry: Entry | None, why: str = _REQUEUED) -> Scheduler:
