@@ -92,11 +92,12 @@ class Kubernetes(Backend):
         """
         from paceline.backends.noted import note
 
-        from .look.jobs import Found, shown
+        from .look.describe import described
+        from .look.jobs import Found
         from .start.submit import KubePrepared, start
 
         assert isinstance(prepared, KubePrepared)
-        job = shown(Found(*start(self._cluster, prepared, progress)), self.name, self._cluster.namespace)
+        job = described(Found(*start(self._cluster, prepared, progress)), self.name, self._cluster.namespace)
         if self.where == f" --on {self.name}":  # other flags, such as --namespace, would be needed too
             note(self.name, job.name)
         return job
@@ -152,7 +153,8 @@ class Kubernetes(Backend):
         Raises:
             UserError: the cluster does not answer, or refuses to list them.
         """
-        from .look.jobs import explain, find, lost_logs, shown
+        from .look.describe import described
+        from .look.jobs import explain, find, lost_logs
 
         found = find(self._cluster, names)
         problem = self._cluster.problem
@@ -160,7 +162,7 @@ class Kubernetes(Backend):
         is_one = names is not None and len(names) == 1
         for job in found.values() if is_one else ():
             explain(self._cluster, job)
-        jobs = {name: shown(job, self.name, self._cluster.namespace) for name, job in found.items()}
+        jobs = {name: described(job, self.name, self._cluster.namespace) for name, job in found.items()}
         if is_one and found:
             ((name, job),) = found.items()
             gone = lost_logs(job, jobs[name])
@@ -171,20 +173,21 @@ class Kubernetes(Backend):
         recent.sort(key=lambda job: job.created, reverse=True)
         return Listing(recent, len(jobs) - len(recent), old)
 
-    def _asked(self, job: Found, shown: Job) -> Job:
+    def _asked(self, job: Found, found: Job) -> Job:
         """A job with what its pods say, if it runs."""
+        from .look.describe import described
         from .look.inside import asked
-        from .look.jobs import detailed
 
         running = [pod for pod in job.newest().values() if pod.phase == "Running" and not pod.is_over]
-        if shown.is_over or not running or job.is_plain:
-            return shown
+        if found.is_over or not running or job.is_plain:
+            return found
         when, answers = self._answers.get(job.name, (0.0, {}))
         if not self._cluster.is_mirrored or time.monotonic() > when + _ASKED_SECONDS:
             request = {"do": "describe", "names": [job.name], "since": None}
             answers = asked(self._cluster, running, request, job.python)
             self._answers[job.name] = time.monotonic(), answers
-        return detailed(shown, answers)
+        reports = {index: answer["jobs"][0] for index, answer in sorted(answers.items()) if answer.get("jobs")}
+        return described(job, self.name, self._cluster.namespace, reports)
 
     def spec(self, name: str) -> JobSpec:
         """The specification with which a job was submitted."""
@@ -201,10 +204,10 @@ class Kubernetes(Backend):
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
         """Lines of a job in the order in which they were written."""
         from .look import logs
-        from .look.jobs import shown
+        from .look.describe import described
 
         job = self._find(name)
-        is_over = shown(job, "", "").is_over
+        is_over = described(job, "", "").is_over
         if query.follow and not is_over:
             return logs.follow(self._cluster, job, query)
         silent: logs.Silent = {}
@@ -299,9 +302,9 @@ class Kubernetes(Backend):
         return list(find(self._cluster, names).values())
 
     def _shown(self, found: Sequence[Found]) -> list[Job]:
-        from .look.jobs import shown
+        from .look.describe import described
 
-        return [shown(job, self.name, self._cluster.namespace) for job in found]
+        return [described(job, self.name, self._cluster.namespace) for job in found]
 
     def _version(self, path: str) -> str:
         """The version of the list of jobs."""
@@ -326,10 +329,8 @@ class Kubernetes(Backend):
         Raises:
             UserError: its pod does not run, or there is no kubectl.
         """
-        from .look.jobs import _ranks
-
         job = self._find(name)
-        number = rank // max(1, _ranks(job.spec, [pod.report for pod in job.pods if pod.report]))
+        number = rank // max(1, job.ranks_per_pod)
         pod = job.newest().get(job.numbers[number]) if number < len(job.numbers) else None
         if pod is None or pod.is_over or not pod.has_log:
             raise UserError(f"the pod of rank {rank} of job {name} does not run; paceline attach needs one that does")

@@ -10,7 +10,7 @@ from paceline.backends.kubernetes.api.errors import ApiError
 from paceline.backends.kubernetes.api.times import moment
 
 from . import logs
-from .jobs import shown
+from .describe import described
 
 if TYPE_CHECKING:
     from paceline.backends.kubernetes.api.client import Cluster
@@ -29,7 +29,7 @@ def events(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     said: set[tuple[str, Any, Any]] = set()
     silent: logs.Silent = {}
-    for entry in logs.read_all(cluster, job, silent, is_over=shown(job, "", "").is_over):
+    for entry in logs.read_all(cluster, job, silent, is_over=described(job, "", "").is_over):
         if entry.event is None:
             continue
         event = {"time": entry.time, **{key: value for key, value in entry.event.items() if key != "ranks"}}
@@ -48,7 +48,7 @@ def events(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
 
 def _known(job: Found, said: set[str]) -> list[dict[str, Any]]:
     """The start and the end, if no log has them."""
-    it = shown(job, "", "")
+    it = described(job, "", "")
     found: list[dict[str, Any]] = []
     if "started" not in said and it.started is not None:
         found.append({"time": it.started, "event": "started"})

@@ -263,7 +263,8 @@ class Follower:
 
     def _watch(self) -> None:
         """Start a reader for each pod that comes; at the end of the job wait for the readers."""
-        from .jobs import find, shown
+        from .describe import described
+        from .jobs import find
 
         try:
             while not self._is_over.is_set():
@@ -273,7 +274,7 @@ class Follower:
                 for pod in _pods(job, self._ranks) if job is not None else ():
                     if pod.has_log or pod.is_over:
                         self._follow(pod)
-                if job is None or shown(job, "", "").is_over:
+                if job is None or described(job, "", "").is_over:
                     break
                 has_all = len(self._threads) >= (job.nodes if wanted is None else len(wanted))
                 self._wait_for_change(job, _CALM if has_all else _SOON)

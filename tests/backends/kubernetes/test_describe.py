@@ -1,0 +1,107 @@
+"""The state of a job, from its object and its pods."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from paceline.backends.kubernetes.look.describe import described
+from paceline.backends.kubernetes.look.jobs import Found
+from paceline.backends.kubernetes.look.pods import seen
+from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
+from paceline.backends.kubernetes.manifests.names import INSTANCE, SPEC, STOPPED
+from paceline.backends.kubernetes.manifests.objects import PROGRAM
+
+T = "2026-01-01T00:00:{:02}Z"
+TAKEN = {"state": "STOPPED", "exit_code": 143}
+DONE = {"state": "SUCCEEDED", "exit_code": 0, "ranks": [[0, 0]]}
+FAILURE = {"rank": 1, "message": "ValueError: no", "traceback": ""}
+CULPRIT = {"state": "FAILED", "exit_code": 1, "ranks": [[1, 1]], "failure": FAILURE, "error": "rank 1: ValueError: no"}
+SUCCESS = {"conditions": [{"type": "Complete", "status": "True", "lastTransitionTime": T.format(9)}]}
+FAILED = {
+    "conditions": [{"type": "Failed", "status": "True", "lastTransitionTime": T.format(9), "message": "too many"}]
+}
+
+
+def pod(index: int, report: dict[str, Any] | None = None, code: int | None = None, phase: str = "Running") -> Any:
+    """A pod: it runs, or has ended with a report or a code."""
+    code = (report or {}).get("exit_code", code)
+    state: dict[str, Any] = {"running": {"startedAt": T.format(1)}}
+    if code is not None:
+        phase = "Failed" if code else "Succeeded"
+        ended = {"exitCode": code, "startedAt": T.format(1), "finishedAt": T.format(5)}
+        state = {"terminated": {**ended, "message": json.dumps(report) if report else ""}}
+    status = {"phase": phase, "containerStatuses": [{"name": "main", "state": {} if phase == "Pending" else state}]}
+    labels = {INSTANCE: "it", "batch.kubernetes.io/job-completion-index": str(index)}
+    meta = {"name": f"it-{index}-x", "creationTimestamp": T.format(0), "labels": labels}
+    return seen({"metadata": meta, "spec": {"nodeName": "n", "containers": [{"name": "main"}]}, "status": status})
+
+
+def state(*pods: Any, status: Any = None, plain: bool = False, stopped: bool = False, **spec: Any) -> tuple[Any, ...]:
+    """State, exit code, error or reason, and the states of the ranks of a job of two nodes."""
+    container = {"name": "main", "command": ["python3"] if plain else ["python3", PROGRAM]}
+    found = Found(
+        {
+            "metadata": {
+                "name": "it", "creationTimestamp": T.format(0),
+                "annotations": {SPEC: json.dumps(spec), **({STOPPED: T.format(8)} if stopped else {})},
+            },
+            "spec": {
+                "completions": 2, "parallelism": 2, "suspend": stopped or bool(spec.get("queue")),
+                "template": {"spec": {"containers": [container]}},
+            },
+            "status": status or {},
+        },
+        BatchJob(),
+    )  # fmt: skip
+    found.pods = list(pods)
+    job = described(found, "kubernetes", "ml")
+    return job.state, job.exit_code, job.error or job.waiting, [rank.state for rank in job.instances]
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (state(), ("PENDING", None, "2 of 2 pods are not made yet", ["PENDING", "PENDING"])),
+        (state(pod(0), pod(1, phase="Pending")), ("STARTING", None, None, ["RUNNING", "PENDING"])),
+        (state(pod(0), pod(1)), ("RUNNING", None, None, ["RUNNING", "RUNNING"])),
+        (state(pod(0, code=0), pod(1), plain=True), ("RUNNING", None, None, ["SUCCEEDED", "RUNNING"])),
+        (
+            state(pod(0, code=0), pod(1, code=3), plain=True),
+            ("RUNNING", None, "node 1 (it-1-x): exit code 3", ["SUCCEEDED", "FAILED"]),
+        ),
+        (
+            state(pod(0, code=0), pod(1, code=3), plain=True, status=FAILED),
+            ("FAILED", 3, "node 1 (it-1-x): exit code 3", ["SUCCEEDED", "FAILED"]),
+        ),
+        (state(queue="q"), ("PENDING", None, "queue q has not admitted it yet", ["PENDING", "PENDING"])),
+        (state(pod(0), pod(1), stopped=True), ("RUNNING", None, "it is being stopped", ["RUNNING", "RUNNING"])),
+        (state(stopped=True), ("STOPPED", 143, None, ["STOPPED", "STOPPED"])),
+        (state(status=SUCCESS), ("SUCCEEDED", 0, None, ["SUCCEEDED", "SUCCEEDED"])),
+        (state(pod(0, DONE), status=SUCCESS), ("SUCCEEDED", 0, None, ["SUCCEEDED", "SUCCEEDED"])),
+        (
+            state(pod(0, TAKEN), pod(1, CULPRIT), status=FAILED),
+            ("FAILED", 1, "rank 1: ValueError: no", ["STOPPED", "FAILED"]),
+        ),
+        (
+            state(pod(0), pod(1, code=137), status=FAILED),
+            ("FAILED", 137, "node 1 (it-1-x): exit code 137", ["FAILED", "FAILED"]),
+        ),
+    ],
+)
+def test_the_state_follows_from_the_object_and_the_pods(found: tuple[Any, ...], wanted: tuple[Any, ...]) -> None:
+    assert found == wanted
+
+
+def test_a_job_does_not_end_before_its_object() -> None:
+    """Another pod may come for one that was lost."""
+    assert state(pod(0), pod(1, CULPRIT))[0] == "RESTARTING"
+    assert state(pod(0), pod(1, TAKEN))[0] == "RESTARTING"
+
+
+def test_a_job_whose_pods_are_gone_was_taken_away() -> None:
+    found, code, error, ranks = state(status=FAILED)
+    assert (found, code, ranks) == ("FAILED", 143, ["STOPPED", "STOPPED"])
+    assert "deleted, evicted or preempted" in error and error.endswith("(too many)")
