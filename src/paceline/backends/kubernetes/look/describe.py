@@ -22,7 +22,7 @@ from .pods import TAKEN_AWAY
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from paceline.contract.records import CodeRecord, InstanceRecord, JobFacts, JobRecord
+    from paceline.contract.records import Cause, CodeRecord, InstanceRecord, JobFacts, JobRecord
     from paceline.node.journal.fold import Part, Report
     from paceline.node.journal.status import Status
 
@@ -106,12 +106,12 @@ def _part(job: Found, pod: Pod, number: int, report: Report | None) -> Part:
     return part
 
 
-def _cause(pod: Pod) -> str | None:
+def _cause(pod: Pod) -> Cause | None:
     """Why a pod has failed in which no rank did; see `Failure`."""
     if pod.report.get("refused"):
         return "refused"
     if not pod.report and not pod.is_leaving:  # it was killed
-        return "agent"
+        return "out of memory" if pod.is_out_of_memory else "agent"
     return None if pod.report.get("failure") else "preempted"
 
 

@@ -42,6 +42,7 @@ class Pod:
         waiting: what it waits for; None if it runs or nothing is known.
         error: why it failed, if its program could not say it.
         is_leaving: it was told to end.
+        is_out_of_memory: its program was killed because it used more than it may.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Pod:
     waiting: str | None
     error: str | None
     is_leaving: bool
+    is_out_of_memory: bool
 
     @property
     def is_over(self) -> bool:
@@ -101,7 +103,7 @@ def seen(pod: Mapping[str, Any], warnings: Sequence[dict[str, Any]] = ()) -> Pod
         restarts=int((entry or {}).get("restartCount") or 0), exit_code=ended.get("exitCode"), report=report,
         waiting=why_waiting(found, warnings) if phase == "Pending" else is_gone(found) if phase == "Running" else None,
         error=error if phase == "Failed" or ended.get("exitCode") else None,
-        is_leaving=bool(meta.get("deletionTimestamp")),
+        is_leaving=bool(meta.get("deletionTimestamp")), is_out_of_memory=ended.get("reason") == "OOMKilled",
     )  # fmt: skip
 
 
