@@ -1,4 +1,4 @@
-"""Commands in pods and connections to their ports, as channels of a WebSocket."""
+"""Commands in pods, as channels of a WebSocket."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import json
 import os
 import struct
 import termios
-from socket import socket as make_socket
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import WSMsgType
-
-from . import network
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -161,52 +158,3 @@ async def _run_on_terminal(socket: web.WebSocketResponse, command: list[str], en
         loop.remove_reader(ours)
         os.close(ours)
     return 128 - code if code < 0 else code
-
-
-async def forward(socket: web.WebSocketResponse, namespace: str, ports: list[int]) -> None:
-    """Connect to ports of a pod: channel 2i has the data of the i-th, 2i + 1 its error."""
-    writers: dict[int, asyncio.StreamWriter] = {}
-    tasks = []
-    for index, port in enumerate(ports):
-        for channel in (2 * index, 2 * index + 1):
-            await socket.send_bytes(bytes([channel]) + struct.pack("<H", port))
-
-    async def copy(reader: asyncio.StreamReader, channel: int) -> None:
-        with contextlib.suppress(ConnectionError, RuntimeError):
-            while data := await reader.read(1 << 16):
-                await socket.send_bytes(bytes([channel]) + data)
-
-    for index, port in enumerate(ports):
-        try:
-            with network.inside(namespace):
-                one = make_socket()
-            one.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(one, ("127.0.0.1", port))
-            reader, writers[2 * index] = await asyncio.open_connection(sock=one)
-        except OSError as error:
-            words = os.strerror(error.errno or 0).lower()
-            text = f'error forwarding port {port} to pod {namespace}, uid : failed to execute portforward in network namespace "/run/netns/{namespace}": failed to connect to localhost:{port} inside namespace: dial tcp4 127.0.0.1:{port}: connect: {words}'
-            await socket.send_bytes(bytes([2 * index + 1]) + text.encode())
-            continue
-        tasks.append(asyncio.ensure_future(copy(reader, 2 * index)))
-    reading = asyncio.ensure_future(_feed(socket, writers))
-    try:
-        if tasks:
-            waited: list[asyncio.Future[Any]] = [reading, asyncio.gather(*tasks)]
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in [reading, *tasks]:
-            task.cancel()
-        for writer in writers.values():
-            writer.close()
-        with contextlib.suppress(ConnectionError, RuntimeError):
-            await socket.close(code=1000)
-
-
-async def _feed(socket: web.WebSocketResponse, writers: dict[int, asyncio.StreamWriter]) -> None:
-    async for message in socket:
-        if message.type is WSMsgType.BINARY and message.data and message.data[0] in writers:
-            writer = writers[message.data[0]]
-            writer.write(message.data[1:])
-            with contextlib.suppress(ConnectionError):
-                await writer.drain()

@@ -32,7 +32,7 @@ from .storage import Storage
 from .subresources import Pods
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from .errors import Object
     from .images import Image
@@ -367,6 +367,18 @@ class Cluster(faults.Faults):
         )
         assert not check or done.returncode == 0, done.stderr
         return done
+
+    @contextlib.contextmanager
+    def forward(self, pod: str, port: int) -> Iterator[int]:
+        """A port of this machine that the real kubectl leads to a port of a pod."""
+        env = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "HOME": str(self.folder)}
+        words = ["kubectl", "port-forward", "--address", "127.0.0.1", pod, f":{port}"]
+        with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) as running:
+            assert running.stdout is not None
+            try:
+                yield int(running.stdout.readline().split(" -> ")[0].rpartition(":")[2])
+            finally:
+                running.terminate()
 
     def apply(self, *objects: Object, **options: Any) -> subprocess.CompletedProcess[str]:
         """`kubectl apply` of some objects."""

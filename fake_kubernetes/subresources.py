@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from . import channels, errors, podstatus, resources
+from . import channels, errors, podstatus, resources, spdy
 from .errors import Object, StatusError
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ async def answer(server: Server, call: Call) -> web.StreamResponse:
             raise errors.bad_request("Upgrade request required")
         offered = [one.strip() for one in request.headers.get("Sec-WebSocket-Protocol", "").split(",")]
         known = ["v4.channel.k8s.io"] if server.api.minor < 30 else ["v5.channel.k8s.io", "v4.channel.k8s.io"]
+        known = known if call.sub == "exec" else [spdy.PROTOCOL]
         if not set(offered) & set(known):
             raise StatusError(403, "Forbidden", f"unable to upgrade: unsupported sub-protocols: {offered}")
         socket = web.WebSocketResponse(protocols=known, max_msg_size=0)
@@ -72,9 +73,8 @@ async def answer(server: Server, call: Call) -> web.StreamResponse:
             await socket.prepare(request)
             await channels.execute(socket, one, runner.namespace, call.query)
         else:
-            ports = [int(port) for text in call.query.getall("ports", []) for port in text.split(",")]
             await socket.prepare(request)
-            await channels.forward(socket, runner.namespace, ports)
+            await spdy.Session(socket, runner.namespace).serve()
         return socket
     raise errors.NotServedError
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import struct
+import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -154,7 +155,7 @@ def test_an_old_server_does_not_know_v5(cluster: Cluster) -> None:
     assert both.run(nothing) == 1000 and both.protocol == "v4.channel.k8s.io"
 
 
-def test_ports_of_pods(cluster: Cluster) -> None:
+def test_kubectl_reaches_ports(cluster: Cluster, kubectl: None) -> None:
     script = """python3 -c "
 import socket
 server = socket.create_server(('127.0.0.1', 9999))
@@ -168,22 +169,16 @@ while True:
     name = pod(cluster, runs, "it runs")["metadata"]["name"]
     assert next(Http(cluster).open("GET", LOG.format(name) + "?follow=true")) == b"listening\n"
 
-    async def talk(socket: Any) -> None:
-        await socket.send_bytes(b"\x00hello")
-
-    one = Channels(cluster, f"/api/v1/namespaces/default/pods/{name}/portforward?ports=9999")
-    one.run(talk)
-    assert one.first == b"\x00" + struct.pack("<H", 9999)
-    assert one.out[1] == struct.pack("<H", 9999) and one.out[0] == b"got hello"
-
-    async def leave(socket: Any) -> None:
-        await socket.receive()
-        one.out[1] = (await socket.receive()).data
-        await socket.close()
-
-    one = Channels(cluster, f"/api/v1/namespaces/default/pods/{name}/portforward?ports=9")
-    one.run(leave)
-    assert one.out[1][:1] == b"\x01" and b"connect: connection refused" in one.out[1]
+    with cluster.forward(name, 9999) as port:
+        for word in (b"hello", b"again"):
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as one:
+                one.sendall(word)
+                assert one.recv(100) == b"got " + word
+                assert one.recv(100) == b""
+    with cluster.forward(name, 9) as port, socket.create_connection(("127.0.0.1", port), timeout=60) as one:
+        one.sendall(b"hello")
+        with contextlib.suppress(ConnectionError):
+            assert one.recv(100) == b""
 
 
 def test_kubectl_follows_and_enters(make_cluster: Callable[..., Cluster], kubectl: None) -> None:

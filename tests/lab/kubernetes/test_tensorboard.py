@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import GENEROUS, eventually
 
 from paceline.backends.kubernetes.change.forwarding import Forward
+from paceline.backends.kubernetes.options import Options
 from paceline.job.errors import UserError
 
 from .board import with_board
@@ -37,7 +38,7 @@ def read(url: str) -> bytes:
         return b""
 
 
-def test_its_address_here_leads_into_the_pod_until_ctrl_c(paceline: Paceline, cluster: Cluster) -> None:
+def test_its_address_here_leads_into_the_pod_until_ctrl_c(paceline: Paceline, cluster: Cluster, kubectl: None) -> None:
     paceline.env["KUBECONFIG"] = str(cluster.kubeconfig)
     flags = cluster.claim("flags")
     cluster.images["board"] = with_board()
@@ -75,4 +76,10 @@ def test_who_may_not_reach_ports_of_pods(user: User) -> None:
     with pytest.raises(
         UserError, match=r"^you may not reach ports of pods: .* \[pods/portforward\], verbs: \[create, get\]$"
     ):
-        Forward(user.backend(context="limited")._cluster, "pod", 1, print)
+        Forward(user.backend(context="limited")._cluster, Options(), "pod", 1, warn=print)
+
+
+def test_without_kubectl_a_line_says_so(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    with pytest.raises(UserError, match=r"^paceline tensorboard needs kubectl on Kubernetes, which is not on PATH"):
+        Forward(user.backend()._cluster, Options(), "pod", 1, warn=print)

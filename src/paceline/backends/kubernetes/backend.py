@@ -9,8 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import os
-import shutil
 import time
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -329,35 +327,21 @@ class Kubernetes(Backend):
         Raises:
             UserError: its pod does not run, or there is no kubectl.
         """
+        from .api.kubectl import kubectl
+
         job = self._find(name)
         number = rank // max(1, job.ranks_per_pod)
         pod = job.newest().get(job.numbers[number]) if number < len(job.numbers) else None
         if pod is None or pod.is_over or not pod.has_log:
             raise UserError(f"the pod of rank {rank} of job {name} does not run; paceline attach needs one that does")
-        kubectl = shutil.which("kubectl")
-        if kubectl is None:
-            raise UserError("paceline attach needs kubectl on Kubernetes, which is not on PATH; install it")
-        options = self._given
-        words = [kubectl, *(["--context", options.context] if options.context else [])]
-        words += [
-            "--namespace",
-            self._cluster.namespace,
-            "exec",
-            "-i",
-            *_terminal(),
-            pod.name,
-            "-c",
-            pod.container,
-            "--",
-        ]
+        words = ["exec", "-i", *_terminal(), pod.name, "-c", pod.container, "--"]
         if job.is_plain:
             words += command or ["/bin/sh"]
         else:
             request = {"root": ROOT, "name": name, "rank": rank, "command": list(command)}
             text = base64.urlsafe_b64encode(json.dumps(request).encode()).decode()
             words += [job.python, PACKAGE, "shell", text]
-        env = {**os.environ, **({"KUBECONFIG": options.kubeconfig} if options.kubeconfig else {})}
-        return Shell(tuple(words), env, os.getcwd())
+        return kubectl("attach", self._given, self._cluster.namespace, *words)
 
     def open_tensorboard(self, name: str, logdir: str | None, warn: Callable[[str], None]) -> str:
         """The address of a job's TensorBoard in the pod of rank 0, which is started if there is none.
@@ -380,12 +364,13 @@ class Kubernetes(Backend):
         from .change import boards
         from .change.forwarding import Forward
 
+        there = self._cluster, self._given
         if (board := self._board) is not None:
-            return Forward(self._cluster, board, _port_of(url), warn, lambda: boards.end(self._cluster, board))
+            return Forward(*there, board, _port_of(url), warn=warn, end=lambda: boards.end(self._cluster, board))
         _, pod = self._first(name)
         if pod is None:
             raise UserError(f"the pod of rank 0 of job {name} does not run any more, nor its TensorBoard")
-        return Forward(self._cluster, pod.name, _port_of(url), warn)
+        return Forward(*there, pod.name, _port_of(url), warn=warn)
 
     def reach_tensorboard(self, name: str, url: str) -> str | None:
         """See `TensorBoards`."""

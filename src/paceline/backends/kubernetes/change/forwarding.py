@@ -1,78 +1,71 @@
-"""A port of this machine that leads to a port in a pod, through the API server: each connection in a WebSocket.
-
-Source: https://github.com/kubernetes/kubernetes/blob/v1.24.0/pkg/kubelet/cri/streaming/portforward/websocket.go
-(channels of `v4.channel.k8s.io`: of each port one for data and one for errors, each beginning with the port).
-"""
+"""A port of this machine that leads to a port in a pod: `kubectl port-forward`, which is started again when it ends."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
-import threading
+import subprocess
+import time
 from typing import TYPE_CHECKING
 
+from paceline.backends.kubernetes.api.kubectl import kubectl
 from paceline.backends.kubernetes.api.rights import missing
+from paceline.backends.kubernetes.look.pods import seen
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from httpx2.websockets import WebSocketSession
-
     from paceline.backends.kubernetes.api.client import Cluster
+    from paceline.backends.kubernetes.options import Options
 
-_PROTOCOLS = ["v4.channel.k8s.io"]
-_DATA, _ERROR = 0, 1  # channels
-_PORT_BYTES = 2  # at the beginning of each channel
-_BLOCK = 1 << 15
-_MOST = 1 << 20  # bytes of a message
 _HOST = "127.0.0.1"
+_READY = "Forwarding from"
+_USUAL = (_READY, "Handling connection")
+_PAUSE = 0.5
 
 
 class Forward:
-    """Leads connections to a port in a pod, until it is closed. A connection that breaks ends alone.
+    """Leads connections to a port in a pod, until it is closed.
 
     Attributes:
-        port: of this machine.
+        url: the address here.
     """
 
     def __init__(
-        self,
-        cluster: Cluster,
-        pod: str,
-        port: int,
-        warn: Callable[[str], None],
+        self, cluster: Cluster, options: Options, pod: str, port: int, *, warn: Callable[[str], None],
         end: Callable[[], None] = lambda: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Take a port here: that of the pod, if it is free.
 
         Args:
             cluster: where the pod is.
+            options: of the target.
             pod: its name.
             port: in the pod.
-            warn: gets a line about a connection that could not be made.
+            warn: gets a line about each connection that could not be made.
             end: called when it is closed, or cannot be made.
 
         Raises:
-            UserError: this user may not do that.
+            UserError: this user may not do that, or there is no kubectl.
         """
-        lacking = missing(cluster, "", "pods/portforward", ("create", "get"))
-        if lacking:
-            end()
-            raise UserError(
-                f"you may not reach ports of pods: a Role in namespace {cluster.namespace} has to grant apiGroups: "
-                f"[''], resources: [pods/portforward], verbs: [{', '.join(lacking)}]"
-            )
-        self._cluster, self._pod, self._inside, self._warn, self._end = cluster, pod, port, warn, end
-        self._listener = socket.socket()
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._cluster, self._pod, self._warn, self._end = cluster, pod, warn, end
         try:
-            self._listener.bind((_HOST, port))
-        except OSError:
-            self._listener.bind((_HOST, 0))
-        self._listener.listen(64)
-        self.port: int = self._listener.getsockname()[1]
+            lacking = missing(cluster, "", "pods/portforward", ("create", "get"))
+            if lacking:
+                raise UserError(
+                    f"you may not reach ports of pods: a Role in namespace {cluster.namespace} has to grant apiGroups: "
+                    f"[''], resources: [pods/portforward], verbs: [{', '.join(lacking)}]"
+                )
+            here = _free(port)
+            words = ("port-forward", "--address", _HOST, f"pod/{pod}", f"{here}:{port}")
+            self._command = kubectl("tensorboard", options, cluster.namespace, *words)
+            self.url = f"http://{_HOST}:{here}/"
+            self._process = self._started()
+        except BaseException:
+            end()
+            raise
 
     def __enter__(self) -> Forward:
         """Nothing more."""
@@ -82,65 +75,46 @@ class Forward:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close it."""
-        self._listener.close()
+        self._process.terminate()
+        self._process.wait()
         self._end()
 
-    @property
-    def url(self) -> str:
-        """The address here."""
-        return f"http://{_HOST}:{self.port}/"
-
     def serve(self) -> None:
-        """Accept connections, for ever."""
+        """Lead connections there, until the pod ends."""
         while True:
-            connection, _ = self._listener.accept()
-            threading.Thread(target=self._lead, args=(connection,), daemon=True).start()
+            assert self._process.stdout is not None
+            for line in self._process.stdout:
+                if not line.startswith(_USUAL):
+                    self._warn(f"pod {self._pod}: {line.strip()}")
+            self._process.wait()
+            time.sleep(_PAUSE)
+            with contextlib.suppress(UserError):  # the server does not answer now
+                pod = seen(self._cluster.get(self._cluster.path("v1", "pods", self._pod)))
+                if pod.is_over:
+                    self._warn(f"pod {self._pod} has ended")
+                    return
+            self._process = self._started()
 
-    def _lead(self, local: socket.socket) -> None:
-        """Lead one connection, until one side ends it."""
-        import httpx2
-        from httpx2.websockets import HTTPXWSException, WebSocketDisconnect
+    def _started(self) -> subprocess.Popen[str]:
+        """kubectl, once it listens or has ended."""
+        process = subprocess.Popen(
+            self._command.command, env=self._command.env, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(_READY):
+                break
+            self._warn(f"pod {self._pod}: {line.strip()}")
+        return process
 
-        url = self._cluster.path("v1", "pods", self._pod, "portforward")
-        http = self._cluster.access.http
+
+def _free(port: int) -> int:
+    """A port of this machine: this one, if it is free."""
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            with (
-                local,
-                http.websocket(
-                    url, subprotocols=_PROTOCOLS, params={"ports": self._inside}, max_message_size_bytes=_MOST
-                ) as remote,
-            ):
-                threading.Thread(target=_send, args=(local, remote), daemon=True).start()
-                try:
-                    self._receive(local, remote)
-                finally:
-                    with contextlib.suppress(OSError):
-                        local.shutdown(socket.SHUT_RDWR)
-        except WebSocketDisconnect:
-            return
-        except (httpx2.HTTPError, HTTPXWSException, OSError) as error:
-            self._warn(f"pod {self._pod} cannot be reached: {error or type(error).__name__}")
-
-    def _receive(self, local: socket.socket, remote: WebSocketSession) -> None:
-        left = {_DATA: _PORT_BYTES, _ERROR: _PORT_BYTES}
-        while True:
-            data = remote.receive_bytes()
-            channel, data = data[0], data[1:]
-            skipped = min(len(data), left.get(channel, 0))
-            if skipped:
-                left[channel] -= skipped
-                data = data[skipped:]
-            if data and channel == _DATA:
-                local.sendall(data)
-            elif data and channel == _ERROR:
-                self._warn(f"pod {self._pod}: {data.decode(errors='replace').strip()}")
-                return
-
-
-def _send(local: socket.socket, remote: WebSocketSession) -> None:
-    from httpx2.websockets import HTTPXWSException
-
-    with contextlib.suppress(OSError, HTTPXWSException):
-        while data := local.recv(_BLOCK):
-            remote.send_bytes(bytes([_DATA]) + data)
-        remote.close()
+            one.bind((_HOST, port))
+        except OSError:
+            one.bind((_HOST, 0))
+        return int(one.getsockname()[1])
