@@ -31,7 +31,7 @@ _SHARED = (
     " none, make the nodes a target of backend ssh"
 )
 _MUNGE_DO = "ask the cluster's administrator; as root: systemctl status munge"
-_NODE_SAYS = re.compile(r"paceline-check (\S+) (folder|python|failed)([^;]*)")
+_NODE_REPORT = re.compile(r"paceline-check (\S+) (folder|python|failed)([^;]*)")
 
 
 def check(login: Login, options: Options, target: str, progress: ProgressReporter) -> Report:
@@ -69,7 +69,7 @@ class _Found:
         self._facts, self._target = facts, target
         self._job: Facts = facts.get("job") or {}
         self._by_name: dict[str, Facts] = {it["name"]: it for it in self._job.get("facts") or ()}
-        self._said = {it[1]: (it[2], it[3].strip()) for it in _NODE_SAYS.finditer(self._job.get("said") or "")}
+        self._problems = {it[1]: (it[2], it[3].strip()) for it in _NODE_REPORT.finditer(self._job.get("comment") or "")}
 
     def _error(self, where: str, what: str, do: str) -> None:
         self.findings.append(Finding("error", where, printable(what), do))
@@ -117,7 +117,7 @@ class _Found:
             do = "wait until it is back; as an administrator: systemctl status slurmctld on its machine"
             self._error("Slurm's controller", f"does not answer: {controller['problem']}", do)
             return f"does not answer: {controller['problem']}"
-        return str(controller["said"])
+        return str(controller["up"])
 
     def _accounting(self) -> str:
         accounting, config = self._facts.get("accounting"), self._facts.get("config") or {}
@@ -165,7 +165,7 @@ class _Found:
         rows = [("submit", self._submitted())]
         if "id" in self._job:
             rows.append(("start", self._start()))
-            if self._by_name or self._said:
+            if self._by_name or self._problems:
                 rows += [("shared disk", self._disk()), ("Python", self._python()), *self._frameworks()]
                 rows += [("GPUs", self._gpus()), ("names", self._names()), *self._routes()]
             rows.append(("cleaned up", self._left()))
@@ -202,12 +202,12 @@ class _Found:
         return f"{self._ended()}; no node wrote anything"
 
     def _find_lost(self) -> None:
-        """A finding if nodes have neither written nor said anything."""
-        count = self._job["nodes"] - len(self._by_name) - len(set(self._said) - set(self._by_name))
+        """A finding if nodes have neither written nor reported anything."""
+        count = self._job["nodes"] - len(self._by_name) - len(set(self._problems) - set(self._by_name))
         if count <= 0:
             return
-        said = (self._job.get("said") or "").strip(" ;")
-        why = said if said and not self._said else self._ended()
+        comment = (self._job.get("comment") or "").strip(" ;")
+        why = comment if comment and not self._problems else self._ended()
         where = self._job.get("nodelist") or "the short job"
         what = f"ran the short job, but {count} of {self._job['nodes']} nodes wrote nothing: {why}"
         self._error(where, what, "see slurmd's log on these nodes, or leave them out with slurm = {exclude = …}")
@@ -218,7 +218,7 @@ class _Found:
         return str(self._job.get("ended") or "it ended")
 
     def _disk(self) -> str:
-        root, blind = self._facts["root"], [name for name, (what, _) in self._said.items() if what == "folder"]
+        root, blind = self._facts["root"], [name for name, (what, _) in self._problems.items() if what == "folder"]
         for name in blind:
             self._error(name, f"does not see {root} of the login node, so that disk is not shared", _SHARED)
         seen = f"{names(sorted(self._by_name))} see{'s' * (len(self._by_name) == 1)} {root}"
@@ -229,7 +229,7 @@ class _Found:
     def _python(self) -> str:
         python = self._facts["python"]
         do = f'set python = "PROGRAM" in [targets.{self._target}] to a Python 3.9 or newer that all nodes have'
-        for name, (what, why) in self._said.items():
+        for name, (what, why) in self._problems.items():
             if what == "python":
                 self._error(name, f"has no {python}", do)
             elif what == "failed":
@@ -307,12 +307,12 @@ class _Found:
         return f"{route['seconds'] * 1e3:.2f} ms there and back, {rate}"
 
     def _left(self) -> str:
-        left = self._job.get("left")
-        if left is None:
+        why = self._job.get("uncancelled")
+        if why is None:
             return "the job is not in Slurm's queue any more, and its folder is removed"
         do = f"scancel {self._job.get('id') or ''}".strip()
-        self._warn("the short job", f"could not be cancelled: {left}; it ends by itself in {self._limit}", do)
-        return f"its folder is removed; the job ends by itself in {self._limit}: {left}"
+        self._warn("the short job", f"could not be cancelled: {why}; it ends by itself in {self._limit}", do)
+        return f"its folder is removed; the job ends by itself in {self._limit}: {why}"
 
 
 def _partition(it: Facts) -> str:

@@ -40,9 +40,9 @@ class SlurmRun:
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
         """Ask to stop the job; asked twice, it is stopped at once."""
-        said = signal.SIGQUIT if self._interrupted else number
+        order = signal.SIGQUIT if self._interrupted else number
         self._interrupted = self._interrupted or number
-        self._opened.answers.say(f"signal {int(said)}")
+        self._opened.answers.say(f"signal {int(order)}")
 
     def leads(self, output: Output) -> bool:
         """Whether this is rank 0."""

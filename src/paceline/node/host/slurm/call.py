@@ -44,12 +44,12 @@ class Rejected(Refused):
     """Slurm has answered, and does not do it.
 
     Attributes:
-        said: Slurm's own words.
+        output: what Slurm printed.
     """
 
-    def __init__(self, command: str, said: str) -> None:
-        super().__init__(f"{command}: {said or 'it failed without a word'}")
-        self.said = said
+    def __init__(self, command: str, output: str) -> None:
+        super().__init__(f"{command}: {output or 'it failed without a word'}")
+        self.output = output
 
 
 def call(
@@ -81,8 +81,8 @@ def call(
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        said = process.communicate()[1].decode(errors="replace")
-        if isinstance(error := _failure(command, said), Away):  # it has said why, and went on trying
+        output = process.communicate()[1].decode(errors="replace")
+        if isinstance(error := _failure(command, output), Away):  # it has printed why, and went on trying
             raise error from None
         raise Away(f"{command} does not answer within {seconds:g} s; Slurm's controller may be down or busy") from None
     if process.returncode:
@@ -128,9 +128,9 @@ def has(command: str) -> bool:
     return shutil.which(command) is not None
 
 
-def _failure(command: str, said: str) -> Refused:
-    lines = [_SENTENCE.sub("", line.strip()) for line in said.splitlines() if line.strip()]
-    lower = said.lower()
+def _failure(command: str, output: str) -> Refused:
+    lines = [_SENTENCE.sub("", line.strip()) for line in output.splitlines() if line.strip()]
+    lower = output.lower()
     if any(text in lower for text in _MUNGE):
         return Away(
             f"{command}: {_telling(lines, _MUNGE)}; munge must run here and on the controller: systemctl status munge"

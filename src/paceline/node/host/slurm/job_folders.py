@@ -95,15 +95,15 @@ class Jobs:
 
     def sweep(self) -> None:
         """Remove what clients have left that were ended while they made or removed a job."""
-        left_there = [name for name in names(self.path) if name.startswith(".") and name.endswith(_BUILDING)]
-        now = disk_time(self.root) if left_there else 0.0
-        for name in left_there:
-            left = self.path / name
+        abandoned = [name for name in names(self.path) if name.startswith(".") and name.endswith(_BUILDING)]
+        now = disk_time(self.root) if abandoned else 0.0
+        for name in abandoned:
+            path = self.path / name
             with contextlib.suppress(OSError):
-                if now - left.stat().st_mtime > _ABANDONED:
-                    for inner in names(left):
-                        remove_folder(left / inner)
-                    left.rmdir()
+                if now - path.stat().st_mtime > _ABANDONED:
+                    for inner in names(path):
+                        remove_folder(path / inner)
+                    path.rmdir()
 
     def discard(self, building: JobFolder) -> None:
         """Remove a folder that did not become a job, or what is left of it."""

@@ -205,15 +205,15 @@ def _chain(folder: JobFolder, outcome: dict[str, Any]) -> dict[str, Any]:
     secrets = {name: os.environ[name] for name in stored["spec"]["secrets"] if name in os.environ}
     env = batch_environment(secrets, os.environ.get(TOKEN))
     try:
-        said = call("sbatch", "--parsable", "--export=ALL", str(folder.script), env=env, seconds=_TRIES * _PAUSE)
-        number = _NUMBER.search(said)
+        output = call("sbatch", "--parsable", "--export=ALL", str(folder.script), env=env, seconds=_TRIES * _PAUSE)
+        number = _NUMBER.search(output)
         if number is not None:
             folder.add_id(number[1])
             if folder.is_stopped:  # it came meanwhile
                 call("scancel", "--quiet", number[1])
                 return {"next": None, "state": "STOPPED"}
             return outcome
-        why = f"sbatch says {said.strip()!r}"
+        why = f"sbatch says {output.strip()!r}"
     except Away as error:
         others = Queue(folder.root, 0.0, SECONDS).of(folder.identity(stored))
         if new := [entry.id for entry in others if entry.id not in folder.ids]:  # Slurm has taken it all the same

@@ -69,8 +69,8 @@ def _stop_all(going: Sequence[tuple[JobFolder, str]], now: bool) -> None:
     except Refused as error:
         if not asked:
             raise
-        said = f"{asked} of {len(going)} jobs or more were asked to stop, the others go on"
-        raise Refused(str(error).replace("nothing was stopped", said)) from None
+        counts = f"{asked} of {len(going)} jobs or more were asked to stop, the others go on"
+        raise Refused(str(error).replace("nothing was stopped", counts)) from None
 
 
 def stop(folder: JobFolder, now: bool, number: int = signal.SIGTERM, patience: float = PATIENCE) -> None:
@@ -99,7 +99,7 @@ def _stop(folder: JobFolder, slurm: _Tries, now: bool, number: int = signal.SIGT
         for entry in slurm.jobs(folder) if not is_allocated else ():
             if now:
                 slurm.cancel(entry.number)
-                slurm.left_queue(entry)
+                slurm.ask_again(entry)
                 continue
             if entry.state == "SUSPENDED":  # scancel would try for ever
                 raise Refused(
@@ -108,10 +108,10 @@ def _stop(folder: JobFolder, slurm: _Tries, now: bool, number: int = signal.SIGT
                 )
             if not entry.task:
                 slurm.cancel("--state=PENDING", entry.number)
-                slurm.left_queue(entry)
+                slurm.ask_again(entry)
             elif entry.is_pending:  # with a state, scancel takes all tasks of the array that wait
                 slurm.cancel(entry.number)
-                slurm.left_queue(entry)
+                slurm.ask_again(entry)
                 continue
             slurm.cancel(f"--signal={int(number)}", entry.number)
         if not now:  # agents look at it from time to time: Slurm may lose the signal on its way
@@ -182,13 +182,13 @@ class _Tries:
                 return
             except Rejected as error:
                 self._answered()
-                if error.said and not _ENDED.search(error.said):  # it is quiet about jobs that have ended
+                if error.output and not _ENDED.search(error.output):  # it is quiet about jobs that have ended
                     raise Refused(f"{error}; nothing was stopped") from None
                 return  # it has ended, or has no step
             except Away as error:
                 self._pause(error)
 
-    def left_queue(self, entry: Entry) -> None:
+    def ask_again(self, entry: Entry) -> None:
         """Let all clients ask Slurm anew if a job has waited until now: nothing else says that it waits no longer."""
         if entry.is_pending and self._queue is not None:
             self._queue.forget()

@@ -54,9 +54,9 @@ def _asked(number: str) -> str:
     if not has("sacct") or time.monotonic() < _Silence.until:
         return ""
     try:
-        said = call("sacct", "-n", "-X", "-P", "-o", "State", "-j", number, seconds=_SECONDS)
+        output = call("sacct", "-n", "-X", "-P", "-o", "State", "-j", number, seconds=_SECONDS)
     except Refused:  # there are no accounts, or it may answer the next time
         _Silence.until = time.monotonic() + _AGAIN
         return ""
-    word = said.partition("\n")[0].partition(" ")[0]  # of "CANCELLED by 1000"
+    word = output.partition("\n")[0].partition(" ")[0]  # of "CANCELLED by 1000"
     return word if word in reasons.ENDED else ""  # accounts may be late

@@ -88,15 +88,15 @@ def slurm_wait(home: Home, request: Request) -> Iterator[Answer]:
     """One line per job when it has ended, and a last line."""
     end_with_stdin()
     jobs = Jobs(home.root)
-    left = jobs.named(request["names"])
-    while left:
+    remaining = jobs.named(request["names"])
+    while remaining:
         queue = Queue(home.root)
-        for folder in list(left):
+        for folder in list(remaining):
             record = view.record(folder, queue)
             if record is None or record["state"] in records.FINAL:
-                left.remove(folder)
+                remaining.remove(folder)
                 yield {"ended": folder.name}
-        if left:
+        if remaining:
             time.sleep(_LOOK)
     yield {"end": True}
 

@@ -43,9 +43,9 @@ def limit(asked: str) -> float | None:
     """
     found = []
     for line in call("scontrol", "show", "partition", "--oneliner").splitlines():
-        said = dict(re.findall(r"(\w+)=(\S*)", line))
-        if said.get("PartitionName") in asked.split(",") or (not asked and said.get("Default") == "YES"):
-            times = (seconds_of(said.get(name, "")) for name in ("DefaultTime", "MaxTime"))
+        fields = dict(re.findall(r"(\w+)=(\S*)", line))
+        if fields.get("PartitionName") in asked.split(",") or (not asked and fields.get("Default") == "YES"):
+            times = (seconds_of(fields.get(name, "")) for name in ("DefaultTime", "MaxTime"))
             found.append(next((time for time in times if time is not None), None))
     return min((time for time in found if time is not None), default=None)
 

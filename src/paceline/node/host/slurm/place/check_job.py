@@ -60,14 +60,14 @@ _ON_NODE = """\
 say() { echo "paceline-check $SLURMD_NODENAME $1"; exit 0; }
 command -v "$2" > /dev/null || say python
 [ -d "$1" ] || say folder
-said=$("$2" "$3" slurm-check "$1" 2>&1) || say "failed $(printf %s "$said" | tail -n 1)"
+output=$("$2" "$3" slurm-check "$1" 2>&1) || say "failed $(printf %s "$output" | tail -n 1)"
 """
 _BODY = """
 export SLURM_EXPORT_ENV=ALL
-said=$(srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpu-bind=none \\
+output=$(srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpu-bind=none \\
   --kill-on-bad-exit=0 --wait={wait} --input=none --quiet sh -c {task} sh {folder} {python} {entry} 2>&1)
-said=$(printf %s "$said" | tail -n 20 | tr '\\n"' ";'" | cut -c 1-1500)
-[ -z "$said" ] || scontrol update "jobid=$SLURM_JOB_ID" "comment={comment} $said"
+output=$(printf %s "$output" | tail -n 20 | tr '\\n"' ";'" | cut -c 1-1500)
+[ -z "$output" ] || scontrol update "jobid=$SLURM_JOB_ID" "comment={comment} $output"
 """
 
 
@@ -77,21 +77,21 @@ def slurm_check(home: Home, request: Request) -> Iterator[Answer]:
     The request has the target's `slurm` options, and the `seconds` that the job may wait for its start. The end of
     stdin ends it, and the job.
     """
-    is_left = threading.Event()
-    threading.Thread(target=_wait_until_left, args=(is_left,), daemon=True).start()
+    is_client_gone = threading.Event()
+    threading.Thread(target=_wait_for_client, args=(is_client_gone,), daemon=True).start()
     facts: dict[str, Any] = {"root": str(home.root), "python": sys.executable}
     try:
         yield from _look(facts, request)
-        yield from _try(home, facts, request, is_left)
+        yield from _try(home, facts, request, is_client_gone)
     except Refused as error:
         facts["untried"] = str(error)
     yield {"facts": facts}
 
 
-def _wait_until_left(is_left: threading.Event) -> None:
+def _wait_for_client(is_client_gone: threading.Event) -> None:
     while next_order():
         pass
-    is_left.set()
+    is_client_gone.set()
 
 
 # -- without a job -----------------------------------------------------------------------------------------------------
@@ -155,13 +155,13 @@ def _config(text: str) -> dict[str, str]:
 
 def _controller() -> dict[str, Any]:
     try:
-        said = call("scontrol", "ping")
+        output = call("scontrol", "ping")
     except Rejected:  # it says that it is down on its standard output
-        return {"said": "", "problem": "it is down, or cannot be reached from here"}
+        return {"up": "", "problem": "it is down, or cannot be reached from here"}
     except Away as error:
-        return {"said": "", "problem": str(error)}
-    up = [line.strip() for line in said.splitlines() if line.strip().endswith("is UP")]
-    return {"said": "; ".join(up), "problem": None if up else said.strip().partition("\n")[0]}
+        return {"up": "", "problem": str(error)}
+    up = [line.strip() for line in output.splitlines() if line.strip().endswith("is UP")]
+    return {"up": "; ".join(up), "problem": None if up else output.strip().partition("\n")[0]}
 
 
 def _accounting(config: Mapping[str, str]) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def _chosen(partitions: Sequence[Mapping[str, Any]], options: Mapping[str, Any])
 # -- with a job --------------------------------------------------------------------------------------------------------
 
 
-def _try(home: Home, facts: dict[str, Any], request: Request, is_left: threading.Event) -> Iterator[Answer]:
+def _try(home: Home, facts: dict[str, Any], request: Request, is_client_gone: threading.Event) -> Iterator[Answer]:
     """Run the job, and remove all of it.
 
     Raises:
@@ -229,11 +229,11 @@ def _try(home: Home, facts: dict[str, Any], request: Request, is_left: threading
     try:
         yield {"doing": f"running a short job on {job['nodes']} node{'s' * (job['nodes'] > 1)}"}
         trial.submit(request["slurm"])
-        yield from trial.wait(request["seconds"], is_left)
+        yield from trial.wait(request["seconds"], is_client_gone)
     except Refused as error:
         job["problem"] = str(error)
     finally:
-        job["left"] = trial.remove()
+        job["uncancelled"] = trial.remove()
         jobs.discard(folder)
 
 
@@ -263,7 +263,7 @@ class _Trial:
 
     def __init__(self, folder: JobFolder, name: str, job: dict[str, Any]) -> None:
         self._folder, self._name, self._job = folder.path, name, job
-        job.update({FACTS: [], ROUTES: [], "said": ""})
+        job.update({FACTS: [], ROUTES: [], "comment": ""})
         self._is_submitted = False
         self._submitted = 0.0
         self._silences = 0  # of squeue, one after another
@@ -277,11 +277,11 @@ class _Trial:
         self._is_submitted, self._submitted = True, time.monotonic()
         env = batch_environment({}, secrets.token_hex(16))
         try:
-            said = call("sbatch", "--parsable", "--export=ALL", env=env, text=self._script(options))
+            output = call("sbatch", "--parsable", "--export=ALL", env=env, text=self._script(options))
         except Rejected as error:
             self._is_submitted = False
-            raise Refused(f"Slurm refuses it: {error.said}") from None
-        self._job["id"] = said.strip().partition(";")[0]
+            raise Refused(f"Slurm refuses it: {error.output}") from None
+        self._job["id"] = output.strip().partition(";")[0]
 
     def _script(self, options: Mapping[str, Any]) -> str:
         given = {
@@ -298,7 +298,7 @@ class _Trial:
         )  # fmt: skip
         return "#!/bin/sh\n" + "".join(batch_script.lines({**given, **places})) + body
 
-    def wait(self, seconds: float, is_left: threading.Event) -> Iterator[Answer]:
+    def wait(self, seconds: float, is_client_gone: threading.Event) -> Iterator[Answer]:
         """Until its nodes have written all, it has ended, or takes too long.
 
         Raises:
@@ -306,7 +306,7 @@ class _Trial:
         """
         asked, pauses, is_started = time.monotonic(), list(_ASK), False
         while True:
-            if is_left.wait(_LOOK):
+            if is_client_gone.wait(_LOOK):
                 raise Refused("it was interrupted")
             now = time.monotonic()
             if self._read() == self._job["nodes"]:
@@ -345,7 +345,7 @@ class _Trial:
     def _read_late(self) -> None:
         """What was written at the end may be seen late, on a network's disk."""
         until = time.monotonic() + _LATE
-        while self._read() + self._job["said"].count("paceline-check ") < self._job["nodes"]:
+        while self._read() + self._job["comment"].count("paceline-check ") < self._job["nodes"]:
             if time.monotonic() > until:
                 return
             time.sleep(_LOOK)
@@ -371,7 +371,7 @@ class _Trial:
         state, start = column["State"], column["StartTime"]
         self._job["state"] = state
         self._job["nodelist"] = column["NodeList"]
-        self._job["said"] = column["Comment"].partition(self._name)[2].strip()
+        self._job["comment"] = column["Comment"].partition(self._name)[2].strip()
         if state in reasons.RUNNING:
             return "over" if state == "COMPLETING" else "running"
         if state in (*reasons.PENDING, "CONFIGURING"):

@@ -58,7 +58,7 @@ def tested(batch: str, request: Request) -> list[str]:
     try:
         call("sbatch", "--test-only", env=batch_environment({}, None), text=batch)
     except Rejected as error:
-        if _UNAVAILABLE in error.said and (down := _missing_nodes(request)):
+        if _UNAVAILABLE in error.output and (down := _missing_nodes(request)):
             return [f"it waits until nodes are back that are down or drained now: {', '.join(down)}"]
         raise _refusal(error, request) from None
     return []
@@ -82,12 +82,12 @@ def _missing_nodes(request: Request) -> list[str]:
 
 
 def _refusal(error: Rejected, request: Request) -> Refused:
-    said = re.sub("^(allocation failure|Batch job submission failed): ", "", error.said)
-    wrong = re.search(r"Invalid (--[a-z-]+)", said)
+    output = re.sub("^(allocation failure|Batch job submission failed): ", "", error.output)
+    wrong = re.search(r"Invalid (--[a-z-]+)", output)
     hint = f"see what there is with paceline top node --on {request['target']}"
     if wrong is not None:
         hint = f"correct {wrong[1]}"
-    return Refused(f"Slurm refuses the job: {said}; {hint}")
+    return Refused(f"Slurm refuses the job: {output}; {hint}")
 
 
 class Unknown(Refused):
@@ -104,7 +104,7 @@ def submitted(folder: JobFolder, request: Request) -> str:
     """
     for left in range(_TRIES - 1, -1, -1):
         try:
-            said = call(
+            output = call(
                 "sbatch",
                 "--parsable",
                 "--export=ALL",
@@ -112,9 +112,9 @@ def submitted(folder: JobFolder, request: Request) -> str:
                 env=batch_environment(request["secrets"], request["token"]),
                 seconds=_FREE,
             )
-            number = _NUMBER.search(said)
+            number = _NUMBER.search(output)
             if number is None:
-                raise Refused(f"sbatch says {said.strip()!r}, and no job number")
+                raise Refused(f"sbatch says {output.strip()!r}, and no job number")
             return str(number[1])
         except Rejected as error:
             raise _refusal(error, request) from None
