@@ -88,6 +88,7 @@ def test_a_chain_ends_with_a_job_that_never_trained(folder: JobFolder) -> None:
     assert start(folder, "slurm-finish", "143") != 0
     outcome = folder.outcome(START)
     assert outcome is not None and (outcome["next"], outcome["state"], outcome["exit_code"]) == (None, "FAILED", 124)
+    assert outcome["cause"] == "time limit"
     assert outcome["why"] == "its time limit ended before its ranks had started; give it a longer --time-limit"
     assert not (folder.path.parent.parent / "calls").exists(), "no other job was submitted"
 
@@ -105,6 +106,26 @@ def test_slurm_decides_when_it_has_killed_the_agents(folder: JobFolder, state: s
     (run / "status.json").write_text(json.dumps(status))
     assert start(folder, "slurm-finish", "137") != 0
     assert (folder.outcome(START) is not None) == is_decided
+
+
+@pytest.mark.parametrize(("cause", "message"), [("node lost", "n1 does not answer"), ("exit", "node 1 (n1) is gone")])
+def test_the_cause_of_a_failure_decides_whether_slurm_requeues_the_job(
+    folder: JobFolder, cause: str, message: str
+) -> None:
+    describe(folder)
+    run = folder.part(START, 0) / "it"
+    run.mkdir(parents=True)
+    spec = {**job_spec.JobSpec(script="train.py").for_node(), "name": "it"}
+    (run / "spec.json").write_text(json.dumps(spec))
+    (run / "job.json").write_text(json.dumps({"created": 1.0, "spec": spec}))
+    failure = {"rank": None, "message": message, "cause": cause}
+    status = {"state": "FAILED", "ranks": [], "agent": None, "attempt": 0, "exit_code": 1, "finished": 2.0}
+    (run / "status.json").write_text(json.dumps({**status, "failure": failure}))
+    scontrol = folder.path.parent.parent / "bin" / "scontrol"
+    scontrol.write_text("#!/bin/sh\nkill -KILL $PPID\n")  # as Slurm ends what it requeues
+    start(folder, "slurm-finish", "1")
+    outcome = folder.outcome(START)
+    assert outcome is not None and outcome["next"] == ("requeue" if cause == "node lost" else None)
 
 
 def test_slurm_takes_a_while_to_end_what_ran_in_an_allocation(

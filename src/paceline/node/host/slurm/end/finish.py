@@ -96,7 +96,7 @@ def _outcome(folder: JobFolder, start: Start, found: JobRecord | None, exit_code
         losses = sum(_was_loss(folder.outcome(other)) for other in folder.starts if other != start)
         if losses < _MOST_LOSSES:
             return {"next": REQUEUE, "why": lost["message"], "cause": lost["cause"]}
-        return {"next": None, "why": f"{lost['message']}; this has happened {losses + 1} times"}
+        return {"next": None, "why": f"{lost['message']}; this has happened {losses + 1} times", "cause": lost["cause"]}
     if state in ("STOPPED", None) or not folder.is_over(start):  # agents that did not say so were killed
         shown = shown_by_slurm()
         if _is_ended(shown):
@@ -104,7 +104,7 @@ def _outcome(folder: JobFolder, start: Start, found: JobRecord | None, exit_code
         if (preempted := _preempted(shown)) is not None:
             return preempted
         if unseen := _unseen(folder):
-            return {"next": None, "state": "FAILED", "exit_code": 2, "why": unseen}
+            return {"next": None, "state": "FAILED", "exit_code": 2, "why": unseen, "cause": "refused"}
     if state is None:
         return {"next": None, "state": "FAILED", "exit_code": exit_code or 1, "why": why_unheard(folder)}
     return {"next": None}
@@ -133,8 +133,9 @@ def _at_limit(folder: JobFolder, start: Start) -> dict[str, Any]:
     elif _gets_nowhere(folder):
         why = f"its last {_IDLE} jobs of Slurm ended before they saved a checkpoint; give it a longer --time-limit"
     else:
-        return {"next": CHAIN, "why": "its time limit ended, and it goes on in a new job of Slurm"}
-    return {"next": None, "state": "FAILED", "exit_code": TIMED_OUT, "why": why}
+        why = "its time limit ended, and it goes on in a new job of Slurm"
+        return {"next": CHAIN, "why": why, "cause": "time limit"}
+    return {"next": None, "state": "FAILED", "exit_code": TIMED_OUT, "why": why, "cause": "time limit"}
 
 
 def _gets_nowhere(folder: JobFolder) -> bool:
@@ -154,8 +155,9 @@ def _preempted(shown: str) -> dict[str, Any] | None:
     if preempted is None or preempted[1] in ("None", "Unknown"):
         return None
     if "Requeue=0" in shown:
-        return {"next": None, "state": "FAILED", "why": "Slurm preempted it, and it may not be requeued"}
-    return {"next": REQUEUE, "why": "Slurm preempted it for a job with a higher priority"}
+        why = "Slurm preempted it, and it may not be requeued"
+        return {"next": None, "state": "FAILED", "why": why, "cause": "preempted"}
+    return {"next": REQUEUE, "why": "Slurm preempted it for a job with a higher priority", "cause": "preempted"}
 
 
 def _warned(folder: JobFolder, start: Start) -> str:
