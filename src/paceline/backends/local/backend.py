@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
-import threading
 import time
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -35,9 +33,6 @@ if TYPE_CHECKING:
     from paceline.node.store.usage import Gauge
 
     from .foreground import LocalRun
-
-_TICK = 0.2  # seconds between two looks at the clock while nothing happens
-
 
 _KEYS = len(fields(Job)) - len(ELSEWHERE)  # of a record
 
@@ -262,17 +257,12 @@ class Local(Backend):
         self, names: Sequence[str], seconds: float | None = None, tick: Callable[[int], None] = lambda ended: None
     ) -> bool:
         """Wait until these jobs have ended, or the time is over; returns whether they have ended."""
-        deadline = math.inf if seconds is None else time.monotonic() + seconds
-        for ended, run in enumerate(map(self._run, names)):
-            thread = threading.Thread(target=run.wait_until_free, daemon=True)  # the kernel wakes it, and nobody else
-            thread.start()
-            while thread.is_alive():
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                thread.join(min(_TICK, left))
-                tick(ended)
-        return True
+        from paceline.backends.follow import wait
+        from paceline.node.logs.readers import Readers
+
+        readers: Readers[str, str] = Readers()
+        readers.add("", _ended([self._run(name) for name in names]))
+        return wait(readers, len(names), seconds, tick)
 
     def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:
         """Ask jobs to stop: within their grace period, or at once. Jobs that have ended are not changed."""
@@ -332,3 +322,10 @@ class Local(Backend):
         if run is None:
             raise UserError(f"no job {name}")
         return run
+
+
+def _ended(runs: Sequence[RunDirectory]) -> Iterator[str]:
+    """The names of jobs, each when it has ended."""
+    for run in runs:
+        run.wait_until_free()
+        yield run.path.name

@@ -6,16 +6,14 @@ true is in the job's folder on the disk that the nodes share, and in Slurm.
 
 from __future__ import annotations
 
-import contextlib
-import math
+import itertools
 import os
 import shlex
 import sys
-import time
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from paceline.backends import noted
-from paceline.backends.base import Allocation, Backend, Listing, LogLines, Shell
+from paceline.backends.base import Allocation, Backend, Listing, Shell
 from paceline.job.errors import UserError
 from paceline.job.job import Job, Node
 
@@ -26,7 +24,7 @@ from .login import login_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from paceline.backends.base import LogQuery, Prepared, ProgressReporter
+    from paceline.backends.base import LogLines, LogQuery, Prepared, ProgressReporter
     from paceline.backends.check.report import Report
     from paceline.backends.foreground import Shown
     from paceline.contract.records import JobRecord
@@ -195,24 +193,11 @@ class Slurm(Backend):
         """Lines of a job in the order in which they were written."""
         import dataclasses
 
-        stack = contextlib.ExitStack()
-        try:
-            request = {"do": "slurm_logs", "name": name, "choice": dataclasses.asdict(query)}
-            answers = stack.enter_context(self._login.listen(request))
-            next(answers)  # so that a query without an answer fails at once
-        except BaseException:
-            stack.close()
-            raise
+        from paceline.backends.follow import lines
+        from paceline.backends.remote.lines import RemoteLines
 
-        def lines() -> Iterator[LogLines]:
-            with stack:
-                for answer in answers:
-                    if "end" in answer:
-                        return
-                    moment, attempt, rank, stream = answer["text"]
-                    yield LogLines(moment, attempt, rank, stream, answer["data"])
-
-        return lines()
+        request = {"do": "slurm_logs", "name": name, "choice": dataclasses.asdict(query)}
+        return lines({name: RemoteLines(self._login, request)}, UserError, follow=query.follow)
 
     def nodes(self, warn: Callable[[str], None]) -> list[Node]:
         """The nodes of the cluster; what Slurm has allocated counts as used."""
@@ -266,38 +251,13 @@ class Slurm(Backend):
         self, names: Sequence[str], seconds: float | None = None, tick: Callable[[int], None] = lambda ended: None
     ) -> bool:
         """Wait until these jobs have ended, or the time is over; returns whether they have ended."""
-        import queue
-        import threading
+        from paceline.backends.follow import wait
+        from paceline.node.logs.readers import Readers
 
-        deadline = math.inf if seconds is None else time.monotonic() + seconds
-        news: queue.SimpleQueue[str | UserError | None] = queue.SimpleQueue()
-        with contextlib.ExitStack() as stack:
-            answers = stack.enter_context(self._login.listen({"do": "slurm_wait", "names": list(names)}))
-
-            def read() -> None:
-                try:
-                    for answer in answers:
-                        news.put(answer.get("ended"))
-                        if "end" in answer:
-                            return
-                except UserError as error:
-                    news.put(error)
-                except (OSError, ValueError):  # closed just now
-                    news.put(None)
-
-            threading.Thread(target=read, daemon=True).start()
-            ended = 0
-            while True:
-                try:
-                    found = news.get(timeout=None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
-                except queue.Empty:
-                    return False
-                if isinstance(found, UserError):
-                    raise found
-                if found is None:
-                    return True
-                ended += 1
-                tick(ended)
+        readers: Readers[str, str] = Readers()
+        with self._login.listen({"do": "slurm_wait", "names": list(names)}) as answers:
+            readers.add("", (answer["ended"] for answer in itertools.takewhile(lambda it: "end" not in it, answers)))
+            return wait(readers, len(names), seconds, tick)
 
     def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
         """A command beside a rank, on its node: a step of Slurm that shares the job's resources."""

@@ -6,6 +6,7 @@ code as on this machine. This machine only records on which hosts the jobs are t
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import json
 import math
@@ -388,12 +389,14 @@ class Ssh(Backend):
     # -- logs ----------------------------------------------------------------------------------------------------------
 
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
-        """Lines of a job in the order in which they were written, of several hosts as they come."""
-        from .logs import read_logs
+        """Lines of a job in the order in which they were written."""
+        from paceline.backends.follow import lines
+        from paceline.backends.remote.lines import RemoteLines
 
         # Of an elastic job some hosts may have left, and have nothing of its last attempt.
         hosts = self._jobs.last_hosts_of(name) if query.attempt is None else self._jobs.hosts_of(name)
-        return read_logs(name, hosts, query)
+        request = {"do": "logs", "name": name, "choice": dataclasses.asdict(query), "checked": len(hosts) == 1}
+        return lines({host: RemoteLines(host, request) for host in hosts}, Unreachable, follow=query.follow)
 
 
 def _distinct(groups: Iterable[Sequence[Host]]) -> list[Host]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.node.files import is_disk_full
 from paceline.node.lifeline import ALL_STARTED, DOUBT_SECONDS, IN_DOUBT, KEPT
-from paceline.node.logs.live import STREAM_BITS, Event, Output, updates
+from paceline.node.logs.live import STREAM_BITS, Event, Output, answer_of, updates
 from paceline.node.machine import volumes
 from paceline.node.store import make, records
 from paceline.node.store.code_copy import unpacked
@@ -178,10 +178,7 @@ def _updates(
         return bool(shown["others" if it.rank else "first"].get(str(it.local_rank), 0) & STREAM_BITS[it.stream])
 
     for update in updates(run, lifeline.fileno(), wanted, begin):
-        if isinstance(update, Output):
-            yield {"output": [update.attempt, update.rank, update.local_rank, update.stream], "data": update.data}
-        else:
-            yield {"event": update.name, "details": update.details}
+        yield answer_of(update)
     yield {
         "gone": agent.wait(),
         "pid": records.agent_pid(run, agent.pid),

@@ -51,6 +51,21 @@ class Event:
 Update = Union[Output, Event]
 
 
+def answer_of(update: Update) -> dict[str, Any]:
+    """An update as it is sent to a client."""
+    if isinstance(update, Output):
+        return {"output": [update.attempt, update.rank, update.local_rank, update.stream], "data": update.data}
+    return {"event": update.name, "details": update.details}
+
+
+def update_of(answer: dict[str, Any]) -> Update | None:
+    """An update as it was sent; None if it is something else."""
+    if "output" in answer:
+        attempt, rank, local_rank, stream = answer["output"]
+        return Output(attempt, rank, local_rank, stream, answer["data"])
+    return Event(answer["event"], answer["details"]) if "event" in answer else None
+
+
 @dataclass(frozen=True)
 class _Log:
     """A followed log file, and an `Output` with its rank and stream."""
