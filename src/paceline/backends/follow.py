@@ -71,19 +71,28 @@ def lines(sources: Mapping[Any, Source], lost: type[UserError], *, follow: bool)
         (source,) = sources.values()
         source.open()
         return iter(source)
-    readers: Readers[Any, LogLines] = Readers()
-    for node, source in sources.items():
-        readers.add(node, source if follow else _opened(source))
     if follow:
+        readers: Readers[Any, LogLines] = Readers()
+        for node, source in sources.items():
+            readers.add(node, source)
         return arriving(readers, lost)
-    failed = {node: end.error for node, end in iter(readers.take, None) if isinstance(end, Ended) and end.error}
+    failed = opened(sources)
     for error in failed.values():
         if not isinstance(error, lost) or len(failed) == len(sources):
             raise error
     return _merged([source for node, source in sources.items() if node not in failed], list(failed.values()), lost)
 
 
-def _opened(source: Source) -> Iterator[LogLines]:
+def opened(sources: Mapping[Node, Source]) -> dict[Node, Exception]:
+    """Open several sources at once; returns the errors of those that cannot be."""
+    readers: Readers[Node, None] = Readers()
+    for node, source in sources.items():
+        readers.add(node, _opening(source))
+    ends = iter(readers.take, None)
+    return {node: end.error for node, end in ends if isinstance(end, Ended) and end.error is not None}
+
+
+def _opening(source: Source) -> Iterator[None]:
     source.open()
     return
     yield
@@ -209,11 +218,31 @@ class Nodes(Generic[Node]):
         self._present.pop(node, None)
         yield from self._go_on()
 
-    def seconds(self) -> float | None:
-        """How long to wait for the next update before `go_on` is called; None for ever."""
+    def _seconds(self) -> float | None:
+        """How long to wait for nodes that have not reported the restart; None for ever."""
         if self._patience is None or not self._restarts:
             return None
         return max(0.0, self._since + self._patience - time.monotonic())
+
+    def follow(
+        self, take: Callable[[float | None], tuple[Any, Any] | None], do: Callable[[Any, Any], Iterator[Update]]
+    ) -> Iterator[Update]:
+        """What follows from all that the backend gets of the nodes, until there is no more.
+
+        Args:
+            take: what comes next within so many seconds, like `Readers.take`.
+            do: what follows from it.
+        """
+        while True:
+            try:
+                found = take(self._seconds())
+            except TimeoutError:
+                yield from self._restart()
+                continue
+            if found is None:
+                break
+            yield from do(*found)
+        yield from self._restart()
 
     def take(self, node: Node, update: Update) -> Iterator[Update]:
         """What follows from an update of a node."""
@@ -246,9 +275,9 @@ class Nodes(Generic[Node]):
 
     def _go_on(self) -> Iterator[Update]:
         if self._restarts and all(node in self._restarts or node in self._ends for node in self._present):
-            yield from self.go_on()
+            yield from self._restart()
 
-    def go_on(self) -> Iterator[Update]:
+    def _restart(self) -> Iterator[Update]:
         """Wait no longer for the nodes that have not reported the restart."""
         if not self._restarts:
             return

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from typing import TYPE_CHECKING, Any
 
+from paceline.backends.follow import Nodes
 from paceline.backends.foreground import Event, Output, Update
+from paceline.node.logs.live import update_of
+from paceline.node.logs.readers import Ended, Readers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,6 +19,8 @@ if TYPE_CHECKING:
     from paceline.job.job import Job
 
     from .start import Opened
+
+_PATIENCE = 2.0  # seconds; a node that was lost never reports a restart
 
 
 class SlurmRun:
@@ -50,19 +56,29 @@ class SlurmRun:
 
     def updates(self) -> Iterator[Update]:
         """Output of the ranks and events, until the job has ended."""
+        readers: Readers[str, Answer] = Readers()
+        nodes: Nodes[str] = Nodes(_PATIENCE)
         with self._opened:
-            for answer in self._opened.answers:
-                if "output" in answer:
-                    attempt, rank, local_rank, stream = answer["output"]
-                    yield Output(attempt, rank, local_rank, stream, answer["data"])
-                elif "event" in answer:
-                    yield Event(answer["event"], answer["details"])
-                elif "waiting" in answer:
-                    yield Event("note", {"why": f"it waits: {answer['waiting']}"})
-                elif "ended" in answer:
-                    self._ended = answer["ended"]
-                elif "end" in answer:
-                    return
+            readers.add("", itertools.takewhile(lambda answer: "end" not in answer, self._opened.answers))
+            yield from nodes.follow(readers.take, lambda _, answer: self._take(nodes, answer))
+        for event in nodes.finish():
+            if self._ended is not None and self._ended["state"] == event.details["state"]:
+                yield event
+
+    def _take(self, nodes: Nodes[str], answer: Answer | Ended) -> Iterator[Update]:
+        if isinstance(answer, Ended):
+            if answer.error is not None:
+                raise answer.error
+        elif "enter" in answer:
+            nodes.enter(answer["enter"], start=answer["start"])
+        elif "leave" in answer:
+            yield from nodes.leave(answer["leave"])
+        elif "waiting" in answer:
+            yield Event("note", {"why": f"it waits: {answer['waiting']}"})
+        elif "ended" in answer:
+            self._ended = answer["ended"]
+        elif (update := update_of(answer)) is not None:
+            yield from nodes.take(answer["node"], update) if "node" in answer else [update]
 
     def unreported_end(self) -> tuple[int, list[str]]:
         """The job's exit code, and why it ended."""

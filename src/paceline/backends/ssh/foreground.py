@@ -86,22 +86,17 @@ class RemoteRun:
 
         All output of an attempt comes before the event that says how it ended.
         """
-        while self._nodes.present or not self._nodes.ends:
-            try:
-                found = self._streams.take(self._nodes.seconds())
-            except TimeoutError:
-                yield from self._nodes.go_on()
-                continue
-            if found is None:
-                break
-            yield from self._take(*found)
-            self._hasten()
-        yield from self._nodes.go_on()
+        yield from self._nodes.follow(self._next, self._take)
         yield from self._nodes.finish()
         if self._recruiter is not None:
             self._recruiter.stop()
         self._streams.finish(_ENDING)
         self._streams.close()
+
+    def _next(self, seconds: float | None) -> tuple[Host, Answer | UserError] | None:
+        """The next answer of a host; None if the job has ended on all of them."""
+        self._hasten()
+        return self._streams.take(seconds) if self._nodes.present or not self._nodes.ends else None
 
     def _take(self, host: Host, answer: Answer | UserError) -> Iterator[Update]:
         if isinstance(answer, UserError):

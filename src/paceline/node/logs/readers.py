@@ -69,6 +69,17 @@ class Readers(Generic[Key, Item]):
             found = self._news.get(timeout=None if seconds is None else max(0.0, seconds))
         except queue.Empty:
             raise TimeoutError from None
+        return self._counted(found)
+
+    def arrived(self, seconds: float) -> Iterator[tuple[Key, Item | Ended]]:
+        """What is there now, or else what comes first within so many seconds."""
+        with contextlib.suppress(queue.Empty):
+            found = self._news.get(timeout=seconds)
+            while True:
+                yield self._counted(found)
+                found = self._news.get_nowait()
+
+    def _counted(self, found: tuple[Key, Item | Ended]) -> tuple[Key, Item | Ended]:
         if isinstance(found[1], Ended):
             with self._lock:
                 self.active -= 1

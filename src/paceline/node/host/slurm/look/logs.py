@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import queue
-import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
 from paceline.node.host.protocol import end_with_stdin
 from paceline.node.host.slurm.job_folders import Jobs
-from paceline.node.logs.reader import Choice, attempts, check, last, read
+from paceline.node.logs.reader import Choice, attempts, check, read
+from paceline.node.logs.readers import Ended, Readers, in_order
 from paceline.node.store import records
 
 from . import view
 from .queue import Queue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from paceline.node.host.slurm.job_folder import JobFolder
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from paceline.node.store.home import Answer, Home, Request
 
 _LOOK = 1.0  # seconds between two looks for another start, or the end
-_KEPT = 64  # pieces of text that nobody has taken yet; then the readers wait
 
 
 def slurm_logs(home: Home, request: Request) -> Iterator[Answer]:
@@ -74,12 +71,7 @@ def _check(folder: JobFolder, choice: Choice) -> None:
 
 def _written(folder: JobFolder, choice: Choice) -> Iterator[Text]:
     """The lines that there are, in the order of time."""
-    runs = _runs(folder, choice)
-    if len(runs) == 1:
-        yield from read(runs[0].path, choice)
-        return
-    found = sorted((text for run in runs for text in read(run.path, choice)), key=lambda it: (it.attempt, it.time))
-    yield from last(found, choice.tail)
+    return in_order([read(run.path, choice) for run in _runs(folder, choice)])
 
 
 def _runs(folder: JobFolder, choice: Choice) -> list[RunDirectory]:
@@ -96,9 +88,8 @@ class Follower:
 
     def __init__(self, home: Home, folder: JobFolder, choice: Choice) -> None:
         self._home, self._folder, self._choice = home, folder, choice
-        self._news: queue.Queue[Text | None] = queue.Queue(_KEPT)
+        self._readers: Readers[Path, Text] = Readers()
         self._read: set[Path] = set()
-        self._active = 0
         self._over: set[str] = set()  # starts that have ended
 
     def read(self) -> Iterator[Text]:
@@ -109,17 +100,12 @@ class Follower:
             is_over = is_over or self._has_ended()
             self._begin(is_first)
             is_first = False
-            try:
-                text = self._news.get(timeout=_LOOK)
-                while True:
-                    if text is None:
-                        self._active -= 1
-                    else:
-                        yield text
-                    text = self._news.get_nowait()
-            except queue.Empty:
-                pass
-            if is_over and not self._active and self._news.empty():
+            for _, text in self._readers.arrived(_LOOK):
+                if not isinstance(text, Ended):
+                    yield text
+                elif text.error is not None and not isinstance(text.error, OSError):  # it was removed
+                    raise text.error
+            if is_over and not self._readers.active:
                 return
 
     def _has_ended(self) -> bool:
@@ -142,20 +128,9 @@ class Follower:
 
     def _start(self, run: RunDirectory, start: str, choice: Choice) -> None:
         self._read.add(run.path)
-        self._active += 1
-        threading.Thread(
-            target=self._follow, args=(run, lambda: self._is_past(run, start), choice), daemon=True
-        ).start()
+        self._readers.add(run.path, read(run.path, choice, lambda: self._is_past(run, start)))
 
     def _is_past(self, run: RunDirectory, start: str) -> bool:
         """Whether nothing is written to a run directory any more."""
         state = (run.read_status() or {}).get("state")
         return state in records.FINAL or start in self._over
-
-    def _follow(self, run: RunDirectory, is_over: Callable[[], bool], choice: Choice) -> None:
-        try:
-            with contextlib.suppress(OSError):  # it was removed
-                for text in read(run.path, choice, is_over):
-                    self._news.put(text)
-        finally:
-            self._news.put(None)

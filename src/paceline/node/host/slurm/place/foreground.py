@@ -16,7 +16,8 @@ from paceline.node.host.slurm.look import view
 from paceline.node.host.slurm.look.queue import Queue
 from paceline.node.host.slurm.look.scheduler import NEW
 from paceline.node.journal.fold import ENDED_ON_NODES
-from paceline.node.logs.live import STREAM_BITS, Output, updates
+from paceline.node.logs.live import STREAM_BITS, Output, answer_of, updates
+from paceline.node.logs.readers import Ended, Readers
 from paceline.node.store import records
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ _LOOK = 0.5  # seconds between two looks; the kernel does not report what other 
 _LAST = 300.0  # seconds for which a job is stopped whose client is gone, while Slurm does not answer
 _TRY, _LONGEST_TRY = 10.0, 60.0  # seconds for which Slurm is asked to stop a job, at first and at most
 _AGAIN = 10.0  # seconds until it is asked again
-_KEPT = 64  # updates that nobody has taken yet; then the readers wait
-_ONCE = ("waiting", "restarting", "stopping", "exec", "unjoined")  # events that each node reports
 
 
 def follow(
@@ -116,98 +115,56 @@ class _Following:
         self, home: Home, folder: JobFolder, shown: Mapping[str, Any], refused: queue.SimpleQueue[str]
     ) -> None:
         self._home, self._folder, self._shown, self._refused = home, folder, shown, refused
-        self._news: queue.Queue[Update | None] = queue.Queue(_KEPT)
-        self._followed: dict[Path, int] = {}  # run directory → what ends its thread; -1 once that was used
-        self._active = 0
-        self._said: set[tuple[str, Any]] = set()
-        self._last: dict[str, Any] | None = None
+        self._readers: Readers[Path, Update] = Readers()
+        self._followed: dict[Path, int] = {}  # run directory → what ends its reader; -1 once that was used
         self._waiting: str | None = None
 
     def answers(self) -> Iterator[Answer]:
-        """Until the job has ended."""
+        """Until the job has ended: "enter" when a node has come, its updates with its name, "leave" after the last."""
         is_over = False
-        while True:
+        while not is_over or self._readers.active:
             record = view.record(self._folder, Queue(self._home.root))
             is_over = is_over or record is None or record["state"] in records.FINAL
             yield from self._report_waiting(record)
             while not self._refused.empty():
                 yield {"event": "note", "details": {"why": self._refused.get()}}
-            self._look(is_over)
-            try:
-                update = self._news.get(timeout=_LOOK)
-                while True:
-                    if update is None:
-                        self._active -= 1
-                    else:
-                        yield from self._answer(update)
-                    update = self._news.get_nowait()
-            except queue.Empty:
-                pass
-            if is_over and not self._active and self._news.empty():
-                break
-        record = view.record(self._folder, Queue(self._home.root))
-        if self._last is not None and record is not None and self._last["state"] == record["state"]:
-            yield {"event": "finished", "details": self._last}
+            yield from self._look(is_over)
+            for path, update in self._readers.arrived(_LOOK):
+                if not isinstance(update, Ended):
+                    yield {**answer_of(update), "node": str(path)}
+                elif update.error is None or isinstance(update.error, OSError):  # it was removed
+                    yield {"leave": str(path)}
+                else:
+                    raise update.error
 
     def _report_waiting(self, record: JobRecord | None) -> Iterator[Answer]:
         waiting = record["waiting"] if record and record["state"] in ("PENDING", "RESTARTING") else None
-        if waiting in (None, ENDED_ON_NODES, NEW) or self._active:
+        if waiting in (None, ENDED_ON_NODES, NEW) or self._readers.active:
             return
         if waiting != self._waiting:
             self._waiting = waiting
             yield {"waiting": waiting}
 
-    def _look(self, is_over: bool) -> None:
+    def _look(self, is_over: bool) -> Iterator[Answer]:
         """Follow the nodes that have come, and no longer those that have ended."""
-        for start, runs in view.runs_of(self._folder):
+        for number, (start, runs) in enumerate(view.runs_of(self._folder)):
             has_ended = is_over or self._folder.outcome(start) is not None
             for run in runs:
                 if run.path not in self._followed:
-                    self._start(run)
+                    yield {"enter": str(run.path), "start": number}
+                    lifeline, self._followed[run.path] = os.pipe()
+                    self._readers.add(run.path, self._updates(run, lifeline))
                 state = (run.read_status() or {}).get("state")
                 if (has_ended or state in records.FINAL) and self._followed[run.path] >= 0:
                     os.close(self._followed[run.path])
                     self._followed[run.path] = -1
 
-    def _start(self, run: RunDirectory) -> None:
-        lifeline, self._followed[run.path] = os.pipe()
-        self._active += 1
-
-        def follow() -> None:
-            try:
-                for update in updates(run, lifeline, self._is_wanted, poll=_LOOK):
-                    self._news.put(update)
-            finally:
-                os.close(lifeline)
-                self._news.put(None)
-
-        threading.Thread(target=follow, daemon=True).start()
+    def _updates(self, run: RunDirectory, lifeline: int) -> Iterator[Update]:
+        try:
+            yield from updates(run, lifeline, self._is_wanted, poll=_LOOK)
+        finally:
+            os.close(lifeline)
 
     def _is_wanted(self, it: Output) -> bool:
         streams = self._shown["others" if it.rank else "first"].get(str(it.local_rank), 0)
         return bool(streams & STREAM_BITS[it.stream])
-
-    def _answer(self, update: Update) -> Iterator[Answer]:
-        if isinstance(update, Output):
-            yield {"output": [update.attempt, update.rank, update.local_rank, update.stream], "data": update.data}
-            return
-        name, details = update.name, update.details
-        if name == "finished":
-            self._last = _weightier(self._last, details)
-            return
-        key = name, details.get("why") or details.get("attempt")
-        if name in _ONCE and key in self._said:
-            return
-        self._said.add(key)
-        yield {"event": name, "details": details}
-
-
-def _weightier(one: dict[str, Any] | None, other: dict[str, Any]) -> dict[str, Any]:
-    """Of two reports of the end the one of the later attempt; else that says more: a failed rank, then a failure."""
-
-    def weight(details: dict[str, Any]) -> tuple[bool, bool]:
-        return (details.get("failure") or {}).get("rank") is not None, details.get("state") == "FAILED"
-
-    if one is None or other["time"] > one["time"] + 30:
-        return other
-    return other if weight(other) > weight(one) else one
