@@ -37,6 +37,7 @@ class Kubelet:
         self.answers = True  # to the API server
         self.restart_delay = 0.2  # seconds; it doubles, up to 2 (of a real one: 10, up to 300)
         self.log_limit = 10 << 20  # bytes
+        self.late = 0.0  # seconds that the clock is behind that writes times into logs
         self.runners: dict[str, PodRunner] = {}
         self.finished: dict[str, PodRunner] = {}  # their logs can still be read
         self.streams: set[asyncio.Future[None]] = set()  # of logs that are followed

@@ -14,17 +14,18 @@ if TYPE_CHECKING:
     from multidict import MultiMapping
 
 
-def _stamp() -> str:
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f") + "000Z"
+def _stamp(late: float) -> str:
+    return (datetime.now(timezone.utc) - timedelta(seconds=late)).strftime("%Y-%m-%dT%H:%M:%S.%f") + "000Z"
 
 
 class Log:
     """The output of one run of a container."""
 
-    def __init__(self, path: Path, limit: int) -> None:
+    def __init__(self, path: Path, limit: int, late: float = 0.0) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.limit = limit  # bytes, then it is rotated
+        self._late = late  # seconds that the clock of its node is behind
         self.ended = False
         self.rotations = 0
         self._rest = b""
@@ -34,7 +35,7 @@ class Log:
     def write(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
         if lines:
-            stamp = _stamp().encode()
+            stamp = _stamp(self._late).encode()
             self._file.write(b"".join(b"%s %s\n" % (stamp, line) for line in lines))
             self._notify()
             if self._file.tell() > self.limit:
@@ -51,7 +52,7 @@ class Log:
     def end(self) -> None:
         if not self.ended:
             if self._rest:
-                self._file.write(b"%s %s" % (_stamp().encode(), self._rest))
+                self._file.write(b"%s %s" % (_stamp(self._late).encode(), self._rest))
             self.ended = True
             self._file.close()
             self._notify()

@@ -188,7 +188,7 @@ class PodRunner:
         name = spec["name"]
         count = self.restarts.get(name, 0)
         logs = self.kubelet.folder / "logs" / f"{self.pod['metadata']['namespace']}_{self.name}_{self.uid}"
-        log = Log(logs / name / f"{count}.log", self.kubelet.log_limit)
+        log = Log(logs / name / f"{count}.log", self.kubelet.log_limit, self.kubelet.late)
         self.logs.setdefault(name, []).append(log)
         message = self.folder / f"{name}-{count}.message"
         one = Container(

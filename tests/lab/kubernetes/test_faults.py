@@ -144,6 +144,34 @@ def test_a_follower_misses_no_line(user: User) -> None:
     assert lines == [f"line {number}" for number in range(40)]
 
 
+SAYS = """
+    import os, time
+    rank = os.environ["RANK"]
+    print("first", rank, flush=True)
+    while not os.path.exists("GO"):
+        time.sleep(0.05)
+    print("second", rank, flush=True)
+"""
+
+
+@pytest.mark.parametrize("late", [3600.0, -3600.0])
+def test_a_follower_compares_no_clocks(user: User, late: float) -> None:
+    """Neither when it begins after the last line of each node, nor for what comes then."""
+    list(user.cluster.nodes.values())[1].late = late
+    shared = user.cluster.claim("shared")
+    user.submit(SAYS.replace("GO", "/shared/go"), name="it", nodes=2, placement="spread", data=["shared:/shared"])
+    for rank in (0, 1):
+        user.wrote("it", f"first {rank}")
+    lines: list[str] = []
+    thread = threading.Thread(target=lambda: lines.extend(user.lines("it", None, follow=True, tail=9)))
+    thread.start()
+    eventually(lambda: len(lines) == 2, "the last line of each node")
+    (shared / "go").touch()
+    thread.join(120)
+    assert sorted(lines) == ["first 0", "first 1", "second 0", "second 1"]
+    assert sorted(user.lines("it", None, tail=1)) == ["second 0", "second 1"]
+
+
 def test_the_logs_of_a_node_that_answers_are_shown_when_another_is_silent(user: User) -> None:
     script = "import threading; print('here', flush=True); threading.Event().wait()"
     user.submit(script, name="it", nodes=2, silence=300, placement="spread")
@@ -153,7 +181,9 @@ def test_the_logs_of_a_node_that_answers_are_shown_when_another_is_silent(user: 
     assert user.lines("it", (0,)) == ["here"]
     found = user.backend().logs("it", LogQuery(None))
     assert next(found).text == b"here\n"
-    with pytest.raises(Incomplete, match=f"^the logs of node {node} cannot be read: .*; what it has is not shown"):
+    with pytest.raises(
+        Incomplete, match=f"^the logs of node {node} cannot be read: .*; lines of its ranks may be missing"
+    ):
         next(found)
     assert any(it["event"] == "silent" and it["host"] == node for it in user.backend().events("it"))
 

@@ -201,16 +201,11 @@ class Kubernetes(Backend):
 
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
         """Lines of a job in the order in which they were written."""
-        from .look import logs
         from .look.describe import described
+        from .look.logs import lines
 
         job = self._find(name)
-        is_over = described(job, "", "").is_over
-        if query.follow and not is_over:
-            return logs.follow(self._cluster, job, query)
-        silent: logs.Silent = {}
-        found = logs.read_all(self._cluster, job, silent, is_over=is_over, ranks=query.ranks, since=query.since)
-        return logs.with_silent(logs.chosen(found, query), silent)
+        return lines(self._cluster, job, query, is_over=described(job, "", "").is_over)
 
     def check(self, progress: ProgressReporter) -> Report:
         """What the cluster has and allows, and what would go wrong with a job."""

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 MARK = b"[paceline] "  # begins the line of an event
 RANK = b"[rank %d"  # begins a line of a rank
+ATTEMPT = b" attempt %d"  # follows in later attempts than the first
 STDERR = b" stderr"  # follows, where stderr is kept apart
 TRACEBACK = b" traceback"  # follows in a line of the traceback that ended the rank
 ENDED = "ended.json"  # beside the request: how the job ended here
@@ -138,7 +139,8 @@ class _Relay:
 
     def output(self, update: Output) -> None:
         """Write the lines of a rank that are complete."""
-        prefix = RANK % update.rank + (STDERR if update.stream == "err" else b"")
+        prefix = RANK % update.rank + (ATTEMPT % update.attempt if update.attempt else b"")
+        prefix += STDERR if update.stream == "err" else b""
         if update.is_traceback:
             self._end_lines()
             prefix += TRACEBACK

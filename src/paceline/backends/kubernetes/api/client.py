@@ -369,7 +369,9 @@ class Cluster:
 
     # -- logs ----------------------------------------------------------------------------------------------------------
 
-    def log(self, pod: str, container: str, *, follow: bool, since: str | None) -> Iterator[bytes]:
+    def log(
+        self, pod: str, container: str, *, follow: bool, since: str | None, tail: int | None = None
+    ) -> Iterator[bytes]:
         """The lines of a container's log, each behind its time.
 
         Raises:
@@ -383,6 +385,8 @@ class Cluster:
             params["follow"] = "true"
         if since is not None:
             params["sinceTime"] = since
+        if tail is not None:
+            params["tailLines"] = str(tail)
         path = self.path("v1", "pods", pod, "log")
         self.calls += 1
         # A connection that was cut without a word never says so; who follows asks again after this time.

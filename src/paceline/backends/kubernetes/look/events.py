@@ -14,6 +14,7 @@ from .describe import described
 
 if TYPE_CHECKING:
     from paceline.backends.kubernetes.api.client import Cluster
+    from paceline.job.errors import UserError
 
     from .jobs import Found
 
@@ -27,16 +28,14 @@ def events(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
     A pod's report goes with the pod. What the cluster itself keeps of the start and the end takes its place.
     """
     found: list[dict[str, Any]] = []
-    said: set[tuple[str, Any, Any]] = set()
-    silent: logs.Silent = {}
-    for entry in logs.read_all(cluster, job, silent, is_over=described(job, "", "").is_over):
-        if entry.event is None:
-            continue
-        event = {"time": entry.time, **{key: value for key, value in entry.event.items() if key != "ranks"}}
+    reported: set[tuple[str, Any, Any]] = set()
+    silent: dict[str, UserError] = {}
+    for entry in logs.events(cluster, job, silent, is_over=described(job, "", "").is_over):
+        event = {"time": entry.time, **{key: value for key, value in (entry.event or {}).items() if key != "ranks"}}
         key = event["event"], event.get("attempt"), event.get("why")
-        if event["event"] in _ONCE and key in said:
+        if event["event"] in _ONCE and key in reported:
             continue
-        said.add(key)
+        reported.add(key)
         found.append(event)
     now = time.time()
     found += [{"time": now, "event": "silent", "host": it, "message": str(why)} for it, why in silent.items()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.backends.kubernetes.api.errors import ApiError
 from paceline.backends.kubernetes.manifests.manifest import literal
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline.backends.kubernetes.api.client import Cluster, Object
-    from paceline.backends.kubernetes.manifests.kept import Kept
+    from paceline.backends.kubernetes.manifests.kept import Kept as Place
 
     from .jobs import Found
     from .pods import Pod
@@ -31,15 +31,31 @@ _LIFE = 900  # seconds after which the cluster ends it
 _PAUSE = 0.2
 _READER = "reader"
 _READ = r"""
-import glob, heapq, os, sys
+import glob, heapq, os, re, sys
+begins = re.compile(rb'\S+ (?:\[rank \d+ attempt (\d+)|\[paceline\] (?=.*"event": "started").*"attempt": (\d+))')
 def lines(path):
+    node = os.path.basename(path).split("-")[1].encode()
     with open(path, "rb") as file:
         for line in file:
-            yield line if line.endswith(b"\n") else line + b"\n"
-paths = sorted(glob.glob(os.path.join(glob.escape(sys.argv[1]), "*.log")))
-for line in heapq.merge(*map(lines, paths), key=lambda line: line[:27]):
-    sys.stdout.buffer.write(line)
+            yield node, line if line.endswith(b"\n") else line + b"\n"
+paths = sorted(glob.glob(os.path.join(glob.escape(sys.argv[1]), "node-*.log")))
+found = (begins.match(line) for path in paths for _, line in lines(path))
+print(max((int(match[1] or match[2]) for match in found if match), default=0), flush=True)
+for node, line in heapq.merge(*map(lines, paths), key=lambda it: it[1][:27]):
+    sys.stdout.buffer.write(node + b" " + line)
 """
+
+
+class Kept(NamedTuple):
+    """What the copies have.
+
+    Attributes:
+        last: attempt.
+        lines: the node ranks and the lines, each behind its time and without its end. Those of a node are in order.
+    """
+
+    last: int
+    lines: Iterator[tuple[int, bytes]]
 
 
 def is_needed(job: Found, *, is_over: bool) -> bool:
@@ -49,8 +65,20 @@ def is_needed(job: Found, *, is_over: bool) -> bool:
     return len(there) < job.least or int((job.object.get("status") or {}).get("failed") or 0) > failed
 
 
-def lines(cluster: Cluster, job: Found, it: Kept) -> Iterator[bytes]:
-    """The lines of all nodes in the order of time, each behind its time, without line ends.
+def read(cluster: Cluster, job: Found, it: Place) -> Kept:
+    """What the copies have, in the order of time.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    lines = _lines(cluster, job, it)
+    last = int(next(lines, b"0"))
+    numbered = (line.partition(b" ") for line in lines)
+    return Kept(last, ((int(node), line) for node, _, line in numbered))
+
+
+def _lines(cluster: Cluster, job: Found, it: Place) -> Iterator[bytes]:
+    """The lines that the program prints.
 
     Raises:
         UserError: they cannot be read.

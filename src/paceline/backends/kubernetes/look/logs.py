@@ -1,29 +1,31 @@
-"""The lines of ranks, from the logs of their pods."""
+"""The lines of ranks and the events of a job, from the logs of its pods; see `backends/follow.py`."""
 
 from __future__ import annotations
 
-import heapq
+import collections
+import contextlib
+import itertools
 import json
-import queue
 import re
 import threading
-import time
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from paceline.backends.base import Incomplete, LogLines
-from paceline.backends.kubernetes.api.errors import ApiError, Unreachable
+from paceline.backends import follow
+from paceline.backends.base import LogLines
+from paceline.backends.kubernetes.api.errors import ApiError, Expired, Unreachable
 from paceline.backends.kubernetes.api.times import moment
 from paceline.backends.kubernetes.manifests import kept
 from paceline.job.errors import UserError
 from paceline.node.host.pod import MARK
+from paceline.node.logs.readers import Readers
 
 from . import kept_reader
 from .pods import seen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from paceline.backends.base import LogQuery
     from paceline.backends.kubernetes.api.client import Cluster
@@ -32,20 +34,26 @@ if TYPE_CHECKING:
     from .pods import Pod
 
 _LINE = re.compile(
-    rb"\[rank (?P<rank>\d+)(?P<err> stderr)?(?P<traceback> traceback)?(?P<piece> \+)?\] ?(?P<text>.*)", re.DOTALL
+    rb"\[rank (?P<rank>\d+)(?: attempt (?P<attempt>\d+))?(?P<err> stderr)?(?P<traceback> traceback)?(?P<piece> \+)?\]"
+    rb" ?(?P<text>.*)",
+    re.DOTALL,
 )
 _AGAIN, _MOST_AGAIN = 0.2, 5.0  # seconds until a log is asked for again, and at most if it fails again and again
 _SOON, _CALM = 1.0, 10.0  # seconds until pods are looked for again, while some have not begun, and then
-_LATE = 0.2  # seconds for which lines of other pods are waited for, so that they come in the order of time
+_MORE, _MOST = 16, 1 << 16  # lines that are asked for at first beside the wanted ones, and at most at once
+
+Item = TypeVar("Item")
 
 
-Silent = dict[str, UserError]  # nodes whose logs cannot be read, each with why
+class Lost(UserError):
+    """The logs of a node cannot be read."""
 
 
 class Entry(NamedTuple):
     """A line of a pod's log: of a rank, perhaps of the traceback that ended it, or an event."""
 
     time: float
+    attempt: int
     rank: int
     stream: str
     text: bytes
@@ -53,37 +61,48 @@ class Entry(NamedTuple):
     is_traceback: bool = False
 
 
-def entries(lines: Iterable[bytes], pod: Pod | None, *, is_plain: bool) -> Iterator[Entry]:
-    """What the lines of a pod's log say; each begins with its time.
+class Parser:
+    """Makes entries of the lines of one node's log.
 
-    Args:
-        lines: without line ends.
-        pod: that wrote them; None for lines of ranks and events only.
-        is_plain: whether the user's command wrote them itself.
+    Attributes:
+        attempt: that the next line belongs to, if it does not say so.
     """
-    for line in lines:
+
+    def __init__(self, pod: Pod | None, *, is_plain: bool) -> None:
+        """Begin.
+
+        Args:
+            pod: that wrote them; None for lines of ranks and events only.
+            is_plain: whether the user's command wrote them itself.
+        """
+        self._pod, self._is_plain, self.attempt = pod, is_plain, 0
+
+    def entry(self, line: bytes) -> Entry | None:
+        """What a line says, which begins with its time; None for nothing."""
         stamp, _, text = line.partition(b" ")
-        written = stamp_of(stamp)
+        written = _time(stamp)
         if written is None:
-            continue
-        match = None if is_plain else _LINE.fullmatch(text)
+            return None
+        match = None if self._is_plain else _LINE.fullmatch(text)
         if match is not None:
             end = b"" if match["piece"] else b"\n"
-            stream, rank = "err" if match["err"] else "out", int(match["rank"])
-            yield Entry(written, rank, stream, match["text"] + end, is_traceback=bool(match["traceback"]))
-        elif not is_plain and text.startswith(MARK):
+            self.attempt = int(match["attempt"] or self.attempt)
+            stream, text, is_traceback = "err" if match["err"] else "out", match["text"] + end, bool(match["traceback"])
+            return Entry(written, self.attempt, int(match["rank"]), stream, text, is_traceback=is_traceback)
+        if not self._is_plain and text.startswith(MARK):
             event = _event(text[len(MARK) :])
-            if event is not None:
-                yield Entry(written, -1, "", b"", event)
-        elif pod is None:
-            continue
-        elif is_plain:
-            yield Entry(written, pod.index, "out", text + b"\n")
-        else:  # of the interpreter itself, or of the bootstrap
-            yield Entry(written, pod.index, "node", text + b"\n")
+            if event is None:
+                return None
+            if event["event"] == "started":
+                self.attempt = int(event.get("attempt") or 0)
+            return Entry(written, self.attempt, -1, "", b"", event)
+        if self._pod is None:
+            return None
+        stream = "out" if self._is_plain else "node"  # else of the interpreter itself, or of the bootstrap
+        return Entry(written, self.attempt, self._pod.index, stream, text + b"\n")
 
 
-def stamp_of(stamp: bytes) -> float | None:
+def _time(stamp: bytes) -> float | None:
     """Seconds since the epoch of a line's time, which may have nanoseconds."""
     try:
         return moment(re.sub(r"(\.\d{6})\d+", r"\1", stamp.decode()))
@@ -105,7 +124,11 @@ def _event(text: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and "event" in found else None
 
 
-def indexes(job: Found, ranks: Iterable[int] | None) -> frozenset[int] | None:
+def _rfc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _indexes(job: Found, ranks: Iterable[int] | None) -> frozenset[int] | None:
     """The numbers of the pods that have the lines of some ranks; None for all, or if that is not known."""
     each = 1 if job.is_plain else job.spec.get("ranks", 1)
     if ranks is None or job.least < job.nodes or not isinstance(each, int):
@@ -113,266 +136,351 @@ def indexes(job: Found, ranks: Iterable[int] | None) -> frozenset[int] | None:
     return frozenset(rank // each for rank in ranks)
 
 
-def _pods(job: Found, ranks: Iterable[int] | None) -> list[Pod]:
-    """The pods that have the lines of some ranks."""
-    wanted = indexes(job, ranks)
+def pods_of(job: Found, ranks: Iterable[int] | None = None) -> list[Pod]:
+    """The pods that have the lines of some ranks; None for all."""
+    wanted = _indexes(job, ranks)
     return [pod for pod in job.pods if wanted is None or pod.index in wanted]
 
 
-def read(
-    cluster: Cluster, pods: Iterable[Pod], silent: Silent, *, is_plain: bool, since: float | None = None
-) -> Iterator[Entry]:
-    """All that is in the logs of these pods now, in the order of time.
+# -- one pod -----------------------------------------------------------------------------------------------------------
 
-    Args:
-        cluster: where they are.
-        pods: whose logs are read.
-        silent: gets the nodes that do not answer, each with why.
-        is_plain: whether the user's command wrote the lines itself.
-        since: only what was written after this time.
+
+class PodLog:
+    """The log of a pod, and how far it has been read: the time of the last line, and how many lines had it.
+
+    By the clock of its node alone, so other nodes may have any other time.
     """
-    found = (_of_pod(cluster, pod, silent, is_plain, since) for pod in pods)
-    return heapq.merge(*found, key=lambda entry: entry.time)
+
+    def __init__(
+        self, cluster: Cluster, pod: Pod, job_is_over: threading.Event, *, is_plain: bool, since: float | None = None
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            cluster: where it is.
+            pod: it.
+            job_is_over: is set when the job has ended; a pod that is leaving may never do so.
+            is_plain: whether the user's command wrote the lines itself.
+            since: only what was written after this time.
+        """
+        self._cluster, self._pod, self._is_plain = cluster, pod, is_plain
+        self._begin = None if since is None else _rfc(since)
+        self._job_is_over, self._is_closed = job_is_over, threading.Event()
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Read it from its beginning again."""
+        self._parser = Parser(self._pod, is_plain=self._is_plain)
+        self._since, self._last, self._same = self._begin, ("", ""), 0
+
+    def close(self) -> None:
+        """Follow no more."""
+        self._is_closed.set()
+
+    def last(self, wanted: Callable[[Entry], bool], count: int, attempt: int | None) -> list[Entry]:
+        """The last lines, and no more read than they take; what is read next comes after them.
+
+        Args:
+            wanted: which lines count.
+            count: how many.
+            attempt: of this attempt; None for the last one.
+        """
+        asked: int | None = count + _MORE
+        while True:
+            found: collections.deque[Entry] = collections.deque(maxlen=count)
+            self.rewind()
+            has_older, count_read, first = False, 0, None
+            for line in self._lines(follow=False, tail=asked):
+                entry, count_read = self._take(line), count_read + 1
+                first = first or self._last
+                if entry is None or not wanted(entry):
+                    continue
+                if entry.attempt > (found[-1].attempt if found else -1) and attempt is None:
+                    has_older = has_older or bool(found)
+                    found.clear()
+                if attempt is None or entry.attempt == attempt:
+                    found.append(entry)
+                has_older = has_older or (attempt is not None and entry.attempt < attempt)
+            is_whole = asked is None or count_read < asked
+            # Of lines with the time of the last one all have to be counted, as that is how the next ones are found.
+            if is_whole or (first != self._last and (has_older or len(found) == count)):
+                return list(found)
+            asked = 4 * (asked or 0) if asked is not None and 4 * asked <= _MOST else None
+
+    def rest(self) -> Iterator[Entry]:
+        """What is there beyond that.
+
+        Raises:
+            Lost: its node does not answer.
+        """
+        yield from filter(None, map(self._take, self._lines(follow=False)))
+
+    def _lines(self, *, follow: bool, tail: int | None = None) -> Iterator[bytes]:
+        """Lines that have not been read.
+
+        Raises:
+            Lost: its node does not answer.
+        """
+        pod = self._pod
+        try:
+            yield from self._unread(follow=follow, tail=tail)
+        except Unreachable as error:
+            raise _lost(pod, error) from None
+        except ApiError as error:
+            if error.code >= 500 and not pod.is_leaving:  # otherwise its node is lost, and another pod replaces it
+                raise _lost(pod, error) from None
+            if error.code not in (400, 404) and error.code < 500:  # it has not begun, or is gone
+                raise
+
+    def _unread(self, *, follow: bool, tail: int | None = None) -> Iterator[bytes]:
+        last, skip = self._last, self._same
+        for line in self._cluster.log(self._pod.name, self._pod.container, follow=follow, since=self._since, tail=tail):
+            written = _exact(_stamp(line))
+            if written < last or (written == last and skip):  # it was read before: nodes know only seconds
+                skip -= written == last
+                continue
+            skip = 0
+            yield line
+
+    def _take(self, line: bytes) -> Entry | None:
+        """What a line says; it has been read now."""
+        stamp = _stamp(line)
+        written = _exact(stamp)
+        self._same = self._same + 1 if written == self._last else 1
+        self._since, self._last = stamp, written
+        return self._parser.entry(line)
+
+    def __iter__(self) -> Iterator[Entry]:
+        """What is there beyond that, and what it writes to its end. A stream may end earlier, and is opened again."""
+        pause = _AGAIN
+        while not self._is_closed.is_set():
+            pod = self._now()
+            ended = pod is None or pod.is_over  # asked first: what it writes before its end is in the log then
+            has_failed = False
+            try:
+                for line in self._unread(follow=not ended):
+                    pause = _AGAIN
+                    if (entry := self._take(line)) is not None:
+                        yield entry
+            except (ApiError, Unreachable) as error:
+                code = error.code if isinstance(error, ApiError) else 0
+                if code == 404 or (pod is not None and pod.is_leaving and self._job_is_over.is_set()):
+                    return  # it is gone; or its node is lost, and it never ends
+                if code not in (0, 400, 429, 500, 502, 503, 504):
+                    raise
+                has_failed = code != 400
+                pause = min(2 * pause, _MOST_AGAIN)
+            if ended and not (has_failed and pause < _MOST_AGAIN):
+                return
+            self._is_closed.wait(pause)
+
+    def _now(self) -> Pod | None:
+        """The pod; None if it is gone."""
+        try:
+            return seen(self._cluster.get(self._cluster.path("v1", "pods", self._pod.name)))
+        except ApiError as error:
+            return None if error.code == 404 else self._pod
+        except Unreachable:
+            return self._pod
 
 
-def read_all(
-    cluster: Cluster, job: Found, silent: Silent, *, is_over: bool, ranks: Iterable[int] | None = None,
-    since: float | None = None,
-) -> Iterator[Entry]:  # fmt: skip
-    """All that is in the logs of a job now, in the order of time: from the copies on its volume, if pods are gone.
+def _stamp(line: bytes) -> str:
+    return line.partition(b" ")[0].decode(errors="replace")
 
-    Args:
-        cluster: where it is.
-        job: whose logs are read.
-        silent: see `read`.
-        is_over: whether it has ended.
-        ranks: whose pods are asked at least; None for all.
-        since: only what was written after this time.
+
+def _lost(pod: Pod, why: UserError) -> Lost:
+    return Lost(f"the logs of node {pod.node or 'without a name'} cannot be read: {why}")
+
+
+# -- all pods ----------------------------------------------------------------------------------------------------------
+
+
+class Follower(Generic[Item]):
+    """Reads the logs of all pods of a job at once, also of those that come later, until the job has ended.
+
+    Attributes:
+        readers: of the pods, by their names.
+        job_is_over: is set when the job has ended.
     """
-    where = kept.of(job.annotations)
-    if where is None or not kept_reader.is_needed(job, is_over=is_over):
-        return read(cluster, _pods(job, ranks), silent, is_plain=job.is_plain, since=since)
-    return entries(kept_reader.lines(cluster, job, where), None, is_plain=False)
 
+    def __init__(
+        self, cluster: Cluster, name: str, make: Callable[[Pod], Iterable[Item]], ranks: Iterable[int] | None = None
+    ) -> None:
+        """Begin.
 
-def _of_pod(cluster: Cluster, pod: Pod, silent: Silent, is_plain: bool, since: float | None) -> Iterator[Entry]:
-    if pod.node in silent:  # it takes long to find that out
+        Args:
+            cluster: where the job is.
+            name: of the job.
+            make: what reads the log of a pod.
+            ranks: only pods that have lines of these; None for all.
+        """
+        self._cluster, self._name, self._make, self._ranks = cluster, name, make, ranks
+        self.readers: Readers[str, Item] = Readers()
+        self.job_is_over = threading.Event()
+
+    def start(self) -> Readers[str, Item]:
+        """Read from now on."""
+        self.readers.add("", self._watch())
+        return self.readers
+
+    def _watch(self) -> Iterator[Item]:
+        """Start a reader for each pod that comes, until the job has ended."""
+        from .describe import described
+        from .jobs import find
+
+        names: set[str] = set()
+        while not self.readers.is_closed:
+            job = find(self._cluster, [self._name]).get(self._name)
+            for pod in () if job is None else pods_of(job, self._ranks):
+                if pod.name not in names and (pod.has_log or pod.is_over):
+                    names.add(pod.name)
+                    self.readers.add(pod.name, self._make(pod))
+            if job is None or described(job, "", "").is_over:
+                break
+            wanted = _indexes(job, self._ranks)
+            has_all = len(names) >= (job.nodes if wanted is None else len(wanted))
+            self._wait_for_change(job, _CALM if has_all else _SOON)
+        self.job_is_over.set()
         return
-    try:
-        lines = cluster.log(pod.name, pod.container, follow=False, since=None if since is None else _rfc(since))
-        yield from entries(lines, pod, is_plain=is_plain)
-    except Unreachable as error:
-        silent[pod.node] = error
-    except ApiError as error:
-        if error.code >= 500 and not pod.is_leaving:  # otherwise its node is lost, and another pod replaces it
-            silent[pod.node] = error
-        elif error.code not in (400, 404) and error.code < 500:  # it has not begun, or is gone
-            raise
+        yield
+
+    def _wait_for_change(self, job: Found, seconds: float) -> None:
+        """Wait until something of the job may have changed: its status counts its pods. Or until the time is over."""
+        path, version = job.kind.path(self._cluster), job.object["metadata"]["resourceVersion"]
+        selector = f"metadata.name={self._name}"
+        with contextlib.suppress(Expired):
+            for kind, _ in self._cluster.watch(path, version, seconds, fieldSelector=selector):
+                if kind != "BOOKMARK":
+                    return
 
 
-def with_silent(lines: Iterable[LogLines], silent: Silent) -> Iterator[LogLines]:
-    """The lines, and after them which nodes do not answer.
-
-    Raises:
-        Incomplete: some do not.
-    """
-    yield from lines
-    if silent:
-        why = [f"the logs of node {node or 'without a name'} cannot be read: {why}" for node, why in silent.items()]
-        raise Incomplete("\n".join(f"{line}; what it has is not shown" for line in why))
+# -- lines -------------------------------------------------------------------------------------------------------------
 
 
-def _rfc(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+class _Attempts:
+    """The last attempt that lines of any pod belong to, by the numbers in the lines."""
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def note(self, found: Iterable[Entry]) -> None:
+        """Some lines of a pod."""
+        self.last = max([self.last, *(entry.attempt for entry in found)])
 
 
-def chosen(found: Iterable[Entry], query: LogQuery) -> Iterator[LogLines]:
-    """The lines that a query asks for, of entries that are complete; see `LogQuery`."""
-    attempt, lines = 0, []
-    for entry in found:
-        if entry.event is not None:
-            attempt = max(attempt, _attempt(entry))
-        elif _wanted(entry, query):
-            lines.append(LogLines(entry.time, attempt, max(entry.rank, 0), _stream(entry), entry.text))
-    last = query.attempt if query.attempt is not None else max((line.attempt for line in lines), default=0)
-    lines = [line for line in lines if line.attempt == last]
-    if query.tail is not None:
-        lines = lines[max(0, len(lines) - query.tail) :]
-    yield from lines
+class _Lines:
+    """The lines of a pod that a query asks for: a source, see `backends/follow.py`."""
+
+    def __init__(self, log: PodLog, query: LogQuery, attempts: _Attempts, *, starts_again: bool) -> None:
+        """Read nothing yet.
+
+        Args:
+            log: of the pod.
+            query: which lines, and whether they are followed.
+            attempts: of all pods.
+            starts_again: whether the job may have had several.
+        """
+        self._log, self._query, self._attempts, self._starts_again = log, query, attempts, starts_again
+        self._found: Iterable[Entry] | None = None
+        self.close = log.close
+
+    def open(self) -> None:
+        """See `Source`. Reads the last lines, or finds out which attempt is the last one."""
+        query, log = self._query, self._log
+        if query.tail is not None:
+            found = log.last(lambda entry: is_wanted(entry, query), max(1, query.tail), query.attempt)
+            self._attempts.note(found)
+            self._found = found[max(0, len(found) - query.tail) :]
+            return
+        if self._starts_again and query.attempt is None:
+            self._attempts.note(log.last(lambda entry: entry.rank >= 0 and entry.stream != "node", 1, None))
+            log.rewind()
+        rest = iter(()) if query.follow else log.rest()
+        self._found = itertools.chain([*itertools.islice(rest, 1)], rest)
+
+    def __iter__(self) -> Iterator[LogLines]:
+        """See `Source`."""
+        if self._found is None:
+            self.open()
+        assert self._found is not None
+        number, last = self._query.attempt, self._attempts.last
+        for entry in itertools.chain(self._found, self._log if self._query.follow else ()):
+            if is_wanted(entry, self._query) and (entry.attempt >= last if number is None else entry.attempt == number):
+                yield _shown(entry)
 
 
-def _stream(entry: Entry) -> str:
-    return "both" if entry.stream == "out" else "err"
-
-
-def _wanted(entry: Entry, query: LogQuery) -> bool:
-    if entry.stream == "node" and query.ranks is not None:  # of a node, and of no rank
+def is_wanted(entry: Entry, query: LogQuery) -> bool:
+    """Whether an entry is a line of the ranks and the time of a query."""
+    if entry.event is not None or (entry.stream == "node" and query.ranks is not None):  # of a node, and of no rank
         return False
     return (query.ranks is None or entry.rank in query.ranks) and (query.since is None or entry.time >= query.since)
 
 
-# -- following ---------------------------------------------------------------------------------------------------------
+def _shown(entry: Entry) -> LogLines:
+    stream = "both" if entry.stream == "out" else "err"
+    return LogLines(entry.time, entry.attempt, max(entry.rank, 0), stream, entry.text)
 
 
-class Follower:
-    """Follows the logs of all pods of a job at once, over reconnects and log rotation, and pods that come later."""
+def lines(cluster: Cluster, job: Found, query: LogQuery, *, is_over: bool) -> Iterator[LogLines]:
+    """The lines of a job that a query asks for: from the copies on its volume, if pods are gone."""
+    query = replace(query, follow=query.follow and not is_over)
+    where = kept.of(job.annotations)
+    if where is not None and not query.follow and kept_reader.is_needed(job, is_over=is_over):
+        return _kept(kept_reader.read(cluster, job, where), query)
+    attempts, over = _Attempts(), threading.Event()
+    starts_again = bool(job.spec.get("max_restarts")) or job.least < job.nodes
 
-    def __init__(
-        self, cluster: Cluster, name: str, *, is_plain: bool, since: float | None = None,
-        ranks: tuple[int, ...] | None = None,
-    ) -> None:  # fmt: skip
-        """Begin; each pod has a thread that reads its log, and one watches for pods and the end of the job."""
-        self._cluster, self._name, self._is_plain = cluster, name, is_plain
-        self._since, self._ranks = since, ranks
-        self._found: queue.SimpleQueue[Entry | UserError | None] = queue.SimpleQueue()
-        self._is_over = threading.Event()
-        self._is_done = False  # whether the job has ended
-        self._threads: dict[str, threading.Thread] = {}
-        threading.Thread(target=self._watch, daemon=True).start()
+    def source(pod: Pod, query: LogQuery) -> _Lines:
+        log = PodLog(cluster, pod, over, is_plain=job.is_plain, since=query.since)
+        return _Lines(log, query, attempts, starts_again=starts_again)
 
-    def close(self) -> None:
-        """Follow no more."""
-        self._is_over.set()
+    sources = {pod.name: source(pod, query) for pod in pods_of(job, query.ranks)}
+    if not query.follow:
+        return follow.lines(sources, Lost, follow=False) if sources else iter(())
+    for name in follow.opened(sources):  # its node may answer later
+        del sources[name]
+    follower = Follower(
+        cluster, job.name, lambda pod: sources.get(pod.name) or source(pod, replace(query, tail=None)), query.ranks
+    )
+    follower.job_is_over = over
+    return follow.arriving(follower.start(), Lost)
 
-    def entries(self) -> Iterator[Entry]:
-        """What the pods write, until the job has ended and all is read.
 
-        Raises:
-            UserError: the cluster refuses to say.
-        """
-        held: list[tuple[float, int, Entry]] = []  # for a moment, so that those of several pods come in order
-        count = 0
-        has_ended = False
-        while True:
-            now = time.time()
-            while held and (has_ended or held[0][0] <= now - _LATE):
-                yield heapq.heappop(held)[2]
-            if has_ended:
-                return
+def _kept(found: kept_reader.Kept, query: LogQuery) -> Iterator[LogLines]:
+    """The lines that a query asks for, of copies."""
+    wanted = found.last if query.attempt is None else query.attempt
+    parsers: dict[int, Parser] = {}
+    ends: dict[int, collections.deque[Entry]] = {}
+    for node, line in found.lines:
+        entry = parsers.setdefault(node, Parser(None, is_plain=False)).entry(line)
+        if entry is None or entry.attempt != wanted or not is_wanted(entry, query):
+            continue
+        if query.tail is None:
+            yield _shown(entry)
+        else:
+            ends.setdefault(node, collections.deque(maxlen=query.tail)).append(entry)
+    yield from map(_shown, sorted(itertools.chain(*ends.values()), key=lambda entry: entry.time))
+
+
+def events(cluster: Cluster, job: Found, silent: dict[str, UserError], *, is_over: bool) -> Iterator[Entry]:
+    """The events that the logs of a job have, those of a node in their order.
+
+    Args:
+        cluster: where it is.
+        job: it.
+        silent: gets the nodes that do not answer, each with why.
+        is_over: whether it has ended.
+    """
+    where = kept.of(job.annotations)
+    if where is not None and kept_reader.is_needed(job, is_over=is_over):
+        parser = Parser(None, is_plain=False)
+        entries = (parser.entry(line) for _, line in kept_reader.read(cluster, job, where).lines)
+        yield from (entry for entry in entries if entry is not None and entry.event is not None)
+        return
+    for pod in job.pods:
+        if pod.node not in silent:  # it takes long to find that out
             try:
-                found = self._found.get(timeout=_LATE if held else None)
-            except queue.Empty:
-                continue
-            if isinstance(found, UserError):
-                raise found
-            if found is None:
-                has_ended = True
-                continue
-            count += 1
-            heapq.heappush(held, (now if found.time > now else max(found.time, now - _LATE), count, found))
-
-    def _watch(self) -> None:
-        """Start a reader for each pod that comes; at the end of the job wait for the readers."""
-        from .describe import described
-        from .jobs import find
-
-        try:
-            while not self._is_over.is_set():
-                jobs = find(self._cluster, [self._name])
-                job = jobs.get(self._name)
-                wanted = None if job is None else indexes(job, self._ranks)
-                for pod in _pods(job, self._ranks) if job is not None else ():
-                    if pod.has_log or pod.is_over:
-                        self._follow(pod)
-                if job is None or described(job, "", "").is_over:
-                    break
-                has_all = len(self._threads) >= (job.nodes if wanted is None else len(wanted))
-                self._wait_for_change(job, _CALM if has_all else _SOON)
-            self._is_done = True
-            for thread in list(self._threads.values()):
-                thread.join()
-            self._found.put(None)
-        except UserError as error:
-            self._found.put(error)
-
-    def _wait_for_change(self, job: Found, seconds: float) -> None:
-        """Wait until something of the job may have changed: its status counts its pods. Or until the time is over."""
-        from paceline.backends.kubernetes.api.errors import Expired
-
-        try:
-            path, version = job.kind.path(self._cluster), job.object["metadata"]["resourceVersion"]
-            selector = f"metadata.name={self._name}"
-            for kind, _ in self._cluster.watch(path, version, seconds, fieldSelector=selector):
-                if kind != "BOOKMARK":
-                    return
-        except Expired:
-            return
-
-    def _follow(self, pod: Pod) -> None:
-        if pod.name not in self._threads:
-            thread = threading.Thread(target=self._read, args=(pod,), daemon=True)
-            self._threads[pod.name] = thread
-            thread.start()
-
-    def _read(self, pod: Pod) -> None:
-        """Read a pod's log to its end. A stream may end earlier: then go on after the last line."""
-        since = None if self._since is None else _rfc(self._since)
-        last, same = ("", ""), 0  # the time of the last line, and how many lines had it
-        pause = _AGAIN
-        while not self._is_over.is_set():
-            ended = self._has_ended(pod)  # asked first: what it writes before its end is in the log then
-            skip, has_failed = same, False
-            try:
-                for line in self._cluster.log(pod.name, pod.container, follow=not ended, since=since):
-                    stamp = line.partition(b" ")[0].decode(errors="replace")
-                    moment = _exact(stamp)
-                    if moment < last or (moment == last and skip):  # it was read before: nodes know only seconds
-                        skip -= moment == last
-                        continue
-                    skip, pause = 0, _AGAIN
-                    since, last, same = stamp, moment, same + 1 if moment == last else 1
-                    for entry in entries((line,), pod, is_plain=self._is_plain):
-                        self._found.put(entry)
-            except (ApiError, Unreachable) as error:
-                if isinstance(error, ApiError) and error.code not in (400, 404, 429, 500, 502, 503, 504):
-                    self._found.put(error)
-                    return
-                if isinstance(error, ApiError) and error.code == 404:
-                    return
-                if self._is_done and self._is_leaving(pod):  # its node is lost: it never ends
-                    return
-                has_failed = not isinstance(error, ApiError) or error.code != 400
-                pause = min(2 * pause, _MOST_AGAIN)
-            if ended and not (has_failed and pause < _MOST_AGAIN):
-                return
-            self._is_over.wait(pause)
-
-    def _is_leaving(self, pod: Pod) -> bool:
-        try:
-            return seen(self._cluster.get(self._cluster.path("v1", "pods", pod.name))).is_leaving
-        except (ApiError, Unreachable):
-            return False
-
-    def _has_ended(self, pod: Pod) -> bool:
-        try:
-            return seen(self._cluster.get(self._cluster.path("v1", "pods", pod.name))).is_over
-        except ApiError as error:
-            return error.code == 404
-        except Unreachable:
-            return False
-
-
-def follow(cluster: Cluster, job: Found, query: LogQuery) -> Iterator[LogLines]:
-    """The lines that a query asks for, until the job ends."""
-    since, attempt = query.since, 0
-    if query.tail is not None:  # the last ones of what is there, and then all that comes
-        there = list(read(cluster, _pods(job, query.ranks), {}, is_plain=job.is_plain, since=since))
-        yield from chosen(there, query)
-        attempt = max((_attempt(entry) for entry in there), default=0)
-        since = there[-1].time + 1e-6 if there else since
-    follower = Follower(cluster, job.name, is_plain=job.is_plain, since=since, ranks=query.ranks)
-    query = replace(query, since=since)
-    try:
-        for entry in follower.entries():
-            if entry.event is not None:
-                attempt = max(attempt, _attempt(entry))
-            elif _wanted(entry, query) and (query.attempt is None or query.attempt == attempt):
-                yield LogLines(entry.time, attempt, max(entry.rank, 0), _stream(entry), entry.text)
-    finally:
-        follower.close()
-
-
-def _attempt(entry: Entry) -> int:
-    """The attempt that begins with an event; 0 if none does."""
-    event = entry.event or {}
-    return int(event.get("attempt") or 0) if event.get("event") == "started" else 0
+                log = PodLog(cluster, pod, threading.Event(), is_plain=job.is_plain)
+                yield from (entry for entry in log.rest() if entry.event is not None)
+            except Lost as error:
+                silent[pod.node] = error

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from typing import TYPE_CHECKING
 
+from paceline.backends.follow import Nodes
 from paceline.backends.foreground import Event, Output, Update
-from paceline.backends.kubernetes.look.logs import Follower
+from paceline.backends.kubernetes.look.logs import Entry, Follower, PodLog
 from paceline.job.errors import UserError
+from paceline.node.logs.readers import Ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Any
 
     from paceline.backends.kubernetes.api.client import Cluster
     from paceline.job.job import Job
 
     from .lease import Lease
 
-_ENDS = ("waiting", "restarting", "finished")  # events that each node reports once
+_PATIENCE = 2.0  # seconds; the pod of a node that was lost never reports a restart
 
 
 class KubeRun:
@@ -55,10 +57,12 @@ class KubeRun:
         self._look, self._stop, self._lease = look, stop, lease
         self._let_go = let_go
         lease.hold()
-        self._follower = Follower(cluster, job.name, is_plain=is_plain)
+        self._nodes: Nodes[str] = Nodes(_PATIENCE)
+        self._follower: Follower[Entry] = Follower(cluster, job.name, lambda pod: PodLog(
+            cluster, pod, self._follower.job_is_over, is_plain=is_plain
+        ))  # fmt: skip
         self._stops = 0
         self._locals: dict[int, int] = {}
-        self._said: set[tuple[str, Any]] = set()
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
         """Ask to stop the job; asked twice, it is stopped at once."""
@@ -77,33 +81,33 @@ class KubeRun:
 
     def updates(self) -> Iterator[Update]:
         """Output of the ranks and events, until the job has ended."""
-        attempt, last = 0, None
-        for entry in self._follower.entries():
-            if entry.is_traceback:  # it is in the report
-                continue
-            if entry.event is None:
-                stream = "both" if entry.stream == "out" else "err"
-                rank = max(entry.rank, 0)
-                yield Output(attempt, rank, self._locals.get(rank, 0), stream, entry.text)
-                continue
-            details = dict(entry.event)
-            name = details.pop("event")
-            if name == "started":
-                attempt = max(attempt, int(details.get("attempt") or 0))
-                self._locals.update((rank, local) for rank, local in details.get("ranks") or ())
-                details["logs"] = [{"rank": rank, "local_rank": local} for rank, local in details.get("ranks") or ()]
-            if name == "finished":
-                last = _weightier(last, details)
-                continue
-            if name in _ENDS or name == "stopping":  # every node says so
-                key = name, details.get("why") or attempt
-                if key in self._said:
-                    continue
-                self._said.add(key)
-            yield Event(name, details)
+        with contextlib.closing(self._follower.start()) as readers:
+            yield from self._nodes.follow(readers.take, self._take)
         self._let_go()
-        if last is not None:
-            yield Event("finished", last)
+        yield from self._nodes.finish()
+
+    def _take(self, pod: str, found: Entry | Ended) -> Iterator[Update]:
+        """What follows from what a pod writes, or from its end; "" stands for the job."""
+        if isinstance(found, Ended):
+            if found.error is not None:
+                raise found.error
+            yield from self._nodes.leave(pod)
+            return
+        if pod not in self._nodes.present:
+            self._nodes.enter(pod)
+        if not found.is_traceback:  # it is in the report
+            yield from self._nodes.take(pod, self._update(found))
+
+    def _update(self, entry: Entry) -> Update:
+        if entry.event is None:
+            stream, rank = "both" if entry.stream == "out" else "err", max(entry.rank, 0)
+            return Output(entry.attempt, rank, self._locals.get(rank, 0), stream, entry.text)
+        details = {key: it for key, it in entry.event.items() if key not in ("event", "ranks")}
+        if entry.event["event"] == "started":
+            self._locals.update((rank, local) for rank, local in entry.event.get("ranks") or ())
+            details["logs"] = [{"rank": it, "local_rank": local} for it, local in entry.event.get("ranks") or ()]
+            details["attempt"] = entry.attempt
+        return Event(entry.event["event"], details)
 
     def unreported_end(self) -> tuple[int, list[str]]:
         """The job's exit code, and why it ended."""
@@ -113,13 +117,3 @@ class KubeRun:
         why = f": {job.error}" if job.error else ""
         code = job.exit_code if job.exit_code is not None else 1
         return code, [f"job {job.name} {job.state.lower()}{why}"]
-
-
-def _weightier(one: dict[str, Any] | None, other: dict[str, Any]) -> dict[str, Any]:
-    """Of two reports of the end the one that says more: a failed rank, then a failure, then a success."""
-
-    def weight(details: dict[str, Any]) -> tuple[bool, bool]:
-        failure = details.get("failure") or {}
-        return failure.get("rank") is not None, details.get("state") == "FAILED"
-
-    return other if one is None or weight(other) > weight(one) else one
