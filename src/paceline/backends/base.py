@@ -42,7 +42,7 @@ class LogQuery:
     Attributes:
         ranks: of these; None for all.
         follow: continue until the job ends.
-        tail: how many of the last lines; None for all.
+        tail: how many of the last lines of each node; None for all.
         since: only what was written after this time, in seconds since the epoch.
         attempt: of this attempt; None for the last one, and with `follow` for later ones too.
         timed: the lines' times are wanted, not only their order.

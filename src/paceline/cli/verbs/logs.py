@@ -196,7 +196,13 @@ logs = SectionedCommand(
             metavar="K",
             help="Output of attempt K: 0 is the first start.  [default: the last one]",
         ),
-        Option(["-t", "--tail"], section="Lines", type=click.IntRange(0), metavar="N", help="Only the last N lines."),
+        Option(
+            ["-t", "--tail"],
+            section="Lines",
+            type=click.IntRange(0),
+            metavar="N",
+            help="Only the last N lines, of each node if there are several.",
+        ),
         Option(
             ["--since"],
             section="Lines",
