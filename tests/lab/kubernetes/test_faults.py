@@ -163,9 +163,14 @@ def test_a_follower_compares_no_clocks(user: User, late: float) -> None:
     for rank in (0, 1):
         user.wrote("it", f"first {rank}")
     lines: list[str] = []
-    thread = threading.Thread(target=lambda: lines.extend(user.lines("it", None, follow=True, tail=9)))
+
+    def follow() -> None:
+        for line in user.backend().logs("it", LogQuery(None, follow=True, tail=9)):
+            lines.append(line.text.decode().rstrip("\n"))
+
+    thread = threading.Thread(target=follow)
     thread.start()
-    eventually(lambda: len(lines) == 2, "the last line of each node")
+    eventually(lambda: len(lines) == 2, "what each node has written")
     (shared / "go").touch()
     thread.join(120)
     assert sorted(lines) == ["first 0", "first 1", "second 0", "second 1"]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from paceline.backends.follow import Nodes
 from paceline.backends.foreground import Event, Output, Update
-from paceline.backends.kubernetes.look.logs import Entry, Follower, PodLog
+from paceline.backends.kubernetes.look.logs import Follower
+from paceline.backends.kubernetes.look.pod_log import Entry, PodLog
 from paceline.job.errors import UserError
 from paceline.node.logs.readers import Ended
 
