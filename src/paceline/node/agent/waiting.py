@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from paceline.node.devicequeue.policy import impossible
 from paceline.node.devicequeue.ticket import Ticket
-from paceline.node.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,66 +18,87 @@ if TYPE_CHECKING:
 class DeviceClaim:
     """A job's claim on devices: waits for its turn, and then holds the devices until `release`."""
 
-    def __init__(self, loop: Loop, request: Request, job: str) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        request: Request,
+        job: str,
+        *,
+        waits: Callable[[Waiting], None],
+        granted: Callable[[tuple[str, ...]], None],
+        refused: Callable[[str], None],
+    ) -> None:
         """Nothing is queued yet.
 
         Args:
             loop: event loop of the agent.
             request: the devices that the job requests.
             job: its name.
+            waits: called with what the job waits for, when that changes.
+            granted: called with the names of the devices once it has them.
+            refused: called with the reason if there will never be such devices, or the queue cannot be used.
         """
         self._loop = loop
         self._request = request
         self._ticket = Ticket(request, job)
+        self._waits, self._granted, self._refused = waits, granted, refused
+        self._reported: Waiting | None = None
+        self._looks = 0  # -1 once it does not wait any more
+        self._watched = -1
 
     @property
     def fd(self) -> int:
         """The descriptor that holds the devices: they stay taken until every process that inherits it has ended."""
         return self._ticket.fd
 
-    def wait(self, report: Callable[[Waiting], None], is_over: Callable[[], bool]) -> tuple[str, ...] | None:
-        """Wait for the devices; returns their names, or None if `is_over()` holds before.
-
-        Args:
-            report: called with what the job waits for, when that changes.
-            is_over: whether the job has ended.
-
-        Raises:
-            Refused: there will never be such devices, or the queue cannot be used.
-        """
+    def begin(self) -> None:
+        """Join the queue; one of the callbacks says what follows."""
         if why := impossible(self._request):
-            raise Refused(f"the job can never start: {why}; correct --devices")
+            self._end()
+            self._refused(f"the job can never start: {why}; correct --devices")
+        else:
+            self._look()
+
+    def _look(self) -> None:
+        """Take the devices if it is its turn, else look again when the queue changes, or it is time to."""
+        if self._looks < 0:
+            return
+        ticket = self._ticket
         try:
-            return self._wait(report, is_over)
+            devices = ticket.look()
         except OSError as error:
+            self._end()
             where = error.filename or self._request.folder
             why = f"cannot queue for devices: {where}: {error.strerror}; set PACELINE_HOME to another folder"
-            raise Refused(why) from error
-        finally:
-            self._ticket.watch.close()
+            self._refused(why)
+            return
+        if devices is not None:
+            self._end()
+            self._granted(devices)
+            return
+        waiting: Waiting = {"need": self._request.need, "ahead": ticket.ahead, "problem": ticket.problem}
+        if waiting != self._reported:
+            self._waits(waiting)
+            self._reported = waiting
+        self._look_again()
 
-    def _wait(self, report: Callable[[Waiting], None], is_over: Callable[[], bool]) -> tuple[str, ...] | None:
-        ticket, reported = self._ticket, None
-        while not is_over():
-            devices = ticket.look()
-            if devices is not None:
-                return devices
-            waiting: Waiting = {"need": self._request.need, "ahead": ticket.ahead, "problem": ticket.problem}
-            if waiting != reported:
-                report(waiting)
-                reported = waiting
-            self._await_change(is_over)
-        return None
-
-    def _await_change(self, is_over: Callable[[], bool]) -> None:
-        """Wait until the queue changes, it is time to look anyway, or the job has ended."""
-        changes: list[bool] = []
-        watch = self._ticket.watch
+    def _look_again(self) -> None:
+        self._looks += 1
+        number, watch, patience = self._looks, self._ticket.watch, self._ticket.patience
+        self._loop.forget(self._watched)
+        self._watched = watch.fd  # another one if the queue's folder was replaced
         if watch.fd >= 0:
-            self._loop.watch(watch.fd, lambda: changes.append(True))
-        self._loop.run_until(lambda: bool(changes) or is_over(), self._ticket.patience)
-        self._loop.forget(watch.fd)
+            self._loop.watch(watch.fd, self._look)
+        if patience is not None:
+            self._loop.after(patience, lambda: self._look() if number == self._looks else None)
+
+    def _end(self) -> None:
+        """Wait no longer."""
+        self._looks = -1
+        self._loop.forget(self._watched)
+        self._ticket.watch.close()
 
     def release(self) -> None:
         """Leave the queue, or give the devices back."""
+        self._end()
         self._ticket.release()

@@ -105,6 +105,7 @@ class Ranks:
         current: the ranks of the current attempt, by local rank.
         server_failure: why the fork server ended on its own, or "".
         server_cause: the cause of that.
+        is_swept: whether nothing is left of what `sweep` was to end.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class Ranks:
         self._changed = changed
         self._is_ready = False
         self._stopping = False
-        self._swept = False
+        self.is_swept = False
         self._has_explained = False
         self._oom = OomWatch()
         self._kept: tuple[int, ...] = ()  # descriptors that stay open as long as a process of the job is left
@@ -145,6 +146,11 @@ class Ranks:
     def is_ready(self) -> bool:
         """Whether the fork server has imported the framework, so that ranks can start at once."""
         return self._is_ready
+
+    @property
+    def has_server(self) -> bool:
+        """Whether there is a fork server."""
+        return self._channel is not None
 
     @property
     def have_started(self) -> bool:
@@ -253,23 +259,21 @@ class Ranks:
         """Send a signal to every rank."""
         self._send({"do": "signal", "signal": number, "ranks": list(self.current)})
 
-    def save(self, seconds: float, hurry: Callable[[], bool]) -> None:
-        """Let every rank save its state and end: SIGUSR2, and wait `seconds` or until `hurry()`."""
+    def save(self) -> None:
+        """Ask every rank to save its state and end: SIGUSR2."""
         self._stopping = True
         self._wake_server()
         if self.left and self._is_ready:
             self.signal(signal.SIGUSR2)
             self.signal(signal.SIGCONT)
-            self._loop.run_until(lambda: not self.left or hurry(), seconds)
 
-    def stop(self, grace: float, hurry: Callable[[], bool], by: int = 0) -> None:
-        """End every rank and all it started: SIGTERM, `grace` seconds or until `hurry()`, SIGKILL.
+    @property
+    def awaited(self) -> float:
+        """Seconds to wait before `terminate` for programs beside the ranks that are ending; 0 for none."""
+        return 0.0
 
-        Args:
-            grace: seconds until SIGKILL.
-            hurry: whether to send it now.
-            by: the signal that the job was stopped with; after SIGINT, ranks that want it get that instead of SIGTERM.
-        """
+    def terminate(self, by: int = 0) -> None:
+        """Ask every rank to end: SIGTERM; after SIGINT (`by`), ranks that want it get that instead."""
         self._stopping = True
         if not self._is_ready:
             self._end_server()  # still importing, so there is no rank yet
@@ -282,18 +286,22 @@ class Ranks:
             others = [local for local in self.current if local not in interrupted]
             self._send({"do": "signal", "signal": signal.SIGTERM, "ranks": others})
             self.signal(signal.SIGCONT)  # a suspended rank handles no other signal
-            self._loop.run_until(lambda: not self.left or hurry(), grace)
-        if self.left:
-            self.signal(signal.SIGKILL)
-            self._loop.run_until(lambda: not self.left, SERVER_SECONDS)
-        if self.left:  # the server does nothing
-            self._end_server(at_once=True)
-            return
-        self._swept = False
-        self._send({"do": "sweep", "grace": 0.0 if hurry() else SWEEP_GRACE})
-        self._loop.run_until(lambda: self._swept or self._channel is None, SWEEP_GRACE + SERVER_SECONDS)
-        if self.left or not self._swept:
-            self._end_server(at_once=True)
+
+    def kill(self) -> None:
+        """End every rank: SIGKILL."""
+        self.signal(signal.SIGKILL)
+
+    def sweep(self, grace: float) -> None:
+        """End what the ranks have left behind: SIGTERM, `grace` seconds, SIGKILL; see `is_swept`."""
+        self.is_swept = False
+        self._send({"do": "sweep", "grace": grace})
+
+    def end_server(self) -> None:
+        """End a fork server that does nothing, and with it every process of the job on this node."""
+        self._end_server(at_once=True)
+
+    def clean_up(self) -> None:
+        """All ranks of the attempt have ended: forget what else belongs to it."""
 
     def close(self) -> None:
         """End the fork server, and with it every process of the job on this node."""
@@ -327,7 +335,7 @@ class Ranks:
             elif message["event"] == "exited":
                 self._rank_ended(self.current[message["local_rank"]], message["status"], message["time"])
             elif message["event"] == "swept":
-                self._swept = True
+                self.is_swept = True
             else:
                 self._program_changed(message)
         self._changed()

@@ -103,14 +103,18 @@ class MpiRanks(Ranks):
             return
         self._spawn("orted", command, with_folders(folders, {**os.environ, **self._spec.env}))
 
-    def stop(self, grace: float, hurry: Callable[[], bool], by: int = 0) -> None:
-        """End every rank and all it started, and mpirun."""
+    @property
+    def awaited(self) -> float:
+        """Seconds to wait for mpirun and its daemon to end: after their ranks, or because how they end may say why."""
+        if not self._programs:
+            return 0.0
         if all(rank.status == 0 for rank in self.current.values()):
-            self._loop.run_until(lambda: not self._programs or hurry(), DAEMON_SECONDS)
-        elif self.failures() and all(failure["symptom"] for failure in self.failures()):
-            # How mpirun ends may say why.
-            self._loop.run_until(lambda: not self._programs or hurry(), CAUSE_WAIT)
-        super().stop(grace, hurry, by)
+            return DAEMON_SECONDS
+        failures = self.failures()
+        return CAUSE_WAIT if failures and all(failure["symptom"] for failure in failures) else 0.0
+
+    def clean_up(self) -> None:
+        """Forget mpirun, and remove its files."""
         if all(failure["symptom"] for failure in self.failures()):
             self.server_failure = self.server_failure or self._daemon_failure
         for rank in list(self._proxies):

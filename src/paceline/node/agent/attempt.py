@@ -1,0 +1,147 @@
+"""How an attempt ends on a node: what the agent waits for before it reports, and how the ranks are stopped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from paceline.node.failure import node_failure
+from paceline.node.ranks.launcher import SERVER_SECONDS, SWEEP_GRACE
+
+from .step import Step
+
+if TYPE_CHECKING:
+    from paceline.node.rendezvous.messages import Alone, Halt, Search, ToCoordinator
+
+FAILURE_GRACE = 5.0  # seconds between SIGTERM and SIGKILL for the peers of a failed rank
+SYMPTOM_WAIT = 10.0  # seconds to wait for the cause if all failures look like the consequence of another one
+ORDER_WAIT = 1.0  # seconds to wait for this node's own order to stop if a rank was ended by SIGTERM
+
+
+class Attempt(Step):
+    """Decisions about the end of an attempt."""
+
+    def check_ranks(self) -> None:
+        """After a change of the ranks: record it, and send the coordinator what it waits for."""
+        view, state = self.view, self.state
+        if state.is_newcomer and view.is_ready:
+            self.set(is_newcomer=False)
+            self.send({"do": "prepared"})
+        if view.status["state"] != "RUNNING" and not state.halted and view.have_started and view.left:
+            started = view.status["started"]
+            if started is None and self.spec.time_limit is not None:
+                self.arm("limit", self.spec.time_limit)
+            self.write(state="RUNNING", started=started or view.clock)
+        if state.reported or state.halted:
+            if view.server_failure and (self.state.is_newcomer or not view.has_ranks):
+                self.fail(view.server_failure, view.server_cause)
+        else:
+            self.report()
+
+    def report(self) -> None:
+        """Send the coordinator the result of the attempt here, unless it is open."""
+        view, waited = self.view, self.state.waited
+        failures = view.failures
+        if "order" not in waited and any(failure["signal"] == "SIGTERM" for failure in failures):
+            self.wait("order", ORDER_WAIT)
+        elif "saved" not in waited and view.resumes and view.left and not failures:
+            self.wait("saved", self.spec.grace)
+        elif view.resumes and not failures:
+            self.reported({"do": "preempted", "final": self.state.preempted})
+        elif not view.left:
+            self.reported({"do": "failed" if failures or view.server_failure else "done"})
+        elif failures and self.spec.framework != "indexed":
+            if "cause" not in waited:
+                self.wait("cause", SYMPTOM_WAIT)
+            else:
+                self.reported({"do": "failed"})
+        else:
+            self.set(waited=frozenset())
+
+    def wait(self, phase: Literal["order", "saved", "cause"], seconds: float) -> None:
+        """Wait, once, before the report."""
+        self.enter(phase, seconds)
+        self.set(waited=self.state.waited | {phase})
+
+    def end_wait(self) -> None:
+        """What was waited for has come, or the deadline: continue with the report."""
+        was_order = self.state.phase == "order"
+        self.enter("open")
+        if was_order and self.is_to_halt:  # the ranks have not failed
+            self.set(waited=frozenset())
+        elif self.state.finish is None:
+            self.report()
+
+    def reported(self, report: ToCoordinator) -> None:
+        """Report how the attempt ended here."""
+        self.set(reported=True, waited=frozenset())
+        self.send(report)
+
+    # -- stopping the ranks --------------------------------------------------------------------------------------------
+
+    def halt(self, order: Halt) -> None:
+        """Stop the ranks of this attempt, and report when none is left."""
+        if self.state.start is None and self.state.halted:
+            return
+        number = order["signal"]
+        if number:
+            self.set(halted_by=number)
+            self.record_stop(number)
+        if self.state.halted:
+            self.report_stopped()
+            return
+        longest = FAILURE_GRACE if order["grace"] is None else order["grace"]
+        self.stop(order, self.spec.grace if number else min(longest, self.spec.grace), number, save=order["save"])
+
+    def report_stopped(self) -> None:
+        """No rank of the attempt is left here."""
+        self.set(start=None)
+        failures = self.view.failures
+        if why := self.view.server_failure:
+            failures = [node_failure(self.node_rank, self.host, self.view.server_cause, why)]
+        self.write()
+        self.do({"do": "send stopped", "failures": failures})
+        self.await_answer()
+
+    def stop(self, because: Halt | Search | Alone | None, grace: float, number: int, *, save: bool) -> None:
+        """Stop the ranks, step by step; `after_stop` follows."""
+        self.set(halted=True, stopping=because, grace=grace, signal=number, waited=frozenset())
+        if save:
+            self.do({"do": "save"})
+            self.enter("save", self.spec.grace)
+        else:
+            self.await_programs()
+
+    def await_programs(self) -> None:
+        """How mpirun ends may say why its ranks have."""
+        if self.view.awaited:
+            self.enter("programs", self.view.awaited)
+        else:
+            self.terminate()
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.do({"do": "terminate", "signal": self.state.signal})
+        self.enter("terminate", self.state.grace)
+
+    def kill(self) -> None:
+        """SIGKILL to the ranks that are left."""
+        if self.view.left:
+            self.do({"do": "kill"})
+            self.enter("kill", SERVER_SECONDS)
+        else:
+            self.sweep()
+
+    def sweep(self) -> None:
+        """End what the ranks have left behind; without a fork server there is nothing."""
+        if self.view.left or not self.view.has_server:
+            self.finish_stop()
+        else:
+            self.do({"do": "sweep", "grace": 0.0 if self.state.at_once else SWEEP_GRACE})
+            self.enter("sweep", SWEEP_GRACE + SERVER_SECONDS)
+
+    def finish_stop(self) -> None:
+        """If ranks are left, or what they started, nothing helps but to end the fork server, and all with it."""
+        if self.view.left or (self.state.phase == "sweep" and not self.view.is_swept):
+            self.do({"do": "end server"})
+        self.do({"do": "stopped"})
+        self.enter("stopped")
