@@ -10,7 +10,7 @@ import torch
 from paceline.horovod.engine.entries import Entry
 from paceline.horovod.engine.negotiation import Request
 
-from . import basics
+from . import process
 from .util import is_iterable
 
 
@@ -57,7 +57,7 @@ class ProcessSet:
         Raises:
             ValueError: it was not added.
         """
-        members, mine = self._members(), basics.rank()
+        members, mine = self._members(), process.rank()
         return members.index(mine) if mine in members else None
 
     def included(self) -> bool:
@@ -66,7 +66,7 @@ class ProcessSet:
         Raises:
             ValueError: it was not added.
         """
-        return basics.rank() in self._members()
+        return process.rank() in self._members()
 
     def invalidate(self) -> None:
         """Forget its number and ranks: it was removed."""
@@ -75,7 +75,7 @@ class ProcessSet:
         self.mpi_comm = None
 
     def _members(self) -> list[int]:
-        basics.state()
+        process.state()
         if self.process_set_id is None or self.ranks is None:
             raise ValueError(f"{self} is not registered; give it to hvd.init() or hvd.add_process_set() first")
         return self.ranks
@@ -125,12 +125,12 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
             "Dynamically adding process sets defined by an MPI communicator is not implemented. "
             "Please build the process set via a list of ranks."
         )
-    wanted, size = tuple(sorted(process_set.ranks)), basics.size()
+    wanted, size = tuple(sorted(process_set.ranks)), process.size()
     if not wanted or len(set(wanted)) != len(wanted) or wanted[0] < 0 or wanted[-1] >= size:
         raise ValueError(f"a process set of ranks {list(wanted)} is not one of different ranks of 0 … {size - 1}")
-    if wanted in basics.engine().sets.values():
+    if wanted in process.engine().sets.values():
         raise ValueError(f"A process set with ranks {list(wanted)} exists already")
-    note(process_set, int(basics.together("add_set", extra=wanted)), process_set.ranks)
+    note(process_set, int(process.together("add_set", extra=wanted)), process_set.ranks)
     return process_set
 
 
@@ -139,11 +139,11 @@ def add_or_find(wanted: ProcessSet | Iterable[int]) -> None:
     process_set = wanted if isinstance(wanted, ProcessSet) else ProcessSet(wanted)
     pairs = [(process_set, process_set.ranks or [])]
     if process_set.mpi_comm is not None:
-        process_set.ranks, mine = sorted(process_set.mpi_comm.allgather(basics.rank())), basics.rank()
+        process_set.ranks, mine = sorted(process_set.mpi_comm.allgather(process.rank())), process.rank()
         lists = _lists_of_all(process_set.ranks)
         pairs = [(process_set if mine in ranks else ProcessSet(ranks), ranks) for ranks in lists]
     for one, ranks in pairs:
-        number = next((number for number, known in basics.engine().sets.items() if list(known) == ranks), None)
+        number = next((number for number, known in process.engine().sets.items() if list(known) == ranks), None)
         if number is None:
             add_process_set(one)
         else:
@@ -158,8 +158,8 @@ def _lists_of_all(ranks: list[int]) -> list[list[int]]:
 
 
 def _gathered(numbers: list[int]) -> torch.Tensor:
-    request = Request("allgather", basics.unnamed("allgather", 0), 0, (("int64", (len(numbers),)),))
-    outputs = basics.submitted(Entry(request, [torch.tensor(numbers)])).outputs
+    request = Request("allgather", process.unnamed("allgather", 0), 0, (("int64", (len(numbers),)),))
+    outputs = process.submitted(Entry(request, [torch.tensor(numbers)])).outputs
     assert outputs is not None
     return outputs[0]
 
@@ -173,7 +173,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     number = process_set.process_set_id
     if not number:
         return False
-    is_removed = int(basics.together("remove_set", extra=(number,))) >= 0
+    is_removed = int(process.together("remove_set", extra=(number,))) >= 0
     forget(number)
     return is_removed
 

@@ -62,9 +62,9 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 def _built(name: str) -> Callable[..., Any]:
     def built(verbose: bool = False) -> Any:
-        from . import basics
+        from . import process
 
-        return getattr(basics, name)()
+        return getattr(process, name)()
 
     built.__name__ = built.__qualname__ = name
     built.__doc__ = f"The answer of `hvd.{name}`."

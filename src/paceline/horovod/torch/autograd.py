@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.horovod.common.basics import rank
+from paceline.horovod.common.process import rank
 from paceline.horovod.engine.negotiation import AVERAGE, SUM
 
 from .compression import Compression

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from paceline.horovod.common import basics
+from paceline.horovod.common import process
 from paceline.horovod.common.process_sets import ProcessSet
 from paceline.horovod.common.util import num_rank_is_power_2
 from paceline.horovod.engine.entries import Entry
@@ -96,7 +96,7 @@ def submit(call: Call[Any], tensors: Sequence[Tensor] | None = None, *, in_place
         ValueError: the process set is not registered or lacks this rank, a name is taken, or a tensor cannot be sent.
         HorovodInternalError: Horovod was shut down, or a rank is gone.
     """
-    engine = basics.engine()
+    engine = process.engine()
     tensors = call.tensors if tensors is None else tensors
     number = member_of(engine, call.process_set)
     described = []
@@ -113,7 +113,7 @@ def submit(call: Call[Any], tensors: Sequence[Tensor] | None = None, *, in_place
     is_cuda = any(tensor.is_cuda for tensor in tensors)
     request = Request(
         call.kind,
-        str(call.name) if call.name is not None else basics.unnamed(call.kind, number),
+        str(call.name) if call.name is not None else process.unnamed(call.kind, number),
         number,
         tuple(described),
         call.op,
@@ -210,7 +210,7 @@ def check_adasum(op: int, process_set: ProcessSet) -> None:
         return
     if process_set.process_set_id != 0:
         raise NotImplementedError("Adasum does not support non-global process sets yet.")
-    if not num_rank_is_power_2(basics.size()):
+    if not num_rank_is_power_2(process.size()):
         raise NotImplementedError("Running Adasum with non-power of 2 ranks is not supported yet.")
 
 

@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from paceline.horovod.common import basics
+from paceline.horovod.common import basics, process
 from paceline.horovod.common.basics import *  # noqa: F403
 from paceline.horovod.common.exceptions import HorovodInternalError
 from paceline.horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
@@ -159,7 +159,7 @@ def _broadcast(
         HorovodInternalError: the ranks disagree, or a rank is gone.
         ValueError: the root does not belong to `process_set`.
     """
-    ranks = basics.engine().sets[member_of(basics.engine(), process_set)]
+    ranks = process.engine().sets[member_of(process.engine(), process_set)]
     if root_rank not in ranks:
         raise ValueError(f"broadcast received invalid root rank {root_rank}; it must be one of {list(ranks)}")
     return Call("broadcast", [tensor], name, process_set, root=int(root_rank))
@@ -185,7 +185,7 @@ def _alltoall(
         ValueError: `splits` does not fit the tensor and the ranks.
     """
     check_tensor("alltoall", tensor)
-    count = len(basics.engine().sets[member_of(basics.engine(), process_set)])
+    count = len(process.engine().sets[member_of(process.engine(), process_set)])
     rows = tensor.shape[0] if tensor.dim() else 0
     if splits is None:
         if rows % count:
@@ -377,8 +377,8 @@ def join(device: int = -1) -> int:
     Raises:
         HorovodInternalError: a rank is gone.
     """
-    last = int(basics.together("join", "join"))
-    basics.join_ended()
+    last = int(process.together("join", "join"))
+    process.join_ended()
     return last
 
 
@@ -388,4 +388,4 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     Raises:
         HorovodInternalError: a rank is gone.
     """
-    basics.together("barrier", process_set=member_of(basics.engine(), process_set))
+    process.together("barrier", process_set=member_of(process.engine(), process_set))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.horovod.common.basics import unnamed
+from paceline.horovod.common.process import size, unnamed
 from paceline.horovod.common.process_sets import ProcessSet, global_process_set
 from paceline.horovod.common.util import split_list
 from paceline.horovod.engine.negotiation import UNNAMED
@@ -24,7 +24,6 @@ from .mpi_ops import (
     Sum,
     allreduce_async_,
     grouped_allreduce_async_,
-    size,
     sparse_allreduce_async,
     synchronize,
 )

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .mpi_ops import Sum, allreduce, size
+from paceline.horovod.common.process import size
+
+from .mpi_ops import Sum, allreduce
 
 
 class SyncBatchNorm(_BatchNorm):

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
-from paceline.horovod.common.basics import rank, size
+from paceline.horovod.common.process import rank, size
 
 
 class ElasticSampler(Sampler[int]):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from paceline.horovod.common import elastic
-from paceline.horovod.common.basics import rank
+from paceline.horovod.common.process import rank
 from paceline.horovod.torch.functions import (
     broadcast_object,
     broadcast_optimizer_state,
