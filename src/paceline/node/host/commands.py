@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
 from paceline.node.files import read_json
+from paceline.node.journal.state import FINAL
 from paceline.node.signals import LEAVE
 from paceline.node.spec import NodeSpec
 from paceline.node.store import lifecycle, records
@@ -48,7 +49,7 @@ def invite(home: Home, request: Request) -> Answer:
     run = home.run(request["name"])
     node, job, status = NodeSpec.load(run.spec), read_json(run.job) or {}, run.read_status() or {}
     _check_elastic(node)
-    if not run.is_held or status.get("state") in records.FINAL or not status.get("coordinator"):
+    if not run.is_held or status.get("state") in FINAL or not status.get("coordinator"):
         raise Refused(f"job {node.job} does not run here, or has not started yet")
     env = processes.environment(status["agent"]["pid"])
     code, archive = job.get("code"), io.BytesIO()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
-from .state import FINAL as FINAL  # noqa: PLC0414 - others use it
+from .state import FINAL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ from paceline.node import tensorboard
 from paceline.node.files import load_json, read_json
 from paceline.node.journal.fold import fold, part_of
 from paceline.node.journal.records import for_people, read
-from paceline.node.journal.state import FINAL as FINAL  # noqa: PLC0414 - others use it
+from paceline.node.journal.state import FINAL
 from paceline.node.machine import processes
 from paceline.node.rundir.directory import SAVED, RunDirectory
 from paceline.node.rundir.staging import sweep

@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.node.errors import Refused
 from paceline.node.files import read_json
+from paceline.node.journal.state import FINAL
 from paceline.node.rundir.directory import RunDirectory
-from paceline.node.store.records import FINAL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,7 +9,7 @@ from paceline.node.files import read_json
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.look import view
 from paceline.node.host.slurm.look.queue import Queue
-from paceline.node.store import records
+from paceline.node.journal.state import FINAL
 
 if TYPE_CHECKING:
     from paceline.node.host.slurm.job_folder import JobFolder
@@ -26,7 +26,7 @@ def slurm_delete(home: Home, request: Request) -> Answer:
     folders = jobs.named(request["names"])
     for folder in folders:
         record = view.record(folder, queue)
-        if record is not None and record["state"] not in records.FINAL:
+        if record is not None and record["state"] not in FINAL:
             view.refuse_elsewhere(folder, queue)
             raise Refused(f"job {folder.name} has not ended; stop it first: paceline stop {folder.name}")
         if users := _users(jobs, folder):

@@ -12,7 +12,7 @@ from paceline.node.host.slurm.call import Away, Rejected, call
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.look import view
 from paceline.node.host.slurm.look.queue import Queue
-from paceline.node.store import records
+from paceline.node.journal.state import FINAL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ def slurm_stop(home: Home, request: Request) -> Answer:
     jobs, queue = Jobs(home.root), Queue(home.root)
     folders = jobs.named(request["names"])
     found = [(folder, view.record(folder, queue)) for folder in folders]
-    going = [(folder, it["state"]) for folder, it in found if it is not None and it["state"] not in records.FINAL]
+    going = [(folder, it["state"]) for folder, it in found if it is not None and it["state"] not in FINAL]
     for folder, _ in going:
         view.refuse_elsewhere(folder, queue)
     _stop_all(going, request["now"])

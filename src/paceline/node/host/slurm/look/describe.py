@@ -11,6 +11,7 @@ from paceline.node.errors import Refused
 from paceline.node.files import read_json
 from paceline.node.host.protocol import end_with_stdin
 from paceline.node.host.slurm.job_folders import Jobs
+from paceline.node.journal.state import FINAL
 from paceline.node.store import records
 
 from . import view
@@ -42,7 +43,7 @@ def slurm_describe(home: Home, request: Request) -> Answer:
         record = view.record(folder, queue)
         if record is None:
             continue
-        is_over = record["state"] in records.FINAL
+        is_over = record["state"] in FINAL
         has_expired = is_over and record["ttl"] is not None and now - (record["finished"] or now) >= record["ttl"]
         if has_expired and not request.get("keeps"):
             with contextlib.suppress(Refused):  # it is tried again at the next call
@@ -50,7 +51,7 @@ def slurm_describe(home: Home, request: Request) -> Answer:
         elif not is_over or names is not None or (record["finished"] or 0.0) >= since:
             found.append(record)
     problem = None if queue.problem is None else str(queue.problem)
-    going = [record["name"] for record in found if record["state"] not in records.FINAL]
+    going = [record["name"] for record in found if record["state"] not in FINAL]
     elsewhere = {name: why for name in going if (why := _elsewhere(jobs, queue, name))}
     return {
         "jobs": found, "names": [folder.name for folder in folders], "problem": problem, "elsewhere": elsewhere,
@@ -93,7 +94,7 @@ def slurm_wait(home: Home, request: Request) -> Iterator[Answer]:
         queue = Queue(home.root)
         for folder in list(remaining):
             record = view.record(folder, queue)
-            if record is None or record["state"] in records.FINAL:
+            if record is None or record["state"] in FINAL:
                 remaining.remove(folder)
                 yield {"ended": folder.name}
         if remaining:
@@ -118,11 +119,11 @@ def slurm_shell(home: Home, request: Request) -> Answer:
             if request["rank"] in ranks or (not ranks and request["rank"] == 0):
                 queue = Queue(home.root)
                 record = view.record(folder, queue)
-                has_ended = record is None or record["state"] in records.FINAL
+                has_ended = record is None or record["state"] in FINAL
                 is_over = has_ended or folder.outcome(start) is not None
                 if record is not None and not is_over:
                     view.refuse_elsewhere(folder, queue)
-                    if status.get("state") in records.FINAL or view.is_requeued(folder, start, queue):
+                    if status.get("state") in FINAL or view.is_requeued(folder, start, queue):
                         raise Refused(f"job {folder.name} does not run now: {record['waiting'] or STARTING}")
                 node = folder.node(start, status.get("node_rank") or 0) or status["agent"]["host"]
                 return {"run": str(run.path), "id": start.id, "node": node, "is_over": is_over}

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from paceline.node.errors import Refused
 from paceline.node.host.protocol import end_with_stdin
 from paceline.node.host.slurm.job_folders import Jobs
+from paceline.node.journal.state import FINAL
 from paceline.node.logs.reader import Choice, attempts, check, read
 from paceline.node.logs.readers import Ended, Readers, in_order
-from paceline.node.store import records
 
 from . import view
 from .queue import Queue
@@ -110,7 +110,7 @@ class Follower:
 
     def _has_ended(self) -> bool:
         found = view.record(self._folder, Queue(self._home.root))
-        return found is None or found["state"] in records.FINAL
+        return found is None or found["state"] in FINAL
 
     def _begin(self, is_first: bool) -> None:
         """Start to read what has come: at first the chosen lines of the last start, then all of the later ones."""
@@ -133,4 +133,4 @@ class Follower:
     def _is_past(self, run: RunDirectory, start: str) -> bool:
         """Whether nothing is written to a run directory any more."""
         state = (run.read_status() or {}).get("state")
-        return state in records.FINAL or start in self._over
+        return state in FINAL or start in self._over

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from paceline.node.journal.fold import FINAL, Scheduler
+from paceline.node.journal.fold import Scheduler
+from paceline.node.journal.state import FINAL
 
 from . import accounts, reasons
 

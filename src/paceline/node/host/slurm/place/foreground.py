@@ -16,9 +16,9 @@ from paceline.node.host.slurm.look import view
 from paceline.node.host.slurm.look.queue import Queue
 from paceline.node.host.slurm.look.scheduler import NEW
 from paceline.node.journal.fold import ENDED_ON_NODES
+from paceline.node.journal.state import FINAL
 from paceline.node.logs.live import STREAM_BITS, Output, answer_of, updates
 from paceline.node.logs.readers import Ended, Readers
-from paceline.node.store import records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -124,7 +124,7 @@ class _Following:
         is_over = False
         while not is_over or self._readers.active:
             record = view.record(self._folder, Queue(self._home.root))
-            is_over = is_over or record is None or record["state"] in records.FINAL
+            is_over = is_over or record is None or record["state"] in FINAL
             yield from self._report_waiting(record)
             while not self._refused.empty():
                 yield {"event": "note", "details": {"why": self._refused.get()}}
@@ -155,7 +155,7 @@ class _Following:
                     lifeline, self._followed[run.path] = os.pipe()
                     self._readers.add(run.path, self._updates(run, lifeline))
                 state = (run.read_status() or {}).get("state")
-                if (has_ended or state in records.FINAL) and self._followed[run.path] >= 0:
+                if (has_ended or state in FINAL) and self._followed[run.path] >= 0:
                     os.close(self._followed[run.path])
                     self._followed[run.path] = -1
 
