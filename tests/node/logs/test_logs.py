@@ -44,6 +44,17 @@ class Attempt:
     def log(self, rank: int, stream: str) -> Path:
         return self.run.log(self.number, rank, "out" if stream == "o" else "err")
 
+    def begins(self, ranks: int) -> None:
+        """Note in the journal that ranks with two streams write."""
+        logs = [
+            {
+                "rank": rank, "local_rank": rank, "out": str(self.log(rank, "o")), "err": str(self.log(rank, "e")),
+                "error": str(self.run.error(self.number, rank)),
+            }
+            for rank in range(ranks)
+        ]  # fmt: skip
+        self.run.append({"event": "started", "attempt": self.number, "world_size": ranks, "logs": logs})
+
     def write(self, rank: int, stream: str, data: bytes) -> int:
         """Write, note it, and return the time."""
         now = next(self.clock)
@@ -110,6 +121,7 @@ def test_a_follower_reads_what_is_written_meanwhile(writes: list[tuple[int, str,
         for rank, stream in itertools.product(range(4), "oe"):
             attempt.log(rank, stream).touch()
         attempt.index.touch()
+        attempt.begins(4)
         half = len(writes) // 2
         for write in writes[:half]:
             attempt.write(*write)

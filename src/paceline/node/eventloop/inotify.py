@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.05  # between two checks if there is no inotify
 BATCH_SECONDS = 0.02  # between two wake-ups of a reader whose files grow all the time
 
-MODIFY, CLOSE_WRITE, MOVED_TO, CREATE, DELETE = 0x2, 0x8, 0x80, 0x100, 0x200
+MODIFY, CLOSE_WRITE, MOVED_TO, DELETE = 0x2, 0x8, 0x80, 0x200
 EXCL_UNLINK = 0x4000000  # a file that was removed from the folder reports nothing more
 OVERFLOW = 0x4000  # the kernel dropped events
 IGNORED = 0x8000  # the watched folder is gone
@@ -119,16 +119,3 @@ class Waker(Inotify):
             ready |= set(select.select(others, [], [], early)[0])
         self._woken = time.monotonic()
         return self.grown() if self.fd < 0 or self.fd in ready else set(), ready - {self.fd}
-
-
-class FolderWaker(Inotify):
-    """Wakes a reader when a file or folder appears in one of the watched folders."""
-
-    def watch(self, path: Path) -> None:
-        """Watch a folder from now on; one that does not exist is not watched."""
-        self.add(path, CREATE | MOVED_TO)
-
-    def clear(self) -> None:
-        """Discard the pending events."""
-        if self.fd >= 0:
-            self.read()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Union
@@ -12,7 +13,7 @@ from paceline.node.journal.records import for_people, parsed
 from .growing_file import GrowingFile, Lines, RankLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from paceline.node.rundir.directory import RunDirectory
 
@@ -82,6 +83,7 @@ def updates(
     poll: float | None = None,
     *,
     tracebacks: bool = False,
+    positions: Mapping[tuple[int, str], int] | None = None,
 ) -> Iterator[Update]:
     """The output of the ranks and the events of the job, until the agent is gone.
 
@@ -95,45 +97,45 @@ def updates(
         begin: position in the journal to start at.
         poll: see `Waker`; not None where other machines write, so that files are opened anew for the last read.
         tracebacks: whether the output has the tracebacks that ended ranks.
+        positions: where to begin in some files, by their attempts and names; in others at their beginning.
     """
-    waker, is_elsewhere = Waker(poll), poll is not None
-    journal, lines = GrowingFile(run.journal), Lines()
-    journal.offset = begin
-    waker.watch(journal.path)
+    is_elsewhere, lines = poll is not None, Lines()
     logs: dict[Path, _Log] = {}
     grown: set[Path] | None = None  # the files to read; None for all
     alive = True
-    while True:
-        more: set[Path] = set()  # files that may hold more than was read
-        for path in logs if grown is None else grown & logs.keys():
-            log = logs[path]
-            if data := log.file.read():
-                if log.file.more:
-                    more.add(path)
-                yield replace(log.output, data=data, is_traceback=log.file.is_traceback)
-        for details in for_people(parsed(lines.add(journal.read()))):
-            event = _event(details, run)
-            if event.name in ("waiting", "restarting", "finished"):
-                yield from _drain(logs, is_elsewhere)
-            elif event.name == "started":
-                logs = _open_logs(event.details, wanted, tracebacks=tracebacks)
-                for path in logs:
-                    waker.watch(path)
-                more.update(logs)
-            yield event
-        if more:
-            others = waker.grown()  # a rank that writes continuously does not delay the others
-            grown = None if others is None else more | others
-        elif alive:
-            grown, closed = waker.wait(lifeline)
-            if closed:
-                alive, grown = False, None  # read everything once more
-                _reopen([journal, *(log.file for log in logs.values())] if is_elsewhere else [])
-        else:
-            break
-    yield from _drain(logs, is_elsewhere)
-    waker.close()
-    journal.close()
+    with contextlib.closing(Waker(poll)) as waker, contextlib.closing(GrowingFile(run.journal)) as journal:
+        journal.offset = begin
+        waker.watch(journal.path)
+        while True:
+            more: set[Path] = set()  # files that may hold more than was read
+            for path in logs if grown is None else grown & logs.keys():
+                log = logs[path]
+                if data := log.file.read():
+                    if log.file.more:
+                        more.add(path)
+                    yield replace(log.output, data=data, is_traceback=log.file.is_traceback)
+            for details in for_people(parsed(lines.add(journal.read()))):
+                event = _event(details, run)
+                if event.name in ("waiting", "restarting", "finished", "started"):
+                    yield from _drain(logs, is_elsewhere)
+                if event.name == "started":
+                    logs = _open_logs(run, event.details, wanted, tracebacks=tracebacks)
+                    for path in logs:
+                        logs[path].file.offset = (positions or {}).get((event.details["attempt"], path.name), 0)
+                        waker.watch(path)
+                    more.update(logs)
+                yield event
+            if more:
+                others = waker.grown()  # a rank that writes continuously does not delay the others
+                grown = None if others is None else more | others
+            elif alive:
+                grown, closed = waker.wait(lifeline)
+                if closed:
+                    alive, grown = False, None  # read everything once more
+                    _reopen([journal, *(log.file for log in logs.values())] if is_elsewhere else [])
+            else:
+                break
+        yield from _drain(logs, is_elsewhere)
 
 
 def _event(details: dict[str, Any], run: RunDirectory) -> Event:
@@ -143,16 +145,20 @@ def _event(details: dict[str, Any], run: RunDirectory) -> Event:
     return Event(name, details)
 
 
-def _open_logs(started: dict[str, Any], wanted: Callable[[Output], bool], *, tracebacks: bool) -> dict[Path, _Log]:
+def _open_logs(
+    run: RunDirectory, started: dict[str, Any], wanted: Callable[[Output], bool], *, tracebacks: bool
+) -> dict[Path, _Log]:
     logs: dict[Path, _Log] = {}
     for entry in started["logs"]:
-        out, err, error = Path(entry["out"]), Path(entry["err"]), Path(entry["error"])
+        folder = run.path / "logs" / str(started["attempt"])  # the agent's machine may have another name for it
+        out, err, error = folder / Path(entry["out"]).name, folder / Path(entry["err"]).name, Path(entry["error"])
         what = Output(started["attempt"], entry["rank"], entry["local_rank"], "out", b"")
-        if err != out and wanted(what):
-            logs[out] = _Log(GrowingFile(out), what)
-        what = replace(what, stream="both" if err == out else "err")
-        if wanted(what):
-            logs[err] = _Log(RankLog(err, error, keeps_traceback=tracebacks), what)
+        with contextlib.suppress(FileNotFoundError):  # it was deleted
+            if err != out and wanted(what):
+                logs[out] = _Log(GrowingFile(out), what)
+            what = replace(what, stream="both" if err == out else "err")
+            if wanted(what):
+                logs[err] = _Log(RankLog(err, error, keeps_traceback=tracebacks), what)
     return logs
 
 

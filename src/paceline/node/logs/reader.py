@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.node.errors import Refused
-from paceline.node.eventloop.inotify import FolderWaker, Waker
 from paceline.node.files import read_json
 from paceline.node.rundir.directory import RunDirectory
 
 from .growing_file import CHUNK, GrowingFile
+from .live import Output, updates
 from .time_index import find, moments
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def read(path: Path, choice: Choice, is_over: Callable[[], bool] | None = None) 
         is_over: for a job of another machine, whose lock says nothing here: whether it has ended.
     """
     if choice.follow:
-        yield from _LiveReader(path, choice, is_over).read()
+        yield from _follow(path, choice, is_over)
         return
     for attempt, chosen in _chosen(path, choice):
         with contextlib.closing(_Sources(path, attempt, chosen)) as sources:
@@ -162,6 +162,35 @@ def _chosen(path: Path, choice: Choice) -> list[tuple[int, frozenset[int]]]:
     return found[::-1]
 
 
+class Rest:
+    """Completes lines."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []  # of an incomplete line
+        self.size = 0  # bytes of it
+
+    def add(self, data: bytes) -> bytes:
+        """The lines that are complete now; of a line that has become too long, what there is of it, without an end."""
+        end = data.rfind(b"\n") + 1
+        if not end:
+            self.size += len(data)
+            if self.size < _LONGEST:
+                if data:
+                    self._parts.append(data)
+                return b""
+            end = len(data)
+        lines = b"".join([*self._parts, data[:end]])
+        self._parts = [data[end:]] if end < len(data) else []
+        self.size = len(data) - end
+        return lines
+
+    def take(self) -> bytes:
+        """The beginning of an incomplete line."""
+        data = b"".join(self._parts)
+        self._parts, self.size = [], 0
+        return data
+
+
 class _Source:
     """A log file, read line by line.
 
@@ -174,9 +203,13 @@ class _Source:
         self.text = text
         self.key = b"%d%s" % (text.rank, text.stream.encode())
         self._file = GrowingFile(path)
-        self._rest: list[bytes] = []  # of an incomplete line
-        self._held = 0  # bytes of it
-        self.close, self.reopen = self._file.close, self._file.reopen
+        self._rest = Rest()
+        self.close = self._file.close
+
+    @property
+    def position(self) -> int:
+        """The end of the last line that was returned."""
+        return self._file.offset - self._rest.size
 
     @property
     def size(self) -> int:
@@ -210,36 +243,14 @@ class _Source:
             data = self._file.read(CHUNK if until is None else min(CHUNK, until - self._file.offset))
             if not data:
                 break
-            lines = self._complete(data)
+            lines = self._rest.add(data)
             if lines:
                 yield self.text._replace(time=when, data=lines)
 
-    def next(self, raw: bool) -> tuple[bytes, bool]:
-        """New bytes of a followed file, and whether there are more."""
-        data = self._file.read()
-        return data if raw else self._complete(data), self._file.more
-
     def rest(self, when: float) -> Iterator[Text]:
         """The beginning of an incomplete line."""
-        if self._rest:
-            yield self.text._replace(time=when, data=b"".join(self._rest))
-            self._rest.clear()
-            self._held = 0
-
-    def _complete(self, data: bytes) -> bytes:
-        """The lines that are complete; of a line that has become too long, what there is of it, without an end."""
-        end = data.rfind(b"\n") + 1
-        if not end:
-            self._held += len(data)
-            if self._held < _LONGEST:
-                if data:
-                    self._rest.append(data)
-                return b""
-            end = len(data)
-        lines = b"".join([*self._rest, data[:end]])
-        self._rest = [data[end:]] if end < len(data) else []
-        self._held = len(data) - end
-        return lines
+        if data := self._rest.take():
+            yield self.text._replace(time=when, data=data)
 
 
 class _Sources:
@@ -254,11 +265,6 @@ class _Sources:
                 log = path / "logs" / str(attempt) / match[0]
                 with contextlib.suppress(FileNotFoundError):  # deleted just now
                     self.opened[log] = _Source(log, Text(0.0, attempt, rank, "e" if match[2] else "o", b""))
-
-    def reopen(self) -> None:
-        """Open them anew, see `GrowingFile.reopen`."""
-        for source in self.opened.values():
-            source.reopen()
 
     def close(self) -> None:
         """Close them."""
@@ -341,111 +347,56 @@ def last(texts: Iterable[Text], count: int | None) -> Iterator[Text]:
         yield text._replace(data=text.data[position:])
 
 
-class _LiveReader:
-    """Reads a job's logs until the job is over and everything has been read."""
+def _follow(path: Path, choice: Choice, is_over: Callable[[], bool] | None) -> Iterator[Text]:
+    """The lines so far, and then what `live.updates` reads from there on, until the job is over."""
+    chosen, positions = _chosen(path, choice), dict[tuple[int, str], int]()
+    for attempt, others in chosen[:-1]:  # ranks that were not started again
+        yield from read(path, replace(choice, follow=False, attempt=attempt, ranks=others))
+    first = chosen[-1][0] if chosen else 0
+    if chosen:
+        ended = is_over() if is_over is not None else not RunDirectory(path).is_held
+        with contextlib.closing(_Sources(path, first, choice.ranks)) as sources:
+            yield from last(_backlog(sources, choice, ended), choice.tail)
+            positions = {(first, log.name): source.position for log, source in sources.opened.items()}
 
-    def __init__(self, path: Path, choice: Choice, is_over: Callable[[], bool] | None) -> None:
-        self._path = path
-        self._choice = choice
-        self._has_ended = is_over
-        self._waker = Waker(None if is_over is None else _ELSEWHERE)
-        self._folders = FolderWaker()
-        self._over, self._over_write = os.pipe()  # readable once no agent works on the job
-        self._is_over = False
-        if self._folders.fd < 0:
-            self._waker.close()  # poll everything
+    def is_wanted(it: Output) -> bool:
+        is_chosen = it.attempt >= first if choice.attempt is None else it.attempt == choice.attempt
+        return is_chosen and (choice.ranks is None or it.rank in choice.ranks)
 
-    def read(self) -> Iterator[Text]:
-        """The lines, as soon as they are written."""
-        if self._has_ended is None:  # a daemon: nothing can interrupt its wait for the lock
-            threading.Thread(target=self._wait, daemon=True).start()
-        choice = self._choice
-        try:
-            found = self._next(-1)
-            while found:
-                for attempt, chosen in found[:-1]:  # ranks that were not started again
-                    yield from read(self._path, replace(choice, follow=False, attempt=attempt, ranks=chosen))
-                attempt, _ = found[-1]
-                with contextlib.closing(_Sources(self._path, attempt, choice.ranks)) as sources:
-                    yield from self._attempt(attempt, sources, choice)
-                choice = replace(choice, since=None, tail=None)
-                found = self._next(attempt) if choice.attempt is None else []
-        finally:
-            self._waker.close()
-            self._folders.close()
-            os.close(self._over)
-            if self._has_ended is not None:
-                os.close(self._over_write)
+    lifeline, end = os.pipe()
+    threading.Thread(target=_wait, args=(path, is_over, end), daemon=True).start()
+    poll = None if is_over is None else _ELSEWHERE
+    rests: dict[tuple[int, str], Rest] = {}
+    attempt = first
+    try:
+        for it in updates(RunDirectory(path), lifeline, is_wanted, poll=poll, tracebacks=True, positions=positions):
+            if isinstance(it, Output):
+                text = Text(time.time(), it.attempt, it.rank, "e" if it.stream == "err" else "o", it.data)
+                data = it.data if choice.raw else rests.setdefault((it.rank, text.stream), Rest()).add(it.data)
+                if data:
+                    yield text._replace(data=data)
+            elif it.name == "started":
+                if choice.attempt is not None and it.details["attempt"] > choice.attempt:
+                    break
+                attempt = it.details["attempt"]
+            elif it.name in ("restarting", "finished"):
+                yield from _left_open(rests, attempt)
+        yield from _left_open(rests, attempt)
+    finally:
+        os.close(lifeline)
 
-    def _wait(self) -> None:
-        RunDirectory(self._path).wait_until_free()
-        with contextlib.suppress(OSError):  # the reader was closed
-            os.write(self._over_write, b".")
-        os.close(self._over_write)
 
-    def _next(self, last: int) -> list[tuple[int, frozenset[int]]]:
-        """The attempts to read after this one, waited for; empty when the job is over."""
-        while True:
-            is_over = self._is_over
-            self._watch_folders()
-            found = [(attempt, chosen) for attempt, chosen in _chosen(self._path, self._choice) if attempt > last]
-            if found or is_over:
-                return found
-            self._sleep()
+def _left_open(rests: dict[tuple[int, str], Rest], attempt: int) -> Iterator[Text]:
+    """The beginnings of lines that an attempt has not finished."""
+    for (rank, stream), rest in rests.items():
+        if data := rest.take():
+            yield Text(time.time(), attempt, rank, stream, data)
 
-    def _watch_folders(self) -> None:
-        """Watch the folders for new files from now on."""
-        self._folders.clear()
-        for folder in (self._path, self._path / "logs", *(self._path / "logs" / str(a) for a in _folders(self._path))):
-            self._folders.watch(folder)
 
-    def _attempt(self, attempt: int, sources: _Sources, choice: Choice) -> Iterator[Text]:
-        for log in sources.opened:
-            self._waker.watch(log)
-        past = self._is_past(attempt)
-        yield from last(_backlog(sources, choice, past), choice.tail)
-        if choice.raw and not past:
-            for source in sources.opened.values():
-                yield from source.rest(time.time())
-        while not past:
-            grown = self._sleep()
-            if grown is None:
-                past = self._is_past(attempt)  # before the read: later output belongs to the next attempt
-                if past and self._has_ended is not None:
-                    sources.reopen()
-            yield from self._read(sources, grown, choice.raw)
-        for source in sources.opened.values():
-            yield from source.rest(time.time())
-
-    def _read(self, sources: _Sources, grown: set[Path] | None, raw: bool) -> Iterator[Text]:
-        """New bytes of the files that grew, or of all files, in turns."""
-        while grown is None or grown:
-            now, more = time.time(), set()
-            for log, source in sources.opened.items():
-                if grown is None or log in grown:
-                    data, is_more = source.next(raw)
-                    if is_more:
-                        more.add(log)
-                    if data:
-                        yield source.text._replace(time=now, data=data)
-            if not more:
-                return
-            others = self._waker.grown()
-            grown = None if others is None else more | others
-
-    def _is_past(self, attempt: int) -> bool:
-        """Whether no rank writes to this attempt's logs any more."""
-        if self._is_over:
-            return True
-        self._watch_folders()
-        return any(other > attempt for other in _folders(self._path))
-
-    def _sleep(self) -> set[Path] | None:
-        """Wait for a change; returns the files that grew, None if there may be other changes."""
-        if self._has_ended is not None and self._has_ended():  # before the last read
-            self._is_over = True
-            return None
-        grown, ready = self._waker.wait(self._over, *([self._folders.fd] if self._folders.fd >= 0 else []))
-        if self._over in ready:
-            self._is_over = True
-        return None if ready else grown
+def _wait(path: Path, is_over: Callable[[], bool] | None, end: int) -> None:
+    """Close a descriptor when no agent works on a job any more."""
+    if is_over is None:
+        RunDirectory(path).wait_until_free()
+    while is_over is not None and not is_over():
+        time.sleep(_ELSEWHERE)
+    os.close(end)
