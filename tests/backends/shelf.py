@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from paceline.backends.base import Backend, Listing, LogLines, Prepared, Shell
 from paceline.job.errors import UserError
 from paceline.job.job import Instance, Job
-from paceline.job.spec import JobSpec, new_name
+from paceline.job.spec import JobSpec
 
 
 class Options(BaseModel):
@@ -29,7 +29,7 @@ class Shelf(Backend):
 
     def prepare(self, spec, *, detached=True):
         self.refuse_unsupported(spec)
-        spec = spec.model_copy(update={"detached": detached, "name": spec.name or new_name(Path(spec.target).stem)})
+        spec = spec.model_copy(update={"detached": detached, "name": spec.name or spec.new_name()})
         if spec.ranks in ("auto", "gpu", "cpu", "slots") or spec.nodes != 1:
             raise UserError("-n: a shelf starts as many ranks as you say, on one node; give a number")
         if missing := [name for name in spec.secrets if name not in os.environ]:

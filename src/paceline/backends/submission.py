@@ -1,29 +1,28 @@
-"""What every backend does on the client before it starts a job: check the name, secrets and volumes; get the code."""
+"""What every backend does on the client before it starts a job: check it, choose names, copy the code."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
+import tarfile
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from paceline.job import settings_files
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder, targets_with
-from paceline.job.spec import NAME, JobSpec, new_name
+from paceline.job.spec import NAME, JobSpec
 from paceline.node.planning.script import program_kind
 from paceline.node.ranks.placement import CHOSEN
-from paceline.node.store.code_folder import record_made
 
 from .refusals import refusals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Iterator
+    from gzip import GzipFile
 
     from .base import ProgressReporter
-
-Started = TypeVar("Started")
 
 
 class NameTaken(UserError):
@@ -33,8 +32,23 @@ class NameTaken(UserError):
 # -- what is refused before anything is started ------------------------------------------------------------------------
 
 
-def checked(spec: JobSpec, *, detached: bool) -> JobSpec:
-    """Check a job, and return it as it will be stored; changes and fetches nothing.
+class Checked(NamedTuple):
+    """A job that can run, as far as this machine can tell.
+
+    Attributes:
+        spec: the job as it will be stored.
+        name: its name, with a placeholder for what is chosen at the start.
+        source: the folder on this machine of which its code will be a copy; None if there is none, and for code that
+            comes from another job or from elsewhere.
+    """
+
+    spec: JobSpec
+    name: str
+    source: Path | None
+
+
+def checked(spec: JobSpec, *, detached: bool) -> Checked:
+    """Check a job; changes and fetches nothing.
 
     Args:
         spec: what the user asked for.
@@ -43,19 +57,41 @@ def checked(spec: JobSpec, *, detached: bool) -> JobSpec:
     Raises:
         UserError: it cannot run on any machine, as far as this machine can tell.
     """
+    is_open = spec.name.endswith("-")
     if spec.name:
-        _check_name(f"{spec.name}1" if spec.name.endswith("-") else spec.name)
-    for name in spec.secrets:
-        if name not in os.environ:
-            raise UserError(f"secret {name} is not set in your environment; export it, then submit again")
+        _check_name(f"{spec.name}1" if is_open else spec.name)
+    name = f"{spec.name}{CHOSEN}" if is_open else spec.name or spec.new_name()[:-5] + CHOSEN
+    for secret in spec.secrets:
+        if secret not in os.environ:
+            raise UserError(f"secret {secret} is not set in your environment; export it, then submit again")
     spec = spec.model_copy(update={"detached": detached})
     if spec.code is None:
-        return spec
-    from paceline.job.code.bring import check_source
+        return Checked(spec, name, None)
+    from paceline.job.code import bring  # takes long to import
 
-    if spec.resume_from is None:
-        check_source(spec.code, _current_folder())
-    return _in_copy(spec)
+    here = _current_folder()
+    source = bring.find(spec.code, here) if spec.resume_from is None else None
+    if spec.script is not None and os.path.isabs(spec.script):  # from now on it is the one in the copy
+        folder = here / (spec.code.source or ".")
+        try:
+            script = str(Path(spec.script).resolve().relative_to(folder.resolve()))
+        except (ValueError, OSError):
+            raise UserError(
+                f"script {spec.script} is not in {spec.code.source or 'this folder'}, which is copied; name one that is"
+            ) from None
+        spec = spec.model_copy(update={"script": script})
+    return Checked(spec, name, source)
+
+
+def check_script(spec: JobSpec, source: Path | None) -> None:
+    """Check that the folder of which the code will be a copy has the script, for nodes that cannot look for it there.
+
+    Raises:
+        UserError: it has none.
+    """
+    if source is not None and spec.script is not None:
+        with refusals():
+            program_kind(spec.script, source)
 
 
 def kept_warm(spec: JobSpec) -> JobSpec:
@@ -68,39 +104,19 @@ def kept_warm(spec: JobSpec) -> JobSpec:
     return spec if seconds is None else spec.model_copy(update={"keep_warm": seconds})
 
 
-def source_of(spec: JobSpec) -> Path | None:
-    """The local folder of which the job's code will be a copy; None if there is none."""
-    if spec.code is None or spec.code.mode == "git":
-        return None
-    source = _current_folder() / os.path.expanduser(spec.code.source or ".")
-    return source if source.is_dir() else None  # else it is on another machine
-
-
-def _in_copy(spec: JobSpec) -> JobSpec:
-    """The job with the path of its script in the copy of the code, instead of in the source.
+def volumes_of(spec: JobSpec) -> list[dict[str, Any]]:
+    """The paths of a job's volumes on its nodes, from the settings; see `volumes.sources`.
 
     Raises:
-        UserError: the source does not contain it, as far as can be seen before copying.
+        UserError: one is unknown, or two of them clash.
     """
-    assert spec.code is not None
-    spec, source = _relative(spec), source_of(spec)
-    if source is not None and spec.resume_from is None and spec.script is not None:
-        with refusals():
-            program_kind(spec.script, source)
-    return spec
+    if not spec.data:
+        return []
+    from paceline.job.settings import load
 
+    from .volumes import sources
 
-def _relative(spec: JobSpec) -> JobSpec:
-    assert spec.code is not None
-    if spec.script is None or not os.path.isabs(spec.script):
-        return spec
-    source = _current_folder() / (spec.code.source or ".")
-    try:
-        return spec.model_copy(update={"script": str(Path(spec.script).resolve().relative_to(source.resolve()))})
-    except (ValueError, OSError):
-        raise UserError(
-            f"script {spec.script} is not in {spec.code.source or 'this folder'}, which is copied; name one that is"
-        ) from None
+    return sources(spec.data, load())
 
 
 def _current_folder() -> Path:
@@ -115,65 +131,62 @@ def _current_folder() -> Path:
         raise UserError("the folder that you are in was deleted; change to one that exists") from None
 
 
-def as_planned(kind: type[JobSpec], job: Mapping[str, Any]) -> JobSpec:
-    """A job as a node has completed it; its name and framework may be placeholders."""
-    open_ = {"name": job["name"], "framework": job["framework"]}
-    return kind.from_stored({**job, "name": "", "framework": None}).model_copy(update=open_)
-
-
 # -- code --------------------------------------------------------------------------------------------------------------
 
 
 def fetched(spec: JobSpec, destination: Path, progress: ProgressReporter) -> dict[str, Any]:
-    """Copy the code of a job to a folder that does not exist yet; returns the record of it.
+    """Copy the code of a job to an empty folder; returns the record of it.
+
+    Raises:
+        UserError: it cannot be copied.
+    """
+    assert spec.code is not None
+    from paceline.job.code import bring
+
+    return bring.fetch(
+        spec.code, _current_folder(), destination, progress, progress.say, credentials=spec.git_credentials
+    )
+
+
+def packed(spec: JobSpec, archive: IO[bytes] | GzipFile, progress: ProgressReporter) -> dict[str, Any]:
+    """Write the code of a job to an archive (tar), for machines elsewhere; returns the record of it.
 
     Raises:
         UserError: it cannot be copied, or lacks the job's script.
     """
-    assert spec.code is not None
-    from paceline.job.code.bring import fetch
-
-    found = fetch(spec.code, _current_folder(), destination, progress, progress.say, credentials=spec.git_credentials)
-    record_made(destination, destination.lstat().st_ino)
-    if spec.script is not None:
-        try:
-            with refusals():
-                program_kind(spec.script, destination)
-        except UserError as error:
-            raise UserError(str(error).replace(str(destination), f"the copy of {found['source']}")) from None
-    return found
+    with tempfile.TemporaryDirectory() as folder:
+        code = Path(folder, "code")
+        code.mkdir(mode=0o700)
+        record = fetched(spec, code, progress)
+        if spec.script is not None:
+            try:
+                with refusals():
+                    program_kind(spec.script, code)
+            except UserError as error:
+                raise UserError(str(error).replace(str(code), f"the copy of {record['source']}")) from None
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            tar.add(code, arcname=".")
+    return record
 
 
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
-def shown_name(spec: JobSpec) -> str:
-    """The job's name for a dry run, with a placeholder for what is chosen at the start."""
-    if not spec.name:
-        return new_name(_stem(spec))[:-5] + CHOSEN
-    return f"{spec.name}{CHOSEN}" if spec.name.endswith("-") else spec.name
+def names(spec: JobSpec) -> Iterator[str]:
+    """The names that a job may get, each if those before it are taken.
 
-
-def start_named(spec: JobSpec, start: Callable[[str], Started]) -> Started:
-    """Start a job under its name: one that ends in '-' gets the next free number, an empty one is generated.
-
-    Args:
-        spec: the job.
-        start: starts it under a name, or raises `NameTaken`.
+    One that ends in '-' gets the next free number, an empty one is generated.
 
     Raises:
-        UserError: it cannot be started.
-        NameTaken: another job has the name that the user gave it.
+        UserError: a number makes the name too long.
     """
     if not spec.name.endswith("-"):
-        return start(spec.name or new_name(_stem(spec)))
+        yield spec.name or spec.new_name()
+        return
     for number in itertools.count(2 if spec.resume_from else 1):
         _check_name(name := f"{spec.name}{number}")
-        if spec.resume_from is not None and _is_known(name):  # wherever it is, the two would be mixed up
-            continue
-        with contextlib.suppress(NameTaken):
-            return start(name)
-    raise AssertionError  # there is always another number
+        if spec.resume_from is None or not _is_known(name):  # wherever it is, the two would be mixed up
+            yield name
 
 
 def _is_known(name: str) -> bool:
@@ -189,7 +202,3 @@ def _check_name(name: str) -> None:
     """
     if not NAME.fullmatch(name):
         raise UserError(f"{name!r} is not a job name; use up to 63 letters, digits, '.', '_' and '-'")
-
-
-def _stem(spec: JobSpec) -> str:
-    return spec.target.rpartition(".")[2] if spec.kind == "module" else Path(spec.target).stem

@@ -13,7 +13,7 @@ from paceline.job.text import printable
 from paceline.node.machine import volumes as node_volumes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from paceline.job.settings import Settings
     from paceline.job.spec import Mount
@@ -42,7 +42,10 @@ def check(mounts: Sequence[Mount], settings: Settings) -> dict[str, str]:
     wanted: dict[str, str] = {}
     for mount in mounts:
         if mount.volume not in settings.volumes:
-            raise UserError(printable(_unknown(mount.volume, settings.volumes)))
+            where = f"volumes are defined under [volumes] in {PROJECT_FILE} or {user_file()}"
+            hint = nearest(mount.volume, settings.volumes) if settings.volumes else ""
+            link = "; " if hint and not hint.endswith("?") else " " if hint else ""
+            raise UserError(printable(f"no volume {mount.volume!r}; {hint}{link}{where}"))
         for taken, key in ((variables, mount.variable), (wanted, os.path.normpath(mount.path))):
             other = taken.setdefault(key, mount.volume)
             if other != mount.volume:
@@ -68,20 +71,14 @@ def find(mounts: Sequence[Mount], settings: Settings, root: str, working_dir: st
     Raises:
         UserError: one is unknown or cannot be read, or two of them clash.
     """
-    looks = {name: _Look(path) for name, path in check(mounts, settings).items()}
+    found = sources(mounts, settings)
+    looks = {source["volume"]: _Look(source["path"]) for source in found}
     for name, look in looks.items():
         look.wait()
         if look.problem is not None:
             file = settings.file_of("volumes", name)
             raise UserError(printable(f"volume {name}, {look.path}: {look.problem}; correct it in {file}"))
-    return [node_volumes.placed(source, root, working_dir) for source in sources(mounts, settings)]
-
-
-def _unknown(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    where = f"volumes are defined under [volumes] in {PROJECT_FILE} or {user_file()}"
-    hint = nearest(name, names) if names else ""
-    return f"no volume {name!r}; {hint}{'; ' if hint and not hint.endswith('?') else ' ' if hint else ''}{where}"
+    return [node_volumes.placed(source, root, working_dir) for source in found]
 
 
 class _Look:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from functools import partial
+from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -309,6 +310,12 @@ class JobSpec(_Model):
         """The script, module or program that each rank runs."""
         return self.script or self.module or self.command or ""
 
+    def new_name(self) -> str:
+        """A name if it was given none: the script's, made unlike any other by five random characters."""
+        stem = self.target.rpartition(".")[2] if self.kind == "module" else PurePath(self.target).stem
+        cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:50] or "job"
+        return f"{cleaned}-{''.join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(5))}"
+
     @property
     def git_credentials(self) -> dict[str, str]:
         """GIT_SYNC_USERNAME and GIT_SYNC_PASSWORD: the job's own, or else those of this process."""
@@ -336,6 +343,12 @@ class JobSpec(_Model):
         seconds = {name: job[name] for name in _DURATIONS if isinstance(job.get(name), (int, float))}
         return cls.model_validate({**job, **{name: duration_text(value) for name, value in seconds.items()}})
 
+    @classmethod
+    def planned(cls, job: Mapping[str, Any]) -> JobSpec:
+        """A job as a node has completed it; its name and framework may be placeholders."""
+        placeholders = {"name": job["name"], "framework": job["framework"]}
+        return cls.from_stored({**job, "name": "", "framework": None}).model_copy(update=placeholders)
+
     def for_node(self) -> dict[str, Any]:
         """The job as a node reads it: as it is stored, with the fields of `rendezvous` among its own."""
         job = self.stored()
@@ -346,9 +359,3 @@ class JobSpec(_Model):
         """The least and the most nodes."""
         low, _, high = str(self.nodes).partition(":")
         return int(low), int(high or low)
-
-
-def new_name(stem: str) -> str:
-    """A name for a job that was given none: the script's, made unlike any other by five random characters."""
-    cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:50] or "job"
-    return f"{cleaned}-{''.join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(5))}"

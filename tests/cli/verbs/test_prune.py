@@ -68,7 +68,7 @@ def jobs(paceline: Paceline) -> Path:
 
 def test_a_job_that_is_pruned_before_its_submit_is_over(paceline: Paceline) -> None:
     paceline.script("")
-    submit = Held(paceline, "paceline.node.store.make:make", "after", "submit", "--name", "it", "script.py")
+    submit = Held(paceline, "paceline.backends.local.start:start", "after", "submit", "--name", "it", "script.py")
     assert paceline("wait", "it").returncode == 0
     assert paceline("prune", "-s", "0s").returncode == 0
     assert not (jobs(paceline) / "it").exists()

@@ -129,7 +129,7 @@ def test_ctrl_c_leaves_nothing(paceline: Paceline) -> None:
 
 def test_ctrl_c_while_a_trial_is_being_started_leaves_nothing(paceline: Paceline) -> None:
     paceline.script("import time\nopen('began', 'w').close()\ntime.sleep(1000)\n")
-    tune = Held(paceline, "paceline.node.store.make:make", "after", "tune", "-n", "2", "script.py")
+    tune = Held(paceline, "paceline.backends.local.start:start", "after", "tune", "-n", "2", "script.py")
     eventually((paceline.folder / "began").exists, "a trial runs, of which its client does not know yet")
     tune.process.send_signal(signal.SIGINT)
     tune.process.communicate(timeout=GENEROUS)

@@ -24,7 +24,7 @@ from paceline.job.code.ignore import Ignore
 from paceline.job.code.snapshot import Listing
 from paceline.job.errors import UserError
 from paceline.job.spec import Code
-from paceline.node.store.code_folder import claimed, discard, record_made
+from paceline.node.store.code_folder import building, claimed, discard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -91,15 +91,14 @@ def silent(what: str, done: int, total: int | None) -> None:
 
 
 def bring(mode: str, source: str | None, folder: Path, destination: Path, **kwargs: object) -> dict[str, object]:
-    return fetch(Code(mode=mode, source=source), folder, destination, silent, **kwargs)  # type: ignore[arg-type]
+    with building(destination) as empty:
+        return fetch(Code(mode=mode, source=source), folder, empty, silent, **kwargs)  # type: ignore[arg-type]
 
 
 def bring_for_job(mode: str, source: str | None, folder: Path, destination: Path) -> dict[str, object]:
     """As a job does that keeps its code in a folder of the user's, and removes it with itself."""
     with claimed(destination, "a-job"):
-        found = bring(mode, source, folder, destination)
-        record_made(destination, destination.lstat().st_ino)
-    return found
+        return bring(mode, source, folder, destination)
 
 
 def refused(mode: str, source: str | None, folder: Path, destination: Path) -> str:
@@ -585,7 +584,7 @@ def test_a_snapshot_is_what_git_would_list(tmp_path: Path) -> None:
     repository(work / "vendored", {"v.py": "v", ".gitignore": "junk\n"})
     (work / "vendored" / "junk").write_text("j")
     destination = work / "code" / "job"
-    fetched = bring("snapshot", None, work, destination)
+    fetched = bring_for_job("snapshot", None, work, destination)
     expected = {"train.py", "run.sh", "sub/deep/m.py", ".gitignore", ".pacelineignore", "link", "dangling", "outside"}
     expected |= {"folder link", "vendored/v.py", "vendored/.gitignore", "\udcff.py", *ODD_NAMES}
     copied = files_of(destination)
@@ -604,7 +603,7 @@ def test_a_snapshot_is_what_git_would_list(tmp_path: Path) -> None:
     # Editing the folder later changes nothing, a later snapshot leaves the earlier one out, git sees neither.
     (work / "train.py").write_text("edited")
     assert (destination / "train.py").read_text() == "t"
-    bring("snapshot", None, work, work / "code" / "next")
+    bring_for_job("snapshot", None, work, work / "code" / "next")
     assert set(files_of(work / "code" / "next")) == expected
     assert "code/" not in git(work, "status", "--porcelain")
 
@@ -743,14 +742,6 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "No space left" in refused("snapshot", None, work, tmp_path / "code" / "deep" / "job")
 
 
-def test_a_destination_that_is_there_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "job").mkdir()
-    (tmp_path / "job" / "mine").write_text("m")
-    with pytest.raises(UserError, match="is there already"):
-        bring("snapshot", None, tmp_path, tmp_path / "job")
-    assert (tmp_path / "job" / "mine").read_text() == "m"
-
-
 @pytest.mark.parametrize("mode", ["snapshot", "git", pytest.param("rsync", marks=pytest.mark.needs("rsync"))])
 def test_an_interrupt_leaves_nothing(mode: str, tmp_path: Path) -> None:
     repository(tmp_path / "work")
@@ -760,8 +751,10 @@ def test_an_interrupt_leaves_nothing(mode: str, tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     before = everything(tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        fetch(Code(mode=mode, source=str(tmp_path / "work")), tmp_path, tmp_path / "code" / "job", interrupt)  # type: ignore[arg-type]
+    code = Code(mode=mode, source=str(tmp_path / "work"))  # type: ignore[arg-type]
+    place = tmp_path / "code" / "job"
+    with pytest.raises(KeyboardInterrupt), claimed(place, "a-job"), building(place) as empty:
+        fetch(code, tmp_path, empty, interrupt)
     assert everything(tmp_path) == before
 
 
@@ -789,7 +782,7 @@ def test_snapshots_at_the_same_time_do_not_see_each_other(tmp_path: Path) -> Non
 
     def one(number: int) -> None:
         try:
-            bring("snapshot", None, work, work / "code" / f"job-{number}")
+            bring_for_job("snapshot", None, work, work / "code" / f"job-{number}")
         except BaseException as error:
             failed.append(error)
 

@@ -188,7 +188,8 @@ def test_a_scheduler_that_knows_better_says_whether_a_job_lives(tmp_path: Path) 
     (tmp_path / "train.py").write_text("print()")
     spec = job_spec.JobSpec.model_validate({"name": "it", "script": "train.py", "start_method": "exec", "ranks": 1})
     order = Order({**spec.for_node(), "working_dir": str(tmp_path)})
-    made = make.make(make_plan(home, this_machine(home, 0), order))
+    with make.making(make_plan(home, this_machine(home, 0), order)) as new:
+        made = new.start()
     assert made.agent.wait(60) == 0
     status = json.loads(made.run.status.read_text())
     status["agent"]["host"] = "another"  # on a shared disk, whose locks do not reach this machine

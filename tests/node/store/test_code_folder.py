@@ -82,3 +82,15 @@ def test_a_claim_of_a_killed_client_keeps_nobody_out(tmp_path: Path) -> None:
     assert place.exists()
     code_folder.discard(place, "other")
     assert not os.listdir(place.parent)
+
+
+def test_what_a_killed_process_was_building_is_removed_a_day_later(tmp_path: Path) -> None:
+    old, new, other = (tmp_path / "code" / name for name in (".a.paceline.0123abcd", ".b.paceline.0123abcd", ".other"))
+    for folder in (old, new, other):
+        (folder / "part").mkdir(parents=True)
+    for folder in (old, other):
+        os.utime(folder, (0, 0))
+    assert bring(tmp_path / "code" / "mine", "one")
+    assert not old.exists()
+    assert new.exists()
+    assert other.exists()

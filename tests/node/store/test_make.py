@@ -23,9 +23,9 @@ from paceline.node.lifeline import IN_DOUBT, KEPT
 from paceline.node.rundir.directory import read_json
 from paceline.node.signals import LEAVE
 from paceline.node.store import make
-from paceline.node.store.code_copy import unpacked
+from paceline.node.store.code_copy import unpack
 from paceline.node.store.home import Home
-from paceline.node.store.plan import Order, Taken, make_plan, this_machine
+from paceline.node.store.plan import Order, Plan, Taken, make_plan, this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +51,14 @@ def order(**fields: Any) -> Order:
     return Order(spec.for_node(), job_id="1234")
 
 
+def start(plan: Plan, code: io.BytesIO | None = None, lifeline: socket.socket | None = None) -> make.Made:
+    with make.making(plan) as new:
+        if code is not None:
+            assert new.code is not None
+            unpack(code, new.code)
+        return new.start({"mode": "snapshot", "source": "/there"} if code else None, lifeline)
+
+
 def wait(made: make.Made) -> None:
     assert made.agent.wait(60) == 0, made.run.agent_log.read_text()
 
@@ -61,13 +69,13 @@ def test_a_machine_with_and_without_a_connection(tmp_path: Path, is_remote: bool
     (tmp_path / "train.py").write_text("import os; print(os.environ['PACELINE_JOB_ID'], os.environ['PACELINE_RANK'])")
     plan = make_plan(home, this_machine(home, 0), order(ranks=2, working_dir=str(tmp_path)))
     assert everything(tmp_path) == ["train.py"], "a plan writes nothing"
-    wait(made := make.make(plan))
+    wait(made := start(plan))
     assert made.run.path == home.jobs / "it"
     assert made.run.log(0, 1).read_text() == "1234 1\n"
     with pytest.raises(Taken, match="a job named it has its files in"):
         make_plan(home, this_machine(home, 0), order(working_dir=str(tmp_path)))
     with pytest.raises(Taken):  # it was planned before there was the other one
-        make.make(plan)
+        start(plan)
     home.remove(made.run)
     assert everything(tmp_path / "home" / "jobs" if not is_remote else home.jobs) == []
 
@@ -76,12 +84,11 @@ def test_code_from_a_stream_and_from_another_job(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     here, place = this_machine(home, 0), tmp_path / "new" / "place"
     asked = {"code": {"mode": "snapshot"}, "working_dir": str(place)}
-    code = unpacked(archive("open('left', 'w').close()"), {"mode": "snapshot", "source": "/there"})
-    wait(make.make(make_plan(home, here, order(**asked)), code))
+    wait(start(make_plan(home, here, order(**asked)), archive("open('left', 'w').close()")))
     assert (place / "code" / "it" / "left").exists()
     assert is_for_code(str(place / "code")), "snapshots leave it out, and git does not look into it"
     again = make_plan(home, here, order(**{**asked, "name": "again", "resume_from": "it"}))
-    wait(made := make.make(again))
+    wait(made := start(again))
     assert (place / "code" / "again" / "left").exists()
     assert (read_json(made.run.job) or {})["code"]["source"] == "/there"
     for name in ("it", "again"):
@@ -100,7 +107,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path, working_dir: str, text: str) -
     before = everything(tmp_path)
     code = archive(text, "other.py") if text else io.BytesIO(b"\1" * 600)  # without the script, or no archive
     with pytest.raises((Refused, tarfile.TarError)) as caught:
-        make.make(plan, unpacked(code, {"mode": "snapshot", "source": "/there"}))
+        start(plan, code)
     assert not text or str(caught.value).startswith("no script train.py in the copy of /there")
     assert everything(tmp_path) == before
 
@@ -130,7 +137,7 @@ class Growing:
         self.order = replace(asked, token="secret", hosts=("first",))
         self.order = replace(self.order, job={**self.order.job, **address, "node_rank": 0, "detached": True})
         self.home, self.other_home = Home(folder / "first"), Home(folder / "other")
-        self.first = make.make(make_plan(self.home, this_machine(self.home, 0), self.order))
+        self.first = start(make_plan(self.home, this_machine(self.home, 0), self.order))
         self.started = [self.first]
         eventually(lambda: self.state(self.first) == ("RUNNING", 0, 1), "it runs")
 
@@ -142,7 +149,7 @@ class Growing:
             if make.is_back(self.other_home, asked):
                 made = make.restart_part(self.other_home, asked, theirs)
             else:
-                made = make.make(make_plan(self.other_home, this_machine(self.other_home, 0), asked), None, theirs)
+                made = start(make_plan(self.other_home, this_machine(self.other_home, 0), asked), None, theirs)
         self.started.append(made)
         for word in words:
             lifeline.send(word)

@@ -91,7 +91,8 @@ class Local(Backend):
         from .start import start
 
         report = start(prepared, progress).report
-        return Job.from_record(fold(report["job"], [report["part"]]))
+        record = fold(report["job"], [report["part"]])
+        return Job.from_record(record)
 
     def run(self, prepared: Prepared, progress: ProgressReporter, shown: Shown) -> LocalRun:
         """Start a job in the foreground: it ends with this process.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.backends import moving
 from paceline.backends.base import Prepared
 from paceline.backends.refusals import refusals
-from paceline.backends.submission import as_planned, checked, kept_warm, shown_name, source_of
+from paceline.backends.submission import checked, kept_warm
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder
 from paceline.node.planning import fitting
@@ -74,47 +74,38 @@ def prepared(spec: JobSpec, *, detached: bool, left: Left | None = None) -> Loca
     Raises:
         UserError: it cannot run here, or its name is taken.
     """
-    spec = kept_warm(checked(spec, detached=detached))
-    here_home = home()
-    if spec.resume_from is not None and left is None and not is_job(here_home.jobs / spec.resume_from):
+    brought = None if left is None else Brought(**moving.brought(spec, left))
+    spec = kept_warm(spec)
+    spec, name, source = checked(spec, detached=detached)
+    job, own = {**spec.for_node(), "name": name}, home()
+    data: list[dict[str, Any]] = []
+    if spec.data:
+        from paceline.backends.volumes import find
+        from paceline.job.settings import load
+
+        data = find(spec.data, load(), str(own.root), str(source or spec.working_dir))
+    terminal: dict[str, str] = {}
+    if not detached:
+        from paceline.backends.foreground import terminal_size  # brings along what follows a job
+
+        terminal = terminal_size()
+    if spec.resume_from is not None and left is None and not is_job(own.jobs / spec.resume_from):
         raise UserError(f"no job {spec.resume_from!r} to resume from; see paceline list -A")
-    order = Order(
-        {**spec.for_node(), "name": shown_name(spec)},
-        data=_sources(spec, here_home),
-        source=source_of(spec) if left is None else None,  # the old job's code is elsewhere
-        terminal={} if detached else _terminal(),
-        brought=None if left is None else Brought(**moving.brought(spec, left)),
-    )
-    with writing(spec), refusals():
-        plan = make_plan(here_home, here(), order)
-    complete = as_planned(type(spec), plan.shown())
+    order = Order(job, data, source=source, terminal=terminal, brought=brought)
+    with writing(spec.log_dir), refusals():
+        plan = make_plan(own, here(), order)
+    complete = spec.planned(plan.shown())
     return LocalPrepared(complete, (), int(complete.ranks), spec.nodes != 1, asked=spec, plan=plan, left=left)
 
 
-def _terminal() -> dict[str, str]:
-    from paceline.backends.foreground import terminal_size  # brings along what follows a job
-
-    return terminal_size()
-
-
-def _sources(spec: JobSpec, home: Home) -> list[dict[str, Any]]:
-    """Its volumes, and whether it finds them where it wants them."""
-    if not spec.data:
-        return []
-    from paceline.backends.volumes import find
-    from paceline.job.settings import load
-
-    return find(spec.data, load(), str(home.root), str(source_of(spec) or spec.working_dir))
-
-
 @contextlib.contextmanager
-def writing(spec: JobSpec) -> Iterator[None]:
+def writing(log_dir: str | None) -> Iterator[None]:
     """Raise errors of writing a run directory as `UserError`.
 
     Raises:
         UserError: it cannot be written.
     """
-    path, flag = (spec.log_dir, "--log-dir") if spec.log_dir else (jobs_folder(), "PACELINE_HOME")
+    path, flag = (log_dir, "--log-dir") if log_dir else (jobs_folder(), "PACELINE_HOME")
     try:
         yield
     except (FileExistsError, NotADirectoryError):

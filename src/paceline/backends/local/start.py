@@ -7,26 +7,26 @@ import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.backends import moving
 from paceline.backends.refusals import refusals
-from paceline.backends.submission import NameTaken, fetched, start_named
+from paceline.backends.submission import fetched, names
 from paceline.contract.values import join_address
 from paceline.job.paths import jobs_folder, make_private
 from paceline.node.store import make
-from paceline.node.store.code_copy import unpacked
+from paceline.node.store.code_copy import unpack
+from paceline.node.store.code_folder import building
 from paceline.node.store.plan import Taken, has_checkpoint
 
 from .prepare import LocalPrepared, writing
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping
+    from collections.abc import Iterator
 
     from paceline.backends.base import Prepared, ProgressReporter
     from paceline.job.spec import JobSpec
-    from paceline.node.store.code_copy import Code
 
 
 def start(
@@ -51,9 +51,6 @@ def start(
     """
     assert isinstance(prepared, LocalPrepared)
     spec, plan = prepared.asked, prepared.plan
-    if stdin is not None:
-        reader = (stdin, f"/proc/{os.getpid()}/fd/0")  # the job ends with this process
-        plan = replace(plan, order=replace(plan.order, stdin=reader), node=replace(plan.node, stdin=reader))
     make_private(jobs_folder().parent)
     _warn_of_no_token(spec, progress)
     if plan.order.data:
@@ -61,49 +58,53 @@ def start(
 
         for line in notes(plan.order.data):
             progress.say(line)
-
-    with contextlib.ExitStack() as stack:
-        bring, checkpoint = _sources(prepared, progress, stack)
-
-        def start_as(name: str) -> make.Made:
+    reader = None if stdin is None else (stdin, f"/proc/{os.getpid()}/fd/0")  # the job ends with this process
+    plan = replace(plan, order=replace(plan.order, split=split, stdin=reader))
+    with _moved(prepared, progress) as moved, writing(spec.log_dir), refusals():
+        for name in names(spec):
             try:
-                if checkpoint is not None:
-                    checkpoint.seek(0)
-                named = plan.named(name, lambda _: split)
+                named = plan.named(name)
                 if spec.code is not None and spec.resume_from is not None:
                     progress(f"copying {spec.resume_from}", 0, None)
-                return make.make(named, bring, lifeline, checkpoint)
-            except Taken as taken:
-                raise NameTaken(str(taken)) from None
+                with make.making(named) as new:
+                    code = moved.code
+                    if new.code is not None and moved.archive is not None:
+                        with moved.archive.open("rb") as archive:
+                            unpack(archive, new.code)
+                    elif new.code is not None:
+                        with building(new.code) as folder:
+                            code = fetched(spec, folder, progress)
+                    with moved.checkpoint.open("rb") if moved.checkpoint else contextlib.nullcontext() as checkpoint:
+                        return new.start(code, lifeline, checkpoint)
+            except Taken as error:
+                taken = error
+        raise taken
 
-        with writing(spec), refusals():
-            return start_named(spec, start_as)
+
+class _Moved(NamedTuple):
+    """What a job gets of one on another target: the record of its code, and archives of that and of its checkpoint."""
+
+    code: dict[str, Any] | None = None
+    archive: Path | None = None
+    checkpoint: Path | None = None
 
 
-def _sources(
-    prepared: LocalPrepared, progress: ProgressReporter, stack: contextlib.ExitStack
-) -> tuple[Code, IO[bytes] | None]:
-    """What brings the code, and the archive of the checkpoint that comes from another target."""
+@contextlib.contextmanager
+def _moved(prepared: LocalPrepared, progress: ProgressReporter) -> Iterator[_Moved]:
+    """Get what the job goes on with, if that is on another target; the archives are here until the end of the block."""
     left, order = prepared.left, prepared.plan.order
     if left is None:
-        return lambda folder: fetched(prepared.asked, folder, progress), None
+        yield _Moved()
+        return
     for line in moving.notes(prepared.asked, left):
         progress.say(line)
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    code, checkpoint = folder / "code.tar", folder / "checkpoint.tar"
-    record = moving.fetched_code(left, code, progress)
-    if order.brought is None or not order.brought.into or has_checkpoint(order, Path(order.job["working_dir"])):
-        return _unpacked(code, record), None
-    moving.fetched_checkpoint(left, checkpoint, progress)
-    return _unpacked(code, record), stack.enter_context(checkpoint.open("rb"))
-
-
-def _unpacked(archive: Path, record: Mapping[str, Any] | None) -> Code:
-    def unpack(destination: Path) -> dict[str, Any]:
-        with archive.open("rb") as file:
-            return unpacked(file, record or {})(destination)
-
-    return unpack
+    with tempfile.TemporaryDirectory() as folder:
+        archive, checkpoint = Path(folder, "code.tar"), Path(folder, "checkpoint.tar")
+        code = moving.fetched_code(left, archive, progress)
+        is_needed = order.brought is not None and order.brought.into != ""
+        if is_needed and not has_checkpoint(order, Path(order.job["working_dir"])):
+            moving.fetched_checkpoint(left, checkpoint, progress)
+        yield _Moved(code, archive, checkpoint if checkpoint.exists() else None)
 
 
 def _warn_of_no_token(spec: JobSpec, progress: ProgressReporter) -> None:

@@ -8,7 +8,6 @@ import json
 import os
 import secrets
 import shutil
-import tarfile
 import tempfile
 import uuid
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.backends.base import MOST_RANKS, Prepared
 from paceline.backends.foreground import terminal_size
-from paceline.backends.submission import NameTaken, checked, fetched, shown_name, start_named
+from paceline.backends.submission import NameTaken, check_script, checked, names, packed, volumes_of
 from paceline.job.errors import UserError
 from paceline.node.ranks.placement import CHOSEN
 
@@ -143,14 +142,15 @@ def prepare(
         _refuse_with_array(spec, options, detached=detached)
     if allocation is not None:
         _refuse_in(allocation, spec)
-    spec = checked(spec, detached=detached).model_copy(update={"backend": target})
+    spec, name, source = checked(spec, detached=detached)
+    check_script(spec, source)
+    spec = spec.model_copy(update={"backend": target})
     folder = spec.working_dir
     if options.ssh is None and not folder.startswith("~") and (spec.code is None or folder != "."):
         spec = spec.model_copy(update={"working_dir": os.path.normpath(Path.cwd() / folder)})
-    name = shown_name(spec)
     request: dict[str, Any] = {
         "job": {**spec.for_node(), "name": name},
-        "data": _sources(spec),
+        "data": volumes_of(spec),
         "job_id": CHOSEN,
         "terminal": {} if detached else terminal_size(),
         "target": target,
@@ -250,16 +250,6 @@ def _container(spec: JobSpec, options: Options) -> dict[str, str] | None:
     return {"program": program, "image": os.path.abspath(image) if is_path else image}
 
 
-def _sources(spec: JobSpec) -> list[dict[str, Any]]:
-    """The paths of the job's volumes on the nodes, from the settings."""
-    if not spec.data:
-        return []
-    from paceline.backends.volumes import sources
-    from paceline.job.settings import load
-
-    return sources(spec.data, load())
-
-
 def start(prepared: SlurmPrepared, progress: ProgressReporter, shown: Shown | None = None) -> tuple[Opened, Answer]:
     """Submit a job; returns the open connection, which follows the job if `shown` says so, and its record.
 
@@ -276,16 +266,12 @@ def start(prepared: SlurmPrepared, progress: ProgressReporter, shown: Shown | No
         stack.enter_context(opened)
         archive, record = None, None
         if spec.code is not None and spec.resume_from is None:
-            record = fetched(spec, Path(folder, "code"), progress)
             archive = Path(folder, "code.tar")
-            with tarfile.open(archive, "w") as tar:
-                tar.add(Path(folder, "code"), arcname=".")
-
-        first = [opened]
-
-        def start_as(name: str) -> tuple[Opened, Answer]:
+            with archive.open("wb") as file:
+                record = packed(spec, file, progress)
+        to: Opened | None = opened
+        for name in names(spec):
             progress(f"submitting {name}", 0, None)
-            to = first.pop() if first else stack.enter_context(opened.again(name))
             order = {
                 "job": {**prepared.job, "name": name},
                 "job_id": uuid.uuid4().hex,
@@ -295,8 +281,11 @@ def start(prepared: SlurmPrepared, progress: ProgressReporter, shown: Shown | No
                 "bytes": archive.stat().st_size if archive is not None else 0,
                 "shown": shown and dataclasses.asdict(shown),
             }
-            return to, to.order(order, archive)
-
-        found = start_named(spec, start_as)
-        stack.pop_all()
-        return found
+            try:
+                to = to or stack.enter_context(opened.again(name))
+                answer = to.order(order, archive)
+                stack.pop_all()
+                return to, answer
+            except NameTaken as error:
+                to, taken = None, error
+        raise taken

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import secrets
 import shutil
-import tarfile
 import tempfile
 import uuid
 from pathlib import Path
@@ -14,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.backends import moving
 from paceline.backends.foreground import terminal_size
-from paceline.backends.submission import NameTaken, as_planned, checked, fetched, kept_warm, shown_name, start_named
+from paceline.backends.submission import NameTaken, check_script, checked, kept_warm, names, packed, volumes_of
 from paceline.job.errors import UserError
+from paceline.job.spec import JobSpec
 from paceline.node.ranks.placement import CHOSEN, PORT
 
 from .parts import Parts
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from paceline.backends.base import Left, ProgressReporter
     from paceline.backends.foreground import Shown
     from paceline.backends.remote.connection import Answer, Body, Host, Input, Request
-    from paceline.job.spec import JobSpec
 
     from .jobs import RemoteJobs
     from .target import Hosts
@@ -61,7 +60,7 @@ class RemoteStart:
         self._brought = None if left is None else moving.brought(spec, left)
         self.spec = self._asked(spec, detached)
         self._terminal = {} if detached else terminal_size()
-        self._data = self._sources()
+        self._data = volumes_of(self.spec)
         looks = self._preflight()
         self._taken = {name: host for host, look in looks.items() for name in look["names"]}
         self._check_name(self.spec.name)
@@ -82,7 +81,10 @@ class RemoteStart:
         folder = spec.working_dir
         if not folder.startswith("~") and (spec.code is None or folder != "."):
             folder = os.path.normpath(Path.cwd() / folder)
-        return kept_warm(checked(spec, detached=detached)).model_copy(update={"backend": target, "working_dir": folder})
+        spec = kept_warm(spec)
+        spec, self._shown_name, source = checked(spec, detached=detached)
+        check_script(spec, source)
+        return spec.model_copy(update={"backend": target, "working_dir": folder})
 
     def plan(self) -> dict[str, Any]:
         """The complete job, and the variables of its ranks on the hosts.
@@ -92,7 +94,7 @@ class RemoteStart:
         """
         spec, hosts = self.spec, self._chosen
         common = {
-            **self._common(shown_name(spec)),
+            **self._common(self._shown_name),
             "do": "plan",
             "job_id": None,
             "token": None if spec.node_range[1] == 1 else CHOSEN,
@@ -115,7 +117,7 @@ class RemoteStart:
         asked = spec.for_node()
         same = {name: asked[name] for name in ("nodes", "ranks", "node_rank", "main_address", "main_port")}
         return {
-            "job": as_planned(type(spec), {**answers[0]["job"], **same}).model_dump(mode="json"),
+            "job": JobSpec.planned({**answers[0]["job"], **same}).model_dump(mode="json"),
             "ranks": [rank for answer in answers for rank in answer["ranks"]],
         }
 
@@ -133,35 +135,34 @@ class RemoteStart:
         for line in self.notes:
             progress.say(line)
         with tempfile.TemporaryDirectory() as folder:
-            code, archive, record = Path(folder, "code"), Path(folder, "code.tar"), None
-            checkpoint = Path(folder, "checkpoint.tar")
+            archive, checkpoint, record = Path(folder, "code.tar"), Path(folder, "checkpoint.tar"), None
             if self._left is not None:
                 record = moving.fetched_code(self._left, archive, progress)
                 if self._sends_checkpoint:
                     moving.fetched_checkpoint(self._left, checkpoint, progress)
             elif spec.code is not None and spec.resume_from is None:
-                record = fetched(spec, code, progress)
-                with tarfile.open(archive, "w") as tar:
-                    tar.add(code, arcname=".")
-
-            def start_as(name: str) -> Parts:
-                self._check_name(name)
-                progress(f"starting {name}", 0, None)
-                common = {
-                    **self._common(name),
-                    "do": "start",
-                    "code": record,
-                    "bytes": _size(archive),
-                    "shown": shown and dataclasses.asdict(shown),
-                    "job_id": uuid.uuid4().hex,
-                    "token": secrets.token_hex(16) if spec.node_range[1] > 1 else None,
-                    "secrets": {name: os.environ[name] for name in spec.secrets},
-                }
-                if self._brought is not None:
-                    common["brought"] = {**self._brought, "bytes": _size(checkpoint)}
-                return self._start(name, common, archive, checkpoint)
-
-            return start_named(spec, start_as)
+                with archive.open("wb") as file:
+                    record = packed(spec, file, progress)
+            for name in names(spec):
+                try:
+                    self._check_name(name)
+                    progress(f"starting {name}", 0, None)
+                    common = {
+                        **self._common(name),
+                        "do": "start",
+                        "code": record,
+                        "bytes": _size(archive),
+                        "shown": shown and dataclasses.asdict(shown),
+                        "job_id": uuid.uuid4().hex,
+                        "token": secrets.token_hex(16) if spec.node_range[1] > 1 else None,
+                        "secrets": {name: os.environ[name] for name in spec.secrets},
+                    }
+                    if self._brought is not None:
+                        common["brought"] = {**self._brought, "bytes": _size(checkpoint)}
+                    return self._start(name, common, archive, checkpoint)
+                except NameTaken as error:
+                    taken = error
+            raise taken
 
     def _check_name(self, name: str) -> None:
         """Check that no host has a job of this name.
@@ -222,15 +223,6 @@ class RemoteStart:
         if brought and host != self._chosen[0]:  # the ranks give it to the other hosts
             brought = {**brought, "bytes": 0}
         return {**common, "job": job, "slots": host.slots, "reconnect": host.reconnect, "brought": brought}
-
-    def _sources(self) -> list[dict[str, Any]]:
-        """The paths of the job's volumes on the hosts, from the settings."""
-        if not self.spec.data:
-            return []
-        from paceline.backends.volumes import sources
-        from paceline.job.settings import load
-
-        return sources(self.spec.data, load())
 
     def _preflight(self) -> dict[Host, Answer]:
         """Check all hosts and choose those for the job; returns the answers.

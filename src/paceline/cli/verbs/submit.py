@@ -78,7 +78,8 @@ def dry_run(spec: JobSpec, there: Backend, *, detached: bool = True) -> int:
 
 def detached(spec: JobSpec, there: Backend, *, verbose: bool = False) -> int:
     """Start the job, and say what to type next."""
-    return started(there.prepare(spec), there, verbose=verbose)
+    prepared = there.prepare(spec)
+    return started(prepared, there, verbose=verbose)
 
 
 def started(prepared: Prepared, there: Backend, *, verbose: bool = False) -> int:

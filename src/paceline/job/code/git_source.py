@@ -49,7 +49,8 @@ def check(source: str) -> None:
 
 
 def resolve(source: str, folder: Path) -> Source:
-    """Split a source into repository and ref; a local repository must exist."""
+    """Split a source into repository and ref; a local repository must exist. See `check`."""
+    remote = _remote(source)
     path, is_url = os.path.expanduser(source), False
     if re.match(r"file://", source, re.IGNORECASE):
         path, is_url = source[7:].removeprefix("localhost"), True
@@ -59,7 +60,6 @@ def resolve(source: str, folder: Path) -> Source:
         if path[:end] and os.path.exists(candidate):
             ref = _valid_ref(path[end + 1 :], source) if end < len(path) else None
             return Source(str(candidate), ref, is_local=True)
-    remote = _remote(source)
     if remote is not None:
         return remote
     hint = "check the path"

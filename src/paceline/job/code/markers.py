@@ -10,17 +10,9 @@ from paceline.contract.code_folder import GITIGNORE
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder
 
-# Beside `code/train` lies the file `code/.train.paceline`, which says that paceline made that folder; while the code is
-# being brought, it lies in `code/.train.paceline.1a2b3c4d`, beside a file that says the same of that one.
+# Beside `code/train` is `code/.train.paceline`, which says that paceline made that folder; while the code is being
+# copied, it is in `code/.train.paceline.1a2b3c4d`.
 _OURS = re.compile(r"\..+\.paceline(\.[0-9a-f]{8})?", re.DOTALL)
-
-
-def write_gitignore(folder: Path) -> Path:
-    """Make git ignore a folder that only paceline uses."""
-    path = folder / ".gitignore"
-    with path.open("xb") as file:
-        file.write(GITIGNORE)
-    return path
 
 
 def is_for_code(folder: str) -> bool:
@@ -29,16 +21,6 @@ def is_for_code(folder: str) -> bool:
         return Path(folder, ".gitignore").read_bytes() == GITIGNORE
     except OSError:
         return False
-
-
-def marker_of(destination: Path) -> Path:
-    """The marker file that says that the folder beside it is a job's code."""
-    return destination.with_name(f".{destination.name}.paceline")
-
-
-def building_name(name: str, suffix: str) -> str:
-    """The name of a folder while `name` is built in it; `suffix` is eight hexadecimal digits."""
-    return f".{name}.paceline.{suffix}"
 
 
 def is_our_name(name: str) -> bool:

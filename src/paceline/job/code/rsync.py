@@ -48,8 +48,9 @@ def find(source: str, folder: Path) -> Path | None:
     """The folder on this machine that is to be copied, None for one on another machine.
 
     Raises:
-        UserError: it is not there, or is no folder.
+        UserError: it is not there, or is no folder; or see `check`.
     """
+    check(source)
     if ":" in source.partition("/")[0] and not os.path.exists(folder / source):
         return None
     return existing_folder(source, folder)

@@ -7,26 +7,22 @@ signals, and ends with the job's exit code.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.node.errors import Refused
 from paceline.node.files import load_json
 from paceline.node.store import make
-from paceline.node.store.code_copy import taken, unpacked
+from paceline.node.store.code_copy import take, unpack
 from paceline.node.store.home import Home
 from paceline.node.store.plan import Order, Plan, make_plan, this_machine
 
 from .start import order_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import NoReturn
-
-    from paceline.node.store.code_copy import Code
 
     from .protocol import BatchRequest
 
@@ -87,9 +83,8 @@ def _run(request: BatchRequest, folder: Path) -> NoReturn:
     order = order_of(home, request)
     if make.is_back(home, order):
         make.become_again(home, order)
-    plan = plan_of(home, request, order)
-    with code_of(request, folder) as code:
-        make.become(plan, code)
+    with make.making(plan_of(home, request, order)) as new:
+        new.become(code_at(new.code, request, folder))
 
 
 def home_of(request: BatchRequest) -> Home:
@@ -107,19 +102,24 @@ def plan_of(home: Home, request: BatchRequest, order: Order) -> Plan:
     return make_plan(home, this_machine(home, request["slots"], is_scheduled=True), order)
 
 
-@contextlib.contextmanager
-def code_of(request: BatchRequest, folder: Path) -> Iterator[Code | None]:
-    """The job's own code, from an archive or a folder beside the request; None if it has none.
+def code_at(destination: Path | None, request: BatchRequest, folder: Path) -> dict[str, Any] | None:
+    """Put the job's own code there, from an archive or a folder beside the request; returns the record of it.
+
+    Args:
+        destination: the place; None if the job has no code of its own.
+        request: the request.
+        folder: of the request.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read or written.
     """
+    if destination is None:
+        return None
+    record = dict(request["code"] or {})
     if cloned := request.get("cloned"):
-        commit = (folder / "commit").read_text().strip()
-        yield taken(folder / cloned, {**(request["code"] or {}), "commit": commit})
-        return
-    if request["archive"] is None:
-        yield None
-        return
-    with open(folder / request["archive"], "rb") as archive:
-        yield unpacked(archive, request["code"] or {})
+        record["commit"] = (folder / "commit").read_text().strip()
+        take(folder / cloned, destination)
+    else:
+        with open(folder / (request["archive"] or ""), "rb") as archive:
+            unpack(archive, destination)
+    return record

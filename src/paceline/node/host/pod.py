@@ -28,7 +28,7 @@ from paceline.node.signals import HANDLED, call_on
 from paceline.node.store import make, records
 
 from . import late
-from .batch import code_of, home_of, plan_of, read
+from .batch import code_at, home_of, plan_of, read
 from .kept_log import KeptLog
 from .start import order_of
 
@@ -74,10 +74,9 @@ def main(file: str, message: str) -> int:
         request = read(path)
         home = home_of(request)
         order = order_of(home, request)
-        plan = plan_of(home, request, order)
         lifeline, theirs = socket.socketpair()
-        with theirs, code_of(request, path.parent) as code:
-            made = make.make(plan, code, theirs)
+        with theirs, make.making(plan_of(home, request, order)) as new:
+            made = new.start(code_at(new.code, request, path.parent), theirs)
             with contextlib.suppress(OSError):  # it has ended already
                 lifeline.send(TOGETHER)
     except Refused as error:

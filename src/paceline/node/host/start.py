@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import threading
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.node.files import is_disk_full
@@ -14,7 +13,7 @@ from paceline.node.lifeline import ALL_STARTED, DOUBT_SECONDS, IN_DOUBT, KEPT
 from paceline.node.logs.live import STREAM_BITS, Event, Output, answer_of, updates
 from paceline.node.machine import volumes
 from paceline.node.store import make, records
-from paceline.node.store.code_copy import unpacked
+from paceline.node.store.code_copy import unpack
 from paceline.node.store.plan import Brought, Order, Taken, make_plan, this_machine
 
 from .held import HeldClient
@@ -108,7 +107,7 @@ def order_of(home: Home, request: Part) -> Order:
         job_id=request["job_id"],
         hosts=tuple(request["hosts"]),
         joins=request["joins"],
-        split=partial(_split, request["shown"]),
+        split=tuple(request["shown"]["split"]) if request["shown"] else (),
         terminal=request["terminal"],
         secrets=request["secrets"],
         token=request["token"],
@@ -137,14 +136,10 @@ def _make(home: Home, request: StartRequest, lifeline: socket.socket) -> make.Ma
     if make.is_back(home, order):
         archive.skip()
         return make.restart_part(home, order, lifeline)
-    plan = make_plan(home, this_machine(home, request["slots"]), order)
-    checkpoint = Bytes(size, "the checkpoint") if size else None
-    return make.make(plan, unpacked(archive, request["code"] or {}), lifeline, checkpoint)
-
-
-def _split(shown: Mapping[str, Any] | None, job: dict[str, Any]) -> tuple[int, ...]:
-    """The local ranks whose stderr has a file of its own."""
-    return () if shown is None else tuple(rank for rank in shown["split"] if rank < job["ranks"])
+    with make.making(make_plan(home, this_machine(home, request["slots"]), order)) as new:
+        if new.code is not None:
+            unpack(archive, new.code)
+        return new.start(request["code"], lifeline, Bytes(size, "the checkpoint") if size else None)
 
 
 def _has_begun(run: RunDirectory, lifeline: socket.socket, begin: int) -> bool:

@@ -1,4 +1,7 @@
-"""The code of a new job: from an archive, or a copy of another job's."""
+"""Puts the code of a new job at a path: from an archive, from a folder, or as a copy of another job's.
+
+The path does not exist yet. Afterwards it has all of the code, or there is nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Protocol
 
-    # Puts a job's code at a path that does not exist yet, completely or not at all, and notes that it has made it
-    # (`code_folder.record_made`); returns the record of the code.
-    Code = Callable[[Path], dict[str, Any]]
-
     class Readable(Protocol):
         """A stream of bytes."""
 
@@ -26,48 +25,23 @@ if TYPE_CHECKING:
             """The next bytes, at most `size`; b"" at the end."""
 
 
-def unpacked(archive: Readable, record: Mapping[str, Any]) -> Code:
-    """Code from an archive (tar).
+def unpack(archive: Readable, destination: Path) -> None:
+    """Unpack an archive (tar), which is read as a stream, to its end."""
+    import tarfile
 
-    Args:
-        archive: the archive; it is read as a stream, to its end.
-        record: the record of the code.
-    """
-
-    def unpack(destination: Path) -> dict[str, Any]:
-        import tarfile
-
-        with code_folder.building(destination) as building:
-            with tarfile.open(fileobj=archive, mode="r|") as tar:  # type: ignore[call-overload]  # it has all that is used
-                tar.extraction_filter = lambda member, _: member  # the user's own code, with all its links
-                tar.extractall(building)
-            while archive.read(1 << 16):
-                pass
-        return dict(record)
-
-    return unpack
+    with code_folder.building(destination) as building:
+        with tarfile.open(fileobj=archive, mode="r|") as tar:  # type: ignore[call-overload]  # it has all that is used
+            tar.extraction_filter = lambda member, _: member  # the user's own code, with all its links
+            tar.extractall(building)
+        while archive.read(1 << 16):
+            pass
 
 
-def taken(folder: Path, record: Mapping[str, Any]) -> Code:
-    """Code that is in a folder, which is removed afterwards as far as this user may.
-
-    Args:
-        folder: the folder.
-        record: the record of the code.
-    """
-
-    def take(destination: Path) -> dict[str, Any]:
-        with code_folder.building(destination) as building:
-            shutil.copytree(folder, building, symlinks=True, dirs_exist_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
-        return dict(record)
-
-    return take
-
-
-def linked(code: Mapping[str, Any]) -> Code:
-    """The code of another job in folders of its own, with the same files: each may be removed without the other."""
-    return copy_of(code, copy=link)
+def take(folder: Path, destination: Path) -> None:
+    """Copy a folder, and remove it afterwards as far as this user may."""
+    with code_folder.building(destination) as building:
+        shutil.copytree(folder, building, symlinks=True, dirs_exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def link(source: str, target: str) -> None:
@@ -80,26 +54,26 @@ def link(source: str, target: str) -> None:
 
 def copy_of(
     code: Mapping[str, Any],
+    destination: Path,
     without: Callable[[str, list[str]], list[str]] | None = None,
     copy: Callable[[str, str], object] = shutil.copy2,
-) -> Code:
-    """The code of another job in its current state, with the files that the job wrote there.
+) -> None:
+    """Copy the code of another job in its current state, with the files that the job wrote there.
 
     Args:
         code: the record of that code, with its `path`.
+        destination: where the copy goes.
         without: which names of a folder to leave out.
-        copy: copies a file.
+        copy: copies a file; with `link`, the copies share their files, and each may be removed without the other.
+
+    Raises:
+        Refused: it cannot be copied.
     """
-
-    def copy_all(destination: Path) -> dict[str, Any]:
-        with code_folder.building(destination) as building:
-            try:
-                shutil.copytree(
-                    code["path"], building, symlinks=True, dirs_exist_ok=True, ignore=without, copy_function=copy
-                )
-            except shutil.Error as error:
-                source, _, why = error.args[0][0]
-                raise Refused(f"cannot copy {source}: {why}; submit the job again") from None
-        return dict(code)
-
-    return copy_all
+    with code_folder.building(destination) as building:
+        try:
+            shutil.copytree(
+                code["path"], building, symlinks=True, dirs_exist_ok=True, ignore=without, copy_function=copy
+            )
+        except shutil.Error as error:
+            source, _, why = error.args[0][0]
+            raise Refused(f"cannot copy {source}: {why}; submit the job again") from None

@@ -15,6 +15,7 @@ import os
 import secrets
 import shutil
 import socket
+import time
 from typing import TYPE_CHECKING
 
 from paceline.contract.code_folder import GITIGNORE
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+_ABANDONED = 86400.0  # seconds after which no process is building a folder any more
 _MADE = "made"  # beside the folders of jobs, whose names are identifiers
 
 
@@ -142,6 +144,10 @@ def claimed(destination: Path, job_id: str) -> Iterator[None]:
 @contextlib.contextmanager
 def building(destination: Path) -> Iterator[Path]:
     """A folder that becomes `destination` at the end of the block, unless another machine was faster."""
+    for killed in destination.parent.glob(".*.paceline.????????"):
+        with contextlib.suppress(OSError):
+            if time.time() - killed.lstat().st_mtime > _ABANDONED:
+                shutil.rmtree(killed)
     new = _hidden(destination)
     new.mkdir(mode=0o700, parents=True)
     try:
@@ -155,18 +161,10 @@ def building(destination: Path) -> Iterator[Path]:
             if not destination.is_dir():
                 raise
         else:
-            record_made(destination, inode)
+            with contextlib.suppress(OSError):  # a destination in a job's own folder, which nobody claims, has no marks
+                (_marks(destination) / _MADE).write_text(str(inode))  # so that `discard` may remove it
     finally:
         shutil.rmtree(new, ignore_errors=True)
-
-
-def record_made(destination: Path, inode: int) -> None:
-    """Note that the folder with this inode was made at `destination`, so that `discard` may remove it.
-
-    A destination in a job's own folder, which nobody claims, needs no note.
-    """
-    with contextlib.suppress(OSError):
-        (_marks(destination) / _MADE).write_text(str(inode))
 
 
 def is_claimed(destination: Path, job_id: str) -> bool:

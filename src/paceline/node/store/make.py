@@ -1,8 +1,8 @@
 """Makes a job on the machine that this process runs on, and starts its agent. Every job is made here.
 
 A client on this machine calls it directly, a client elsewhere over a connection (`node/host/start.py`). `make_plan`
-(`plan`) completes the job and refuses what cannot work; it writes nothing. `make` copies the code, writes the run
-directory and starts the agent.
+(`plan`) completes the job and refuses what cannot work; it writes nothing. `making` makes the job's folder; the caller
+puts the code there; `New.start` completes the folder and starts the agent.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .plan import Taken, agent_variables, completed, node_of, places
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from typing import NoReturn
 
     from paceline.node.journal.fold import Report
 
     from . import moving
-    from .code_copy import Code, Readable
+    from .code_copy import Readable
     from .home import Home
     from .plan import Order, Plan
 
@@ -63,41 +63,18 @@ class Made(NamedTuple):
     before: bytes | None = None
 
 
-def make(
-    plan: Plan,
-    code: Code | None = None,
-    lifeline: socket.socket | None = None,
-    checkpoint: Readable | None = None,
-) -> Made:
-    """Make a job, and start its agent. If this fails, nothing is left.
+@contextlib.contextmanager
+def making(plan: Plan) -> Iterator[New]:
+    """A job that is being made: its folder is there, under a hidden name, with its lock held.
 
-    Args:
-        plan: see `make_plan`.
-        code: copies the job's code; None for a job without code of its own, or with that of the job that it resumes.
-        lifeline: the job ends when the other end of this closes; None for one that outlives its client.
-        checkpoint: the archive that `moving.write_checkpoint` wrote elsewhere; None if none comes with the job.
+    If the block fails before the job has its name, nothing is left.
 
     Raises:
         Refused: it cannot run here.
         Taken: its name was taken meanwhile.
         OSError: it cannot be written.
     """
-    with _written(plan, code, checkpoint) as (staging, node, placed):
-        return _start(plan.home, plan.order, staging, node, lifeline)._replace(placed=placed)
-
-
-def become(plan: Plan, code: Code | None = None) -> NoReturn:
-    """Make a job, and become its agent. If this fails, nothing is left. See `make`."""
-    with _written(plan, code) as (staging, node, _):
-        lifecycle.become_agent(staging, node.python, _environment(plan.home, plan.order))
-
-
-@contextlib.contextmanager
-def _written(
-    plan: Plan, code: Code | None, checkpoint: Readable | None = None
-) -> Iterator[tuple[Staging, NodeSpec, moving.Placed | None]]:
-    """The run directory of a new job, complete, with its lock held; this node's part; the checkpoints. See `make`."""
-    home, asked, node, resumes = plan.home, plan.asked, plan.node, plan.order.resumes
+    home, asked, resumes = plan.home, plan.asked, plan.order.resumes
     with contextlib.ExitStack() as stack:
         if resumes is not None:
             try:
@@ -106,41 +83,89 @@ def _written(
                 if not home.is_remote or asked["code"] is not None:
                     raise Refused(f"job {resumes} was just deleted; submit the job again") from None
         staging = stack.enter_context(Staging(plan.path, home.jobs if plan.path.parent != home.jobs else None))
-        hidden, job = staging.directory.path, plan.job
+        undo = stack.enter_context(contextlib.ExitStack())
+        code = None
+        if asked["code"] is not None:
+            code, settled = places(asked, staging.directory.path, plan.path)
+            if code == settled:
+                undo.enter_context(code_folder.claimed(code, plan.node.job_id))
+        yield New(plan, staging, undo, code if resumes is None else None)
+
+
+class New:
+    """A job that is being made, see `making`.
+
+    Attributes:
+        code: where its code has to be put before it starts; None if it has none, or goes on with that of another job
+            here.
+    """
+
+    def __init__(self, plan: Plan, staging: Staging, undo: contextlib.ExitStack, code: Path | None) -> None:
+        self.code = code
+        self._plan, self._staging, self._undo = plan, staging, undo
+
+    def start(
+        self,
+        code: Mapping[str, Any] | None = None,
+        lifeline: socket.socket | None = None,
+        checkpoint: Readable | None = None,
+    ) -> Made:
+        """Give the job its name, and start its agent.
+
+        Args:
+            code: the record of the code that was put there.
+            lifeline: the job ends when the other end of this closes; None for one that outlives its client.
+            checkpoint: the archive that `moving.write_checkpoint` wrote elsewhere; None if none comes with the job.
+
+        Raises:
+            Refused, Taken, OSError: see `making`.
+        """
+        node, placed = self._settle(code, checkpoint)
+        return _start(self._plan.home, self._plan.order, self._staging, node, lifeline)._replace(placed=placed)
+
+    def become(self, code: Mapping[str, Any] | None = None) -> NoReturn:
+        """Give the job its name, and become its agent. See `start`."""
+        node, _ = self._settle(code, None)
+        lifecycle.become_agent(self._staging, node.python, _environment(self._plan.home, self._plan.order))
+
+    def _settle(
+        self, code: Mapping[str, Any] | None, checkpoint: Readable | None
+    ) -> tuple[NodeSpec, moving.Placed | None]:
+        """Complete the run directory, and give it its name; returns this node's part, and the checkpoints."""
+        plan, hidden, undo = self._plan, self._staging.directory.path, self._undo
+        home, asked, job, node, resumes = plan.home, plan.asked, plan.job, plan.node, plan.order.resumes
         record: dict[str, Any] = {"data": [dict(source) for source in plan.order.data]}
-        with contextlib.ExitStack() as undo:
-            work = Path(job["working_dir"])
-            if asked["code"] is not None:
-                made, folder = places(asked, hidden, plan.path)
-                if made == folder:
-                    undo.enter_context(code_folder.claimed(folder, node.job_id))
-                if resumes is not None:
-                    code = _code_of(home, resumes, fresh=asked["fresh"])
-                assert code is not None
-                record["code"] = {**code(made), "path": str(folder)}
-                job = completed(asked, plan.here, made, record["code"])
-                node = node_of(home, plan.here, replace(plan.order, job_id=node.job_id), job, folder, code=made)
-                work = made
-            if resumes is not None and not asked["fresh"]:
-                lifecycle.take_checkpoints(home.jobs / resumes, hidden)
-            placed = undo.enter_context(_brought(plan, checkpoint, hidden, work))
-            # The requested job, not the completed one: another time it may be completed differently.
-            spec = {**asked, "devices": job["devices"]}
-            lifecycle.write_down(staging.directory, {**record, "spec": spec, "created": time.time()}, node)
-            undo.enter_context(_registered(home, plan.path))
-            undo.enter_context(_marked_as_used(plan.path, node))
-            try:
-                staging.settle()
-            except FileExistsError:
-                raise Taken(asked["name"], plan.path) from None
-        yield staging, node, placed
+        work = Path(job["working_dir"])
+        if asked["code"] is not None:
+            work, folder = places(asked, hidden, plan.path)
+            if resumes is not None:
+                code = _copied(home, resumes, work, fresh=asked["fresh"])
+            record["code"] = {**(code or {}), "path": str(folder)}
+            job = completed(asked, plan.here, work, record["code"])
+            node = node_of(home, plan.here, replace(plan.order, job_id=node.job_id), job, folder, code=work)
+        if resumes is not None and not asked["fresh"]:
+            lifecycle.take_checkpoints(home.jobs / resumes, hidden)
+        placed = undo.enter_context(_brought(plan, checkpoint, hidden, work))
+        # The requested job, not the completed one: another time it may be completed differently.
+        spec = {**asked, "devices": job["devices"]}
+        lifecycle.write_down(self._staging.directory, {**record, "spec": spec, "created": time.time()}, node)
+        undo.enter_context(_registered(home, plan.path))
+        undo.enter_context(_marked_as_used(plan.path, node))
+        try:
+            self._staging.settle()
+        except FileExistsError:
+            raise Taken(asked["name"], plan.path) from None
+        undo.close()  # it is a job now
+        return node, placed
 
 
-def _code_of(home: Home, resumes: str, *, fresh: bool) -> Code:
-    """Copies the code of a job here, with its checkpoints or without them."""
+def _copied(home: Home, resumes: str, destination: Path, *, fresh: bool) -> Mapping[str, Any]:
+    """Copy the code of a job here, with its checkpoints or without them; returns the record of it."""
     from . import moving
 
-    return copy_of(home.code_of(resumes), moving.own_checkpoints(RunDirectory(home.jobs / resumes)) if fresh else None)
+    code = home.code_of(resumes)
+    copy_of(code, destination, moving.own_checkpoints(RunDirectory(home.jobs / resumes)) if fresh else None)
+    return code
 
 
 @contextlib.contextmanager

@@ -21,12 +21,11 @@ from paceline.node.spec import NodeSpec
 from . import code_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from .home import Home
 
     Job = dict[str, Any]
-    Split = Callable[[Job], "tuple[int, ...]"]
 
 
 SECRET = "<secret>"  # what is shown instead of a secret
@@ -60,7 +59,7 @@ class Order:
         hosts: the nodes' host names as the user gave them, by node rank; empty if unknown.
         joins: whether the job already runs elsewhere.
         first_attempt, current, stop_file, peers: see `NodeSpec`.
-        split: returns the local ranks of the completed job whose stderr has a file of its own.
+        split: the local ranks whose stderr has a file of its own, as far as the job has them.
         stdin: the local rank that has a file as its standard input, and that file.
         source: the folder of which the code will be a copy, if it is known and on this machine: a plan reads it.
         terminal: variables that describe the terminal that shows the ranks.
@@ -78,7 +77,7 @@ class Order:
     current: tuple[str, str] | None = None
     stop_file: str | None = None
     peers: tuple[str, ...] = ()
-    split: Split = lambda _: ()
+    split: tuple[int, ...] = ()
     stdin: tuple[int, str] | None = None
     source: Path | None = None
     terminal: Mapping[str, str] = field(default_factory=dict)
@@ -150,12 +149,8 @@ class Plan:
     path: Path
     is_open: bool
 
-    def named(self, name: str, split: Split) -> Plan:
-        """A copy for a job with another name and identifier.
-
-        Args:
-            name: name of the job.
-            split: see `Order`.
+    def named(self, name: str) -> Plan:
+        """A copy for a job with another name and identifier, and with what else the order says now.
 
         Raises:
             Refused: see `make_plan`.
@@ -164,11 +159,11 @@ class Plan:
         _check_name(self.home, asked, self.order.job_id)
         path, job_id = self.home.folder_of(asked), self.order.job_id or uuid.uuid4().hex
         node = replace(
-            self.node, job=name, job_id=job_id, split_streams=split(job),
+            self.node, job=name, job_id=job_id, split_streams=_split(self.order, job), stdin=self.order.stdin,
             working_dir=str(code_path(asked, path) or self.node.working_dir),
             env={**self.node.env, "PACELINE_JOB_ID": job_id},
         )  # fmt: skip
-        order = replace(self.order, job={**self.order.job, "name": name}, split=split)
+        order = replace(self.order, job={**self.order.job, "name": name})
         return replace(self, order=order, asked=asked, job=job, node=node, path=path)
 
     def shown(self) -> dict[str, Any]:
@@ -352,7 +347,7 @@ def node_of(
 ) -> NodeSpec:
     """This node's part of a completed job; its code is in `folder`, or, until the job is made, in `code`."""
     node = node_part.node_spec(
-        job, here, split_streams=order.split(job), folder=folder,
+        job, here, split_streams=_split(order, job), folder=folder,
         variables=[(source["variable"], source["path"]) for source in order.data], job_id=order.job_id,
     )  # fmt: skip
     env = {**node.env, **_variables(node)} if home.is_remote else node.env
@@ -372,6 +367,11 @@ def node_of(
         stop_file=order.stop_file,
         peers=order.peers,
     )
+
+
+def _split(order: Order, job: Job) -> tuple[int, ...]:
+    """The local ranks of a completed job whose stderr has a file of its own."""
+    return tuple(rank for rank in order.split if rank < job["ranks"])
 
 
 def _variables(node: NodeSpec) -> dict[str, str]:

@@ -17,7 +17,6 @@ import gzip
 import json
 import os
 import secrets
-import tarfile
 import tempfile
 import time
 import uuid
@@ -38,10 +37,10 @@ from paceline.backends.kubernetes.manifests.manifest import PLURALS
 from paceline.backends.kubernetes.manifests.names import CODE, INSTANCE, JOB_ID, QUEUE, SELECTOR, check_name, valid_name
 from paceline.backends.kubernetes.manifests.order import Order
 from paceline.backends.packing import archive
-from paceline.backends.submission import NameTaken, checked, fetched, start_named
+from paceline.backends.submission import NameTaken, check_script, checked, names, packed
 from paceline.contract import TOKEN
 from paceline.job.errors import UserError
-from paceline.job.spec import Code, new_name
+from paceline.job.spec import Code
 
 from . import dry_run, holding, lease
 
@@ -94,10 +93,12 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
     cluster.pod_template = options.pod_template
     _refuse(cluster, spec, options)
     spec = _with_code(spec, options)
-    spec = checked(spec, detached=detached).model_copy(update={"backend": target})
+    spec, _, source = checked(spec, detached=detached)
+    check_script(spec, source)
+    spec = spec.model_copy(update={"backend": target})
     nodes = spec.node_range[1]
     kind = chosen(cluster, options.kind)
-    name = spec.name or valid_name(new_name(_stem(spec)), nodes, kind.margin)
+    name = spec.name or valid_name(spec.new_name(), nodes, kind.margin)
     check_name(f"{name}1" if name.endswith("-") else name, nodes, kind.margin)
     cloning.check(cluster, options, spec, _record_of(cluster, spec))
     order = Order(
@@ -169,10 +170,6 @@ def _with_code(spec: JobSpec, options: Options) -> JobSpec:
     return spec
 
 
-def _stem(spec: JobSpec) -> str:
-    return spec.target.rpartition(".")[2] if spec.kind == "module" else Path(spec.target).stem
-
-
 def _free(cluster: Cluster, spec: JobSpec) -> str:
     """The next free number for a name that ends in '-'."""
     taken = find(cluster, None)
@@ -225,14 +222,14 @@ def start(cluster: Cluster, prepared: KubePrepared, progress: ProgressReporter) 
             "--checkpoint-dir on a volume (--data) keeps them"
         )
 
-    def start_as(name: str) -> tuple[Object, Kind]:
+    make = _make_below if holding.is_held(order) else _make
+    for name in names(spec) if spec.name.endswith("-") else (order.name,):
         progress(f"starting {name}", 0, None)
-        make = _make_below if holding.is_held(order) else _make
-        return make(cluster, replace(order, name=name), progress), kind_of(order)
-
-    if spec.name.endswith("-"):
-        return start_named(spec, start_as)
-    return start_as(order.name)
+        try:
+            return make(cluster, replace(order, name=name), progress), kind_of(order)
+        except NameTaken as error:
+            taken = error
+    raise taken
 
 
 def _with_files(cluster: Cluster, order: Order, progress: ProgressReporter) -> Order:
@@ -244,14 +241,9 @@ def _with_files(cluster: Cluster, order: Order, progress: ProgressReporter) -> O
         return replace(order, clone=clone, record=clone.record)
     if spec.resume_from is not None:
         return _with_code_of(cluster, order, spec.resume_from)
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as file:
-        code = Path(folder, "code")
-        record = fetched(spec, code, progress)
-        with (
-            gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as compressed,
-            tarfile.open(fileobj=compressed, mode="w") as tar,
-        ):
-            tar.add(code, arcname=".")
+    with tempfile.TemporaryFile() as file:
+        with gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as compressed:
+            record = packed(spec, compressed, progress)
         size = file.tell()
         if size > objects.MOST_CODE:
             raise UserError(

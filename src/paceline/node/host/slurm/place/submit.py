@@ -200,15 +200,17 @@ def _fill(jobs: Jobs, folder: JobFolder, request: Request, archive: Bytes, first
         node["time_limit"] = None
     place = jobs.path / job["name"]  # where the folder will be
     if job["code"] is not None:
-        from paceline.node.store.code_copy import copy_of, linked, unpacked  # takes long to import
+        from paceline.node.store.code_copy import copy_of, link, unpack  # takes long to import
 
         if first is not None:
-            code = linked(first.read()["code"])(folder.code)
+            code = first.read()["code"]
+            copy_of(code, folder.code, copy=link)
         elif old is not None:
-            code = copy_of(old.read()["code"])(folder.code)
+            code = old.read()["code"]
+            copy_of(code, folder.code)
         else:
-            code = unpacked(archive, request["code"] or {})(folder.code)
-        code = {**code, "path": str(place / "code" / job["name"])}
+            unpack(archive, folder.code)
+        code = {**(code or {}), "path": str(place / "code" / job["name"])}
         node["working_dir"] = code["path"]
         _check_program(job, folder.code)
     else:

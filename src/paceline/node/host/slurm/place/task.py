@@ -144,8 +144,8 @@ def _become(folder: JobFolder, start: Start, placement: Placement) -> NoReturn:
         secrets={name: os.environ[name] for name in job["secrets"] if name in os.environ},
         token=os.environ.get(TOKEN),
     )
-    plan = make_plan(home, this_machine(home, 0, is_scheduled=True), order)
-    make.become(plan)
+    with make.making(make_plan(home, this_machine(home, 0, is_scheduled=True), order)) as new:
+        new.become()
 
 
 def _check_free(port: int, name: str) -> None:
