@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import tarfile
-import tempfile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -154,6 +152,9 @@ def packed(spec: JobSpec, archive: IO[bytes] | GzipFile, progress: ProgressRepor
     Raises:
         UserError: it cannot be copied, or lacks the job's script.
     """
+    import tarfile  # these take long to import, and a job on this machine needs neither
+    import tempfile
+
     with tempfile.TemporaryDirectory() as folder:
         code = Path(folder, "code")
         code.mkdir(mode=0o700)
