@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.contract.records import JobRecord
 
 _BUSY = 2.0  # seconds to wait for another process that writes
-_VERSION = 2
+_VERSION = 2  # of the table, and of keys that have changed while their number has not
 _APPLICATION = 0x70636C6E  # what SQLite has in the header of a file to say whose it is: "pcln"
 _SCHEMA = """
     CREATE TABLE IF NOT EXISTS jobs (
@@ -33,11 +33,13 @@ class Index:
 
     Args:
         path: the database (SQLite, WAL).
+        keys: how many a record has; an index of a version with other records is made anew.
         warn: gets one line about each problem with the database.
     """
 
-    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, keys: int, warn: Callable[[str], None]) -> None:
         self._path = path
+        self._version = 1000 * _VERSION + keys
         self._warn = warn
         self._connection: sqlite3.Connection | None = None
         try:
@@ -74,10 +76,10 @@ class Index:
             self._connection.execute(f"PRAGMA application_id={_APPLICATION}")
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=NORMAL")
-        if self._connection.execute("PRAGMA user_version").fetchone() != (_VERSION,):
+        if self._connection.execute("PRAGMA user_version").fetchone() != (self._version,):
             self._connection.execute("DROP TABLE IF EXISTS jobs")
             self._connection.execute(_SCHEMA)
-            self._connection.execute(f"PRAGMA user_version={_VERSION}")
+            self._connection.execute(f"PRAGMA user_version={self._version}")
 
     def _keep_private(self) -> None:
         """Give the database mode 0600; SQLite creates its other files with the same mode."""

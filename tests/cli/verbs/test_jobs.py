@@ -408,6 +408,18 @@ def test_a_damaged_index_is_made_anew(paceline: Paceline) -> None:
     assert listed(paceline) == before
 
 
+def test_an_index_of_another_version_is_made_anew_without_a_word(paceline: Paceline) -> None:
+    import sqlite3
+
+    recorded.ended(paceline, "it")
+    before = listed(paceline)
+    with contextlib.closing(sqlite3.connect(paceline.home / "jobs.db", isolation_level=None)) as other:
+        other.execute("UPDATE jobs SET record = json_remove(record, '$.cause')")
+        other.execute("PRAGMA user_version=2")
+    done = paceline("list", "-o", "json")
+    assert (json.loads(done.stdout), done.stderr) == (before, "")
+
+
 def test_a_locked_index_is_done_without(paceline: Paceline) -> None:
     import sqlite3
 
@@ -907,6 +919,7 @@ def test_one_strange_file_holds_up_no_other_job(paceline: Paceline, what: str) -
     for verb in ("get", "events", "stop", "logs"):
         for name in names.values():
             assert "Traceback" not in paceline(verb, name).stderr
+    assert (what == "huge") or paceline("logs", "-f", "bad-journal").stdout == "hello from 0\n"
     assert paceline("delete", *names.values()).returncode == 0
 
 

@@ -134,7 +134,7 @@ class Local(Backend):
         if not present:
             return [], 0
         make_private(self._jobs.parent)
-        index = Index(self._jobs.parent / "jobs.db", warn)
+        index = Index(self._jobs.parent / "jobs.db", _KEYS, warn)
         known = index.names()
         changed = dict(present.items() - known.items())
         try:

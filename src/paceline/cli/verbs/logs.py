@@ -69,7 +69,8 @@ def _logs(
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
     except OSError as error:
-        raise UserError(f"cannot write the logs: {error.strerror}") from None
+        what = "write the logs" if error.filename is None else f"read {error.filename}"
+        raise UserError(f"cannot {what}: {error.strerror}") from None
     (known,) = jobs_named([job])
     if missing and follow and not known.is_over:  # nobody knows how it goes on
         raise missing[0]

@@ -363,6 +363,8 @@ def _follow(path: Path, choice: Choice, is_over: Callable[[], bool] | None) -> I
         is_chosen = it.attempt >= first if choice.attempt is None else it.attempt == choice.attempt
         return is_chosen and (choice.ranks is None or it.rank in choice.ranks)
 
+    if not RunDirectory(path).journal.is_file():  # the folder is damaged; a job has a journal before it has a name
+        return
     lifeline, end = os.pipe()
     threading.Thread(target=_wait, args=(path, is_over, end), daemon=True).start()
     poll = None if is_over is None else _ELSEWHERE
