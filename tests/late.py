@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import torch
 
     import paceline.horovod.torch as hvd
-    from paceline.horovod.common import basics
+    from paceline.horovod.common import process
     from paceline.job import spec as job_spec
 else:
-    torch, hvd, basics = _Late("torch"), _Late("paceline.horovod.torch"), _Late("paceline.horovod.common.basics")
+    torch, hvd, process = _Late("torch"), _Late("paceline.horovod.torch"), _Late("paceline.horovod.common.process")
     job_spec = _Late("paceline.job.spec")  # with the validators

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.contract import Placement
-from tests.late import basics, hvd, torch
+from tests.late import hvd, process, torch
 from tests.train.launching import launch
 
 from .ranks import started
@@ -135,9 +135,9 @@ def test_a_single_rank_needs_nobody() -> None:
 def test_machines_with_different_numbers_of_ranks() -> None:
     nodes = {0: 1, 1: 2, 2: 2}
     second = Placement(rank=4, world_size=5, local_rank=1, local_world_size=2, node_rank=2, node_count=3)
-    assert basics.cross_of(second, nodes) == (1, 2)  # of the two that have a second rank
+    assert process.cross_of(second, nodes) == (1, 2)  # of the two that have a second rank
     first = Placement(rank=3, world_size=5, local_rank=0, local_world_size=2, node_rank=2, node_count=3)
-    assert basics.cross_of(first, nodes) == (2, 3)
+    assert process.cross_of(first, nodes) == (2, 3)
 
 
 def test_what_is_not_there_says_what_to_use() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conftest import eventually
-from tests.late import basics, hvd, torch
+from tests.late import hvd, process, torch
 from tests.train.launching import launch
 
 from .ranks import started, with_one_killed
@@ -70,7 +70,7 @@ def stalled() -> None:
             hvd.allreduce(torch.ones(1), name="alone")
     else:
         with pytest.raises(hvd.HorovodInternalError, match="alone has waited"):
-            eventually(lambda: basics.engine().failure, "the ranks give up")
+            eventually(lambda: process.engine().failure, "the ranks give up")
             hvd.barrier()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import eventually
-from tests.late import basics, hvd, torch
+from tests.late import hvd, process, torch
 from tests.train.launching import launch
 
 from .ranks import started, with_one_killed
@@ -106,7 +106,7 @@ def killed(rank: int) -> None:
             for handle in handles:
                 hvd.synchronize(handle)
     # In shared memory it is known at once; a shutdown that is faster than the rest would fail the third rank with that.
-    eventually(lambda: basics.engine().failure, "all of the rank is gone")
+    eventually(lambda: process.engine().failure, "all of the rank is gone")
 
 
 def test_a_rank_that_is_killed_meanwhile_fails_the_others() -> None:
