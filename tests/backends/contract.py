@@ -229,13 +229,17 @@ class Contract:
         assert place("wait", "bad-2").returncode == 3
         place.works("delete", "bad", "bad-2")
 
-    def test_the_traceback_of_a_failed_job_follows_its_lines(self, place: Place) -> None:
+    def test_the_traceback_of_a_failed_job_is_shown(self, place: Place) -> None:
         script = place.paceline.script("""
             import sys
             print("it begins", flush=True)
             sys.stdout.write("steep: ")
             sys.stdout.flush()
-            raise ValueError("too steep")
+            def climb(remaining):
+                if not remaining:
+                    raise ValueError("too \\x1b[1msteep")
+                climb(remaining - 1)
+            climb(9)
         """)
         place.works("submit", "--name", "bad", script)
         assert place("wait", "bad").returncode == 1
@@ -243,7 +247,14 @@ class Contract:
             done = place("logs", "bad", *flags)
             first, begin, *_, last = done.stdout.splitlines()
             assert (first, begin) == ("it begins", "steep: Traceback (most recent call last):"), done.stdout
-            assert last == "ValueError: too steep"
+            assert last == "ValueError: too \x1b[1msteep"
+        found, got = place.json("get", "bad")["traceback"], place.works("get", "bad").splitlines()
+        assert (found["rank"], found["text"].count("\n")) == (0, 7), found
+        assert done.stdout.endswith(f"{found['text']}\n"), "these are its last lines"
+        assert got[-8:] == found["text"].replace("\x1b", "\\x1b").split("\n")
+        assert place.typed(got[-9].partition("see all of it with: ")[2]).stdout == done.stdout
+        assert "Traceback" not in place.works("events", "bad")
+        assert place.json("list")[0]["traceback"] is None, "get reads it"
         if "run" in place.can:
             shown = place("run", "--name", "seen", script)
             assert (shown.stdout + shown.stderr).count("Traceback") == 1, "the report has it"

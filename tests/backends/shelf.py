@@ -136,10 +136,13 @@ class Shelf(Backend):
         state = "RUNNING" if not is_over else "STOPPED" if is_stopped else "FAILED" if code else "SUCCEEDED"
         end = max(file.stat().st_mtime for file in exits) if is_over else None
         roles = ["master-0", *(f"worker-{number}" for number in range(spec.ranks - 1))]
+        failed = next((rank for rank, code in enumerate(codes) if code), 0)
+        trace = (path / f"{failed}.log").read_text().partition("Traceback (")[2] if state == "FAILED" else ""
         return Job(
             name=path.name, state=state, backend=self.name, framework=spec.framework, nodes=1, ranks=spec.ranks,
             attempt=0, exit_code=code, created=begun, started=begun, finished=end, error=None, command=spec.target,
             instances=tuple(Instance(f"{path.name}-{role}", "shelf", i, state) for i, role in enumerate(roles)),
             labels=spec.labels, ttl=spec.ttl, kept_since=end, external_id=f"shelf-{path.stat().st_ino}",
             url=f"https://shelf.example/{path.name}",
+            traceback={"rank": failed, "text": "\n".join(trace.splitlines()[-8:])} if trace else None,
         )  # fmt: skip

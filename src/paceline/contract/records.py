@@ -37,6 +37,13 @@ class CheckpointRecord(TypedDict):
     folder: str
 
 
+class TracebackRecord(TypedDict):
+    """The last lines of the traceback that ended a rank."""
+
+    rank: int
+    text: str
+
+
 class SyncRecord(TypedDict):
     """How ranks exchange gradients, and what that costs in a step."""
 
@@ -154,6 +161,7 @@ class JobState(TypedDict):
     instances: list[InstanceRecord]
     error: str | None
     cause: Cause | None
+    traceback: TracebackRecord | None
     waiting: str | None
     restarts: int
     devices: list[str]

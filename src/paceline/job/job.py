@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         InstanceRecord,
         JobRecord,
         ProgressRecord,
+        TracebackRecord,
         Value,
     )
 
@@ -67,6 +68,7 @@ class Job:
         instances: its ranks.
         error: why it failed, in one line.
         cause: the kind of failure, such as `exception`, `out of memory` or `node lost`, for programs that decide by it.
+        traceback: the last lines of that of the rank that failed first: `{"rank", "text"}`; jobs in a list may lack it.
         waiting: what it waits for, in one line.
         restarts: how many attempts were restarts after a failure.
         max_restarts: how many such restarts it may have.
@@ -106,6 +108,7 @@ class Job:
     instances: tuple[Instance, ...]
     error: str | None
     cause: Cause | None = None
+    traceback: TracebackRecord | None = None
     waiting: str | None = None
     restarts: int = 0
     max_restarts: int = 0

@@ -285,6 +285,25 @@ def test_the_failure_of_a_rank_explains_a_job_better_than_the_loss_of_a_node() -
     assert (record["error"], record["cause"], record["exit_code"]) == (DEAD, "agent", 1)
 
 
+def test_a_traceback_belongs_to_the_error_of_a_job() -> None:
+    status = failed("ValueError: no", 1, "exception")
+    lines = [f"line {number}" for number in range(20)]
+    status["failure"].update(has_traceback=True, traceback="\n".join(lines) + "\n")
+    raised, lost = part(1, **status), part(0, **failed("node 1 (host1) is gone", cause="node lost"))
+    last = {"rank": 1, "text": "\n".join(lines[-8:])}
+    ended = Scheduler("ended", result="FAILED")
+    assert fold(JOB, [lost, raised])["traceback"] == fold(JOB, [lost, raised], ended)["traceback"] == last
+    for scheduler in (Scheduler("restarting"), ended._replace(reason="the time limit"), Scheduler("queued")):
+        assert fold(JOB, [lost, raised], scheduler)["traceback"] is None
+    status["failure"].update(has_traceback=False)  # the end of its log
+    assert fold(JOB, [part(1, **status)])["traceback"] is None
+    status["failure"].update(has_traceback=True, traceback="x" * 10**6)
+    found = fold(JOB, [part(1, **status)])["traceback"]
+    assert found is not None and len(found["text"]) < 5000
+    before = {key: value for key, value in raised.items() if key != "traceback"}  # a pod of the last version
+    assert fold(JOB, [cast("Part", before)])["traceback"] is None
+
+
 def test_an_elastic_job_has_the_nodes_of_its_last_attempt() -> None:
     gone = part(0, False, is_elastic=True, state="STOPPED", exit_code=143, finished=3.0, devices=["0"])
     others = [

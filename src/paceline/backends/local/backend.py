@@ -149,6 +149,8 @@ class Local(Backend):
         queue = records.queue_of(self._jobs.parent)
         read = {name: record for name in changed if (record := records.record(self._jobs / name, queue)) is not None}
         ended = {name: record for name, record in read.items() if record["state"] in FINAL}
+        for record in read.values():
+            record["traceback"] = None  # `get` reads it from the folder
         for record in ended.values():
             record["kept_since"] = record["kept_since"] or now  # when it was seen first that it is over
         index.update({name: (present[name], record) for name, record in ended.items()}, known.keys() - present.keys())

@@ -23,7 +23,7 @@ from paceline.job.text import printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from paceline.contract.records import CodeRecord, DataRecord, ProgressRecord, Value
+    from paceline.contract.records import CodeRecord, DataRecord, ProgressRecord, TracebackRecord, Value
 
 _KEPT = _RECENT = 7 * 86400.0  # seconds for which a job that has ended is shown by `list`, and kept by `prune`
 _PATIENCE = 15.0  # seconds beyond its grace in which a job that is being stopped ends
@@ -86,7 +86,7 @@ def list_(
         ]
         has_targets = any(job.backend != HERE for job in found.jobs) and not is_narrowed()
         columns = [column for column in _LIST if column.title != "TARGET" or has_targets]
-        show(shown, columns, output, Job.to_dict)
+        show(shown, columns, output, _listed)
         if recent and output in ("table", "wide") and found.hidden and not watch:
             click.echo(
                 f"paceline: {found.hidden} that ended long ago are not shown; see paceline list{backend().where} -A",
@@ -96,6 +96,11 @@ def list_(
 
     once_or_live(look, watch, "paceline list")
     return 0
+
+
+def _listed(job: Job) -> dict[str, Any]:
+    """A job in the data of `list`: its traceback is shown by `get` only."""
+    return {**job.to_dict(), "traceback": None}
 
 
 def _duration(job: Job) -> str | None:
@@ -146,10 +151,19 @@ def get(name: str, output: str, *, watch: bool) -> int:
         if job.instances:
             click.echo()
             show(job.instances, _INSTANCES, output, asdict)
+        if job.traceback:
+            click.echo("\n" + "\n".join(_traceback(job.name, job.traceback)))
         return not job.is_over
 
     once_or_live(look, watch, f"paceline get {name}")
     return 0
+
+
+def _traceback(name: str, traceback: TracebackRecord) -> Iterator[str]:
+    """The lines of `get` about a traceback: where all of it is, and its last lines."""
+    rank = traceback["rank"]
+    yield f"the traceback of rank {rank} ends so; see all of it with: paceline logs{backend().where} -i {rank} {name}"
+    yield from map(printable, traceback["text"].split("\n"))
 
 
 def _last_restart(job: Job) -> str | None:

@@ -30,6 +30,8 @@ def describe(home: Home, request: Request) -> Answer:
         report = records.look(run.path, queue)
         if report is None:
             continue
+        if request["names"] is None:
+            report["part"]["traceback"] = None  # a list has none
         record = fold(report["job"], [report["part"]])
         is_over = record["state"] in FINAL
         has_expired = is_over and record["ttl"] is not None and now - (record["kept_since"] or now) >= record["ttl"]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         JobState,
         ProgressRecord,
         State,
+        TracebackRecord,
     )
     from paceline.node.journal.status import Failure, RankRecord, Status
 
@@ -32,6 +33,7 @@ _UNFINISHED: tuple[State, ...] = ("PENDING", "STARTING", "RESTARTING", "RUNNING"
 # Which failure explains a job best: that of a rank, a refusal, a node that was killed. Others only see that a node is
 # gone, and a node that was told to end did not fail by itself.
 _WEIGHTS = {"refused": 1, "agent": 2, "out of memory": 2, "preempted": 4}
+_MOST_LINES, _MOST_LETTERS = 8, 4096  # of a traceback in a record; the logs have all of it
 
 
 class Part(TypedDict):
@@ -73,6 +75,7 @@ class Part(TypedDict):
     failing_rank: int | None
     error: str | None
     cause: Cause | None
+    traceback: TracebackRecord | None
     waiting: str | None
     devices: list[str]
     progress: ProgressRecord | None
@@ -148,6 +151,7 @@ def part_of(
         "failing_rank": None if failure is None else failure["rank"],
         "error": None if failure is None else _line(failure),
         "cause": None if failure is None else failure["cause"],
+        "traceback": None if failure is None else _traceback(failure),
         "waiting": waiting, "devices": list(map(str, status.get("devices") or ())), "progress": progress,
         "checkpoint": checkpoint,
     }  # fmt: skip
@@ -156,6 +160,15 @@ def part_of(
 def _line(failure: Failure) -> str:
     message = str(failure["message"])
     return message if failure.get("rank") is None else f"rank {failure['rank']}: {message}"
+
+
+def _traceback(failure: Failure) -> TracebackRecord | None:
+    """The end of the traceback of a failure that has one."""
+    rank, text = failure.get("rank"), failure.get("traceback")
+    if rank is None or not text or not failure.get("has_traceback"):
+        return None
+    lines = text[-_MOST_LETTERS:].rstrip("\n").split("\n")
+    return {"rank": int(rank), "text": "\n".join(lines[-_MOST_LINES:])}
 
 
 def _instance(rank: RankRecord, host: str) -> InstanceRecord:
@@ -236,6 +249,7 @@ def _of_parts(parts: Sequence[Part]) -> tuple[JobState, int | None, int | None]:
         "instances": sorted((rank for part in there for rank in _instances(part)), key=lambda rank: rank["rank"]),
         "error": None if culprit is None else _error_of(culprit),
         "cause": None if culprit is None else _cause_of(culprit),
+        "traceback": None if culprit is None else _traceback_of(culprit),
         "waiting": telling["waiting"] if state in ("PENDING", "RESTARTING") else None,
         "restarts": first["restarts"],
         "devices": first["devices"] if len(parts) == 1 else
@@ -250,8 +264,8 @@ def _nothing() -> JobState:
     """The state of a job of which nothing is known."""
     return {
         "state": "LOST", "attempt": 0, "exit_code": None, "started": None, "finished": None, "instances": [],
-        "error": None, "cause": None, "waiting": None, "restarts": 0, "devices": [], "kept_since": None,
-        "progress": None, "checkpoint": None,
+        "error": None, "cause": None, "traceback": None, "waiting": None, "restarts": 0, "devices": [],
+        "kept_since": None, "progress": None, "checkpoint": None,
     }  # fmt: skip
 
 
@@ -270,6 +284,11 @@ def _error_of(part: Part) -> str | None:
 
 def _cause_of(part: Part) -> Cause | None:
     return part["cause"] or ("agent" if _state_of(part) == "FAILED" != part["state"] else None)
+
+
+def _traceback_of(part: Part) -> TracebackRecord | None:
+    """The traceback of what `_error_of` says; a pod of the last version reports none."""
+    return part.get("traceback") if _error_of(part) == part["error"] else None
 
 
 def _weight(part: Part) -> tuple[int, float]:
@@ -296,7 +315,9 @@ def _of_scheduler(found: JobState, parts: Sequence[Part], scheduler: Scheduler) 
     if is_idle or state in ("queued", "restarting"):
         again: State = "RESTARTING" if state == "restarting" or (state == "queued" and parts) else "PENDING"
         instances = [_with_state(rank, "STOPPED") for rank in found["instances"]]
-        return {**going, "state": again, "error": None, "cause": None, "instances": instances}
+        return {
+            **going, "state": again, "error": None, "cause": None, "traceback": None, "instances": instances
+        }  # fmt: skip
     if not parts:
         return {**going, "state": "STARTING"}
     if over and found["state"] != "SUCCEEDED":
@@ -317,6 +338,7 @@ def _ended(found: JobState, scheduler: Scheduler) -> JobState:
         **found, "state": state, "exit_code": code, "waiting": None, "finished": finished,
         "error": scheduler.reason or (found["error"] if is_failed else None),
         "cause": scheduler.cause or (found["cause"] if is_failed else None),
+        "traceback": found["traceback"] if is_failed and not scheduler.reason else None,
         "kept_since": found["kept_since"] or scheduler.finished,
         "instances": [_with_state(rank, state) if _runs(rank) else rank for rank in found["instances"]],
     }  # fmt: skip

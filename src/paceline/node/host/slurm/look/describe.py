@@ -43,6 +43,8 @@ def slurm_describe(home: Home, request: Request) -> Answer:
         record = view.record(folder, queue)
         if record is None:
             continue
+        if names is None:
+            record["traceback"] = None  # a list has none
         is_over = record["state"] in FINAL
         has_expired = is_over and record["ttl"] is not None and now - (record["finished"] or now) >= record["ttl"]
         if has_expired and not request.get("keeps"):
