@@ -273,6 +273,14 @@ def test_the_state_of_a_job_with_a_scheduler(
     assert (record["state"], record["waiting"], record["error"]) == expected
 
 
+@pytest.mark.parametrize(
+    "parts", [[], [part(alive=False, state="RUNNING")], [part(**failed("node 1 is gone"))]]
+)  # the last one: its nodes failed, and it was stopped before its scheduler started it again
+def test_a_job_that_was_stopped_while_no_node_ran_it_has_the_exit_code_of_sigterm(parts: list[Part]) -> None:
+    record = fold(JOB, parts, Scheduler("ended", result="STOPPED", finished=9.0))
+    assert (record["state"], record["exit_code"], record["error"], record["cause"]) == ("STOPPED", 143, None, None)
+
+
 def test_the_failure_of_a_rank_explains_a_job_better_than_the_loss_of_a_node() -> None:
     parts = [
         part(0, **failed("node 2 (host2) is gone", cause="node lost")),

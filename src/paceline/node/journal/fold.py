@@ -6,6 +6,7 @@ without a final state has FAILED, whatever it recorded.
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from .state import FINAL
@@ -34,6 +35,8 @@ _UNFINISHED: tuple[State, ...] = ("PENDING", "STARTING", "RESTARTING", "RUNNING"
 # gone, and a node that was told to end did not fail by itself.
 _WEIGHTS = {"refused": 1, "agent": 2, "out of memory": 2, "preempted": 4}
 _MOST_LINES, _MOST_LETTERS = 8, 4096  # of a traceback in a record; the logs have all of it
+
+_CODES: dict[State, int] = {"SUCCEEDED": 0, "STOPPED": 128 + signal.SIGTERM}  # of ends that no node recorded
 
 
 class Part(TypedDict):
@@ -331,8 +334,9 @@ def _ended(found: JobState, scheduler: Scheduler) -> JobState:
     state = scheduler.result or (found["state"] if over else "FAILED")
     finished = found["finished"] or scheduler.finished
     code = found["exit_code"] if scheduler.exit_code is None else scheduler.exit_code
-    if (code == 0) != (state == "SUCCEEDED"):  # the nodes know nothing of this end
-        code = 0 if state == "SUCCEEDED" else None
+    is_unknown = scheduler.exit_code is None and state == "STOPPED" != found["state"]
+    if is_unknown or (code == 0) != (state == "SUCCEEDED"):  # the nodes know nothing of this end
+        code = _CODES.get(state)
     is_failed = state == "FAILED"
     return {
         **found, "state": state, "exit_code": code, "waiting": None, "finished": finished,
