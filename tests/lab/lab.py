@@ -251,6 +251,10 @@ class Host:
         """Let users in, whose shells then never start, as where homes are on a dead server; what runs goes on."""
         self._configure("ForceCommand exec cat > /dev/null")  # it ends with the connection
 
+    def delay_logins(self, seconds: float) -> None:
+        """Let shells of users start only after so long, as where a machine has just booted; what runs goes on."""
+        self._configure(f'ForceCommand sleep {seconds}; exec sh -c "$SSH_ORIGINAL_COMMAND"')
+
     def refuse_logins(self) -> None:
         """Let nobody in any more, and end the sessions that there are; what runs goes on."""
         self._configure("AllowUsers nobody")
@@ -261,7 +265,7 @@ class Host:
         kill(map(int, Path(f"/proc/{self.sshd}/task/{self.sshd}/children").read_text().split()))
 
     def heal_logins(self) -> None:
-        """Undo `hang_logins` and `refuse_logins`."""
+        """Undo `hang_logins`, `delay_logins` and `refuse_logins`."""
         self._configure("")
 
     def _configure(self, last: str) -> None:

@@ -86,6 +86,22 @@ def test_its_second_silence_costs_nothing_and_a_look_finds_it_again(silent: Clie
     assert json.loads((silent.home / "silent.json").read_text()) == {}
 
 
+@pytest.mark.parametrize("nodes", ["2", "1:2"])
+def test_a_job_that_can_use_it_waits_for_it_when_it_is_back(client: Client, nodes: str) -> None:
+    client.settings(hosts=["h1", "h2"])
+    second = client.lab.hosts[1]
+    second.power_off()
+    client("list", "--on", "lab")
+    assert list(json.loads((client.home / "silent.json").read_text())) == ["h2"]
+    second.power_on()
+    second.delay_logins(3)  # which is longer than a job waits for it that the other hosts can take
+    submitted(client, nodes, client.script("pass"))
+    assert client.run_directory(second, "it").exists()
+    assert json.loads((client.home / "silent.json").read_text()) == {}  # no verb waits for it only briefly any more
+    done = client("wait", "it")
+    assert (done.returncode, "h2" in done.stderr) == (0, False), done.stderr
+
+
 def test_wait_keeps_its_time(silent: Client) -> None:
     silent.env["PACELINE_LOOK_TIMEOUT"] = f"{2 * GENEROUS:g}s"  # which is longer than a command may take here
     done = silent("wait", "--timeout", "2s", "it")

@@ -214,7 +214,7 @@ class Soak(Job):
         assert done.returncode == 0, done.stderr
         self.name = done.stdout.strip()
         self.history[self.name] = {}
-        self.tell("resubmitted", self.name)
+        self.tell("resubmitted", self.name, done.stderr.strip())
 
     # -- in the end ----------------------------------------------------------------------------------------------------
 

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from paceline.backends.remote.connection import Answer, Answers, Host, Request
+    from paceline.backends.remote.patience import Patience
 
     from .target import Hosts
 
-_BRIEF = 2.0  # seconds for the login at a host that was silent a moment ago
+_BRIEF = 2.0  # seconds for the login at a host that was silent a moment ago, if the others are enough
 
 
 class Preflight:
@@ -38,17 +39,18 @@ class Preflight:
         peers: the hosts with the addresses and ports for each other.
     """
 
-    def __init__(self, hosts: Hosts, request: Callable[[Host], Request]) -> None:
+    def __init__(self, hosts: Hosts, request: Callable[[Host], Request], most: int = 0) -> None:
         """Make no connection yet.
 
         Args:
             hosts: of the target.
             request: what to ask each of them.
+            most: how many hosts a job can use; 0 if there is no job.
         """
         self.answers: dict[Host, Answer] = {}
         self.failed: dict[Host, UserError] = {}
         self.clocks: dict[Host, Clock] = {}
-        self._target, self._hosts, self._request = hosts, list(hosts.all), request
+        self._target, self._hosts, self._request, self._most = hosts, list(hosts.all), request, most
         self._token = secrets.token_hex(16)
         self._pool = ThreadPoolExecutor(max_workers=len(self._hosts))
         self._open = {host: contextlib.ExitStack() for host in self._hosts}
@@ -57,8 +59,10 @@ class Preflight:
 
     def __enter__(self) -> Preflight:
         try:
-            self._on_all(self._hosts, self._begin)
-            self._target.note(self.failed)
+            silent = {host for host in self._hosts if self._target.was_silent(host, self._patience(host).login)}
+            is_brief = len(self._hosts) - len(silent) >= self._most
+            self._on_all(self._hosts, lambda host: self._begin(host, is_brief and host in silent))
+            self._target.note(self.answers, self.failed)
         except BaseException:
             self._close()
             raise
@@ -75,11 +79,16 @@ class Preflight:
             for _ in self._pool.map(contextlib.ExitStack.close, self._open.values()):
                 pass
 
-    def _begin(self, host: Host) -> None:
-        """Ask a host what it has, and read its clock."""
-        order = {**self._request(host), "do": "preflight", "name": host.name, "token": self._token}
-        patience = host.patience(order).for_many(len(self._hosts))
-        if self._target.was_silent(host, patience.login):
+    def _order(self, host: Host) -> Request:
+        return {**self._request(host), "do": "preflight", "name": host.name, "token": self._token}
+
+    def _patience(self, host: Host) -> Patience:
+        return host.patience(self._order(host)).for_many(len(self._hosts))
+
+    def _begin(self, host: Host, is_brief: bool) -> None:
+        """Ask a host what it has, and read its clock; `is_brief`: it is not waited for as long as others."""
+        order, patience = self._order(host), self._patience(host)
+        if is_brief:
             patience = patience.shortened(min(_BRIEF, patience.login))
         patience = patience._replace(later=patience.work)  # it may have a stuck disk
         answers = self._open[host].enter_context(host.listen(order, patience=patience))

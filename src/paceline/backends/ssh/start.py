@@ -231,7 +231,8 @@ class RemoteStart:
             UserError: too few of them can take it.
         """
         common = {"job": self.spec.for_node(), "data": self._data, "brought": self._brought}
-        with Preflight(self._hosts, lambda host: {**common, "slots": host.slots}) as preflight:
+        most = self.spec.node_range[1]
+        with Preflight(self._hosts, lambda host: {**common, "slots": host.slots}, most) as preflight:
             self._chosen = preflight.choose(*self.spec.node_range, self._preferred, self.notes.append)
             answers = dict(preflight.answers)
         self.notes += [f"{host.name}: {line}" for host in self._chosen for line in answers[host]["notes"]]

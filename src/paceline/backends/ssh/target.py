@@ -193,10 +193,12 @@ class Hosts:
             raise error
         return answers
 
-    def note(self, failed: Mapping[Host, UserError]) -> None:
-        """Remember hosts that did not answer."""
+    def note(self, answers: Mapping[Host, Answer], failed: Mapping[Host, UserError]) -> None:
+        """Remember which hosts have answered, and which have not."""
         waited = {host: host.limits.act for host in failed if not self.was_silent(host, host.limits.act)}
-        self._silences.note({host: asking.Outcome(error, host.limits.act) for host, error in failed.items()}, waited)
+        outcomes = {host: asking.Outcome(answer, 0.0) for host, answer in answers.items()}
+        outcomes.update({host: asking.Outcome(error, host.limits.act) for host, error in failed.items()})
+        self._silences.note(outcomes, waited)
 
     @property
     def unreachable(self) -> set[str]:
