@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .lab import Client, Host
 
 PRINT = "import socket; print(socket.gethostname())"
-TINY_KIB = 4096  # of a tiny disk
+TINY_KIB = 8192  # of a tiny disk
 
 
 @pytest.fixture
@@ -154,9 +154,9 @@ def test_a_full_disk_is_told(pair: Client) -> None:
         code, said = submit(pair, "--nnodes", "2")
         assert code == 0, said
         assert len(said) == 1
-        assert said[0].startswith(f"h2: {home} is on a disk with 1.")
+        assert said[0].startswith(f"h2: {home} is on a disk with ")
         with contextlib.suppress(OSError), open(home / "full", "wb") as file:
-            file.write(bytes(4 << 20))
+            file.write(bytes(TINY_KIB << 10))
         code, said = submit(pair, "--name", "late", "--nnodes", "2")
         do = "make room, or choose another root in the target's settings"
         assert (code, said) == (2, [f"h2: {home} is on a full disk; {do}"])
