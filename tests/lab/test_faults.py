@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -140,7 +141,7 @@ def test_a_host_dies_before_it_has_joined_the_others(client: Client, nodes: str,
 
     def suspend() -> bool:
         """Stop its agent before that has connected to anything, or soon after."""
-        agents = [pid for pid in lost.processes() if b"\0agent\0" in cmdline(pid)]
+        agents = [pid for pid in lost.processes() if re.search(rb"\0agent\0|: agent of job", cmdline(pid))]
         for pid in agents:
             os.kill(pid, signal.SIGSTOP)
         return bool(agents)
