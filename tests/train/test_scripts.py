@@ -39,7 +39,7 @@ def test_a_script_ends_as_python_does(paceline: Paceline, end: str, code: int, s
 
 
 def test_a_script_and_its_children_are_found(paceline: Paceline) -> None:
-    paceline.script("import os, signal\nprint(os.fork(), flush=True)\nsignal.pause()")
+    paceline.script("import os, signal\nif child := os.fork():\n    print(child, flush=True)\nsignal.pause()")
     process = Script(paceline, "script.py", session=True)
     assert process.stdout is not None
     pids = {process.pid, int(process.stdout.readline())}

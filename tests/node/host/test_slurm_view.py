@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -84,7 +85,7 @@ def test_before_a_node_has_written_anything(
     slurm.lists(word, Partition="gpu")
     found = slurm.shown()
     assert (found["state"], found["error"], found["cause"], found["queue"]) == (state, why, cause, "gpu")
-    assert found["exit_code"] == (1 if state == "FAILED" else None)
+    assert found["exit_code"] == {"FAILED": 1, "STOPPED": 128 + signal.SIGTERM}.get(state)
 
 
 def test_a_job_that_waits(slurm: Cluster) -> None:
