@@ -55,6 +55,8 @@ def start(home: Home, request: StartRequest) -> Iterator[Answer]:
     run, node, agent, begin, first, *_ = made
     is_decided = is_kept = False
     try:
+        if node.request is not None:  # its devices count as taken, or waited for, before another job looks for a host
+            _await(run, lifeline, begin, ("queued", "granted"))
         yield {"started": node.job, "ranks": node.nproc, "host": socket.gethostname(), "report": first}
         order = next_order()
         if order == "keep":
@@ -150,10 +152,15 @@ def _has_begun(run: RunDirectory, lifeline: socket.socket, begin: int) -> bool:
     patience.daemon = True
     patience.start()
     try:
-        news = updates(run, lifeline.fileno(), lambda _: False, begin)
-        return any(isinstance(it, Event) and it.name == "started" for it in news)
+        return _await(run, lifeline, begin, ("started",))
     finally:
         patience.cancel()
+
+
+def _await(run: RunDirectory, lifeline: socket.socket, begin: int, events: tuple[str, ...]) -> bool:
+    """Wait until the agent has recorded one of these events, or has ended; returns whether it has."""
+    news = updates(run, lifeline.fileno(), lambda _: False, begin)
+    return any(isinstance(it, Event) and it.name in events for it in news)
 
 
 def _updates(
