@@ -283,15 +283,16 @@ class Metrics:
             return
         self._reported = pending
         means, (*seconds, sent) = pending.results()
+        # Written first: when other ranks fail, a signal may end this one here, and what was shown is in the file.
+        if self._lines is not None and (pending.span.steps or means):
+            costs = {f"{part}_seconds": round(value, 6) for part, value in zip(PARTS, seconds, strict=True)}
+            costs["sent_bytes"] = round(sent)
+            self._write(pending.span.last, means, costs if pending.span.steps else {})
         if self._progress is not None:
             named = dict(zip(PARTS, seconds, strict=True))
             method = self._method() if pending.span.steps else None
             sync = None if method is None else Exchanging(method, round(sent), named["sync"], named["total"])
             self._progress.measured(means, sync)
-        if self._lines is not None and (pending.span.steps or means):
-            costs = {f"{part}_seconds": round(value, 6) for part, value in zip(PARTS, seconds, strict=True)}
-            costs["sent_bytes"] = round(sent)
-            self._write(pending.span.last, means, costs if pending.span.steps else {})
 
     def _values(self, sums: dict[str, Sum]) -> dict[str, tuple[float, float, float]]:
         """For each name: the weighted sum, the weight, and 1 for this rank; waits for the tensors, once."""
