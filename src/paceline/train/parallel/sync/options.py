@@ -139,10 +139,13 @@ class LocalSGD(Sync):
     """Ranks train alone, and average their parameters now and then (Stich 2018, arXiv:1805.09767).
 
     Attributes:
-        every: steps of the optimizer between two averages. With "auto", `initial` at first, and then
-            ceil(sqrt(lr0 loss / (lr loss0) initial)), from 1 to 16, where lr0 and loss0 are the learning rate and the
-            mean loss until the first average, and lr and loss those until the last one: ranks average more often as
-            the loss falls, and less often as the learning rate does (Wang and Joshi 2019, arXiv:1810.08313).
+        every: steps of the optimizer between two averages. "auto" and "adacomm" begin with `initial`, and adapt it
+            after each average: ranks average more often as the loss falls, and less often as the learning rate does.
+            With r = lr0 loss / (lr loss0), where lr0 and loss0 are the learning rate and the mean loss until the first
+            average, and lr and loss those until the last one, the next average comes after
+            - "auto": ceil(sqrt(r initial)) steps, 16 at most (Paddle Fleet's adaptive LocalSGD);
+            - "adacomm": ceil(sqrt(r) initial) steps (Wang and Joshi 2019, arXiv:1810.08313, who measure at fixed times
+              instead, and halve the steps where the loss stays).
         warmup: steps at the start in which gradients are averaged instead.
         initial: see `every`.
         momentum: "keep" leaves what the optimizer of each rank keeps, "average" averages it, too.
@@ -153,16 +156,16 @@ class LocalSGD(Sync):
         ValueError: an option is out of range.
     """
 
-    every: int | Literal["auto"] = 8
+    every: int | Literal["auto", "adacomm"] = 8
     warmup: int = 500
     momentum: Literal["keep", "average"] = "keep"
     initial: int = 8
     hierarchical: bool | Literal["measured"] | tuple[tuple[int, ...], ...] = False
 
     def __post_init__(self) -> None:
-        if self.every != "auto" and (not isinstance(self.every, int) or self.every < 1):
-            raise ValueError(f"every={self.every!r} is neither 'auto' nor a number of 1 or more")
-        if not 1 <= self.initial <= MOST_LOCAL:
+        if self.every not in ("auto", "adacomm") and (not isinstance(self.every, int) or self.every < 1):
+            raise ValueError(f"every={self.every!r} is neither 'auto' nor 'adacomm' nor a number of 1 or more")
+        if self.initial < 1 or (self.every == "auto" and self.initial > MOST_LOCAL):
             raise ValueError(f"initial={self.initial} is not from 1 to {MOST_LOCAL}")
         if self.warmup < 0:
             raise ValueError(f"warmup={self.warmup} is less than 0")

@@ -87,7 +87,7 @@ class LocalExchange(ApartExchange):
         with torch.no_grad():
             for tensor, mean in zip(tensors, means(tensors, self._averaging.average), strict=True):
                 tensor.copy_(mean)
-        if self._optimizer is not None and self._options.every == "auto":
+        if self._optimizer is not None and self._pace.adapts:
             loss = self._pace.loss
             self._averaging.average(loss)
             self._pace.adapt(float(loss), float(self._optimizer.param_groups[0]["lr"]))

@@ -23,15 +23,21 @@ class Pace:
     """
 
     def __init__(self, options: LocalSGD) -> None:
-        self._initial = options.initial if options.every == "auto" else 0
-        self.every = options.initial if options.every == "auto" else options.every
+        self._rule = options.every if isinstance(options.every, str) else None
+        self._initial = options.initial
+        self.every = options.initial if isinstance(options.every, str) else options.every
         self._first: tuple[float, float] | None = None  # loss and learning rate until the first average
         self._sum: torch.Tensor | None = None
         self._count = 0
 
+    @property
+    def adapts(self) -> bool:
+        """Whether the number of steps depends on the loss."""
+        return self._rule is not None
+
     def add(self, loss: torch.Tensor) -> None:
         """Add the loss of a batch of this rank."""
-        if self._initial:
+        if self.adapts:
             own = loss.detach().float().reshape(1)
             self._sum = own.clone() if self._sum is None else self._sum + own
             self._count += 1
@@ -49,8 +55,11 @@ class Pace:
         if self._first is None:
             self._first = loss, rate
         first_loss, first_rate = self._first
-        steps = math.ceil(math.sqrt(first_rate * loss / (rate * first_loss) * self._initial))
-        self.every = max(1, min(MOST_LOCAL, steps))
+        ratio = first_rate * loss / (rate * first_loss)
+        if self._rule == "auto":
+            self.every = max(1, min(MOST_LOCAL, math.ceil(math.sqrt(ratio * self._initial))))
+        else:
+            self.every = max(1, math.ceil(math.sqrt(ratio) * self._initial))
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds."""
