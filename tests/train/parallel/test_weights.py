@@ -169,3 +169,56 @@ def test_retain_graph_and_inputs() -> None:
     (alone,) = launch(twice_through, (1,))
     for seen in launch(twice_through, (2,), 2):
         assert seen == pytest.approx(alone, abs=1e-12)
+
+
+# -- losses over the samples of all ranks ------------------------------------------------------------------------------
+
+
+def contrastive(own: Any, everyone: Any, first: int) -> Any:
+    """The mean over some samples of how well each is told from all others; 0 without samples."""
+    targets = torch.arange(first, first + len(own))
+    losses = torch.nn.functional.cross_entropy(own @ everyone.T * 3, targets, reduction="sum")
+    return losses / max(1, len(own))
+
+
+def pairs() -> Any:
+    return torch.randn(SIZE, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+
+
+def encoder() -> Any:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 4)).double()
+
+
+def contrastive_by_hand() -> list[float]:
+    model = encoder()
+    optimizer = torch.optim.SGD(model.parameters(), 0.2)
+    for x in pairs().split(BATCH):
+        found = model(x)
+        contrastive(found, model(x * 0.9), 0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return values(model)
+
+
+def contrastive_together() -> list[float]:
+    with paceline.init() as run:
+        model = encoder()
+        model, optimizer = run.setup(model, torch.optim.SGD(model.parameters(), 0.2))
+        train = run.dataloader(TensorDataset(pairs()), global_batch_size=BATCH)
+        for (x,) in train:
+            found = model(torch.cat([x, x * 0.9]))
+            own, other = (half[: train.samples] for half in found.chunk(2))  # 0 of them if the batch is a stand-in
+            others = run.all_gather(other, differentiable=True)
+            first = sum(map(len, others[: run.rank]))
+            run.backward(contrastive(own, torch.cat(others), first))
+            optimizer.step()
+            optimizer.zero_grad()
+        return values(model)
+
+
+@pytest.mark.parametrize("nproc", [1, 3])
+def test_gradients_flow_through_what_is_gathered(nproc: int) -> None:
+    expected = contrastive_by_hand()
+    for weights in launch(contrastive_together, (), nproc):
+        assert weights == pytest.approx(expected, abs=1e-13)

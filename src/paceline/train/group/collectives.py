@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
 import torch.distributed as dist
+from torch.autograd.function import once_differentiable
 
 from .sharded import kind_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
 T = TypeVar("T")
@@ -70,13 +73,25 @@ class Collectives(ABC):
                 dist.all_reduce(result, reduction)
         return result / self.world_size if op == "mean" else result
 
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return every rank's tensor, in rank order. Shapes may differ in the first dimension only."""
+    def all_gather(self, tensor: Tensor, *, differentiable: bool = False) -> list[Tensor]:
+        """Return every rank's tensor, in rank order. Shapes may differ in the first dimension only.
+
+        Args:
+            tensor: of any shape.
+            differentiable: whether gradients flow back to the ranks that the tensors come from, as a loss over the
+                samples of all ranks needs it. The gradient of `tensor` is then the sum of those that all ranks have for
+                it, so all must compute theirs. Second derivatives are an error.
+        """
+        if differentiable:
+            return list(_Gather.apply(self, tensor))  # type: ignore[no-untyped-call]
+        return self._gathered(tensor)
+
+    def _gathered(self, tensor: Tensor) -> list[Tensor]:
         if self.world_size == 1:
             return [tensor.detach().clone()]
         sizes: list[int] = self.gather_objects(tensor.shape[0] if tensor.dim() else -1)
         if len(set(sizes)) == 1:
-            parts = [torch.empty_like(tensor) for _ in sizes]
+            parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in sizes]
             with self._together():
                 dist.all_gather(parts, tensor.detach().contiguous())
             return parts
@@ -86,6 +101,21 @@ class Collectives(ABC):
         with self._together():
             dist.all_gather(parts, padded)
         return [part[:size] for part, size in zip(parts, sizes, strict=True)]
+
+    def _sum_of_own(self, parts: Sequence[Tensor], own: torch.Size) -> Tensor:
+        """The sum over the ranks of what each has for this one.
+
+        Args:
+            parts: what this rank has for each, of that rank's shape.
+            own: the shape of this rank's.
+        """
+        if self.world_size == 1:
+            return parts[0]
+        sent = torch.cat([part.reshape(-1) for part in parts])
+        received = sent.new_empty(self.world_size * own.numel())
+        with self._together():
+            dist.all_to_all_single(received, sent, [own.numel()] * self.world_size, [part.numel() for part in parts])
+        return received.view(self.world_size, *own).sum(0)
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
         """Return the tensor of rank `source`. It has the same shape and type on all ranks, and is not changed."""
@@ -137,3 +167,17 @@ class Collectives(ABC):
         """Print on rank 0 only. All ranks compute the arguments, so these may contain collectives."""
         if self.is_main:
             print(*values, flush=True)
+
+
+class _Gather(torch.autograd.Function):
+    """All ranks' tensors, and the gradient of this rank's: the sum of all ranks' gradients of it."""
+
+    @staticmethod
+    def forward(ctx: Any, collectives: Collectives, tensor: Tensor) -> tuple[Tensor, ...]:
+        ctx.collectives, ctx.shape = collectives, tensor.shape
+        return tuple(collectives._gathered(tensor))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        return None, ctx.collectives._sum_of_own(grads, ctx.shape)
