@@ -22,6 +22,8 @@ from paceline.node.host.slurm.job_folder import JobFolder, Start
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.place import step
 
+from .test_slurm_view import NODE
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -90,7 +92,79 @@ def test_a_chain_ends_with_a_job_that_never_trained(folder: JobFolder) -> None:
     assert outcome is not None and (outcome["next"], outcome["state"], outcome["exit_code"]) == (None, "FAILED", 124)
     assert outcome["cause"] == "time limit"
     assert outcome["why"] == "its time limit ended before its ranks had started; give it a longer --time-limit"
-    assert not (folder.path.parent.parent / "calls").exists(), "no other job was submitted"
+    assert not was_called(folder, "sbatch"), "no other job was submitted"
+
+
+def was_called(folder: JobFolder, command: str) -> bool:
+    return command in (folder.path.parent.parent / "calls").read_text().split()
+
+
+def stopped(folder: JobFolder, number: str, saved: bool = False) -> None:
+    """Let the ranks of a start have been stopped, as before a time limit."""
+    folder.add_id(number)
+    run = folder.part(Start(number, 0), 0) / "it"
+    run.mkdir(parents=True)
+    (folder.of(Start(number, 0)) / "warned").write_text("limit\n")
+    spec = {**job_spec.JobSpec(script="train.py", nodes=2).for_node(), "name": "it"}
+    (run / "job.json").write_text(json.dumps({"created": 1.0, "spec": spec}))
+    (run / "spec.json").write_text(json.dumps({**NODE, "job_id": "id"}))
+    status = {"state": "STOPPED", "exit_code": 143, "ranks": [], "attempt": 0, "start": {}, "agent": None}
+    (run / "status.json").write_text(json.dumps(status))
+    if saved:
+        (run / "saved.json").write_text('{"step": 5, "folder": "/there"}')
+
+
+@pytest.mark.parametrize(
+    ("saves", "goes_on"),
+    [([], False), (["7"], False), (["8"], True), (["10"], True), (["own"], True), (["hidden"], False)],
+)
+def test_a_chain_goes_on_as_long_as_one_of_three_jobs_saves_something(
+    folder: JobFolder, saves: list[str], goes_on: bool
+) -> None:
+    own = folder.path / "checkpoints"
+    own.mkdir()
+    places = {"working_dir": str(folder.path), "checkpoint_dir": "checkpoints"}
+    describe(folder, options={"chain": True}, node=places)
+    (own / "before.pt").touch()
+    os.utime(own / "before.pt", (1.0, 1.0))
+    for number in ("7", "8", "9", "10"):
+        stopped(folder, number, number in saves)
+    for name in ("own", "hidden"):
+        if name in saves:
+            (own / ("model.pt" if name == "own" else ".saving-step-000001-x")).touch()
+    assert start(folder, "slurm-finish", "143", SLURM_JOB_ID="10") != 0
+    outcome = folder.outcome(Start("10", 0)) or {}
+    assert was_called(folder, "sbatch") == goes_on
+    if not goes_on:
+        assert (outcome["state"], outcome["exit_code"], outcome["cause"]) == ("FAILED", 124, "time limit")
+        assert outcome["why"].startswith("its last 3 jobs of Slurm saved nothing, neither with paceline's library nor")
+
+
+@pytest.mark.parametrize(
+    ("shown", "state"),
+    [
+        ("RunTime=00:50:00 TimeLimit=01:00:00", "FAILED"), ("RunTime=01:00:10 TimeLimit=01:00:00", "FAILED"),
+        ("", "FAILED"),
+        ("RunTime=00:01:00 TimeLimit=1-00:00:00", "STOPPED"), ("RunTime=00:01:00 TimeLimit=UNLIMITED", "STOPPED"),
+    ],
+)  # fmt: skip
+def test_a_signal_is_a_time_limit_only_if_that_is_near(folder: JobFolder, shown: str, state: str) -> None:
+    describe(folder)
+    stopped(folder, "7")
+    folder.script.write_text("#!/bin/sh\n#SBATCH --signal=B:USR2@540\n")
+    (folder.path.parent.parent / "bin" / "scontrol").write_text(f"#!/bin/sh\necho '   {shown} TimeMin=N/A'\n")
+    assert start(folder, "slurm-finish", "143") != 0
+    outcome = folder.outcome(START) or {}
+    assert outcome["state"] == state
+    said = "stopped at its time limit in Slurm" if state == "FAILED" else "stopped by a signal, USR2, that was not"
+    assert outcome["why"].startswith(said) and outcome["why"].endswith("; paceline resubmit it starts it again")
+
+
+def test_after_a_time_limit_a_checkpoint_is_promised_if_there_is_one(folder: JobFolder) -> None:
+    describe(folder)
+    stopped(folder, "7", saved=True)
+    start(folder, "slurm-finish", "143")
+    assert (folder.outcome(START) or {})["why"].endswith("; paceline resubmit it goes on from its last checkpoint")
 
 
 @pytest.mark.parametrize(("state", "is_decided"), [("PENDING", False), ("NODE_FAIL", False), ("RUNNING", True)])

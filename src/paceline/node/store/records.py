@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from paceline.contract.checkpoint import newest_first
 from paceline.node import tensorboard
 from paceline.node.files import load_json, read_json
 from paceline.node.journal.fold import fold, part_of
@@ -128,7 +129,7 @@ def _look(path: Path, queue: Callable[[], list[Entry]], liveness: Callable[[RunD
         host=agent["host"] if agent else socket.gethostname(), hosts=node.get("hosts", ()),
         is_elastic=node.get("least") != node.get("nodes"),
         waiting=_waiting(path.name, status, queue) if alive else None,
-        progress=_progress(path / "progress.json"), checkpoint=_checkpoint(path / SAVED),
+        progress=_progress(path / "progress.json"), checkpoint=checkpoint(run),
     )  # fmt: skip
     return {"job": _facts(path, job, node), "part": part}
 
@@ -182,9 +183,9 @@ def _progress(path: Path) -> ProgressRecord | None:
     return found
 
 
-def _checkpoint(path: Path) -> CheckpointRecord | None:
+def checkpoint(run: RunDirectory) -> CheckpointRecord | None:
     """The step and folder that the library has saved last; None if there is none that can be read."""
-    found = read_json(path) or {}
+    found = read_json(run.path / SAVED) or {}
     step, folder = found.get("step"), found.get("folder")
     return {"step": step, "folder": folder} if isinstance(step, int) and isinstance(folder, str) else None
 
@@ -244,8 +245,6 @@ def _absence(run: RunDirectory, name: str, agent: AgentRecord | None, alive: boo
         agent: its agent, by its status.
         alive: False if it is known that no process works on it, on any machine.
     """
-    has_checkpoints = any(run.path.glob("checkpoints*"))
-    again = f"paceline resubmit {name} {'goes on from its last checkpoint' if has_checkpoints else 'starts it again'}"
     is_here = agent is None or agent["host"] == socket.gethostname()
     if agent and not is_here and alive is None:
         return None, f"it runs on {agent['host']}; only there its state is known"
@@ -257,7 +256,22 @@ def _absence(run: RunDirectory, name: str, agent: AgentRecord | None, alive: boo
         why = "the machine was restarted"
     else:
         why = f"its agent (pid {agent['pid']}) was killed, and its ranks with it"
-    return False, f"{why}; {again}"
+    return False, f"{why}; {again(name, has_checkpoint(run))}"
+
+
+def again(name: str, goes_on: bool) -> str:
+    """What starts a job of this name again, and whether it goes on from a checkpoint then."""
+    return f"paceline resubmit {name} {'goes on from its last checkpoint' if goes_on else 'starts it again'}"
+
+
+def has_checkpoint(run: RunDirectory) -> bool:
+    """Whether the library has saved one for this job, or finds one of a job before it."""
+    if (run.path / SAVED).exists():
+        return True
+    node = read_json(run.spec) or {}
+    given = (node.get("env") or {}).get("PACELINE_CHECKPOINT_DIR")
+    folder = Path(str(node.get("working_dir", "/")), str(given)) if given else run.path / "checkpoints"
+    return next(newest_first(folder), None) is not None
 
 
 def _last_change(run: RunDirectory, job: dict[str, Any]) -> float:

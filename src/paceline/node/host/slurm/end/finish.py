@@ -16,20 +16,24 @@ from paceline.node.failure import TIMED_OUT
 from paceline.node.files import write_json
 from paceline.node.host.slurm.call import SECONDS, Away, batch_environment, call
 from paceline.node.host.slurm.job_folder import UNSEEN, JobFolder, current_start, own_number
+from paceline.node.host.slurm.job_folders import disk_time
 from paceline.node.host.slurm.look import view
 from paceline.node.host.slurm.look.queue import Queue
-from paceline.node.host.slurm.look.scheduler import CHAIN, REQUEUE
+from paceline.node.host.slurm.look.scheduler import CHAIN, REQUEUE, again
 from paceline.node.journal.records import with_cause
 from paceline.node.rundir.directory import SAVED
 
-from .own_job import shown_by_slurm
+from .own_job import seconds_left, shown_by_slurm
 
 if TYPE_CHECKING:
     from paceline.contract.records import JobRecord
     from paceline.node.host.slurm.job_folder import Start
     from paceline.node.journal.status import Failure
+    from paceline.node.rundir.directory import RunDirectory
 
-_IDLE = 3  # jobs of a chain that may end without a checkpoint
+_IDLE = 3  # jobs of a chain that may end in a row without having saved anything
+_ASKED = re.compile(r"^#SBATCH --signal=\S*@(\d+)", re.MULTILINE)  # seconds before its limit that a job is warned
+_EARLY = 120.0  # seconds that the warning may come before that: Slurm's own minute, and what a short job cannot tell
 _MOST_LOSSES = 5  # requeues after the loss of a node: more are no accident
 _TRIES, _PAUSE = 60, 5.0  # while Slurm does not answer; its controller may be restarted
 _KILLED_WITHIN = 120.0  # seconds in which Slurm ends what it has requeued
@@ -75,7 +79,7 @@ def decide(path: str, code: str) -> int:
     write_json(folder.of(start) / "outcome.json", {**outcome, "time": time.time()})
     if outcome.get("next") == REQUEUE:
         return _requeue(folder, start, outcome, exit_code)
-    if folder.is_stopped and state != "SUCCEEDED":
+    if (folder.is_stopped or outcome.get("state") == "STOPPED") and state != "SUCCEEDED":
         with contextlib.suppress(Refused):  # so that Slurm says CANCELLED, and not FAILED
             call("scancel", "--quiet", own_number())
     return 0 if state == "SUCCEEDED" else exit_code or 1
@@ -91,7 +95,10 @@ def _outcome(folder: JobFolder, start: Start, found: JobRecord | None, exit_code
     if folder.refusals(start):
         return {"next": None}
     if state in ("STOPPED", None) and _warned(folder, start) == "limit":
-        return _at_limit(folder, start)
+        if _is_near_limit(folder, start):
+            return _at_limit(folder, start)
+        why = f"stopped by a signal, USR2, that was not Slurm's warning before its time limit; {again(folder)}"
+        return {"next": None, "state": "STOPPED", "why": why}
     if state == "FAILED" and found is not None and (lost := _loss(folder, start)) is not None:
         losses = sum(_was_loss(folder.outcome(other)) for other in folder.starts if other != start)
         if losses < _MOST_LOSSES:
@@ -124,14 +131,27 @@ def _was_loss(outcome: dict[str, Any] | None) -> bool:
     return with_cause({"rank": None, "message": outcome.get("why"), **outcome})["cause"] == "node lost"
 
 
+def _is_near_limit(folder: JobFolder, start: Start) -> bool:
+    """Whether the job was warned as shortly before its time limit as its script asks for; also if that is not known."""
+    left = seconds_left()
+    asked = _ASKED.search(folder.script.read_text()) if folder.script.exists() else None
+    if left is None or asked is None:
+        return True
+    since = disk_time(folder.root) - (folder.of(start) / "warned").stat().st_mtime
+    return left + since <= float(asked[1]) + _EARLY
+
+
 def _at_limit(folder: JobFolder, start: Start) -> dict[str, Any]:
     """What follows when Slurm has warned the job of its time limit."""
     if not folder.read()["options"].get("chain"):
-        why = f"stopped at its time limit in Slurm; paceline resubmit {folder.name} goes on from its last checkpoint"
+        why = f"stopped at its time limit in Slurm; {again(folder)}"
     elif not any((run.read_status() or {}).get("start") is not None for run in folder.runs(start)):
         why = "its time limit ended before its ranks had started; give it a longer --time-limit"
     elif _gets_nowhere(folder):
-        why = f"its last {_IDLE} jobs of Slurm ended before they saved a checkpoint; give it a longer --time-limit"
+        why = (
+            f"its last {_IDLE} jobs of Slurm saved nothing, neither with paceline's library nor in {_saves_to(folder)};"
+            " give it a longer --time-limit, or its script's own folder with --checkpoint-dir"
+        )
     else:
         why = "its time limit ended, and it goes on in a new job of Slurm"
         return {"next": CHAIN, "why": why, "cause": "time limit"}
@@ -139,9 +159,31 @@ def _at_limit(folder: JobFolder, start: Start) -> dict[str, Any]:
 
 
 def _gets_nowhere(folder: JobFolder) -> bool:
-    """Whether a job that has saved checkpoints before has saved none for a while: it would go on for ever."""
-    saved = [any((run.path / SAVED).exists() for run in runs) for _, runs in view.runs_of(folder)]
-    return any(saved) and not any(saved[-_IDLE:])
+    """Whether its last Slurm jobs have saved nothing: it would go on for ever."""
+    jobs: dict[str, list[RunDirectory]] = {}
+    for start, runs in view.runs_of(folder):
+        jobs.setdefault(start.id, []).extend(runs)
+    last = [run for runs in list(jobs.values())[-_IDLE:] for run in runs]
+    if len(jobs) < _IDLE or any((run.path / SAVED).exists() for run in last):
+        return False
+    return not _has_written(_saves_to(folder), min(run.spec.stat().st_mtime for run in last))
+
+
+def _saves_to(folder: JobFolder) -> Path:
+    """The folder for checkpoints, in which scripts may also save by themselves."""
+    node = folder.read()["node"]
+    return Path(str(node["working_dir"]), str(node["checkpoint_dir"]))
+
+
+def _has_written(folder: Path, since: float) -> bool:
+    """Whether a file in a folder was written after this time; hidden ones are the library's, of saves that failed."""
+    for path, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            with contextlib.suppress(OSError):
+                if not name.startswith(".") and os.stat(os.path.join(path, name)).st_mtime > since:
+                    return True
+    return False
 
 
 def _is_ended(shown: str) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.node.journal.fold import Scheduler
 from paceline.node.journal.state import FINAL
+from paceline.node.store import records
 
 from . import accounts, reasons
 
@@ -188,8 +189,7 @@ class SlurmJob:
             return ended._replace(exit_code=0)
         if ended.result == "STOPPED":
             return ended._replace(reason=f"{ended.reason}, not by paceline")
-        again = f"paceline resubmit {self._folder.name} goes on from its last checkpoint"
-        return ended._replace(reason=f"{ended.reason}; {again}")
+        return ended._replace(reason=f"{ended.reason}; {again(self._folder)}")
 
     # -- times ---------------------------------------------------------------------------------------------------------
 
@@ -214,6 +214,12 @@ class SlurmJob:
     def _last_change(self) -> float:
         """When the last thing happened to the job, by the clock of the disk."""
         return max(map(_time, (self._folder.path, self._folder.stop, self._folder.output)))
+
+
+def again(folder: JobFolder) -> str:
+    """What starts a job again that ended before its time, and from where it goes on then."""
+    runs = (run for start in folder.starts for run in folder.runs(start))
+    return records.again(folder.name, any(map(records.has_checkpoint, runs)))
 
 
 def _code(result: str | None) -> int | None:

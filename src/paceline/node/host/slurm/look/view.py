@@ -21,7 +21,7 @@ from .scheduler import SlurmJob
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from paceline.contract.records import JobFacts, JobRecord
+    from paceline.contract.records import CheckpointRecord, JobFacts, JobRecord
     from paceline.node.host.slurm.job_folder import JobFolder, Start
     from paceline.node.journal.fold import Part, Report
     from paceline.node.rundir.directory import RunDirectory
@@ -50,6 +50,7 @@ def record(folder: JobFolder, queue: Queue) -> SlurmRecord | None:
         found = fold(facts, [], slurm.unstarted())
     else:
         found = _of_start(folder, job, start, slurm)
+        found["checkpoint"] = found["checkpoint"] or _saved_before(folder, start)
     return {**found, "external_id": (folder.ids or [""])[-1], "job_id": job["job_id"]}
 
 
@@ -62,6 +63,12 @@ def _of_start(folder: JobFolder, job: dict[str, Any], start: Start, slurm: Slurm
     if word is not None and word.state == "ended":  # then no agent runs any more
         parts = _parts(_reports(folder, start, alive=False)[0], refusals)
     return fold(facts, parts, word)
+
+
+def _saved_before(folder: JobFolder, start: Start) -> CheckpointRecord | None:
+    """The checkpoint that the starts before this one have saved last."""
+    before = (run for other, runs in reversed(runs_of(folder)) if other != start for run in runs)
+    return next(filter(None, map(records.checkpoint, before)), None)
 
 
 def _last(folder: JobFolder) -> Start | None:
