@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from .base import Contract, Variables
-from .placement import ContractError, Placement
+from .placement import MAIN_PORT, ContractError, Placement
 from .values import integer, placement_from
 
 if TYPE_CHECKING:
@@ -80,5 +80,5 @@ class HorovodContract(Contract):
                 "node_count": "HOROVOD_CROSS_SIZE",
             },
             main_address=env.get("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1"),
-            main_port=integer(env, "HOROVOD_GLOO_RENDEZVOUS_PORT", 29500),
+            main_port=integer(env, "HOROVOD_GLOO_RENDEZVOUS_PORT", MAIN_PORT),
         )

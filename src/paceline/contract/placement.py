@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+MAIN_PORT = 29500  # where the nodes of a job meet, unless another port is given; torchrun's too
+
 
 class ContractError(ValueError):
     """The launcher's variables contradict each other or cannot be read; the message names them."""
@@ -43,7 +45,7 @@ class Placement:
     node_rank: int = 0
     node_count: int = 1
     main_address: str = "127.0.0.1"
-    main_port: int = 29500
+    main_port: int = MAIN_PORT
     devices: tuple[str, ...] = ()
     attempt: int = 0
     job: str = "none"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from .mpi import MpiContract
 from .paceline import PacelineContract
-from .placement import ContractError, Placement
+from .placement import MAIN_PORT, ContractError, Placement
 from .slurm import SlurmContract
 from .torch import TorchContract
 from .values import integer, placement_from
@@ -147,7 +147,7 @@ def _pod(env: Mapping[str, str]) -> Recognised | None:
             env,
             {"rank": rank, "world_size": world_size, "node_rank": rank, "node_count": world_size},
             main_address=env.get("MASTER_ADDR", env.get("PET_MASTER_ADDR", "127.0.0.1")),
-            main_port=integer(env, "MASTER_PORT", integer(env, "PET_MASTER_PORT", 29500)),
+            main_port=integer(env, "MASTER_PORT", integer(env, "PET_MASTER_PORT", MAIN_PORT)),
         ),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from .base import Contract, Variables
-from .placement import PLACEMENT_FIELDS, Placement
+from .placement import MAIN_PORT, PLACEMENT_FIELDS, Placement
 from .values import integer, placement_from
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class TorchContract(Contract):
             numbers,
             **nodes,
             main_address=env.get("MASTER_ADDR", "127.0.0.1"),
-            main_port=integer(env, "MASTER_PORT", 29500),
+            main_port=integer(env, "MASTER_PORT", MAIN_PORT),
             attempt=integer(env, "TORCHELASTIC_RESTART_COUNT", 0),
             job=env.get("TORCHELASTIC_RUN_ID", "none"),
         )

@@ -170,7 +170,7 @@ def check_installed() -> None:
 
     found = importlib.util.find_spec("tensorboard")
     if found is None or found.origin is None:  # a folder of event files may have the same name
-        raise Refused(f"tensorboard is not installed for {sys.executable}; pip install 'paceline[train]'")
+        raise Refused(f"tensorboard is not installed for {sys.executable}; pip install tensorboard")
 
 
 def logdir_of(working_dir: str, logdir: str) -> str:

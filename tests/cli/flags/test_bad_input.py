@@ -57,6 +57,11 @@ CASES = {
     "framework not installed": (["--framework", "paddle", "ok.py"], "paddle is not installed for ", "install it"),
     "imported framework not installed": (["paddled.py"], "paddle is not installed for ", "install it"),
     "several nodes without an address": (["--nnodes", "2", "ok.py"], "--nnodes 2 needs to know where", "--master-addr"),
+    "an address of no host": (
+        ["--nnodes", "2", "--node-rank", "1", "--master-addr", "nosuch.invalid", "ok.py"],
+        "no host is named nosuch.invalid",
+        "--master-addr",
+    ),
     "no nodes": (["--nnodes", "0", "ok.py"], "--nnodes '0' is not a number of machines", "--nnodes 2"),
     "nodes that change": (
         ["--nnodes", "1:4", "--framework", "indexed", "--master-addr", "h", "ok.py"],

@@ -49,7 +49,7 @@ def _python(seen: Inspection, env: Mapping[str, str]) -> Iterator[Finding]:
             "warning",
             f"virtual environment {active}",
             f"is active, but paceline, and so the ranks, run on {executable}",
-            f"install paceline in it: {active}/bin/python -m pip install paceline",
+            f"install paceline in it: {active}/bin/python -m pip install -e FOLDER, its clone",
         )
     if not any(seen.packages.get(name) for name in FRAMEWORKS):
         yield Finding(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from paceline.backends import moving
 from paceline.backends.refusals import refusals
 from paceline.backends.submission import fetched, names
+from paceline.contract.placement import MAIN_PORT
 from paceline.contract.values import join_address
 from paceline.job.paths import jobs_folder, make_private
 from paceline.node.store import make
@@ -120,6 +121,6 @@ def _warn_of_no_token(spec: JobSpec, progress: ProgressReporter) -> None:
     if is_first and not is_loopback(meeting.local_address or address):
         who = "anyone who can connect" if meeting.run_id is None else "anyone who knows --rdzv-id and can connect"
         progress.say(
-            f"{who} to {join_address(address, meeting.main_port or 0)} may join this job; "
+            f"{who} to {join_address(address, meeting.main_port or MAIN_PORT)} may join this job; "
             "set PACELINE_TOKEN to a secret on all its machines"
         )

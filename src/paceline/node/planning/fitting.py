@@ -9,6 +9,7 @@ import importlib.util
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -286,9 +287,22 @@ def _check_meeting(job: Mapping[str, Any], here: Here) -> None:
         )
     if job["node_rank"] is not None and job["node_rank"] >= nodes:
         raise Refused(f"--node-rank {job['node_rank']} with --nnodes {nodes}; nodes are numbered 0 … {nodes - 1}")
+    if nodes > 1 and not here.is_scheduled and not _may_resolve(job["main_address"]):
+        raise Refused(f"no host is named {job['main_address']}; give --master-addr with node 0's name or address")
     listens_here = not here.is_scheduled and (nodes == 1 or job["node_rank"] == 0)
     if listens_here and job["main_port"] is not None and is_listening(job["main_port"]):
         raise Refused(f"port {job['main_port']} is in use on this machine; choose another --master-port, or none")
+
+
+def _may_resolve(host: str) -> bool:
+    """Whether a host has an address, or may have one later."""
+    try:
+        socket.getaddrinfo(host, None)
+    except socket.gaierror as error:  # in a pod, the name of another one appears when that one starts
+        return error.errno != socket.EAI_NONAME or "KUBERNETES_SERVICE_HOST" in os.environ
+    except UnicodeError:  # a label that is empty or too long
+        return False
+    return True
 
 
 def _check_devices(job: Mapping[str, Any], here: Here) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract import HOROVOD, thread_count
+from paceline.contract.placement import MAIN_PORT
 from paceline.node.machine import devices
 from paceline.node.spec import NodeSpec, Program
 from paceline.node.tensorboard import logdir_of
@@ -68,7 +69,7 @@ def node_spec(
         nodes=nodes,
         least=least,
         main_address=job["main_address"],
-        main_port=job["main_port"] if nodes == 1 else job["main_port"] or 29500,
+        main_port=job["main_port"] if nodes == 1 else job["main_port"] or MAIN_PORT,
         local_address=job["local_address"],
         join_timeout=job["join_timeout"],
         last_call=job["last_call"],

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
 _EXTENSION = "client.authentication.k8s.io/exec"  # of a cluster, for plugins
-_INSTALL = "the Kubernetes backend needs lightkube; install it with: pip install 'paceline[kubernetes]'"
+_INSTALL = "the Kubernetes backend needs lightkube; pip install lightkube 'httpx2[ws]'"
 
 
 class Access(NamedTuple):
