@@ -29,11 +29,18 @@ def schemas(operator: str, minor: int) -> dict[str, Any]:
     reader = _Reader(minor, found)
     for one in resources.CUSTOM[operator]:
         key = f"{one.api_version}/{one.kind}"
-        if one.api_version in ("kubeflow.org/v1", "trainer.kubeflow.org/v1alpha1", "jobset.x-k8s.io/v1alpha2"):
+        if key in _OF_ARENA and operator == "arena":
+            found[key] = _object(metadata=_OPEN, status=_OPEN, spec=_OF_ARENA[key])
+        elif one.api_version in ("kubeflow.org/v1", "trainer.kubeflow.org/v1alpha1", "jobset.x-k8s.io/v1alpha2"):
             prefix = {"kubeflow": "KubeflowOrgV1", "trainer": "TrainerV1alpha1", "jobset": "JobsetV1alpha2"}
             found[key] = {"$ref": f"#/{reader.read(prefix[one.group.partition('.')[0]] + one.kind)}"}
         elif key in _WRITTEN:
             found[key] = _object(metadata=_OPEN, status=_OPEN, spec=_WRITTEN[key])
+    if operator == "arena":
+        of_pod = schema.definitions(minor)["io.k8s.api.core.v1.PodSpec"]
+        found["OldPodSpec"] = {**of_pod, "properties": {name: of_pod["properties"][name] for name in _OLD_POD}}
+    if operator == "trainer-2.2":  # kubeflow-trainer-api 2.2.1 has this field less than 2.3.0
+        found["TrainerV1alpha1PodSpecPatch"]["properties"].pop("terminationGracePeriodSeconds")
     return found
 
 
@@ -138,11 +145,30 @@ _REPLICAS = {
 }  # fmt: skip
 
 
+# The pod of Kubernetes 1.11, without enableServiceLinks, as Arena's TFJob has it.
+_OLD_POD = (
+    "activeDeadlineSeconds", "affinity", "automountServiceAccountToken", "containers", "dnsConfig", "dnsPolicy",
+    "hostAliases", "hostIPC", "hostNetwork", "hostPID", "hostname", "imagePullSecrets", "initContainers", "nodeName",
+    "nodeSelector", "priority", "priorityClassName", "readinessGates", "restartPolicy", "schedulerName",
+    "securityContext", "serviceAccount", "serviceAccountName", "shareProcessNamespace", "subdomain",
+    "terminationGracePeriodSeconds", "tolerations", "volumes",
+)  # fmt: skip
+_OLD_REPLICAS = {
+    "type": "object", "additionalProperties": _object(
+        replicas=_INT, restartPolicy=_TEXT, template=_object(metadata=_OPEN, spec={"$ref": "#/OldPodSpec"}),
+    ),
+}  # fmt: skip
+
+
 def _one_of(*values: str) -> Any:
     return {"type": "string", "enum": list(values)}
 
 
-# What comes without a package: of mpi-operator 0.4, Arena's charts, volcano 1.8, scheduler-plugins and Kueue.
+# What comes without a package, after the CRDs in these repositories:
+# - MPIJob: kubeflow/mpi-operator, manifests/base/kubeflow.org_mpijobs.yaml (commit b302019), with runLauncherAsWorker,
+#   which later releases have;
+# - PodGroup: volcano-sh/volcano, config/crd/volcano/bases/scheduling.volcano.sh_podgroups.yaml (096235e), and
+#   kubernetes-sigs/scheduler-plugins, config/crd/bases/scheduling.x-k8s.io_podgroups.yaml (3f8606c).
 _WRITTEN = {
     "kubeflow.org/v2beta1/MPIJob": _object(
         "mpiReplicaSpecs", mpiReplicaSpecs=_REPLICAS, slotsPerWorker=_INT, sshAuthMountPath=_TEXT,
@@ -155,16 +181,32 @@ _WRITTEN = {
             ),
         ),
     ),
-    "kubeflow.org/v1alpha1/MPIJob": _object(
-        gpus=_INT, gpusPerNode=_INT, processingUnits=_INT, processingUnitsPerNode=_INT, processingResourceType=_TEXT,
-        replicas=_INT, slotsPerWorker=_INT, launcherOnMaster=_BOOL, backoffLimit=_INT, activeDeadlineSeconds=_INT,
-        cleanPodPolicy=_TEXT, mainContainer=_TEXT, ttlSecondsAfterFinished=_INT, template=_TEMPLATE,
-    ),
     "scheduling.volcano.sh/v1beta1/PodGroup": _object(
         minMember=_INT, minTaskMember={"type": "object", "additionalProperties": _INT}, queue=_TEXT,
         priorityClassName=_TEXT, minResources=_AMOUNTS,
     ),
     "scheduling.x-k8s.io/v1alpha1/PodGroup": _object(minMember=_INT, minResources=_AMOUNTS, scheduleTimeoutSeconds=_INT),
+}  # fmt: skip
+
+
+# Those of kubeflow/arena 0.15, whose operators are older than the Training Operator, in arena-artifacts/all_crds:
+# mpi-operator/kubeflow.org_mpijobs_v1.yaml (commit 0cc88e2), v1/pytorch-operator/kubeflow.org_pytorchjobs_v1.yaml
+# (f4fceb5) and v1/tf-operator/kubeflow.org_tfjobs_v1.yaml (938037e).
+_OF_ARENA = {
+    "kubeflow.org/v1alpha1/MPIJob": _object(
+        backoffLimit=_INT, cleanPodPolicy=_TEXT, gpus=_INT, launcherOnMaster=_BOOL,
+        launcherResources=_object(limits=_AMOUNTS, requests=_AMOUNTS), mountsOnLauncher=_BOOL, replicas=_INT,
+        template=_TEMPLATE,
+    ),
+    "kubeflow.org/v1/PyTorchJob": _object(
+        "pytorchReplicaSpecs", pytorchReplicaSpecs=_REPLICAS, activeDeadlineSeconds=_INT, backoffLimit=_INT,
+        cleanPodPolicy=_TEXT, ttlSecondsAfterFinished=_INT,
+    ),
+    "kubeflow.org/v1/TFJob": _object(
+        "tfReplicaSpecs", tfReplicaSpecs=_OLD_REPLICAS, activeDeadlineSeconds=_INT, backoffLimit=_INT,
+        cleanPodPolicy=_TEXT, ttlSecondsAfterFinished=_INT, startingDeadlineSeconds=_INT,
+        successPolicy=_one_of("", "AllWorkers"),
+    ),
 }  # fmt: skip
 
 

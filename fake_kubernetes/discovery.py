@@ -115,7 +115,8 @@ def _described(api: Api, version: str) -> Any:
         if name:
             _collect(api, name, needed)
         elif own in api.custom_schemas:
-            needed[own.replace("/", ".")] = _open(api, api.custom_schemas[own], needed)
+            described = _open(api, api.custom_schemas[own], needed)
+            needed[own.replace("/", ".")] = {**described, "x-kubernetes-group-version-kind": [kind]}
     info = {"title": "Kubernetes", "version": f"v1.{api.minor}.0"}
     return {"openapi": "3.0.0", "info": info, "paths": paths, "components": {"schemas": needed}}
 

@@ -26,6 +26,8 @@ _GROUP = "training.kubeflow.org"
 _FIELDS = {"PyTorchJob": "pytorchReplicaSpecs", "TFJob": "tfReplicaSpecs", "PaddleJob": "paddleReplicaSpecs",
            "MPIJob": "mpiReplicaSpecs"}  # fmt: skip
 _CONTAINERS = {"PyTorchJob": "pytorch", "TFJob": "tensorflow", "PaddleJob": "paddle"}
+# Before the Training Operator, labels of pods were called by the kind, and the policy of a job was in its spec itself.
+_OLD_LABELS = {"PyTorchJob": "pytorch", "TFJob": "tf"}
 _PORTS = {"PyTorchJob": 23456, "TFJob": 2222, "PaddleJob": 36543, "MPIJob": 9999}
 
 
@@ -119,7 +121,10 @@ class Training(Operator):
     kinds = ("PyTorchJob", "TFJob", "PaddleJob", "MPIJob")
 
     def sync(self, object: Object, status: Object) -> None:
-        spec, policy = object["spec"], object["spec"].get("runPolicy") or {}
+        spec = object["spec"]
+        if "template" in spec:  # an MPIJob v1alpha1, on which nobody acts here
+            return
+        policy = spec.get("runPolicy") or spec
         pods = list(self.owned(resources.PODS, object))
         if has(status, "Succeeded") or has(status, "Failed"):
             clean = policy.get("cleanPodPolicy", "None")
@@ -157,6 +162,10 @@ class Training(Operator):
         is_worker = bool(object["spec"].get("runLauncherAsWorker"))  # its launcher
         if role != "Launcher" or is_worker:
             labels[f"{_GROUP}/replica-index"] = str(index + (is_worker and role == "Worker"))
+        if kind in _OLD_LABELS and "runPolicy" not in object["spec"]:
+            old = _OLD_LABELS[kind]
+            labels = {"group-name": "kubeflow.org", f"{old}-job-name": data["name"],
+                      f"{old}-replica-type": role.lower(), f"{old}-replica-index": str(index)}  # fmt: skip
         metadata = {**(template.get("metadata") or {}), "name": name}
         metadata["labels"] = {**metadata.get("labels", {}), **labels}
         spec = template["spec"]
@@ -218,7 +227,7 @@ class Training(Operator):
         return {"K_MPI_JOB_ROLE": "worker"} if kind == "MPIJob" else {}
 
     def _judge(self, object: Object, roles: Object, there: dict[str, Object], status: Object) -> None:
-        kind, policy = object["kind"], object["spec"].get("runPolicy") or {}
+        kind, policy = object["kind"], object["spec"].get("runPolicy") or object["spec"]
         counted: dict[str, Any] = {}
         for role, replica in roles.items():
             own = [there.get(_pod_name(object, role, index)) for index in range(replica.get("replicas", 1))]

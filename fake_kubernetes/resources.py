@@ -105,14 +105,18 @@ def _custom(group: str, version: str, kind: str, plural: str = "", namespaced: b
     return Resource(group, version, kind, plural or f"{kind.lower()}s", namespaced, (), ("status",), True)
 
 
-# By the operator that brings them.
+# By the operator that brings them, older releases of one first.
 CUSTOM = {
+    "arena": (
+        _custom("kubeflow.org", "v1alpha1", "MPIJob"),
+        *(_custom("kubeflow.org", "v1", kind) for kind in ("PyTorchJob", "TFJob")),
+    ),
+    "trainer-2.2": (_custom("trainer.kubeflow.org", "v1alpha1", "TrainJob"),),
     "training-operator": (
         *(_custom("kubeflow.org", "v1", kind) for kind in ("PyTorchJob", "MPIJob", "TFJob", "PaddleJob", "JAXJob")),
         _custom("kubeflow.org", "v1", "XGBoostJob"),
     ),
     "mpi-operator": (_custom("kubeflow.org", "v2beta1", "MPIJob"),),
-    "arena": (_custom("kubeflow.org", "v1alpha1", "MPIJob"),),
     "trainer": (
         _custom("trainer.kubeflow.org", "v1alpha1", "TrainJob"),
         _custom("trainer.kubeflow.org", "v1alpha1", "TrainingRuntime"),

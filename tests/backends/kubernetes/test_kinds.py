@@ -44,7 +44,7 @@ def checked(it: Order) -> dict[str, Any]:
     served = [*resources.BUILT_IN, *(one for several in resources.CUSTOM.values() for one in several)]
     for manifest in made:
         key = manifest["apiVersion"], manifest["kind"]
-        (resource,) = [one for one in served if (one.api_version, one.kind) == key]
+        resource = next(one for one in served if (one.api_version, one.kind) == key)
         assert checker.check(resource, manifest, strict=True)["spec" if "spec" in manifest else "metadata"]
     first: dict[str, Any] = made[0]
     return first
@@ -79,6 +79,8 @@ BEYOND_A_RUNTIME = {
 @pytest.mark.parametrize("kind", KINDS_AND_VERSIONS, ids=lambda kind: f"{kind.name}-{kind.version}")
 def test_every_kind_has_what_a_user_sets(kind: Kind) -> None:
     given = {**POSSIBLE, **({} if isinstance(kind, TrainJob) else BEYOND_A_RUNTIME)}
+    if kind.api_version == "kubeflow.org/v1alpha1":  # it has no such fields
+        given = {key: given[key] for key in given if key not in ("ttl", "time_limit", "ranks")}
     if kind.version != "v1alpha1":
         given["queue"] = "fast"
         checked(order(kind))  # a job of one pod
@@ -90,7 +92,7 @@ def test_every_kind_has_what_a_user_sets(kind: Kind) -> None:
         assert found["metadata"]["labels"]["app.kubernetes.io/instance"] == "it"
         assert found["metadata"]["labels"].get("kueue.x-k8s.io/queue-name") == given.get("queue")
         assert kind.ttl(found) == (60 if "ttl" in given else None)
-        assert ("activeDeadlineSeconds" in json.dumps(found["spec"])) is plain
+        assert ("activeDeadlineSeconds" in json.dumps(found["spec"])) is (plain and "time_limit" in given)
         for template in templates(found):
             pod = template["spec"]
             assert template["metadata"]["labels"]["app.kubernetes.io/instance"] == "it"
@@ -133,7 +135,8 @@ def test_what_a_kind_cannot_do_is_refused() -> None:
         (TrainJob(), {"gang": "volcano"}, "--gang: a TrainJob has it"),
         (TrainJob(), {"pod_template": {"spec": {"schedulerName": "x"}}}, "a TrainJob cannot change schedulerName of"),
         (old, {}, "--kind mpijob: an MPIJob of kubeflow.org/v1alpha1 runs nothing but sleep in workers; add --plain"),
-        (old, {"plain": True, "queue": "q"}, "--queue: an MPIJob of kubeflow.org/v1alpha1 cannot be suspended"),
+        (old, {"plain": True, "queue": "q"}, "--queue: an MPIJob of kubeflow.org/v1alpha1 here has no suspend; leave"),
+        (old, {"plain": True, "ranks": 2}, "-n: an MPIJob of kubeflow.org/v1alpha1 here has no slotsPerWorker; leave"),
     ):  # fmt: skip
         with pytest.raises(UserError) as refused:
             order(kind, **given).check()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from paceline.job.errors import UserError
+from paceline.job.spec import JobSpec
 
 from .user import Silence, User
 
@@ -91,7 +92,9 @@ def test_a_queue_a_stop_and_a_failure(make_user: Callable[..., User], kind: str)
     assert (job.state, job.waiting) == ("PENDING", "queue fast has not admitted it yet"), job
     found = user.backend()._find("queued")
     assert found.object["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "fast"
-    user.cluster.patch(found.kind.title, "queued", {"spec": found.kind.suspension(False)})  # as Kueue does
+    user.cluster.patch(
+        found.kind.title, "queued", {"spec": found.kind.suspension(found.object, False)}
+    )  # as Kueue does
     user.wrote("queued", "here")
     assert user.get("queued").state == "RUNNING"
     assert user.backend().stop(["queued"]) == {}
@@ -109,6 +112,39 @@ def test_a_queue_a_stop_and_a_failure(make_user: Callable[..., User], kind: str)
     assert user.backend().delete(["fails", "fails-2", "queued"]) == []
     for name in ("fails", "queued"):
         user.nothing_left(name)
+
+
+def test_a_train_job_of_an_older_release(make_user: Callable[..., User]) -> None:
+    user = make_user("trainer-2.2", "jobset")
+    with pytest.raises(UserError, match=r"^--grace: a TrainJob of this cluster has it from its runtime \(torch-dist"):
+        user.submit("pass", name="it", kind="trainjob", grace=60)
+    user.submit("print('hello')", name="it", kind="trainjob")
+    assert (user.ended("it").state, user.lines("it")) == ("SUCCEEDED", ["hello"])
+
+
+def test_kinds_of_arena(make_user: Callable[..., User]) -> None:
+    """Its operators are older: no run policy, no suspension, other labels, and fields of pods and jobs that lack."""
+    user = make_user("arena")
+    user.submit(MEET, name="it", nodes=2, ranks=2, kind="tfjob", max_restarts=0, worker_image="other")
+    job = user.ended("it")
+    assert job.state == "SUCCEEDED" and sorted(user.lines("it")) == [f"met {rank} of 4" for rank in range(4)], job
+    it = user.backend()._find("it")
+    assert (it.object["spec"]["cleanPodPolicy"], "runPolicy" in it.object["spec"]) == ("None", False)
+    with pytest.raises(UserError, match=r"^stop: a TFJob of kubeflow.org/v1 here cannot be suspended; delete it$"):
+        it.kind.suspension(it.object, True)
+    for kind, plain in (("pytorchjob", False), ("pytorchjob", True), ("mpijob", True)):
+        there = user.backend(kind=kind, plain=plain)
+        spec = JobSpec(script="it.py", name="other", nodes="2", devices=1, ttl="1h" if kind != "mpijob" else None)
+        there.prepare(spec)  # the server has tried it, with strict validation
+    for given, words in (
+        ({"queue": "fast"}, r"^--queue: a PyTorchJob of kubeflow.org/v1 here has no suspend; leave it out$"),
+        ({"gang": "volcano"}, r"^--gang: a PyTorchJob of kubeflow.org/v1 here has no schedulingPolicy; leave it out$"),
+        ({"plain": True, "ranks": 2}, r"^-n: a PyTorchJob of kubeflow.org/v1 here has no nprocPerNode; leave it out$"),
+    ):
+        if "gang" in given:
+            user.cluster.install("volcano")
+        with pytest.raises(UserError, match=words):
+            user.submit("pass", name="no", kind="pytorchjob", **given)
 
 
 def test_node_0_of_an_mpijob_has_its_gpus(make_user: Callable[..., User]) -> None:

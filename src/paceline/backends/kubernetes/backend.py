@@ -400,7 +400,7 @@ class Kubernetes(Backend):
     def _stop(self, job: Found, now: bool) -> None:
         moment = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         marks: dict[str, Any] = {"annotations": {STOPPED: moment}}
-        changes = {"metadata": marks, "spec": job.kind.suspension(True)}
+        changes = {"metadata": marks, "spec": job.kind.suspension(job.object, True)}
         if labels := queues.deactivate(self._cluster, job.object):
             marks["labels"] = labels
         self._cluster.patch(job.kind.path(self._cluster, job.name), changes)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from .credentials import Access
     from .mirror import Mirror
+    from .schema import Schema
 
     Object = dict[str, Any]
 
@@ -114,18 +115,20 @@ class Cluster:
             self._kinds[api_version] = frozenset(it["kind"] for it in found)
         return kind in self._kinds[api_version]
 
-    def knows(self, api_version: str, field: str) -> bool:
-        """Whether any kind of this version has such a field, as far as the server tells.
+    def schema(self, api_version: str, kind: str) -> Schema | None:
+        """The schema of a kind; None if the server does not tell.
 
         Raises:
             UserError: see `send`.
         """
+        from .schema import Schema
+
         try:
-            return f'"{field}"' in json.dumps(self.get(f"/openapi/v3/apis/{api_version}"))
+            return Schema.of(self.get(f"/openapi/v3/apis/{api_version}"), api_version, kind)
         except ApiError as error:
             if error.code not in (403, 404):
                 raise
-            return False
+            return None
 
     def look_until(self, deadline: float) -> None:
         """From now on try no longer than this (monotonic) to read something."""

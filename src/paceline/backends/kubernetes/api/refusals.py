@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from .schema import fields_of
+
 _FIELD = re.compile(r'unknown field "([^"]+)"')
 _OF_GROUP = re.compile(r"/apis/([^/]+)/[^/]+/namespaces/[^/]+/([^/]+).*")
 _VERBS = {"GET": "get or list", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
@@ -40,7 +42,7 @@ def explained(
         found = _OF_GROUP.match(path)
         kind = f"{found[2]}.{found[1]}" if found else "API server"
         advice = f"the cluster's {kind} is older than what asks for this: leave that out, or have it updated"
-        if any(field.rpartition(".")[2] in _keys(template) for field in _FIELD.findall(message)):
+        if any(field.rpartition(".")[2] in fields_of(template) for field in _FIELD.findall(message)):
             advice = "correct --pod-template"
         return f"the API server refuses the manifest: {message}; {advice}"
     if code == 413:
@@ -48,13 +50,6 @@ def explained(
     if code in (400, 422):
         return f"the API server refuses it: {message}{_fields(status)}"
     return message if status.get("message") else f"the API server answers {_VERBS.get(method, method)} with {message}"
-
-
-def _keys(found: Any) -> set[str]:
-    """All keys in it."""
-    if isinstance(found, list):
-        return {key for one in found for key in _keys(one)}
-    return {*found, *(key for one in found.values() for key in _keys(one))} if isinstance(found, dict) else set()
 
 
 def _fields(status: dict[str, Any]) -> str:

@@ -305,9 +305,9 @@ def _provisional(order: Order) -> Object:
     manifest = kind_of(order).manifest(order)
     if holding.is_held(order):
         manifest["metadata"]["labels"].pop(QUEUE, None)  # what manages the queue would start it
-        if not kind_of(order).can_suspend:  # its pods wait for what is not there yet
+        if not kind_of(order).can_suspend(manifest):  # its pods wait for what is not there yet
             return manifest
-        return {**manifest, "spec": manifests.merged(manifest["spec"], kind_of(order).suspension(True))}
+        return {**manifest, "spec": manifests.merged(manifest["spec"], kind_of(order).suspension(manifest, True))}
     changes = {
         "parallelism": 0, "activeDeadlineSeconds": holding.DEADLINE, "ttlSecondsAfterFinished": holding.LEFTOVER,
     }  # fmt: skip
@@ -359,7 +359,7 @@ def _make_below(cluster: Cluster, order: Order, progress: ProgressReporter) -> O
         with _removed_on_failure(cluster, kind, made):
             for manifest in objects.dependents(order):
                 _make_owned(cluster, objects.owned(manifest, made))
-            go: Object = {"spec": kind.suspension(False)} if kind.can_suspend else {}
+            go: Object = {"spec": kind.suspension(made, False)} if kind.can_suspend(made) else {}
             if order.is_queued:
                 go = {"metadata": {"labels": {QUEUE: order.spec.queue}}}
             if order.spec.detached:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from paceline.backends.kubernetes.api.schema import fields_of
 from paceline.backends.kubernetes.api.times import moment
 from paceline.backends.kubernetes.manifests import objects
 from paceline.job.errors import UserError
@@ -13,7 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.backends.kubernetes.api.client import Cluster, Object
+    from paceline.backends.kubernetes.api.schema import Schema
     from paceline.backends.kubernetes.manifests.order import Manifest, Order
+
+
+# What paceline sets unasked, and leaves out where a cluster's own kind does not have it.
+UNASKED = frozenset(("enableServiceLinks", "terminationGracePeriodSeconds", "nprocPerNode", "slotsPerWorker"))
 
 
 class Ending(NamedTuple):
@@ -68,18 +74,24 @@ class Kind(ABC):
     def __init__(self, version: str | None = None) -> None:
         """Take a version; the best one by default."""
         self.version = version or self.versions[0]
+        self._schema: Schema | None = None
 
     @property
     def api_version(self) -> str:
         """Group and version."""
         return f"{self.group}/{self.version}"
 
-    def learn(self, cluster: Cluster) -> None:  # noqa: B027  # most have nothing to find out
-        """Find out what the cluster's own one can do, before a job is made as one.
+    def learn(self, cluster: Cluster) -> None:
+        """Find out which fields the cluster's own one has, before a job is made as one.
 
         Raises:
             UserError: the cluster does not answer.
         """
+        self._schema = cluster.schema(self.api_version, self.title)
+
+    def knows(self, *path: str) -> bool:
+        """Whether it has a field, as far as that is known: `knows("spec", "runPolicy")`."""
+        return self._schema is None or self._schema.has(*path)
 
     def path(self, cluster: Cluster, name: str = "") -> str:
         """The path of one object, or of all."""
@@ -90,7 +102,11 @@ class Kind(ABC):
     def manifest(self, order: Order) -> Manifest:
         """The object that owns all of a job."""
         meta = objects.metadata(order)
-        return {"apiVersion": self.api_version, "kind": self.title, "metadata": meta, "spec": self.spec(order)}
+        made = {"apiVersion": self.api_version, "kind": self.title, "metadata": meta, "spec": self.spec(order)}
+        if self._schema is None:
+            return made
+        pruned: Manifest = self._schema.without(made, UNASKED - fields_of(order.options.pod_template))
+        return pruned
 
     def check(self, order: Order) -> None:
         """Refuse what this kind cannot do; every kind has one image, unless it says otherwise.
@@ -124,16 +140,19 @@ class Kind(ABC):
         """The Services that the pods need and nobody else makes."""
         return []
 
-    @property
-    def can_suspend(self) -> bool:
+    # -- what it says --------------------------------------------------------------------------------------------------
+
+    def can_suspend(self, found: Object) -> bool:
         """Whether it can be there without pods."""
         return True
 
-    # -- what it says --------------------------------------------------------------------------------------------------
-
     @abstractmethod
-    def suspension(self, value: bool) -> Manifest:
-        """The patch of the spec that suspends or resumes it."""
+    def suspension(self, found: Object, value: bool) -> Manifest:
+        """The patch of the spec that suspends or resumes it.
+
+        Raises:
+            UserError: it cannot be suspended.
+        """
 
     @abstractmethod
     def is_suspended(self, found: Object) -> bool:

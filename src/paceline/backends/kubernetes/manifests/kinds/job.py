@@ -63,7 +63,7 @@ class BatchJob(Kind):
         }
         return [{"apiVersion": "v1", "kind": "Service", "metadata": objects.meta(order), "spec": spec}]
 
-    def suspension(self, value: bool) -> Manifest:
+    def suspension(self, found: Object, value: bool) -> Manifest:
         """See `Kind`."""
         return {"suspend": value}
 

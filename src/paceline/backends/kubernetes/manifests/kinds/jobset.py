@@ -50,7 +50,7 @@ class JobSet(Kind):
         """See `Kind`."""
         return f"{name}-{ROLE}-0-{number}"
 
-    def suspension(self, value: bool) -> Manifest:
+    def suspension(self, found: Object, value: bool) -> Manifest:
         """See `Kind`."""
         return {"suspend": value}
 

@@ -16,7 +16,7 @@ from paceline.backends.kubernetes.manifests.order import Role
 from paceline.backends.kubernetes.options import PORT
 
 from .base import Ending
-from .replicas import Replicated, replica
+from .replicas import WORKER_NUMBER, Replicated, replica
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _NEWEST, _FIRST = "v2beta1", "v1alpha1"
 _AS_WORKER = "runLauncherAsWorker"
+# What paceline sets in the spec of the first version, which has little more.
+_OF_FIRST = ("backoffLimit", "cleanPodPolicy", "replicas", "template")
 
 
 class MPIJob(Replicated):
@@ -39,24 +41,25 @@ class MPIJob(Replicated):
     field = "mpiReplicaSpecs"
     main_role = "Launcher"
     margin = len("-launcher-xxxxx")
-    worker_number = "metadata.name"  # with a launcher that is a worker, their labels begin with 1, not in every version
+    ranks_field = "slotsPerWorker"
     _has_launcher_as_worker = True
 
     def learn(self, cluster: Cluster) -> None:
         """See `Kind`."""
-        if self.version == _NEWEST:
-            self._has_launcher_as_worker = cluster.knows(self.api_version, _AS_WORKER)
+        super().learn(cluster)
+        self._has_launcher_as_worker = self._schema is not None and self._schema.has("spec", _AS_WORKER)
 
-    @property
-    def can_suspend(self) -> bool:
+    def knows(self, *path: str) -> bool:
         """See `Kind`."""
-        return self.version != _FIRST
+        return path[-1] in _OF_FIRST if self.version == _FIRST else super().knows(*path)
 
     def check(self, order: Order) -> None:
         """See `Kind`."""
+        super().check(order)
         if self.version != _FIRST:
             asked = objects.resources(order.spec, order.options).get("limits", {})
-            if not order.options.plain and not self._has_launcher_as_worker and any(map(_is_hidden, asked)):
+            lacks = self.version == _NEWEST and not self._has_launcher_as_worker
+            if not order.options.plain and lacks and any(map(_is_hidden, asked)):
                 why = (
                     f"of {self.api_version} here has no {_AS_WORKER}, so node 0, its launcher, has no GPU; add --plain"
                 )
@@ -64,20 +67,15 @@ class MPIJob(Replicated):
             return
         if not order.options.plain:
             raise self.refusal("--kind mpijob", f"of {self.api_version} runs nothing but sleep in workers; add --plain")
-        if order.is_queued:
-            raise self.refusal("--queue", f"of {self.api_version} cannot be suspended; leave it out")
-        if order.options.gang is not None:
-            raise self.refusal("--gang", f"of {self.api_version} has no scheduling policy; leave it out")
         if order.options.worker_image is not None:
             raise self.refusal("--worker-image", f"of {self.api_version} has one template for all pods; leave it out")
 
     def spec(self, order: Order) -> Manifest:
         """See `Kind`."""
         if self.version == _FIRST:
-            policy = {key: value for key, value in self.policy(order).items() if key != "suspend"}
             template = self._launcher(order, keeps_gpus=True)
-            return {"replicas": order.nodes, "slotsPerWorker": ranks(order.spec), **policy, "template": template}
-        spec = {"slotsPerWorker": ranks(order.spec), **super().spec(order)}
+            return {"replicas": order.nodes, **self.policy(order), "template": template}
+        spec = {self.ranks_field: ranks(order.spec), **super().spec(order)}
         if self.version == _NEWEST:
             if not order.options.plain and self._has_launcher_as_worker:
                 spec[_AS_WORKER] = True
@@ -93,7 +91,7 @@ class MPIJob(Replicated):
             if self.version != _NEWEST:
                 _allow_operators_account(order, launcher)
             return found
-        worker = objects.template(order, Role(1, self.worker_number))
+        worker = objects.template(order, Role(1, WORKER_NUMBER))
         del worker["spec"]["containers"][0]["command"]
         return {"Launcher": replica(1, self._launcher(order)), "Worker": replica(order.nodes, worker)}
 
@@ -126,12 +124,6 @@ class MPIJob(Replicated):
         """See `Kind`."""
         return f"{name}-launcher" if number == 0 else f"{name}-worker-{number - 1}"
 
-    def suspension(self, value: bool) -> Manifest:
-        """See `Kind`."""
-        if self.version == _FIRST:
-            raise self.refusal("stop", f"of {self.api_version} cannot be suspended; delete it")
-        return super().suspension(value)
-
     def ending(self, found: Object) -> Ending | None:
         """See `Kind`."""
         if self.version != _FIRST:
@@ -143,13 +135,6 @@ class MPIJob(Replicated):
         if state not in ("Succeeded", "Failed"):
             return None
         return Ending(state == "Succeeded", moment(status.get("completionTime")), str(state), "its launcher failed")
-
-    def ttl(self, found: Object) -> int | None:
-        """See `Kind`."""
-        if self.version != _FIRST:
-            return super().ttl(found)
-        value = found["spec"].get("ttlSecondsAfterFinished")
-        return None if value is None else int(value)
 
     def nodes(self, found: Object) -> int:
         """See `Kind`."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from paceline.backends.kubernetes.manifests import objects
 from paceline.backends.kubernetes.manifests.order import Role
 
-from .replicas import REPLICA_INDEX, Replicated, replica
+from .replicas import WORKER_NUMBER, Replicated, replica
 
 if TYPE_CHECKING:
     from paceline.backends.kubernetes.manifests.order import Manifest, Order
@@ -21,10 +21,18 @@ class PyTorchJob(Replicated):
     plural = "pytorchjobs"
     field = "pytorchReplicaSpecs"
     container = "pytorch"
+    ranks_field = "nprocPerNode"
+
+    def check(self, order: Order) -> None:
+        """See `Kind`."""
+        super().check(order)
+        least, most = order.spec.node_range
+        if least < most and not self.knows("spec", "elasticPolicy"):
+            raise self.refusal("--nnodes MIN:MAX", f"of {self.api_version} here has no elasticPolicy; give one number")
 
     def spec(self, order: Order) -> Manifest:
         """See `Kind`."""
-        found = {"nprocPerNode": str(order.spec.ranks), **super().spec(order)}
+        found = {self.ranks_field: str(order.spec.ranks), **super().spec(order)}
         least, most = order.spec.node_range
         if least < most:  # torchrun reads it from the pods' variables
             restarts = order.spec.max_restarts
@@ -38,5 +46,5 @@ class PyTorchJob(Replicated):
         least, most = order.spec.node_range
         if least == most:
             return super().replicas(order)
-        worker = replica(most, objects.template(order, Role(0, REPLICA_INDEX)))
+        worker = replica(most, objects.template(order, Role(0, WORKER_NUMBER)))
         return {"Worker": {**worker, "restartPolicy": "OnFailure"}}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from paceline.backends.kubernetes.api.client import Object
     from paceline.backends.kubernetes.manifests.order import Manifest, Order
 
-REPLICA_INDEX = "metadata.labels['training.kubeflow.org/replica-index']"
+WORKER_NUMBER = "metadata.name"  # the field of a worker's pod that ends with its number; labels differ by operator
 
 
 class Replicated(Kind):
@@ -22,7 +22,7 @@ class Replicated(Kind):
     Attributes:
         field: the replicas in the spec.
         main_role: of node 0, if it has a role of its own; otherwise all are workers.
-        worker_number: the field of a worker's pod that ends with its number.
+        ranks_field: says how many ranks a pod has.
     """
 
     group = "kubeflow.org"
@@ -32,16 +32,34 @@ class Replicated(Kind):
     makes_groups = True
     field: ClassVar[str]
     main_role: ClassVar[str | None] = "Master"
-    worker_number: ClassVar[str] = REPLICA_INDEX
+    ranks_field: ClassVar[str | None] = None
 
     def check(self, order: Order) -> None:
         """See `Kind`."""
         if self.main_role is None:
             super().check(order)
+        spec, policy, options = order.spec, self._policy, order.options
+        asked = {
+            "--queue": (order.is_queued, (*policy, "suspend")),
+            "--gang": (options.gang is not None, (*policy, "schedulingPolicy")),
+            "--ttl": (spec.ttl is not None, (*policy, "ttlSecondsAfterFinished")),
+            "--time-limit": (options.plain and spec.time_limit is not None, (*policy, "activeDeadlineSeconds")),
+        }
+        if self.ranks_field is not None:
+            asked["-n"] = options.plain and objects.ranks(spec) > 1, ("spec", self.ranks_field)
+        for flag, (is_asked, path) in asked.items():
+            if is_asked and not self.knows(*path):
+                raise self.refusal(flag, f"of {self.api_version} here has no {path[-1]}; leave it out")
+
+    @property
+    def _policy(self) -> tuple[str, ...]:
+        """Where the run policy is: kinds of older operators have it in the spec itself."""
+        return ("spec", "runPolicy") if self.knows("spec", "runPolicy") else ("spec",)
 
     def spec(self, order: Order) -> Manifest:
         """See `Kind`."""
-        return {"runPolicy": self.policy(order), self.field: self.replicas(order)}
+        policy = self.policy(order)
+        return {**({"runPolicy": policy} if len(self._policy) > 1 else policy), self.field: self.replicas(order)}
 
     def replicas(self, order: Order) -> Manifest:
         """The roles; a pod that fails is not made again."""
@@ -50,7 +68,7 @@ class Replicated(Kind):
             found[self.main_role] = replica(1, objects.template(order))
             workers -= 1
         if workers:
-            role = Role(order.nodes - workers, self.worker_number)
+            role = Role(order.nodes - workers, WORKER_NUMBER)
             found["Worker"] = replica(workers, objects.template(order, role))
         return found
 
@@ -60,8 +78,10 @@ class Replicated(Kind):
         # Agents end by themselves, and their logs are to stay; nobody ends the pods of a plain job.
         clean = options.clean_pods or ("running" if options.plain else "none")
         found: dict[str, Any] = {
-            "cleanPodPolicy": clean.capitalize(), "backoffLimit": 0, "suspend": order.is_queued, **run_policy(order),
+            "cleanPodPolicy": clean.capitalize(), "backoffLimit": 0, **run_policy(order),
         }  # fmt: skip
+        if self.knows(*self._policy, "suspend"):
+            found["suspend"] = order.is_queued
         if options.gang is not None:
             scheduling: dict[str, Any] = {"minAvailable": order.nodes}
             if options.gang == "volcano" and order.spec.queue:
@@ -81,13 +101,19 @@ class Replicated(Kind):
             return f"{name}-worker-{number}"
         return f"{name}-{self.main_role.lower()}-0" if number == 0 else f"{name}-worker-{number - 1}"
 
-    def suspension(self, value: bool) -> Manifest:
+    def can_suspend(self, found: Object) -> bool:
         """See `Kind`."""
+        return "suspend" in _policy_of(found)
+
+    def suspension(self, found: Object, value: bool) -> Manifest:
+        """See `Kind`."""
+        if not self.can_suspend(found):
+            raise self.refusal("stop", f"of {self.api_version} here cannot be suspended; delete it")
         return {"runPolicy": {"suspend": value}}
 
     def is_suspended(self, found: Object) -> bool:
         """See `Kind`."""
-        return bool((found["spec"].get("runPolicy") or {}).get("suspend"))
+        return bool(_policy_of(found).get("suspend"))
 
     def ending(self, found: Object) -> Ending | None:
         """See `Kind`."""
@@ -95,7 +121,7 @@ class Replicated(Kind):
 
     def ttl(self, found: Object) -> int | None:
         """See `Kind`."""
-        value = (found["spec"].get("runPolicy") or {}).get("ttlSecondsAfterFinished")
+        value = _policy_of(found).get("ttlSecondsAfterFinished")
         return None if value is None else int(value)
 
     def nodes(self, found: Object) -> int:
@@ -108,6 +134,12 @@ class Replicated(Kind):
         main = replicas.get(self.main_role) or replicas["Worker"]
         container: Manifest = main["template"]["spec"]["containers"][0]
         return container
+
+
+def _policy_of(found: Object) -> Manifest:
+    """The run policy of an object."""
+    policy: Manifest = found["spec"].get("runPolicy") or found["spec"]
+    return policy
 
 
 def replica(count: int, template: Manifest) -> Manifest:

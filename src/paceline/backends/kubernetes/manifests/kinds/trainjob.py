@@ -23,6 +23,11 @@ _PATCHED = (
     "terminationGracePeriodSeconds", "tolerations", "volumes",
 )  # fmt: skip
 _LEFT = ("subdomain", "restartPolicy", "enableServiceLinks", "automountServiceAccountToken", "containers")
+_PATCHED_POD = (
+    "spec", "runtimePatches", "trainingRuntimeSpec", "template", "spec", "replicatedJobs", "template", "spec",
+    "template", "spec",
+)  # fmt: skip
+_GRACE = 30  # seconds that a pod has unless its runtime says otherwise
 _OF_CONTAINER = ("volumeMounts", "securityContext")
 _OF_TRAINER = ("image", "command", "env", "resources")
 _LEFT_OF_CONTAINER = ("name", "ports", "terminationMessagePath", "terminationMessagePolicy")
@@ -58,6 +63,9 @@ class TrainJob(Kind):
                 raise self.refusal(flag, f"has it from its runtime ({options.runtime}) alone; leave it out")
         if cloning.is_fetched_there(spec):
             raise self.refusal("--sync-mode git", "cannot fetch code; clone it here, and submit from its folder")
+        grace = spec.grace if "grace" in spec.model_fields_set else 0
+        if grace > _GRACE and not self.knows(*_PATCHED_POD, "terminationGracePeriodSeconds"):
+            raise self.refusal("--grace", f"of this cluster has it from its runtime ({options.runtime}); leave it out")
         self.spec(order)
 
     def spec(self, order: Order) -> Manifest:
@@ -101,7 +109,7 @@ class TrainJob(Kind):
         """See `Kind`."""
         return f"{name}-{ROLE}-0-{number}"
 
-    def suspension(self, value: bool) -> Manifest:
+    def suspension(self, found: Object, value: bool) -> Manifest:
         """See `Kind`."""
         return {"suspend": value}
 
