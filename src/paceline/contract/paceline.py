@@ -26,7 +26,8 @@ TOKEN = "PACELINE_TOKEN"
 RANK_KEY = "PACELINE_RANK_KEY"
 # What git gets when it fetches the code of a job; no rank has them.
 GIT_CREDENTIALS = ("GIT_SYNC_USERNAME", "GIT_SYNC_PASSWORD")
-# "paceline" if `import horovod` means paceline.horovod in the ranks.
+# Set if `import horovod` means paceline.horovod in the ranks: "paceline" in any case, "fallback" where Horovod is not
+# installed for the Python that imports it.
 HOROVOD = "PACELINE_HOROVOD"
 
 

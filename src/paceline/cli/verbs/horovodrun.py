@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from typing import Any
 
 import click
 
 from paceline.cli.flags.options import Option, SectionedCommand
+from paceline.cli.flags.program import program_of
 from paceline.job.errors import UserError
 
 from .run import _run, run
@@ -51,7 +54,15 @@ def _horovodrun(**given: Any) -> int:
             raise UserError("-np and --num-proc say the same; give one of them")
         given["total"] = own["num_proc"]
     given["framework"] = given["framework"] or "horovod"
+    given = program_of(given)
+    if not given["module"] and _is_on_path(given["script"], given["working_dir"] or "."):
+        given["no_python"] = True  # horovodrun runs commands: env X=1 python train.py
     return _run(**{**given, "env": (*_variables(own), *given["env"])})
+
+
+def _is_on_path(name: str, folder: str) -> bool:
+    """Whether a name is that of a program, and not of a file in the folder."""
+    return os.sep not in name and not os.path.exists(os.path.join(folder, name)) and shutil.which(name) is not None
 
 
 def _variables(own: dict[str, Any]) -> list[str]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
 import pickle
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from paceline.contract import CONTRACTS, recognise
 from paceline.horovod.common.util import dumps
 
 T = TypeVar("T")
@@ -85,6 +88,8 @@ class _Pickled:
             ) from error
 
     def __call__(self) -> Any:
+        placement = recognise(os.environ, sys.argv).placement
+        os.environ.update(CONTRACTS["horovod"].write(placement))  # the process that launched the ranks may be one, too
         return pickle.loads(self._data)()
 
 

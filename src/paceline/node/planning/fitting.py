@@ -100,8 +100,8 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
         raise Refused("--pass-index needs independent processes; add --framework indexed")
     if job.get("horovod") and framework != "horovod":
         raise Refused(f"--horovod {job['horovod']} is for scripts that import horovod; add --framework horovod")
-    if framework == "horovod" and not job.get("horovod"):
-        job = {**job, "horovod": "real" if importlib.util.find_spec("horovod") is not None else "paceline"}
+    if framework == "horovod" and not job.get("horovod") and importlib.util.find_spec("horovod") is not None:
+        job = {**job, "horovod": "real"}
     package = _package({**job, "framework": framework})
     needed = package is not None and (job["framework"] or package in imports.required) and job["command"] is None
     if needed and package is not None and importlib.util.find_spec(package) is None:
@@ -154,7 +154,7 @@ def _start_method(job: Mapping[str, Any], imports: Imports) -> dict[str, Any]:
 def _imported(job: Mapping[str, Any]) -> str:
     """The framework that the fork server would import."""
     framework: str = job["framework"] or ""
-    if framework == "horovod" and job.get("horovod") == "paceline":
+    if framework == "horovod" and job.get("horovod") != "real":
         return "torch"
     return "torch" if framework == "mpi" else framework  # mpi has nothing to import; many scripts use torch beside it
 
@@ -162,7 +162,7 @@ def _imported(job: Mapping[str, Any]) -> str:
 def _package(job: Mapping[str, Any]) -> str | None:
     """The package that a job's framework needs; None if it needs none."""
     framework: str = job["framework"]
-    return PACKAGES.get("torch" if framework == "horovod" and job["horovod"] == "paceline" else framework)
+    return PACKAGES.get("torch" if framework == "horovod" and job.get("horovod") != "real" else framework)
 
 
 def why_exec(job: Mapping[str, Any], imports: Imports) -> str:

@@ -46,8 +46,8 @@ def node_spec(
         env["OMP_NUM_THREADS"] = str(thread_count(job["cpus"] or devices.cores(), ranks))
     if job["devices"] == 0:
         env.update(devices.visibility(()))
-    if job["framework"] == "horovod" and job.get("horovod") == "paceline":
-        env[HOROVOD] = "paceline"
+    if job["framework"] == "horovod" and job.get("horovod") != "real":
+        env[HOROVOD] = job.get("horovod") or "fallback"
     env.update(variables)
     if job["checkpoint_dir"] is not None:
         env["PACELINE_CHECKPOINT_DIR"] = job["checkpoint_dir"]

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from paceline.node.rundir.directory import RunDirectory
 
 CHOSEN = "<chosen at start>"  # what a dry run shows for a value that is known only when the job starts
+# On PYTHONPATH, it makes `horovod` importable in every Python program that a rank starts.
+_HOROVOD_NAMES = os.path.abspath(os.path.join(__file__, "../../../horovod/startup"))
 PORT = 70_000_000_000  # placeholder for a port that is chosen when the job starts; no valid port
 
 
@@ -44,11 +46,13 @@ def place(spec: NodeSpec, start: Attempt, local_rank: int) -> Placement:
     )
 
 
-def variables(spec: NodeSpec, placement: Placement) -> dict[str, Any]:
-    """The variables of a rank, without those that depend on the run directory."""
+def variables(spec: NodeSpec, placement: Placement, agent: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """The variables of a rank, without those that depend on the run directory; `agent` has those of its agent."""
     contract = CONTRACTS[spec.framework]
-    if isinstance(contract, HorovodContract) and spec.env.get(HOROVOD) == "paceline":
+    if isinstance(contract, HorovodContract) and HOROVOD in spec.env:
         env = {**contract.write_on_any_nodes(placement), **OWN_CONTRACT.write(placement)}
+        users = {**agent, **spec.env}.get("PYTHONPATH")
+        env["PYTHONPATH"] = os.pathsep.join([_HOROVOD_NAMES, *filter(None, [users])])
     else:
         env = {**contract.write(placement), **OWN_CONTRACT.write(placement)}
     if spec.framework in ("jax", "tensorflow", "paddle"):  # the script may also use torch, for example to load data
@@ -103,7 +107,7 @@ def shell_of(run: RunDirectory, rank: int) -> tuple[dict[str, str], str]:
         start = _with_ports(spec, _starts(spec, 0)[0], 0)
     mine.update(spec.env)
     env = {name: value for name, value in {**os.environ, **env}.items() if name not in (TOKEN, RANK_KEY)}
-    return {**env, **mine, **variables(spec, place(spec, start, local[rank]))}, spec.working_dir
+    return {**env, **mine, **variables(spec, place(spec, start, local[rank]), env)}, spec.working_dir
 
 
 def foreseen(spec: NodeSpec, run: RunDirectory, start: Mapping[str, Any] | None = None) -> list[dict[str, str]]:

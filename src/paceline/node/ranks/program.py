@@ -43,7 +43,7 @@ def run_program(program: Program, error_path: Path) -> None:
     sys.argv = [program.target, *program.args]
     stdin.explain_breakpoints()
     joining.watch()
-    if os.environ.get(HOROVOD) == "paceline":
+    if HOROVOD in os.environ:
         importlib.import_module("paceline.horovod.aliases").install()
     code: Any = None
     try:
