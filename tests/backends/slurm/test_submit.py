@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from typing import TYPE_CHECKING
@@ -29,6 +30,16 @@ def test_slurm_is_called_no_more_than_needed(login: Login) -> None:
     calls = sorted(" ".join(call.split()[:2]) for call in login.calls)
     assert calls == ["sbatch --parsable", "sbatch --test-only", "scontrol show"]
     assert login.jobs() == ["first", "it"]
+
+
+def test_a_list_of_all_targets_shows_jobs_while_slurm_does_not_answer(login: Login) -> None:
+    assert login("submit", "--on", "lab", "--name", "it", login.script("pass")).returncode == 0
+    for name in ("squeue", "sacct"):
+        login.command(name, "exec sleep 600")
+    listed = login("list", env={**login.env, "PACELINE_LOOK_TIMEOUT": "5s"})
+    assert re.search(r"^it +lab +PENDING ", listed.stdout, re.M), listed
+    assert "squeue does not answer within 4 s; Slurm's controller may be down or busy" in listed.stderr
+    assert "the states are those that the nodes wrote last" in listed.stderr
 
 
 def test_the_jobs_of_an_array_share_the_files_of_their_code(login: Login) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from .foreground import SlurmRun
 
+_SLURMS_PART = 0.8  # of the time that a look may take: the rest is for the way to the login node
 _SHOWN = 4  # names of the jobs of an array
 
 
@@ -154,6 +155,8 @@ class Slurm(Backend):
         """
         request = {"do": "slurm_describe", "names": None if names is None else list(names), "since": since}
         request["keeps"] = self._keeps_expired
+        if names is None:  # a list of all targets waits no longer for one of them than `look`
+            request["seconds"] = _SLURMS_PART * self._login.limits.look
         answer = self._login.ask(request)
         jobs = [self._job(record) for record in answer["jobs"]]
         warnings: tuple[str, ...] = ()

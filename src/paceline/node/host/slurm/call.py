@@ -84,7 +84,9 @@ def call(
         output = process.communicate()[1].decode(errors="replace")
         if isinstance(error := _failure(command, output), Away):  # it has printed why, and went on trying
             raise error from None
-        raise Away(f"{command} does not answer within {seconds:g} s; Slurm's controller may be down or busy") from None
+        raise Away(
+            f"{command} does not answer within {max(1, round(seconds))} s; Slurm's controller may be down or busy"
+        ) from None
     if process.returncode:
         raise _failure(command, err.decode(errors="replace"))
     return out.decode(errors="replace")

@@ -25,18 +25,19 @@ class _Silence:
     until = 0.0
 
 
-def state_of(number: str, kept: Path) -> str:
+def state_of(number: str, kept: Path, seconds: float = _SECONDS) -> str:
     """Slurm's word for the state in which a job ended; "" if it is not known.
 
     Args:
         number: of the Slurm job.
+        seconds: that sacct may take, at most 10.
         kept: the file with the answer: sacct is asked once for each job, and once in a minute for one without.
     """
     with contextlib.suppress(OSError):
         word = kept.read_text().strip()
         if word or disk_time(kept.parent) < kept.stat().st_mtime + _AGAIN:
             return word
-    word = _asked(number)
+    word = _asked(number, min(seconds, _SECONDS))
     with contextlib.suppress(OSError):
         kept.write_text(word)
         kept.touch()  # also if there is nothing in it
@@ -50,11 +51,11 @@ def keep(word: str, kept: Path) -> None:
             kept.write_text(word)
 
 
-def _asked(number: str) -> str:
+def _asked(number: str, seconds: float) -> str:
     if not has("sacct") or time.monotonic() < _Silence.until:
         return ""
     try:
-        output = call("sacct", "-n", "-X", "-P", "-o", "State", "-j", number, seconds=_SECONDS)
+        output = call("sacct", "-n", "-X", "-P", "-o", "State", "-j", number, seconds=seconds)
     except Refused:  # there are no accounts, or it may answer the next time
         _Silence.until = time.monotonic() + _AGAIN
         return ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from paceline.node.journal.state import FINAL
 from paceline.node.store import records
 
 from . import view
-from .queue import Queue
+from .queue import QUICK, Queue
 from .scheduler import STARTING
 
 if TYPE_CHECKING:
@@ -25,15 +24,11 @@ if TYPE_CHECKING:
 
 
 _LOOK = 1.0  # seconds between two looks; the kernel does not report what other machines write
-_ENDED = re.compile(r"invalid job id|already complet|invalid job step|step .*complet", re.IGNORECASE)
-PATIENCE = 30.0  # seconds for which a stop is tried while Slurm does not answer
-_AT_ONCE = 8  # jobs that are stopped at the same time: scancel takes 5 s for a task of an array that runs
-_PAUSE, _LEAST = 2.0, 5.0  # seconds between two tries, and that a command may take at least
 
 
 def slurm_describe(home: Home, request: Request) -> Answer:
     """The records of jobs, without those that ended before a time. Removes jobs whose time to live is over, or not."""
-    jobs, queue = Jobs(home.root), Queue(home.root)
+    jobs, queue = Jobs(home.root), Queue(home.root, seconds=request.get("seconds") or QUICK)
     names, since, now = request["names"], request["since"] or 0.0, time.time()
     if names is None:
         jobs.sweep()

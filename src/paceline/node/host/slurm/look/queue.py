@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 FRESH = 10.0  # seconds for which an answer is used
 _LATE = 3.0  # seconds that Slurm may take to list a job that it has taken
 _BACK_OFF = 60.0  # at most so many seconds between two calls while Slurm does not answer
-_QUICK = 12.0  # seconds that Slurm may take to answer one who only looks
+QUICK = 12.0  # seconds that Slurm may take to answer one who only looks
+_LEAST = 1.0  # seconds that a command may take at least
 _LOOK = 0.1  # seconds between two looks whether another process has the answer
 _OURS = re.compile(re.escape(COMMENT) + r"(\w+)")  # a site may put words of its own beside it
 _VERSION = 1  # of the file; earlier versions of paceline had one of another name
@@ -106,19 +107,24 @@ class Queue:
         problem: why Slurm has not answered now; None if it has, or was not asked.
     """
 
-    def __init__(self, root: Path, fresh: float = FRESH, seconds: float = _QUICK) -> None:
+    def __init__(self, root: Path, fresh: float = FRESH, seconds: float = QUICK) -> None:
         """Ask nothing yet.
 
         Args:
             root: paceline's.
             fresh: seconds for which an answer is used.
-            seconds: that Slurm may take.
+            seconds: that Slurm may take, from now on and for all that it is asked.
         """
-        self._root, self._fresh, self._seconds = root, fresh, seconds
+        self._root, self._fresh, self._until = root, fresh, time.monotonic() + seconds
         self._found: dict[str, Entry] | None = None
         self._time = 0.0
         self._cluster: str | None = None
         self.problem: Refused | None = None
+
+    @property
+    def left(self) -> float:
+        """Seconds that Slurm may still take."""
+        return max(_LEAST, self._until - time.monotonic())
 
     def entry(self, number: str, identity: Identity | None) -> Entry | None:
         """The Slurm job with this number; None if Slurm does not know it, or it is not of this identity."""
@@ -163,7 +169,7 @@ class Queue:
         kept = _Answer.read(file)
         now = disk_time(self._root)
         if kept is None or not kept.is_fresh(now, self._fresh):
-            with _only_one(file, self._seconds):
+            with _only_one(file, self._until):
                 kept, now = _Answer.read(file), disk_time(self._root)
                 if kept is None or not kept.is_fresh(now, self._fresh):
                     kept = self._ask(kept, now)
@@ -172,10 +178,9 @@ class Queue:
         return {entry.number: entry for entry in kept.entries}
 
     def _ask(self, before: _Answer | None, begun: float) -> _Answer:
-        until = time.monotonic() + self._seconds
         try:
-            self._cluster = cluster.asked(self._root, self._seconds)
-            entries = _listed(max(1.0, until - time.monotonic()))
+            self._cluster = cluster.asked(self._root, self.left)
+            entries = _listed(self.left)
             answer = _Answer(begun, begun, entries)
         except Refused as error:
             last = before or _Answer(0.0, 0.0, [])
@@ -240,9 +245,8 @@ def _file(root: Path, name: str | None) -> Path:
 
 
 @contextlib.contextmanager
-def _only_one(file: Path, seconds: float) -> Iterator[None]:
+def _only_one(file: Path, until: float) -> Iterator[None]:
     """Let one process ask; others that come meanwhile wait for its answer, as far as locks work there."""
-    until = time.monotonic() + seconds
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

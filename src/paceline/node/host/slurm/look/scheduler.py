@@ -181,7 +181,7 @@ class SlurmJob:
         kept = self._folder.accounted(str(start))
         if entry is not None:
             accounts.keep(entry.state, kept)
-        word = entry.state if entry is not None else accounts.state_of(start.id, kept)
+        word = entry.state if entry is not None else accounts.state_of(start.id, kept, self._queue.left)
         if word in ("", "FAILED") or (word == "COMPLETED" and self._is_allocated):
             return Scheduler("ended")
         ended = reasons.ended(word)
@@ -202,7 +202,7 @@ class SlurmJob:
     def _accounted(self) -> str:
         """How its newest Slurm job has ended by Slurm's accounts; "" if they do not say it."""
         ids = self._folder.ids
-        return accounts.state_of(ids[-1], self._folder.accounted(ids[-1])) if ids else ""
+        return accounts.state_of(ids[-1], self._folder.accounted(ids[-1]), self._queue.left) if ids else ""
 
     def _is_known_gone(self, since: float) -> bool:
         """Whether Slurm has answered later than this, and did not name it."""
