@@ -126,7 +126,11 @@ def _take(path: Path, who: Holder) -> int | None:
             if not _is_ours(os.pread(fd, _MOST, 0)):
                 raise OSError(errno.EEXIST, f"{path.name} there is not paceline's; move it away", str(path))
             os.ftruncate(fd, 0)
-            os.pwrite(fd, (json.dumps(who) + "\n").encode(), 0)
+            try:
+                os.pwrite(fd, (json.dumps(who) + "\n").encode(), 0)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # else it holds the lock, and has no name
+                    raise
             _remove_older(path.with_name(_OLDER))
             kept, fd = fd, -1
             return kept

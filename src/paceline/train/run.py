@@ -58,6 +58,7 @@ def init(
     checkpoint_dir: str | os.PathLike[str] | None = None,
     checkpoint_every: int | str | None = None,
     keep: int = 3,
+    checkpoint_required: bool = False,
     log_dir: str | os.PathLike[str] | None = None,
     log_every: int | None = None,
     progress: bool = True,
@@ -81,6 +82,10 @@ def init(
         checkpoint_every: steps (`500`) or time (`"90s"`, `"10m"`) between two checkpoints. If None, they are taken
             only when `Run.save` is called.
         keep: number of checkpoints to keep.
+        checkpoint_required: whether a checkpoint that the disk does not take, because it is full or fails, ends the
+            training. Otherwise rank 0 warns, the last checkpoint is kept, and the next one, after a minute at the
+            latest if `checkpoint_every` is a time, tries again; if the last one of the run fails, the script goes on to
+            its end, and the exit code is 1.
         log_dir: folder for metrics, step times and TensorBoard's event files. The default is the job's folder; without
             a job, none are written.
         log_every: steps between two lines of metrics.jsonl. The default is 10; if steps are short, it is the number of
@@ -107,7 +112,9 @@ def init(
     if in_trial:  # it leaves nothing outside of its own folder
         checkpoint_dir = log_dir = every = None
     folder = Path(checkpoint_dir) if checkpoint_dir is not None else _own_folder(job)
-    store = open_store(folder, membership.placement, keep) if folder is not None else None
+    store = None
+    if folder is not None:
+        store = open_store(folder, membership.placement, keep, required=checkpoint_required)
     if not stop_signals:
         ask_for_interrupt()
     watch = _watch(membership.placement, stops=stop_signals and store is not None)
@@ -508,7 +515,8 @@ class Run(Collectives):
 
         Raises:
             RuntimeError: the run has no folder for checkpoints.
-            paceline.CheckpointError: this checkpoint or the previous one could not be written.
+            paceline.CheckpointError: this checkpoint or the previous one could not be written; see also
+                `checkpoint_required` of `init`.
         """
         self._steps.save(block)
 
@@ -545,6 +553,8 @@ class Run(Collectives):
         self._prepared.clear()
         if self._group.owns_process_group:
             join.leave()
+        if self._steps.lost is not None:  # code of the script that follows may save what is lost here
+            atexit.register(self._fail_at_exit, self._steps.lost)
 
     def _at_exit(self) -> None:
         """The script has not closed the run: complete what does not need the other ranks."""
@@ -554,6 +564,10 @@ class Run(Collectives):
             if self._steps.ending.is_failing:
                 raise
             fail_at_exit(failure)
+
+    def _fail_at_exit(self, lost: RuntimeError) -> None:
+        if not self._steps.ending.is_failing:
+            fail_at_exit(lost)
 
     def _leave(self, error: BaseException | None) -> None:
         if os.getpid() == self._pid and not self._is_closed:  # and not a child that the script has forked

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -27,7 +26,7 @@ from paceline.train.checkpoint.snapshots import Staging  # noqa: E402
 from paceline.train.checkpoint.store import CheckpointError, CheckpointStore, SingleExchange  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.torch
@@ -419,32 +418,20 @@ def test_a_limit_on_file_sizes_fails_the_save_alone(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-000001", "step-000003"]
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 0.8 MB, another than that of the temporary files."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=800k", "none", str(folder)]
-    allowed = os.geteuid() == 0 and shutil.which("mount")
-    if not allowed or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount a tmpfs")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def test_a_full_disk_fails_the_save_alone(small_disk: Path) -> None:
-    store = single(small_disk)
+def test_a_full_disk_fails_the_save_alone(tmp_path: Path, small_disk: Callable[[Path, int], Path]) -> None:
+    disk = small_disk(tmp_path / "disk", 800)
+    store = single(disk)
     save(store, 1)
     with pytest.raises(
         CheckpointError, match=r"^cannot save step 2 in \S+: no space left: the checkpoint needs 0.5 MB"
     ):
         save(store, 2)
-    assert names(small_disk) == ["step-000001"]
-    found = single(small_disk).load()
+    assert names(disk) == ["step-000001"]
+    found = single(disk).load()
     assert found is not None
     assert same(found.shared_state, shared_state(1))
     store.save(3, {"model": torch.ones(3)}, None, block=True)
-    assert names(small_disk) == ["step-000001", "step-000003"]
+    assert names(disk) == ["step-000001", "step-000003"]
 
 
 @pytest.mark.gpu

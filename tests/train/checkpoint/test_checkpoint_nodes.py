@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -27,7 +26,7 @@ from paceline.contract.folder_lock import LOCK  # noqa: E402
 from paceline.train.checkpoint.store import CheckpointError, CheckpointStore  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from paceline.train.checkpoint.store import Exchange
 
@@ -308,16 +307,9 @@ def test_a_rank_that_leaves_before_the_search_is_told(nodes: Nodes) -> None:
 
 
 @pytest.fixture
-def small(nodes: Nodes) -> Iterator[Path]:
+def small(nodes: Nodes, small_disk: Callable[[Path, int], Path]) -> Path:
     """Node 1 has a disk of a megabyte and a half: two checkpoints."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to mount a file system")
-    nodes.node(1).mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1536k", "paceline", str(nodes.node(1))]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("needs to mount a file system")
-    yield nodes.node(1)
-    subprocess.run(["umount", str(nodes.node(1))], check=True)
+    return small_disk(nodes.node(1), 1536)
 
 
 def _save_until_full(rank: int, exchange: Exchange, folders: list[Path]) -> tuple[str, int]:

@@ -24,13 +24,13 @@ from paceline.train.control import connect
 from paceline.train.control.connections import Messages
 from paceline.train.group.join import on_one_machine, share_object
 
-from .errors import CheckpointError
+from .errors import CheckpointError, DamagedCheckpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
-_OK, _FAILED, _LOST = b"+", b"-", b"!"
+_OK, _FAILED, _LOST, _BY_DISK = b"+", b"-", b"!", b"d"
 
 
 class ExchangeError(CheckpointError):
@@ -233,22 +233,21 @@ class Agreement:
             CheckpointError: it failed on some rank; one line, the same on all ranks.
         """
         cause: Exception | None = None
-        vote = ""
+        vote = b""
         try:
             result = work()
         except Exception as error:
             cause = error
             reason = error.strerror if isinstance(error, OSError) else str(error).strip()
-            vote = f"{self.who}{failed}: {(reason or type(error).__name__).splitlines()[0]}"
-        try:
-            self.decide(vote.encode(), _first_failure)
-        except CheckpointError as verdict:
-            raise verdict from cause
+            by_disk = isinstance(error, (OSError, DamagedCheckpoint)) or getattr(error, "by_disk", False)
+            vote = (
+                _BY_DISK if by_disk else _FAILED
+            ) + f"{self.who}{failed}: {(reason or type(error).__name__).splitlines()[0]}".encode()
+        verdict = self.decide(vote, _first_failure)
+        if verdict:
+            raise CheckpointError(verdict[1:].decode(), by_disk=verdict[:1] == _BY_DISK) from cause
         return result
 
 
 def _first_failure(votes: list[bytes]) -> bytes:
-    for vote in votes:
-        if vote:
-            raise CheckpointError(vote.decode())
-    return b""
+    return next(filter(None, votes), b"")

@@ -247,12 +247,19 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def make_temporary(path: Path) -> None:
+def make_temporary(path: Path, needed: int = 0) -> None:
     """Make the folder in which a checkpoint is written, with the marker that paceline made it.
 
+    Args:
+        path: the folder.
+        needed: bytes of the checkpoint. A disk that lacks them is not filled, since logs and other jobs may need it.
+
     Raises:
-        OSError: it cannot be made, or exists already.
+        OSError: it cannot be made, or exists already, or the disk has no space for the checkpoint.
     """
+    disk = shutil.disk_usage(path.parent)
+    if disk.free < needed and disk.total:  # 0: the file system does not say
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     path.mkdir()
     (path / MARKER).write_bytes(MARK)
 

@@ -237,7 +237,7 @@ class _Fetcher:
                 manifest = self._manifest(peer, checksum)
                 needed = sum(record.size for record in manifest.files.values())
                 temporary = temporary_name(folder, manifest.step, manifest.id)
-                disk_format.make_temporary(temporary)
+                disk_format.make_temporary(temporary, needed)
                 for name, record in manifest.files.items():
                     written = disk_format.write_stream(temporary / name, self._chunks(peer, record.size, checksum))
                     self._verify(peer, checksum, name)

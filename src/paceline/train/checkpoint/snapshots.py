@@ -14,6 +14,8 @@ from .errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -25,6 +27,12 @@ class Snapshot:
     def rebuild(self) -> Any:
         """The state with tensors on the CPU, which share memory with each other as the originals did."""
         return _Unpickler(self).load()
+
+    @property
+    def size(self) -> int:
+        """Bytes that a file with it has at least: those of its plain tensors, each storage once."""
+        plain = (t.untyped_storage() for t in self.tensors if type(t) in _PLAIN and _is_plain(t))
+        return sum({storage.data_ptr(): storage.nbytes() for storage in plain}.values())
 
 
 class Staging:
@@ -78,7 +86,7 @@ class _Copier:
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same tensor in a buffer; ready after `synchronize`."""
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not _is_plain(tensor):
+        if type(tensor) not in _PLAIN or not _is_plain(tensor):
             return tensor.detach().cpu().clone()
         storage = tensor.untyped_storage()
         if storage._cdata not in self._copies:

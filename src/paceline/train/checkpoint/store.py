@@ -84,6 +84,13 @@ class CheckpointStore:
         world_size: number of ranks.
         exchange: how the ranks agree: `SingleExchange()` or `SocketExchange()`.
         keep: number of checkpoints to keep, at least 1. During a save, there is one more on the disk.
+        required: whether it is an error if a disk does not take a checkpoint because it is full, or fails. Otherwise
+            rank 0 warns, what was saved before is kept, and the next save tries again.
+
+    Attributes:
+        last_saved_step: the step that this store has committed last; None before the first.
+        lost: why the checkpoint that was saved last is not on the disk; None if it is, or is being written. The same on
+            all ranks when no save is under way.
 
     Raises:
         CheckpointError: a folder cannot be written; the same on all ranks.
@@ -97,11 +104,14 @@ class CheckpointStore:
         world_size: int,
         exchange: Exchange,
         keep: int = 3,
+        required: bool = True,
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep is {keep}: at least one checkpoint must be kept")
         self.folder = Path(folder).absolute()
-        self.last_saved_step: int | None = None  # the step that this store has committed last
+        self.last_saved_step: int | None = None
+        self.lost: CheckpointError | None = None
+        self._required = required
         self._rank = rank
         self._world_size = world_size
         self._keep = keep
@@ -170,7 +180,8 @@ class CheckpointStore:
         """Save a checkpoint in the background. Returns when the states are copied, so that they may change again.
 
         If the previous save still runs, this waits for it: no save is skipped. Errors in the background are raised by
-        the next call of any method, the same on all ranks; the store can be used afterwards.
+        the next call of any method, the same on all ranks; the store can be used afterwards. For those of a disk, see
+        `required`.
 
         Args:
             step: number of optimizer steps done.
@@ -304,6 +315,28 @@ class CheckpointStore:
     # What follows runs in the thread of a save.
 
     def _save(self, step: int, staged: dict[str, Snapshot] | CheckpointError) -> None:
+        try:
+            self._save_now(step, staged)
+        except CheckpointError as error:
+            if self._required or not error.by_disk:
+                raise
+            self.lost = CheckpointError(f"{error}; {self._kept()}", by_disk=True)
+            if self._rank == 0:
+                log.warning("%s; the training goes on, and the next save tries again", self.lost)
+        else:
+            if self.lost is not None and self._rank == 0:
+                log.warning("checkpoints can be saved again: step %d is in %s", step, self.folder)
+            self.lost = None
+
+    def _kept(self) -> str:
+        """What is kept when a save fails."""
+        try:
+            steps = [saved.step for saved in disk_format.scan(self.folder)[0] if not saved.damage]
+        except CheckpointError:
+            steps = []
+        return f"the checkpoint of step {steps[0]} is kept" if steps else "there is no checkpoint"
+
+    def _save_now(self, step: int, staged: dict[str, Snapshot] | CheckpointError) -> None:
         failed = f"cannot save step {step} in {self.folder}"
         self._hold(failed)
         message = self._agreement.together(failed, lambda: self._message(step, staged))
@@ -376,9 +409,9 @@ class CheckpointStore:
         if not self._writes:
             return
         own = disk_format.rank_file(self._rank)
-        needed = sum(t.nbytes for s in staged.values() for t in s.tensors) + sum(ticket["sizes"])
+        needed = sum(s.size for n, s in staged.items() if n != own) + sum(ticket["sizes"])
         try:
-            disk_format.make_temporary(temporary)
+            disk_format.make_temporary(temporary, needed)
             records = {n: disk_format.write_file(temporary / n, s.rebuild()) for n, s in staged.items() if n != own}
             for rank, state in enumerate(states):
                 name = disk_format.rank_file(rank)
@@ -397,7 +430,7 @@ class CheckpointStore:
         except OSError as error:
             with contextlib.suppress(OSError):
                 disk_format.remove_leftovers(self.folder)
-            raise CheckpointError(disk_format.describe(error, self.folder, needed)) from error
+            raise CheckpointError(disk_format.describe(error, self.folder, needed), by_disk=True) from error
 
     def _prune(self) -> None:
         """Remove all but the `keep` newest. A failure is logged, and tried again after the next save."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("paceline")
 _AGREE_EVERY = 10  # steps between two broadcasts of rank 0's clock, which decides for all
+_TRY_AGAIN = 60.0  # seconds after which one that the disk did not take is due again, if intervals are longer
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -49,20 +50,28 @@ class Interval:
             raise ValueError(f"checkpoint_every={text!r}: a checkpoint is taken after whole steps")
 
 
-def open_store(folder: Path, placement: Placement, keep: int) -> CheckpointStore:
+def open_store(folder: Path, placement: Placement, keep: int, *, required: bool) -> CheckpointStore:
     """Open the store of a run, and lock its folder. All ranks must call this.
 
     Args:
         folder: folder for the checkpoints.
         placement: this rank's placement.
         keep: number of checkpoints to keep.
+        required: whether a checkpoint that the disk does not take is an error.
 
     Raises:
         paceline.CheckpointFolderTaken: another job saves checkpoints into the folder.
         paceline.CheckpointError: the folder cannot be written.
     """
     exchange = SocketExchange() if placement.world_size > 1 else SingleExchange()
-    store = CheckpointStore(folder, rank=placement.rank, world_size=placement.world_size, exchange=exchange, keep=keep)
+    store = CheckpointStore(
+        folder,
+        rank=placement.rank,
+        world_size=placement.world_size,
+        exchange=exchange,
+        keep=keep,
+        required=required,
+    )
     store.hold()
     return store
 
@@ -85,7 +94,7 @@ class Checkpointing:
         """
         self.saved = 0
         self._group, self._prepared, self._store, self._every = group, prepared, store, every
-        self._due = time.monotonic() + every.seconds if every else 0.0
+        self._began = time.monotonic()  # on rank 0, when the interval under way began
         if store is None and every is not None and group.is_main:
             log.warning("no checkpoints are taken: without `paceline run`, pass checkpoint_dir= to paceline.init")
 
@@ -124,10 +133,16 @@ class Checkpointing:
 
     def _is_time(self) -> bool:
         assert self._every is not None
-        due = self._group.broadcast_object(time.monotonic() >= self._due)
+        seconds = min(self._every.seconds, _TRY_AGAIN) if self.lost else self._every.seconds
+        due = self._group.broadcast_object(time.monotonic() >= self._began + seconds)
         if due:
-            self._due = time.monotonic() + self._every.seconds
+            self._began = time.monotonic()
         return due
+
+    @property
+    def lost(self) -> CheckpointError | None:
+        """Why the checkpoint taken last is not on the disk, see `CheckpointStore.lost`."""
+        return self._store.lost if self._store is not None else None
 
     def save(self, step: int, progress: Mapping[str, Any], *, block: bool) -> None:
         """Take a checkpoint of everything that was set up.
@@ -244,13 +259,13 @@ class Checkpointing:
             raise
 
     def leave(self) -> CheckpointError | None:
-        """Wait for a checkpoint in progress; returns why it was not written, if it was not."""
+        """Wait for a checkpoint in progress; returns why the last one was not written, if it was not."""
         try:
             if self._store is not None:
                 self._store.close()
         except CheckpointError as error:
             return error
-        return None
+        return self.lost
 
     def disconnect(self) -> None:
         """Close the connections to the other ranks."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paceline.train.checkpoint.errors import CheckpointError
     from paceline.train.control.watch import Watch
     from paceline.train.data.loader import Loader
     from paceline.train.group.group import Group
@@ -99,6 +100,7 @@ class Steps:
         self._is_late = False  # whether one was due where none could be taken
         self._is_fresh = False  # whether one was taken since the last batch came
         self._is_asked = False  # whether one was asked for before any training was seen
+        self._is_stopping = False
         self._warned: set[str] = set()
 
     # -- epochs --------------------------------------------------------------------------------------------------------
@@ -462,6 +464,11 @@ class Steps:
         feeds = [feed for feed in self.feeds if epoch == 0 or (feed.used_in is not None and feed.used_in[0] == loop)]
         return bool(feeds) and not self._passes.ended and all(feed.finished_in == (loop, epoch) for feed in feeds)
 
+    @property
+    def lost(self) -> CheckpointError | None:
+        """Why the last state is not on the disk, unless the run stops in order to be resumed."""
+        return None if self._is_stopping else self._checkpoints.lost
+
     # -- resuming ------------------------------------------------------------------------------------------------------
 
     def resume(self) -> bool:
@@ -481,7 +488,9 @@ class Steps:
         self._take(block=True)
         self._metrics.stops()
         if self._group.is_main:
-            print(f"paceline: {why}: stopped after step {self.done}, which is saved", file=sys.stderr, flush=True)
+            saved = "is saved" if self.lost is None else "is not saved"
+            print(f"paceline: {why}: stopped after step {self.done}, which {saved}", file=sys.stderr, flush=True)
+        self._is_stopping = True
         record("Preempted", f"stopped by {why} after step {self.done}")
         self._close()
         raise Preempted
