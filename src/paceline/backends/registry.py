@@ -29,8 +29,8 @@ _FLAGS = {
     "slurm": "paceline.backends.slurm.flags:FLAGS",
     "kubernetes": "paceline.backends.kubernetes.flags:FLAGS",
 }
-# Variable → the kind of backend that makes allocations, and what reads the one that this process is in.
-_ALLOCATIONS = {"SLURM_JOB_ID": ("slurm", "paceline.backends.slurm.allocation:current")}
+# Variable → the kind of backend that makes allocations, and the module that reads the one that this process is in.
+_ALLOCATIONS = {"SLURM_JOB_ID": ("slurm", "paceline.backends.slurm.allocation")}
 
 HERE = "local"
 
@@ -48,9 +48,17 @@ def allocation() -> tuple[str, Allocation] | None:
         UserError: jobs cannot run on them.
     """
     for variable, (kind, entry) in _ALLOCATIONS.items():
-        if os.environ.get(variable) and (found := _loaded(entry)(os.environ)) is not None:
+        if os.environ.get(variable) and (found := _loaded(f"{entry}:current")(os.environ)) is not None:
             return kind, found
     return None
+
+
+def started_alone() -> str | None:
+    """The line for a process that its scheduler has started several times, of which each is a job of its own."""
+    lines = (
+        _loaded(f"{entry}:alone")(os.environ) for variable, (_, entry) in _ALLOCATIONS.items() if variable in os.environ
+    )
+    return next(filter(None, lines), None)
 
 
 def load(

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import GENEROUS, eventually
+from tests.typed import typed
+
+from paceline.cli.flags import names
 
 from .fake import Login
 
@@ -40,6 +43,27 @@ def test_a_list_of_all_targets_shows_jobs_while_slurm_does_not_answer(login: Log
     assert re.search(r"^it +lab +PENDING ", listed.stdout, re.M), listed
     assert "squeue does not answer within 4 s; Slurm's controller may be down or busy" in listed.stderr
     assert "the states are those that the nodes wrote last" in listed.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "task", "nodes", "said"),
+    [
+        ((), 0, 2, "on 2 nodes"), ((), 0, 1, "2 times on this node"), ((), 1, 2, None), (("--nnodes", "1"), 0, 2, None),
+        (("--standalone",), 0, 2, None),
+    ],
+)  # fmt: skip
+def test_srun_that_starts_jobs_that_train_alone(
+    login: Login, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], task: int, nodes: int, said: str | None
+) -> None:
+    monkeypatch.setattr(names, "_warned", set())
+    login.env |= {
+        "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": str(task), "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NUM_NODES": str(nodes),
+    }  # fmt: skip
+    done = typed(login, "run", "-n", "2", *flags, "--dry-run", login.script("pass"))
+    assert done.returncode == 0, done
+    lines = done.stderr.splitlines()
+    assert [line.partition(",")[0] for line in lines] == ([f"paceline: srun has started this {said}"] if said else [])
 
 
 def test_the_jobs_of_an_array_share_the_files_of_their_code(login: Login) -> None:

@@ -39,6 +39,20 @@ def current(env: Mapping[str, str]) -> Allocation | None:
     return Allocation(number, hosts, ranks, len(hosts) == 1 and env.get("SLURMD_NODENAME") == hosts[0])
 
 
+def alone(env: Mapping[str, str]) -> str | None:
+    """The line for one of several tasks of a step that are no job together; None if this is not the first of them."""
+    if not is_step(env) or WITHIN in env or "PACELINE_RANK" in env or env.get("SLURM_PROCID") != "0":
+        return None
+    tasks, nodes = env.get("SLURM_STEP_NUM_TASKS", "1"), env.get("SLURM_STEP_NUM_NODES", "1")
+    if tasks == "1":
+        return None
+    where = f"on {nodes} nodes" if nodes != "1" else f"{tasks} times on this node"
+    return (
+        f"srun has started this {where}, and each of them trains alone; leave srun out, and paceline run uses all nodes"
+        " of the allocation; or give --nnodes, --node-rank $SLURM_NODEID and --master-addr; --nnodes 1 if that is meant"
+    )
+
+
 def _ranks(env: Mapping[str, str], nodes: int) -> int | None:
     """How many tasks the user has asked for on each node; None if he has not, 0 if their numbers differ."""
     if "SLURM_NTASKS" not in env:  # else SLURM_TASKS_PER_NODE follows from the CPUs alone

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.backends import registry
 from paceline.job.errors import UserError
 
+from .names import warn
 from .where import backend_for, is_elsewhere
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def in_allocation(given: dict[str, Any], spec: JobSpec, there: Backend) -> tuple
     """The backend that uses the allocation of this process, and what follows from it, as flags.
 
     None if there is no allocation, or the job is not for it: its flags name other places, or say that it is started on
-    each node by hand, or on this machine alone.
+    each node by hand, or on this machine alone. Warns if it was started several times, each for itself.
 
     Args:
         given: the flags.
@@ -40,6 +41,8 @@ def in_allocation(given: dict[str, Any], spec: JobSpec, there: Backend) -> tuple
         return None
     found = registry.allocation()
     if found is None:
+        if there.name == registry.HERE and spec.node_range == (1, 1) and (line := registry.started_alone()) is not None:
+            warn(line)
         return None
     kind, allocation = found
     inside: Backend | None = there
