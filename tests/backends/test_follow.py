@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from paceline.backends.base import Incomplete, LogLines
 from paceline.backends.follow import Nodes, lines, wait
 from paceline.job.errors import UserError
-from paceline.node.logs.live import Event, Output
+from paceline.node.logs.following import Event, Output
 from paceline.node.logs.readers import Readers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.node.logs.live import Update
+    from paceline.node.logs.following import Update
 
 
 class Lost(UserError):

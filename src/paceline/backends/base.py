@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
+    from paceline.contract.records import Inventory
     from paceline.job.job import Contents, Job, Node, Usage, Volume, WarmServer
     from paceline.job.spec import JobSpec
 
     from .check.inspect import Inspected
     from .check.report import Report
     from .check.survey import Survey
-    from .foreground import Foreground, Shown
+    from .foreground import Foreground, RankStreams
 
 
 @dataclass(frozen=True)
@@ -244,13 +245,13 @@ class Backend(ABC):
             UserError: it cannot run there after all; nothing of it is left.
         """
 
-    def run(self, prepared: Prepared, progress: ProgressReporter, shown: Shown) -> Foreground:
+    def run(self, prepared: Prepared, progress: ProgressReporter, rank_streams: RankStreams) -> Foreground:
         """Start a job in the foreground: it ends with this process.
 
         Args:
             prepared: by this backend, not `detached`.
             progress: receives the progress.
-            shown: which output is shown.
+            rank_streams: which output is shown.
 
         Raises:
             UserError: as for `start`.
@@ -540,20 +541,20 @@ class Volumes(Protocol):
 
 
 @dataclass(frozen=True)
-class Left:
-    """What a job has left, for a job on another target that goes on from it.
+class JobExport:
+    """A job's code and newest checkpoint, for a job on another target that resumes it.
 
     Attributes:
         name: of the job.
         where: the machine that has the newest checkpoint, for messages.
-        found: what that machine says of it; the keys are those of `node/store/moving.py`.
+        inventory: what that machine has.
         fetch: writes an archive (tar) to a file: of the "code", or of the "checkpoint".
         notes: lines for the user.
     """
 
     name: str
     where: str
-    found: Mapping[str, Any]
+    inventory: Inventory
     fetch: Callable[[Literal["code", "checkpoint"], Path, ProgressReporter], None]
     notes: tuple[str, ...] = ()
 
@@ -562,8 +563,8 @@ class Left:
 class Moves(Protocol):
     """Jobs can go on from those of another target, and those of another target from its jobs."""
 
-    def left(self, name: str, *, fresh: bool) -> Left:
-        """What a job has left.
+    def export(self, name: str, *, fresh: bool) -> JobExport:
+        """The job's code and newest checkpoint.
 
         Args:
             name: of the job.
@@ -573,7 +574,7 @@ class Moves(Protocol):
             UserError: no machine answers that may have the checkpoints.
         """
 
-    def prepare_moved(self, spec: JobSpec, left: Left) -> Prepared:
+    def prepare_moved(self, spec: JobSpec, export: JobExport) -> Prepared:
         """Check a job that goes on from one of another target; see `Backend.prepare`.
 
         Raises:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from paceline.job.errors import UserError
-from paceline.node.logs.live import Event, Output
+from paceline.node.logs.following import Event, Output
 from paceline.node.logs.readers import Ended, Readers, in_order
 
 from .base import Incomplete, LogLines
@@ -31,7 +31,7 @@ from .base import Incomplete, LogLines
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from paceline.node.logs.live import Update
+    from paceline.node.logs.following import Update
 
 _TICK = 0.2  # seconds between two reports of how many jobs have ended
 _ONCE = ("stopping", "waiting", "exec", "unjoined")  # events that each node reports
@@ -141,12 +141,12 @@ def wait(readers: Readers[Any, str], count: int, seconds: float | None, tick: Ca
     ended = 0
     with contextlib.closing(readers):
         while ended < count:
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 return False
             tick(ended)
             with contextlib.suppress(TimeoutError):
-                found = readers.take(min(_TICK, left))
+                found = readers.take(min(_TICK, remaining))
                 if found is None:
                     return True
                 if not isinstance(found[1], Ended):

@@ -8,18 +8,27 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from paceline.node.logs.live import STREAM_BITS, Event, Output, Update
+from paceline.node.logs.following import STREAM_BITS, Event, Output, Update
 from paceline.node.signals import call_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-__all__ = ["STREAM_BITS", "Event", "Foreground", "Output", "Shown", "Update", "how_it_ended", "interrupt_on_signals"]
+__all__ = [
+    "STREAM_BITS",
+    "Event",
+    "Foreground",
+    "Output",
+    "RankStreams",
+    "Update",
+    "how_it_ended",
+    "interrupt_on_signals",
+]
 
 
 @dataclass(frozen=True)
-class Shown:
+class RankStreams:
     """Which streams of which local ranks are shown, in torchrun's numbers: 1 stdout, 2 stderr, 3 both.
 
     Attributes:

@@ -83,8 +83,8 @@ def printed_by(script: str) -> list[NamedHost]:
             f"--host-discovery-script {script} took more than {_SCRIPT_SECONDS:g} s; make it quicker"
         ) from None
     if done.returncode:
-        said = "".join(f": {line}" for line in done.stderr.strip().splitlines()[-1:])
-        raise UserError(f"--host-discovery-script {script}: exit code {done.returncode}{said}")
+        last = "".join(f": {line}" for line in done.stderr.strip().splitlines()[-1:])
+        raise UserError(f"--host-discovery-script {script}: exit code {done.returncode}{last}")
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
     if not lines:
         raise UserError(f"--host-discovery-script {script} names no host; print a line such as: node1:2")

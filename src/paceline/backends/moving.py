@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.job.errors import UserError
 
@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Literal
 
+    from paceline.contract.records import Inventory
     from paceline.job.spec import JobSpec
 
-    from .base import Left, ProgressReporter
+    from .base import JobExport, ProgressReporter
+
+    Source = TypeVar("Source")
 
 
-def brought(spec: JobSpec, left: Left) -> dict[str, Any]:
+def brought(spec: JobSpec, export: JobExport) -> dict[str, Any]:
     """What its machines are asked to do with the checkpoint, as `plan.Brought`.
 
     The folder for checkpoints is that of the old job: its own folder, the same place in its copy of the code, the same
@@ -27,7 +30,7 @@ def brought(spec: JobSpec, left: Left) -> dict[str, Any]:
     Raises:
         UserError: the job had checkpoints, and none is left.
     """
-    found = left.found
+    found = export.inventory
     checkpoint, saved = found["checkpoint"], found["saved"]
     nothing: dict[str, Any] = {"into": "", "path": "", "volume": None, "ids": {}, "saved": None}
     if spec.fresh:
@@ -35,12 +38,13 @@ def brought(spec: JobSpec, left: Left) -> dict[str, Any]:
     if checkpoint is None:
         if saved is not None:
             raise UserError(
-                f"job {left.name} has saved step {saved['step']} in {saved['folder']} on {left.where}, and no whole "
-                "checkpoint is there any more; to begin anew, add --fresh"
+                f"job {export.name} has saved step {saved['step']} in {saved['folder']} on {export.where}, and no "
+                "whole checkpoint is there any more; to begin anew, add --fresh"
             )
         has_files = found["place"] == "run" and found["files"]  # that the script has saved there itself
         return {**nothing, "into": "run", "path": found["path"]} if has_files else nothing
-    into, path, volume = found["place"], found["path"], found["volume"]
+    into: str = found["place"]
+    path, volume = found["path"], found["volume"]
     if spec.checkpoint_dir is not None and spec.checkpoint_dir != found["checkpoint_dir"]:
         into, path, volume = "folder", spec.checkpoint_dir, None
     elif into == "code":
@@ -54,39 +58,38 @@ def brought(spec: JobSpec, left: Left) -> dict[str, Any]:
     }
 
 
-def notes(spec: JobSpec, left: Left) -> list[str]:
+def notes(spec: JobSpec, export: JobExport) -> list[str]:
     """Lines for the user."""
-    found = list(left.notes)
-    if left.found["has_others"] and not spec.fresh:
-        found.append(
-            f"{left.found['path']} on {left.where} has files that are no checkpoints of paceline; they stay there"
-        )
+    found = list(export.notes)
+    if export.inventory["has_others"] and not spec.fresh:
+        path = export.inventory["path"]
+        found.append(f"{path} on {export.where} has files that are no checkpoints of paceline; they stay there")
     return found
 
 
-def fetched_code(left: Left, file: Path, progress: ProgressReporter) -> dict[str, Any] | None:
+def fetched_code(export: JobExport, file: Path, progress: ProgressReporter) -> dict[str, Any] | None:
     """Get the archive of a job's code; returns its record, None if the job has no copy of its code.
 
     Raises:
         UserError: it cannot be got.
     """
-    code = left.found["code"]
+    code = export.inventory["code"]
     if code is None:
         return None
-    left.fetch("code", file, progress)
+    export.fetch("code", file, progress)
     return {key: value for key, value in code.items() if key != "path"}
 
 
-def fetched_checkpoint(left: Left, file: Path, progress: ProgressReporter) -> None:
+def fetched_checkpoint(export: JobExport, file: Path, progress: ProgressReporter) -> None:
     """Get the archive of a job's newest checkpoint.
 
     Raises:
         UserError: it cannot be got, or there is no room for it here.
     """
-    needed, free = left.found["bytes"], shutil.disk_usage(file.parent).free
+    needed, free = export.inventory["bytes"], shutil.disk_usage(file.parent).free
     if needed > free:
-        raise UserError(_no_room(left, needed, file.parent))
-    left.fetch("checkpoint", file, progress)
+        raise UserError(_no_room(export, needed, file.parent))
+    export.fetch("checkpoint", file, progress)
 
 
 class Receiver:
@@ -123,26 +126,26 @@ class Receiver:
 
 
 def receiver(
-    what: Literal["code", "checkpoint"], left: dict[str, Any], name: str, file: Path, progress: ProgressReporter
+    what: Literal["code", "checkpoint"], inventory: Inventory, name: str, file: Path, progress: ProgressReporter
 ) -> Receiver:
     """What writes an archive to a file."""
-    total = left["bytes"] if what == "checkpoint" else None
+    total = inventory["bytes"] if what == "checkpoint" else None
     return Receiver(what, name, file, total, progress)
 
 
-def newest(answers: Iterable[tuple[Any, dict[str, Any]]]) -> tuple[Any, dict[str, Any]]:
+def newest(answers: Iterable[tuple[Source, Inventory]]) -> tuple[Source, Inventory]:
     """Of several machines and what they have, the one with the newest checkpoint; the first if none has any."""
 
-    def age(it: tuple[Any, dict[str, Any]]) -> tuple[int, int]:
+    def age(it: tuple[Source, Inventory]) -> tuple[int, int]:
         checkpoint = it[1]["checkpoint"]
         return (-1, -1) if checkpoint is None else (checkpoint["serial"], checkpoint["step"])
 
     return max(answers, key=age)
 
 
-def _no_room(left: Left, needed: int, folder: Path) -> str:
+def _no_room(export: JobExport, needed: int, folder: Path) -> str:
     free = shutil.disk_usage(folder).free
     return (
-        f"the checkpoint of job {left.name} needs {needed / 1e6:.1f} MB in {folder.parent} on its way here, and"
+        f"the checkpoint of job {export.name} needs {needed / 1e6:.1f} MB in {folder.parent} on its way here, and"
         f" {free / 1e6:.1f} MB are free; set TMPDIR to a larger disk"
     )

@@ -58,13 +58,13 @@ def newest_first(folder: Path) -> Iterator[tuple[Path, Listing]]:
         paths = [path for path in folder.iterdir() if NAME.fullmatch(path.name)]
     except OSError:
         return
-    found = [(path, said) for path in paths if (said := listing(path)) is not None]
+    found = [(path, manifest) for path in paths if (manifest := listing(path)) is not None]
     yield from sorted(found, key=lambda it: (it[1]["serial"], it[1]["step"], it[1]["id"]), reverse=True)
 
 
-def is_whole(path: Path, said: Listing) -> bool:
+def is_whole(path: Path, manifest: Listing) -> bool:
     """Whether all files of a checkpoint are as its manifest says; reads them."""
-    for name, record in said["files"].items():
+    for name, record in manifest["files"].items():
         crc = size = 0
         try:
             with open(path / name, "rb", buffering=0) as file:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypedDict, Union
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,6 +35,43 @@ class CheckpointRecord(TypedDict):
 
     step: int
     folder: str
+
+
+class KeptCheckpoint(TypedDict):
+    """The newest whole checkpoint of a job; `ids` are those of its runs' checkpoints, by the number of the run."""
+
+    serial: int
+    step: int
+    folder: str
+    ids: dict[str, str]
+
+
+class Inventory(TypedDict):
+    """What a job has on a machine, for a job that resumes it on other machines.
+
+    Attributes:
+        code: the record of its copy of the code; None if it has none.
+        checkpoint_dir: the folder for checkpoints that its user named; None if it is the job's own.
+        saved: the step and folder that the library has saved last; None if it has saved nothing.
+        checkpoint: the newest one; None if there is none.
+        bytes: of what is sent: the checkpoints, and other files beside them.
+        files: how many these are.
+        place: where its folder is: in the "run" directory, in the copy of the "code", or another "folder".
+        path: of that folder: relative to the run directory or to the code, or absolute.
+        volume: the name of the volume in which that folder is, and its path there; None if it is in none.
+        has_others: whether there are files in a folder of the user that are not paceline's checkpoints.
+    """
+
+    code: Mapping[str, Any] | None
+    checkpoint_dir: str | None
+    saved: Mapping[str, Any] | None
+    checkpoint: KeptCheckpoint | None
+    bytes: int
+    files: int
+    place: Literal["run", "code", "folder"]
+    path: str
+    volume: list[str] | None
+    has_others: bool
 
 
 class TracebackRecord(TypedDict):

@@ -69,15 +69,15 @@ class TensorBoard:
         if self._process is None or self.url is not None:
             return True
         has_ended = self._process.poll() is not None
-        said = _tail(log_file(self._folder))
+        output = _tail(log_file(self._folder))
         if has_ended:
             self._ports.release()
             if is_listening(self._port) and self._tries < _TRIES:
                 self._start()
             else:
-                self._give_up(said.strip().rpartition("\n")[2] or f"it ended with status {self._process.returncode}")
+                self._give_up(output.strip().rpartition("\n")[2] or f"it ended with status {self._process.returncode}")
             return self._process is None
-        found = re.search(rf"http://\S+:{self._port}/\S*", said)
+        found = re.search(rf"http://\S+:{self._port}/\S*", output)
         if found is None:
             return False
         self.url = f"http://{_HOST}:{self._port}/"

@@ -818,7 +818,7 @@ class Terminal:
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_progress_is_silent_for_a_second(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.cli.terminal.progress import ProgressLine
+    from paceline.cli.terminal.progress_bar import ProgressLine
 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")

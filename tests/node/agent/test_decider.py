@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.node.agent import attempt, decider, step
+from paceline.node.agent import attempt, decider, decision
 from paceline.node.agent.attempt import FAILURE_GRACE, ORDER_WAIT, SYMPTOM_WAIT
 from paceline.node.agent.decider import decide
+from paceline.node.agent.decision import ANSWER_SECONDS
 from paceline.node.agent.state import begin
-from paceline.node.agent.step import ANSWER_SECONDS
 from paceline.node.failure import TIMED_OUT
 from paceline.node.lifeline import ALL_STARTED, CLIENT_LOST, DOUBT_SECONDS, IN_DOUBT, KEPT, TOGETHER
 from paceline.node.ranks.launcher import SERVER_SECONDS, SWEEP_GRACE
-from paceline.node.rendezvous.participant import LEFT
+from paceline.node.rendezvous.participant import EXIT_REPLACED
 from paceline.node.signals import HANDLED, LEAVE
 from paceline.node.spec import NodeSpec, Program, Request
 
@@ -83,7 +83,7 @@ class World:
         return True
 
     @property
-    def left(self) -> bool:
+    def has_live_ranks(self) -> bool:
         return bool(self.running)
 
     def happens(self, event: Event) -> None:
@@ -343,7 +343,7 @@ def test_a_node_that_leaves_waits_for_that_alone() -> None:
     one.hears("finish", state="STOPPED", exit_code=0, failure=None, others=[])
     while one.waits():
         pass
-    assert one.end == ("STOPPED", LEFT)
+    assert one.end == ("STOPPED", EXIT_REPLACED)
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -382,7 +382,7 @@ def test_a_coordinator_that_is_gone() -> None:
 
 def test_every_deadline_says_what_happens() -> None:
     """Those that are armed anywhere are in one of the two tables."""
-    source = "\n".join(Path(it.__file__).read_text() for it in (attempt, decider, step))
+    source = "\n".join(Path(it.__file__).read_text() for it in (attempt, decider, decision))
     armed = {line.split('"')[1] for line in source.splitlines() if "self.arm(" in line and '"' in line}
     assert armed == set(decider._REACHED)
     entered = {line.split('"')[1] for line in source.splitlines() if "self.enter(" in line and '", ' in line}

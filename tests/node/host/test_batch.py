@@ -53,7 +53,7 @@ class Scheduler:
                 member.size = len(code)
                 tar.addfile(member, io.BytesIO(code.encode()))
         return {
-            "job": spec.for_node(), "data": [], "job_id": "1234", "hosts": [], "joins": False, "shown": None,
+            "job": spec.for_node(), "data": [], "job_id": "1234", "hosts": [], "joins": False, "rank_streams": None,
             "terminal": {}, "secrets": {}, "token": None, "slots": 0, "root": str(self.folder / "home"),
             "code": None if code is None else {"mode": "snapshot", "source": "/there"},
             "archive": None if code is None else "code.tar", "node_rank_variable": None,

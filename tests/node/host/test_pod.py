@@ -44,7 +44,7 @@ class Container:
             **fields,
         })  # fmt: skip
         request = {
-            "job": spec.for_node(), "data": [], "job_id": "1234", "hosts": [], "joins": False, "shown": None,
+            "job": spec.for_node(), "data": [], "job_id": "1234", "hosts": [], "joins": False, "rank_streams": None,
             "terminal": {}, "secrets": {}, "token": None, "slots": 0, "root": str(self.work / "jobs"),
             "code": {"mode": "snapshot", "source": "/there"}, "archive": "code.tar", "node_rank_variable": None,
         }  # fmt: skip

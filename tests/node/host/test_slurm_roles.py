@@ -208,7 +208,7 @@ def test_slurm_takes_a_while_to_end_what_ran_in_an_allocation(
     describe(folder)
     slept: list[float] = []
     shown = lambda: f"JobState={'COMPLETING' if sum(slept) < 60 else 'CANCELLED'}"  # noqa: E731
-    monkeypatch.setattr(own_job, "shown_by_slurm", shown)
+    monkeypatch.setattr(own_job, "scontrol_job", shown)
     monkeypatch.setattr(step, "time", SimpleNamespace(sleep=slept.append))
     outcome = step._outcome(folder, START, 143)
     assert outcome["state"] == "STOPPED" and "cancelled in Slurm, not by paceline" in outcome["why"]

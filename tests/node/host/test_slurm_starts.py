@@ -25,7 +25,7 @@ from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.look.queue import Queue
 from paceline.node.host.slurm.place import check_task, task
 from paceline.node.logs import growing_file
-from paceline.node.logs.live import Output, updates
+from paceline.node.logs.following import Output, updates
 from paceline.node.logs.reader import Choice, read
 from paceline.node.rundir.directory import RunDirectory
 

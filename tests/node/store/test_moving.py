@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def archive(run: RunDirectory) -> bytes:
     out = io.BytesIO()
-    moving.write_checkpoint(run, moving.left(run)["checkpoint"]["ids"], out)
+    moving.write_checkpoint(run, moving.inventory(run)["checkpoint"]["ids"], out)
     return out.getvalue()
 
 
@@ -54,7 +54,7 @@ def test_the_newest_of_each_run_of_a_script_goes_and_nothing_hidden(run: RunDire
     (first / "notes").mkdir()
     (first / "notes" / "best.txt").write_text("0.5")
     (run.path / "saved.json").write_text(json.dumps({"step": 6, "folder": str(second)}))
-    found = moving.left(run)
+    found = moving.inventory(run)
     assert (found["place"], found["path"], found["checkpoint"]["step"]) == ("run", "checkpoints", 6)
     moving.place(io.BytesIO(archive(run)), tmp_path / "new" / "ck")
     there = sorted(str(p.relative_to(tmp_path / "new")) for p in (tmp_path / "new").rglob("*") if p.is_file())
@@ -110,7 +110,7 @@ def test_a_folder_of_the_user_is_used_as_it_is_or_refused(run: RunDirectory, tmp
     save(ours, 10, 1)
     save(theirs, 9, 1)
     run.spec.write_text(json.dumps({"working_dir": str(tmp_path), "env": {"PACELINE_CHECKPOINT_DIR": "ours"}}))
-    found = moving.left(run)
+    found = moving.inventory(run)
     assert (found["place"], found["path"]) == ("folder", str(ours))
     assert moving.holds(ours, found["checkpoint"]["ids"])
     assert not moving.holds(tmp_path / "none", found["checkpoint"]["ids"])
@@ -123,5 +123,5 @@ def test_a_folder_on_a_volume_is_found_through_the_mount(run: RunDirectory, tmp_
     volume = {"volume": "big", "path": str(tmp_path / "disk"), "wanted": "/big", "mount": True}
     run.job.write_text(json.dumps({"spec": {"checkpoint_dir": None}, "code": None, "data": [volume]}))
     (run.path / "saved.json").write_text(json.dumps({"step": 3, "folder": "/big/a"}))
-    found = moving.left(run)
+    found = moving.inventory(run)
     assert (found["path"], found["volume"]) == (str(tmp_path / "disk" / "a"), ["big", "a"])

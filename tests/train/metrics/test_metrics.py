@@ -537,13 +537,13 @@ def test_how_far_it_is_makes_sense(epoch: int, epochs: int | None, done: int | N
     assert len(shown) == len(samples) + (1 if samples else 0)
     for number, moment in enumerate(shown[:-1], 1):
         assert moment.done == (done or 0) + number
-        assert (moment.left is None) == (steps is None)
+        assert (moment.epoch_seconds_left is None) == (steps is None)
         assert moment.rate >= 0
         assert moment.took is None
     if shown:
         last = shown[-1]
-        assert last.left == 0
-        assert (last.all_left is None) == (epochs is None)
+        assert last.epoch_seconds_left == 0
+        assert (last.seconds_left is None) == (epochs is None)
         assert last.took is not None
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from paceline.backends.base import LogLines, LogQuery, Prepared, ProgressReporter
     from paceline.backends.check.report import Report
-    from paceline.backends.foreground import Shown
+    from paceline.backends.foreground import RankStreams
     from paceline.job.job import Job, Node, Usage, Volume
     from paceline.job.spec import JobSpec
 
@@ -100,7 +100,7 @@ class Kubernetes(Backend):
             note(self.name, job.name)
         return job
 
-    def run(self, prepared: Prepared, progress: ProgressReporter, wanted: Shown) -> KubeRun:
+    def run(self, prepared: Prepared, progress: ProgressReporter, wanted: RankStreams) -> KubeRun:
         """Start a job in the foreground.
 
         Raises:

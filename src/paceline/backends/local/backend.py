@@ -24,9 +24,9 @@ from paceline.node.store import records
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from paceline.backends.base import Left, LogLines, LogQuery, Prepared, ProgressReporter
+    from paceline.backends.base import JobExport, LogLines, LogQuery, Prepared, ProgressReporter
     from paceline.backends.check.inspect import Inspected
-    from paceline.backends.foreground import Shown
+    from paceline.backends.foreground import RankStreams
     from paceline.contract.records import JobRecord
     from paceline.job.job import Contents, Node, Usage, Volume, WarmServer
     from paceline.job.spec import JobSpec
@@ -65,7 +65,7 @@ class Local(Backend):
         self.refuse_unsupported(spec)
         return prepared(spec, detached=detached)
 
-    def prepare_moved(self, spec: JobSpec, left: Left) -> Prepared:
+    def prepare_moved(self, spec: JobSpec, export: JobExport) -> Prepared:
         """Check a job that goes on from one of another target.
 
         Raises:
@@ -74,13 +74,13 @@ class Local(Backend):
         from .prepare import prepared
 
         self.refuse_unsupported(spec)
-        return prepared(spec, detached=True, left=left)
+        return prepared(spec, detached=True, export=export)
 
-    def left(self, name: str, *, fresh: bool) -> Left:
-        """What a job has left here; see `Moves`."""
-        from .moving import left_here
+    def export(self, name: str, *, fresh: bool) -> JobExport:
+        """The job's code and newest checkpoint; see `Moves`."""
+        from .moving import export_of_run
 
-        return left_here(self._run(name), fresh=fresh)
+        return export_of_run(self._run(name), fresh=fresh)
 
     def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
         """Start a job that goes on without the client.
@@ -94,7 +94,7 @@ class Local(Backend):
         record = fold(report["job"], [report["part"]])
         return Job.from_record(record)
 
-    def run(self, prepared: Prepared, progress: ProgressReporter, shown: Shown) -> LocalRun:
+    def run(self, prepared: Prepared, progress: ProgressReporter, rank_streams: RankStreams) -> LocalRun:
         """Start a job in the foreground: it ends with this process.
 
         Raises:
@@ -102,7 +102,7 @@ class Local(Backend):
         """
         from .foreground import LocalRun
 
-        return LocalRun(prepared, progress, shown)
+        return LocalRun(prepared, progress, rank_streams)
 
     # -- look ----------------------------------------------------------------------------------------------------------
 

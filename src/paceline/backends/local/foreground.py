@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.backends.foreground import how_it_ended
 from paceline.node.files import is_disk_full
-from paceline.node.logs.live import Output, Update, updates
+from paceline.node.logs.following import Output, Update, updates
 from paceline.node.store.records import agent_pid
 
 from .start import start
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from paceline.backends.base import Prepared, ProgressReporter
-    from paceline.backends.foreground import Shown
+    from paceline.backends.foreground import RankStreams
 
 
 class LocalRun:
     """A job on this machine that ends with the client."""
 
-    def __init__(self, prepared: Prepared, progress: ProgressReporter, shown: Shown) -> None:
+    def __init__(self, prepared: Prepared, progress: ProgressReporter, rank_streams: RankStreams) -> None:
         """Start it.
 
         Args:
@@ -36,7 +36,7 @@ class LocalRun:
         """
         self._lifeline, theirs = socket.socketpair()
         with theirs:
-            started = start(prepared, progress, lifeline=theirs, split=shown.split, stdin=shown.stdin)
+            started = start(prepared, progress, lifeline=theirs, split=rank_streams.split, stdin=rank_streams.stdin)
         self._directory, self._process = started.run, started.agent
         self.name, self.max_restarts = started.node.job, started.node.max_restarts
         ranks = f"{started.node.nproc} rank{'' if started.node.nproc == 1 else 's'}"

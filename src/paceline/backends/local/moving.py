@@ -1,10 +1,10 @@
-"""What a job has left on this machine, for a job that goes on from it on another target."""
+"""The export of a job on this machine, for a job on another target that resumes it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from paceline.backends.base import Left
+from paceline.backends.base import JobExport
 from paceline.backends.moving import receiver
 from paceline.backends.refusals import refusals
 from paceline.job.errors import UserError
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from paceline.node.rundir.directory import RunDirectory
 
 
-def left_here(run: RunDirectory, *, fresh: bool) -> Left:
-    """What a job has left; see `Moves`."""
+def export_of_run(run: RunDirectory, *, fresh: bool) -> JobExport:
+    """Its code and newest checkpoint; see `Moves`."""
     name = run.path.name
-    found = moving.left(run)
+    found = moving.inventory(run)
 
     def fetch(what: Literal["code", "checkpoint"], file: Path, progress: ProgressReporter) -> None:
         ids = found["checkpoint"]["ids"] if found["checkpoint"] else {}
@@ -33,4 +33,4 @@ def left_here(run: RunDirectory, *, fresh: bool) -> Left:
         except FileNotFoundError:
             raise UserError(f"job {name} was just deleted") from None
 
-    return Left(name, "this machine", found, fetch)
+    return JobExport(name, "this machine", found, fetch)

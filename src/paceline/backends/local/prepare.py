@@ -22,7 +22,7 @@ from paceline.node.store.records import is_job
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.backends.base import Left
+    from paceline.backends.base import JobExport
     from paceline.job.spec import JobSpec
 
 
@@ -51,30 +51,30 @@ class LocalPrepared(Prepared):
     Attributes:
         asked: the specification as submitted.
         plan: the complete job, with a placeholder for a name that is chosen at the start.
-        left: what the job that it resumes has left on another target.
+        export: of the job on another target that it resumes.
     """
 
     asked: JobSpec = field(kw_only=True)
     plan: Plan = field(kw_only=True)
-    left: Left | None = field(kw_only=True, default=None)
+    export: JobExport | None = field(kw_only=True, default=None)
 
     def text(self) -> str:
         """The complete job, and the variables of its ranks."""
         return Prepared(self.spec, self.plan.ranks()).text()
 
 
-def prepared(spec: JobSpec, *, detached: bool, left: Left | None = None) -> LocalPrepared:
+def prepared(spec: JobSpec, *, detached: bool, export: JobExport | None = None) -> LocalPrepared:
     """Check a job and complete it; writes and fetches nothing.
 
     Args:
         spec: what the user asked for.
         detached: whether it goes on without the client.
-        left: what the job that it resumes has left on another target; None if it resumes none from elsewhere.
+        export: of the job on another target that it resumes; None if it resumes none from elsewhere.
 
     Raises:
         UserError: it cannot run here, or its name is taken.
     """
-    brought = None if left is None else Brought(**moving.brought(spec, left))
+    brought = None if export is None else Brought(**moving.brought(spec, export))
     spec = kept_warm(spec)
     spec, name, source = checked(spec, detached=detached)
     job, own = {**spec.for_node(), "name": name}, home()
@@ -89,13 +89,13 @@ def prepared(spec: JobSpec, *, detached: bool, left: Left | None = None) -> Loca
         from paceline.backends.foreground import terminal_size  # brings along what follows a job
 
         terminal = terminal_size()
-    if spec.resume_from is not None and left is None and not is_job(own.jobs / spec.resume_from):
+    if spec.resume_from is not None and export is None and not is_job(own.jobs / spec.resume_from):
         raise UserError(f"no job {spec.resume_from!r} to resume from; see paceline list -A")
     order = Order(job, data, source=source, terminal=terminal, brought=brought)
     with writing(spec.log_dir), refusals():
         plan = make_plan(own, here(), order)
     complete = spec.planned(plan.shown())
-    return LocalPrepared(complete, (), int(complete.ranks), spec.nodes != 1, asked=spec, plan=plan, left=left)
+    return LocalPrepared(complete, (), int(complete.ranks), spec.nodes != 1, asked=spec, plan=plan, export=export)
 
 
 @contextlib.contextmanager

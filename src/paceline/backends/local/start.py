@@ -93,18 +93,18 @@ class _Moved(NamedTuple):
 @contextlib.contextmanager
 def _moved(prepared: LocalPrepared, progress: ProgressReporter) -> Iterator[_Moved]:
     """Get what the job goes on with, if that is on another target; the archives are here until the end of the block."""
-    left, order = prepared.left, prepared.plan.order
-    if left is None:
+    export, order = prepared.export, prepared.plan.order
+    if export is None:
         yield _Moved()
         return
-    for line in moving.notes(prepared.asked, left):
+    for line in moving.notes(prepared.asked, export):
         progress.say(line)
     with tempfile.TemporaryDirectory() as folder:
         archive, checkpoint = Path(folder, "code.tar"), Path(folder, "checkpoint.tar")
-        code = moving.fetched_code(left, archive, progress)
+        code = moving.fetched_code(export, archive, progress)
         is_needed = order.brought is not None and order.brought.into != ""
         if is_needed and not has_checkpoint(order, Path(order.job["working_dir"])):
-            moving.fetched_checkpoint(left, checkpoint, progress)
+            moving.fetched_checkpoint(export, checkpoint, progress)
         yield _Moved(code, archive, checkpoint if checkpoint.exists() else None)
 
 

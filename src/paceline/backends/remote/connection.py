@@ -244,9 +244,9 @@ class Answers:
         try:
             answer: Answer = json.loads(line) if line.endswith(b"\n") else {}
         except ValueError:
-            said = printable(line.decode(errors="replace").strip())
+            first = printable(line.decode(errors="replace").strip())
             raise UserError(
-                f"{self._host.name}: its shell prints {said!r} first; let it print nothing if there is no terminal"
+                f"{self._host.name}: its shell prints {first!r} first; let it print nothing if there is no terminal"
             ) from None
         if not answer:
             raise Unreachable(self._failure())
@@ -322,9 +322,9 @@ class Answers:
             self._process.terminate()
             status = self._process.wait()
         self._errors.seek(0)
-        said = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
+        lines = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
         silence = "the connection broke" if status == 255 else f"exit status {status}"
-        last = printable(said[-1].rstrip(".") if said else silence)
+        last = printable(lines[-1].rstrip(".") if lines else silence)
         name = self._host.name
         if status == 255:
             return f"cannot reach {name}: {last}; try: {self._host.by_hand}"

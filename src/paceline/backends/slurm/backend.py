@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from paceline.backends.base import LogLines, LogQuery, Prepared, ProgressReporter
     from paceline.backends.check.report import Report
-    from paceline.backends.foreground import Shown
+    from paceline.backends.foreground import RankStreams
     from paceline.contract.records import JobRecord
     from paceline.job.job import Contents, Usage, Volume
     from paceline.job.spec import JobSpec
@@ -123,7 +123,7 @@ class Slurm(Backend):
             progress.say(f"an array of {len(names)} jobs: {', '.join(shown)}")
         return first
 
-    def run(self, prepared: Prepared, progress: ProgressReporter, shown: Shown) -> SlurmRun:
+    def run(self, prepared: Prepared, progress: ProgressReporter, rank_streams: RankStreams) -> SlurmRun:
         """Submit a job that ends with this process.
 
         Raises:
@@ -133,7 +133,7 @@ class Slurm(Backend):
         from .start import SlurmPrepared, start
 
         assert isinstance(prepared, SlurmPrepared)
-        opened, answer = start(prepared, progress, shown)
+        opened, answer = start(prepared, progress, rank_streams)
         return SlurmRun(self._noted(self._job(answer["record"])), opened, self.where, self._allocation)
 
     def _noted(self, job: Job) -> Job:

@@ -168,7 +168,7 @@ class _Found:
             if self._by_name or self._problems:
                 rows += [("shared disk", self._disk()), ("Python", self._python()), *self._frameworks()]
                 rows += [("GPUs", self._gpus()), ("names", self._names()), *self._routes()]
-            rows.append(("cleaned up", self._left()))
+            rows.append(("cleaned up", self._cleanup()))
         return rows
 
     def _submitted(self) -> str:
@@ -306,7 +306,7 @@ class _Found:
         rate = f"{route['bandwidth'] * 8 / 1e6:,.0f} Mbit/s with one connection"
         return f"{route['seconds'] * 1e3:.2f} ms there and back, {rate}"
 
-    def _left(self) -> str:
+    def _cleanup(self) -> str:
         why = self._job.get("uncancelled")
         if why is None:
             return "the job is not in Slurm's queue any more, and its folder is removed"

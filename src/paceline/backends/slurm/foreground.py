@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.backends.follow import Nodes
 from paceline.backends.foreground import Event, Output, Update
-from paceline.node.logs.live import update_of
+from paceline.node.logs.following import update_of
 from paceline.node.logs.readers import Ended, Readers
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline.backends.base import Allocation, ProgressReporter
-    from paceline.backends.foreground import Shown
+    from paceline.backends.foreground import RankStreams
     from paceline.backends.remote.connection import Answer
     from paceline.job.spec import JobSpec
 
@@ -250,7 +250,9 @@ def _container(spec: JobSpec, options: Options) -> dict[str, str] | None:
     return {"program": program, "image": os.path.abspath(image) if is_path else image}
 
 
-def start(prepared: SlurmPrepared, progress: ProgressReporter, shown: Shown | None = None) -> tuple[Opened, Answer]:
+def start(
+    prepared: SlurmPrepared, progress: ProgressReporter, rank_streams: RankStreams | None = None
+) -> tuple[Opened, Answer]:
     """Submit a job; returns the open connection, which follows the job if `shown` says so, and its record.
 
     A job that is not followed has to be confirmed by a line on the connection; else nothing is left of it.
@@ -279,7 +281,7 @@ def start(prepared: SlurmPrepared, progress: ProgressReporter, shown: Shown | No
                 "secrets": {name: os.environ[name] for name in spec.secrets},
                 "code": record,
                 "bytes": archive.stat().st_size if archive is not None else 0,
-                "shown": shown and dataclasses.asdict(shown),
+                "rank_streams": rank_streams and dataclasses.asdict(rank_streams),
             }
             try:
                 to = to or stack.enter_context(opened.again(name))

@@ -28,9 +28,9 @@ from .target import Hosts, Options, left_out
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from paceline.backends.base import Left, Listing, LogLines, LogQuery, ProgressReporter
+    from paceline.backends.base import JobExport, Listing, LogLines, LogQuery, ProgressReporter
     from paceline.backends.check.survey import Survey
-    from paceline.backends.foreground import Shown
+    from paceline.backends.foreground import RankStreams
     from paceline.backends.remote.connection import Host, Request
     from paceline.job.job import Job
     from paceline.job.spec import JobSpec
@@ -81,26 +81,26 @@ class Ssh(Backend):
         """
         return self._prepared(spec, None, detached=detached)
 
-    def prepare_moved(self, spec: JobSpec, left: Left) -> Prepared:
+    def prepare_moved(self, spec: JobSpec, export: JobExport) -> Prepared:
         """Check a job that goes on from one of another target.
 
         Raises:
             UserError: it cannot run there.
         """
-        return self._prepared(spec, left, detached=True)
+        return self._prepared(spec, export, detached=True)
 
-    def left(self, name: str, *, fresh: bool) -> Left:
-        """What a job has left on its hosts; see `Moves`."""
-        from .moving import left_on
+    def export(self, name: str, *, fresh: bool) -> JobExport:
+        """The job's code and newest checkpoint; see `Moves`."""
+        from .moving import export_of_hosts
 
         hosts = self._jobs.hosts_of(name)
-        return left_on(hosts, self._jobs.reasons_of(name), name, fresh=fresh)
+        return export_of_hosts(hosts, self._jobs.reasons_of(name), name, fresh=fresh)
 
-    def _prepared(self, spec: JobSpec, left: Left | None, *, detached: bool) -> _Prepared:
+    def _prepared(self, spec: JobSpec, export: JobExport | None, *, detached: bool) -> _Prepared:
         from .start import RemoteStart
 
         self.refuse_unsupported(spec)
-        parts = RemoteStart(spec, self._hosts, self._jobs, detached=detached, left=left)
+        parts = RemoteStart(spec, self._hosts, self._jobs, detached=detached, export=export)
         slots = max(host.slots for host in self._hosts.all)
         ranks = parts.spec.ranks
         if ranks == "slots" and slots and self._ssh.host_discovery_script is None:
@@ -118,7 +118,7 @@ class Ssh(Backend):
             parts.keep()
         return self._jobs.add([(host, parts.reports[host]) for host in parts.hosts])
 
-    def run(self, prepared: Prepared, progress: ProgressReporter, shown: Shown) -> RemoteRun:
+    def run(self, prepared: Prepared, progress: ProgressReporter, rank_streams: RankStreams) -> RemoteRun:
         """Start a job in the foreground: it ends with this process.
 
         Raises:
@@ -127,11 +127,11 @@ class Ssh(Backend):
         from .foreground import RemoteRun
 
         assert isinstance(prepared, _Prepared) and prepared.parts is not None
-        parts = prepared.parts.start(progress, shown)
+        parts = prepared.parts.start(progress, rank_streams)
         self._jobs.add([(host, parts.started[host]["report"]) for host in parts.hosts])
         least, most = prepared.spec.node_range
         wanted = self._hosts.wanted if least < most else None
-        return RemoteRun(parts, prepared.spec.max_restarts, self.where, shown, wanted)
+        return RemoteRun(parts, prepared.spec.max_restarts, self.where, rank_streams, wanted)
 
     def scaleout(self, name: str, more: Sequence[str] | int | None) -> list[str]:
         """Add hosts to a job: these, this number, or all other hosts of the target, up to the job's MAX.
@@ -139,7 +139,7 @@ class Ssh(Backend):
         Raises:
             UserError: one cannot be added; then none is, and the job goes on as it is.
         """
-        from .elastic import invitation, join
+        from .scaling import invitation, join
 
         living = self._jobs.living_hosts_of(name)
         others = [host for host in self._hosts.all if host not in living]
@@ -168,8 +168,8 @@ class Ssh(Backend):
         chosen = living[max(0, len(living) - fewer) :] if isinstance(fewer, int) else self._hosts.named(fewer)
         if others := [host.name for host in chosen if host not in living]:
             raise UserError(f"{others[0]} takes no part in job {name}; leave it out")
-        left = len(living) - len(chosen)
-        self._hosts.answers(chosen, lambda _: {"do": "leave", "name": name, "left": left})
+        remaining = len(living) - len(chosen)
+        self._hosts.answers(chosen, lambda _: {"do": "leave", "name": name, "remaining": remaining})
         return [host.name for host in chosen]
 
     def check(self, progress: ProgressReporter) -> Survey:
@@ -305,7 +305,7 @@ class Ssh(Backend):
         Raises:
             UserError: a host can no longer be reached, and the job may go on there.
         """
-        from .waiting import Waiting
+        from .wait import Waiting
 
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         return Waiting(self._jobs, names, deadline, tick).until_over()
@@ -340,12 +340,12 @@ class Ssh(Backend):
                 raise UserError(f"job {name} has not ended on {unended}; end it there with {at_once}")
         if names:
             self._act({"do": "delete", "names": list(names)})
-        left = []
+        notes = []
         for name in names:
             if hosts := self._jobs.submitted_to(name, self._hosts.unreachable):
-                left.append(f"{', '.join(hosts)} does not answer; what it has of job {name} is left there")
+                notes.append(f"{', '.join(hosts)} does not answer; what it has of job {name} is left there")
             self._jobs.forget(name)
-        return left
+        return notes
 
     def forget(self, name: str) -> list[str]:
         """Remove what can be reached of a LOST job, and forget it; returns the hosts where something is left."""

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 from paceline.backends.follow import Nodes
 from paceline.backends.foreground import how_it_ended, terminal_size
 from paceline.job.errors import UserError
-from paceline.node.logs.live import Event, Output, Update, update_of
+from paceline.node.logs.following import Event, Output, Update, update_of
 from paceline.node.signals import LEAVE
 
-from .elastic import Recruiter, code_of, order, taken
 from .held import GivenUp
+from .scaling import Recruiter, code_of, order, taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from paceline.backends.foreground import Shown
+    from paceline.backends.foreground import RankStreams
     from paceline.backends.remote.connection import Answer, Host
 
     from .parts import Parts
@@ -31,7 +31,12 @@ class RemoteRun:
     """A job on hosts; their output and events are merged as if they were one machine."""
 
     def __init__(
-        self, parts: Parts, max_restarts: int, where: str, shown: Shown, wanted: Callable[[], Sequence[Host]] | None
+        self,
+        parts: Parts,
+        max_restarts: int,
+        where: str,
+        rank_streams: RankStreams,
+        wanted: Callable[[], Sequence[Host]] | None,
     ) -> None:
         """Take over a job that has been started, and go on with it.
 
@@ -42,7 +47,7 @@ class RemoteRun:
             shown: what of its output is shown.
             wanted: the hosts that it is to have as soon as they can be reached; None for a job that never has others.
         """
-        self.name, self.max_restarts, self._shown = parts.name, max_restarts, dataclasses.asdict(shown)
+        self.name, self.max_restarts, self._rank_streams = parts.name, max_restarts, dataclasses.asdict(rank_streams)
         self._streams = parts.streams
         ranks = sum(answer["ranks"] for answer in parts.started.values())
         self.first_line = (
@@ -70,10 +75,10 @@ class RemoteRun:
             self._recruiter.stop()
         # Two of the same that reach an agent at once are one for it.
         is_second = number == signal.SIGINT and self._is_interrupted
-        said = signal.SIGQUIT if is_second else number
+        sent = signal.SIGQUIT if is_second else number
         self._is_interrupted = self._is_interrupted or number == signal.SIGINT
         for host in self._nodes.present:
-            self._streams.say(host, f"signal {int(said)}")
+            self._streams.say(host, f"signal {int(sent)}")
         if is_second:
             self._streams.give_up()
 
@@ -123,7 +128,7 @@ class RemoteRun:
 
     def _enter(self, host: Host, invited: Answer) -> None:
         """Start the job's part on a joining host; runs in the recruiter's thread."""
-        self._streams.add(host, order(invited, host, self._shown, terminal_size()), code_of(invited))
+        self._streams.add(host, order(invited, host, self._rank_streams, terminal_size()), code_of(invited))
 
     def _hosts_unknown(self, why: str | None) -> None:
         """Report why the present hosts are unknown, or that they are known again; runs in the recruiter's thread."""

@@ -37,7 +37,7 @@ class Held:
         self._request: Request = {"do": "rejoin", "name": name, "job_id": job_id}
         self._answers: Answers | None = answers
         self._words: list[str] = []
-        self._seen = self._told = self._bytes = 0
+        self._seen = self._acknowledged = self._bytes = 0
         self._lost_since = self._pause = 0.0
         self._why = Unreachable()  # how the connection broke, or the last try failed
         self._lock = threading.Lock()
@@ -69,8 +69,8 @@ class Held:
         """Note an answer that nobody needs again."""
         self._seen += 1
         self._bytes += len(answer.get("data", b""))
-        if "end" in answer or self._seen - self._told >= _MOST_ANSWERS or self._bytes >= _MOST_BYTES:
-            self._told, self._bytes = self._seen, 0
+        if "end" in answer or self._seen - self._acknowledged >= _MOST_ANSWERS or self._bytes >= _MOST_BYTES:
+            self._acknowledged, self._bytes = self._seen, 0
             with self._lock:
                 if self._answers is not None:
                     self._answers.say(f"seen {self._seen}")
@@ -95,20 +95,20 @@ class Held:
             Unreachable: no other one is wanted.
         """
         seconds = self._host.reconnect
-        left = self._lost_since + seconds - time.monotonic()
-        if left <= 0 and not self.is_given_up:
+        remaining = self._lost_since + seconds - time.monotonic()
+        if remaining <= 0 and not self.is_given_up:
             raise GivenUp(f"{self._host.name} was not reached again within {seconds:g} s ({self._why})")
-        if self._ends.wait(max(0.0, min(self._pause, left))):
+        if self._ends.wait(max(0.0, min(self._pause, remaining))):
             raise self._why
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         request = {**self._request, "seen": self._seen}
         patience = self._host.patience(request)
-        return request, patience.shortened(max(_LEAST, min(patience.login, left)))
+        return request, patience.shortened(max(_LEAST, min(patience.login, remaining)))
 
     def is_back(self, answers: Answers, heard: int) -> None:
         """Note that there is a connection again, and that the host has heard so many orders."""
         with self._lock:
-            self._answers, self._told, self._bytes = answers, self._seen, 0
+            self._answers, self._acknowledged, self._bytes = answers, self._seen, 0
             answers.say(f"seen {self._seen}")
             for word in self._words[heard:]:
                 answers.say(word)

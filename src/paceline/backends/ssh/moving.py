@@ -1,11 +1,11 @@
-"""What a job has left on hosts, for a job that goes on from it on another target."""
+"""The export of a job on hosts, for a job on another target that resumes it."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from paceline.backends.base import Left
+from paceline.backends.base import JobExport
 from paceline.backends.moving import newest, receiver
 from paceline.backends.remote.connection import Unreachable
 from paceline.job.errors import UserError
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
     from paceline.backends.base import ProgressReporter
     from paceline.backends.remote.connection import Host
+    from paceline.contract.records import Inventory
 
 
-def left_on(hosts: Sequence[Host], missing: Sequence[str], name: str, *, fresh: bool) -> Left:
-    """What a job has left on its hosts: the newest checkpoint of all, and the code of the same host.
+def export_of_hosts(hosts: Sequence[Host], missing: Sequence[str], name: str, *, fresh: bool) -> JobExport:
+    """Its code and newest checkpoint: the newest checkpoint of all, and the code of the same host.
 
     Args:
         hosts: that have a part of it.
@@ -32,9 +33,9 @@ def left_on(hosts: Sequence[Host], missing: Sequence[str], name: str, *, fresh: 
     Raises:
         UserError: no host answers that may have the checkpoints.
     """
-    answers: dict[Host, dict[str, Any]] = {}
+    answers: dict[Host, Inventory] = {}
     silent = list(missing)
-    request = {"do": "left", "name": name}
+    request = {"do": "inventory", "name": name}
     with contextlib.closing(Streams(hosts, lambda _: request)) as streams:
         while (news := streams.take()) is not None:
             host, answer = news
@@ -42,8 +43,8 @@ def left_on(hosts: Sequence[Host], missing: Sequence[str], name: str, *, fresh: 
                 silent.append(str(answer))
             elif isinstance(answer, UserError):
                 raise answer
-            elif "left" in answer:
-                answers[host] = answer["left"]
+            elif "inventory" in answer:
+                answers[host] = answer["inventory"]
     if not answers:
         raise UserError(
             f"{silent[0]}; what job {name} has left is there, so it cannot go on elsewhere before that answers"
@@ -64,4 +65,4 @@ def left_on(hosts: Sequence[Host], missing: Sequence[str], name: str, *, fresh: 
                 out.write(piece["data"])
 
     lines = tuple(f"{line}; what it has of job {name} is not looked at" for line in silent)
-    return Left(name, host.name, found, fetch, lines)
+    return JobExport(name, host.name, found, fetch, lines)

@@ -104,18 +104,18 @@ class Parts:
     def _answers(self, hosts: Iterable[Host], seconds: float | None = None) -> dict[Host, Answer | UserError]:
         """The next answer of each of these hosts, or that it does not come in time."""
         answers: dict[Host, Answer | UserError] = {}
-        left = set(hosts)
+        remaining = set(hosts)
         deadline = None if seconds is None else time.monotonic() + seconds
-        while left:
+        while remaining:
             try:
                 found = self.streams.take(None if deadline is None else deadline - time.monotonic())
             except TimeoutError:
                 text = f"does not answer within {seconds:g} s; see what it does"
-                answers.update({host: Silent(f"{host.name} {text}: {host.by_hand}") for host in left})
+                answers.update({host: Silent(f"{host.name} {text}: {host.by_hand}") for host in remaining})
                 break
             if found is None:
                 break
             host, answer = found
             answers[host] = answer
-            left.discard(host)
+            remaining.discard(host)
         return answers

@@ -239,24 +239,24 @@ class Preflight:
             return chosen
         if len(order) > len(chosen):
             broken = self.broken(order)
-        left = together([host for host in order if host in self.answers], broken)[:most]
+        remaining = together([host for host in order if host in self.answers], broken)[:most]
         lines = [line(finding) for finding in self.routes(broken)]
         lines += [str(self.failed[host]) for host in order if host in self.failed]
-        if len(left) < least:
+        if len(remaining) < least:
             raise UserError("\n".join(lines))
         for text in lines:
             say(text)
-        return left
+        return remaining
 
 
 def together(hosts: Sequence[Host], broken: Mapping[tuple[Host, Host], str]) -> list[Host]:
     """Hosts that all reach each other: the host with most broken routes is removed until no route is broken."""
-    left, bad = list(hosts), set(broken)
+    remaining, bad = list(hosts), set(broken)
     while bad:
-        worst = max(reversed(left), key=lambda host: sum(host in pair for pair in bad))
-        left.remove(worst)
+        worst = max(reversed(remaining), key=lambda host: sum(host in pair for pair in bad))
+        remaining.remove(worst)
         bad = {pair for pair in bad if worst not in pair}
-    return left
+    return remaining
 
 
 # -- what is wrong -----------------------------------------------------------------------------------------------------

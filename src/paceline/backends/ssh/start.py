@@ -24,8 +24,8 @@ from .preflight import Preflight
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from paceline.backends.base import Left, ProgressReporter
-    from paceline.backends.foreground import Shown
+    from paceline.backends.base import JobExport, ProgressReporter
+    from paceline.backends.foreground import RankStreams
     from paceline.backends.remote.connection import Answer, Body, Host, Input, Request
 
     from .jobs import RemoteJobs
@@ -41,7 +41,7 @@ class RemoteStart:
     """
 
     def __init__(
-        self, spec: JobSpec, hosts: Hosts, jobs: RemoteJobs, *, detached: bool, left: Left | None = None
+        self, spec: JobSpec, hosts: Hosts, jobs: RemoteJobs, *, detached: bool, export: JobExport | None = None
     ) -> None:
         """Check the job on the hosts; start nothing.
 
@@ -50,14 +50,14 @@ class RemoteStart:
             hosts: of the target.
             jobs: on the hosts.
             detached: whether it goes on without the client.
-            left: what the job that it resumes has left on another target; None if it resumes none from elsewhere.
+            export: of the job on another target that it resumes; None if it resumes none from elsewhere.
 
         Raises:
             UserError: it cannot run there, or its name is taken.
         """
-        self._hosts, self._jobs, self._left = hosts, jobs, left
-        self.notes: list[str] = [] if left is None else moving.notes(spec, left)
-        self._brought = None if left is None else moving.brought(spec, left)
+        self._hosts, self._jobs, self._export = hosts, jobs, export
+        self.notes: list[str] = [] if export is None else moving.notes(spec, export)
+        self._brought = None if export is None else moving.brought(spec, export)
         self.spec = self._asked(spec, detached)
         self._terminal = {} if detached else terminal_size()
         self._data = volumes_of(self.spec)
@@ -121,7 +121,7 @@ class RemoteStart:
             "ranks": [rank for answer in answers for rank in answer["ranks"]],
         }
 
-    def start(self, progress: ProgressReporter, shown: Shown | None = None) -> Parts:
+    def start(self, progress: ProgressReporter, rank_streams: RankStreams | None = None) -> Parts:
         """Start all parts of the job; they end unless the result is kept or held.
 
         Args:
@@ -136,10 +136,10 @@ class RemoteStart:
             progress.say(line)
         with tempfile.TemporaryDirectory() as folder:
             archive, checkpoint, record = Path(folder, "code.tar"), Path(folder, "checkpoint.tar"), None
-            if self._left is not None:
-                record = moving.fetched_code(self._left, archive, progress)
+            if self._export is not None:
+                record = moving.fetched_code(self._export, archive, progress)
                 if self._sends_checkpoint:
-                    moving.fetched_checkpoint(self._left, checkpoint, progress)
+                    moving.fetched_checkpoint(self._export, checkpoint, progress)
             elif spec.code is not None and spec.resume_from is None:
                 with archive.open("wb") as file:
                     record = packed(spec, file, progress)
@@ -152,7 +152,7 @@ class RemoteStart:
                         "do": "start",
                         "code": record,
                         "bytes": _size(archive),
-                        "shown": shown and dataclasses.asdict(shown),
+                        "rank_streams": rank_streams and dataclasses.asdict(rank_streams),
                         "job_id": uuid.uuid4().hex,
                         "token": secrets.token_hex(16) if spec.node_range[1] > 1 else None,
                         "secrets": {name: os.environ[name] for name in spec.secrets},
@@ -204,7 +204,7 @@ class RemoteStart:
             "data": self._data,
             "code": None,
             "bytes": 0,
-            "shown": None,
+            "rank_streams": None,
             "terminal": self._terminal,
             "joins": False,
             "hosts": [host.name for host in self._chosen],
@@ -244,7 +244,7 @@ class RemoteStart:
         Raises:
             UserError: it resumes another job, and the hosts with its checkpoints cannot take it.
         """
-        if self.spec.resume_from is not None and self._left is None:
+        if self.spec.resume_from is not None and self._export is None:
             return self._resuming(self.spec.resume_from, looks)
         if self._hosts.is_exact:
             return list(looks)

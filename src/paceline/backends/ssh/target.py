@@ -18,7 +18,7 @@ from paceline.backends.remote.connection import Host, Silent
 from paceline.job.errors import UserError, nearest
 
 from . import asking
-from .silence import Silences
+from .unreachable import Silences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -15,16 +15,16 @@ from paceline.job.secret_values import notes_on_secrets
 from paceline.job.spec import JobSpec
 from paceline.job.validation import validation_error
 
-from .names import warn
 from .options import BOTH, ERR, OUT, parse_address, parse_numbers, parse_pairs, parse_streams
 from .program import program_of
+from .selection import warn
 from .where import kind_of_hosts, nnodes, options_of, taking_part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline.backends.base import Prepared
-    from paceline.backends.foreground import Shown
+    from paceline.backends.foreground import RankStreams
     from paceline.job.spec import Code
 
 JOB_FILES = (".yaml", ".yml", ".json")
@@ -276,9 +276,9 @@ def _devices(given: dict[str, Any]) -> int | tuple[str, ...] | None:
     return devices
 
 
-def shown(given: dict[str, Any], prepared: Prepared) -> Shown:
+def rank_streams(given: dict[str, Any], prepared: Prepared) -> RankStreams:
     """What of a job's output goes to the screen: the first rank of what is started here, and those that --tee names."""
-    from paceline.backends.foreground import Shown
+    from paceline.backends.foreground import RankStreams
 
     first, others = (
         {rank: streams for rank, streams in _shown_streams(given, prepared.node_ranks, is_first).items() if streams}
@@ -286,7 +286,7 @@ def shown(given: dict[str, Any], prepared: Prepared) -> Shown:
     )
     split = tuple(sorted({*split_streams(first), *split_streams(others)}))
     several = len(first) + (len(others) if prepared.spec.nodes != 1 and not prepared.is_part else 0) > 1
-    return Shown(first, others, split, several, _stdin(given, prepared.node_ranks))
+    return RankStreams(first, others, split, several, _stdin(given, prepared.node_ranks))
 
 
 def _stdin(given: dict[str, Any], ranks: int) -> int | None:
@@ -307,26 +307,26 @@ def _stdin(given: dict[str, Any], ranks: int) -> int | None:
 
 def _shown_streams(given: dict[str, Any], ranks: int, is_first: bool = True) -> dict[int, int]:
     """Which streams of which local ranks are shown: the first one's, and those that --tee names."""
-    shown = {rank: BOTH if rank == 0 and is_first else 0 for rank in range(ranks)}
+    streams = {rank: BOTH if rank == 0 and is_first else 0 for rank in range(ranks)}
     if given["local_ranks_filter"]:
         chosen = parse_numbers("--local-ranks-filter", given["local_ranks_filter"])
         if max(chosen) >= ranks:
             raise UserError(f"--local-ranks-filter names {max(chosen)}, but there are {ranks} ranks, numbered from 0")
-        shown = {rank: BOTH if rank in chosen else 0 for rank in range(ranks)}
+        streams = {rank: BOTH if rank in chosen else 0 for rank in range(ranks)}
     if given["redirects"]:
         hidden = parse_streams("--redirects", given["redirects"], ranks)
-        shown = {rank: shown[rank] & ~hidden[rank] for rank in range(ranks)}
+        streams = {rank: streams[rank] & ~hidden[rank] for rank in range(ranks)}
     if given["tee"]:
         added = parse_streams("--tee", given["tee"], ranks)
         allowed = {r: BOTH for r in range(ranks)}
         if given["local_ranks_filter"]:
             allowed = {rank: BOTH if rank in chosen else 0 for rank in range(ranks)}
-        shown = {rank: shown[rank] | (added[rank] & allowed[rank]) for rank in range(ranks)}
-    return shown
+        streams = {rank: streams[rank] | (added[rank] & allowed[rank]) for rank in range(ranks)}
+    return streams
 
 
-def split_streams(shown: dict[int, int]) -> tuple[int, ...]:
+def split_streams(streams_of_ranks: dict[int, int]) -> tuple[int, ...]:
     """The local ranks whose stdout and stderr must be kept apart: one is hidden, or they go to different places."""
     out, err = os.fstat(1), os.fstat(2)
     apart = (out.st_dev, out.st_ino) != (err.st_dev, err.st_ino)
-    return tuple(rank for rank, streams in shown.items() if streams in (OUT, ERR) or (streams and apart))
+    return tuple(rank for rank, streams in streams_of_ranks.items() if streams in (OUT, ERR) or (streams and apart))

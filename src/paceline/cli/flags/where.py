@@ -151,19 +151,21 @@ def taking_part(given: dict[str, Any]) -> list[tuple[str, int]]:
             raise UserError(f"{flag} {asked}, but {len(hosts)} hosts are named; name more, or ask for fewer")
         if not most:  # else those that are too many stand by
             hosts = hosts[: int(least)]
-    left = given["total"]
-    if not hosts or left is None:
+    remaining = given["total"]
+    if not hosts or remaining is None:
         return hosts
     slots = sum(count for _, count in hosts)
-    if left < 1:
-        raise UserError(f"-np {left}: a job needs a rank; give at least 1")
-    if left > slots:
-        raise UserError(f"-np {left}, but the hosts have {slots} slots; write for example -H {hosts[0][0]}:{left}")
+    if remaining < 1:
+        raise UserError(f"-np {remaining}: a job needs a rank; give at least 1")
+    if remaining > slots:
+        raise UserError(
+            f"-np {remaining}, but the hosts have {slots} slots; write for example -H {hosts[0][0]}:{remaining}"
+        )
     chosen = []
     for name, count in hosts:
-        if left:
-            chosen.append((name, min(count, left)))
-            left -= chosen[-1][1]
+        if remaining:
+            chosen.append((name, min(count, remaining)))
+            remaining -= chosen[-1][1]
     return chosen
 
 
@@ -278,7 +280,7 @@ def given_where() -> dict[str, Any]:
     return {name: value for name, value in click.get_current_context().meta.get(_META, {}).items() if name != "backend"}
 
 
-def left_elsewhere(name: str, there: Backend) -> Backend | None:
+def backend_before(name: str, there: Backend) -> Backend | None:
     """Where a job is that is to go on on another target; None if that one has it itself, or nothing is known of it.
 
     Args:

@@ -82,8 +82,8 @@ def _on_terminal(show: Callable[[], bool], title: str) -> str:
             if not goes_on:
                 return page.getvalue()
             _draw(f"{title}  {time.strftime('%H:%M:%S')}  q ends it", page.getvalue().splitlines())
-            while (left := began + INTERVAL - time.monotonic()) > 0:
-                ready = select.select([resized] + ([] if keys is None else [keys]), [], [], left)[0]
+            while (remaining := began + INTERVAL - time.monotonic()) > 0:
+                ready = select.select([resized] + ([] if keys is None else [keys]), [], [], remaining)[0]
                 if keys in ready and _is_enough(keys):
                     return ""
                 if resized in ready:

@@ -13,7 +13,7 @@ from .write import write
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline.backends.foreground import Foreground, Shown, Update
+    from paceline.backends.foreground import Foreground, RankStreams, Update
 
 
 _LONGEST = 1024 * 1024  # bytes of a line; a longer one is shown in pieces
@@ -38,8 +38,8 @@ class Screen:
     itself says goes to stderr, behind `paceline: `.
     """
 
-    def __init__(self, shown: Shown, job: Foreground, *, verbose: bool = False) -> None:
-        self._shown = shown
+    def __init__(self, rank_streams: RankStreams, job: Foreground, *, verbose: bool = False) -> None:
+        self._rank_streams = rank_streams
         self._verbose = verbose
         self._how: list[dict[str, Any]] = []  # the events that say how the agents have started
         self._job = job
@@ -48,7 +48,7 @@ class Screen:
         self._first = b""  # what local rank 0 wrote since its last line end: often a progress bar
         self._leading = -1  # the rank that is shown as it writes
         self._local: dict[int, int] = {}  # rank → local rank
-        self._prefix_all = shown.several
+        self._prefix_all = rank_streams.several
         self._code: int | None = None
         self._say(f"job {job.name}: {job.first_line}")
 
@@ -61,7 +61,7 @@ class Screen:
 
     def _output(self, update: Output) -> None:
         """Show bytes of a rank, if they are to be shown."""
-        if not self._shown.of(update.rank, update.local_rank) & STREAM_BITS[update.stream]:
+        if not self._rank_streams.of(update.rank, update.local_rank) & STREAM_BITS[update.stream]:
             return
         if self._job.leads(update):
             self._leading = update.rank
@@ -196,7 +196,7 @@ class Screen:
             self._say(f"{_names(others)} failed after it: {_short(others[0]['message'])}")
         if failure["has_traceback"]:
             write(2, _encode(failure["traceback"].rstrip("\n") + "\n"))
-        elif failure["traceback"] and not self._shown.of(rank, self._local.get(rank, -1)):
+        elif failure["traceback"] and not self._rank_streams.of(rank, self._local.get(rank, -1)):
             self._say(f"the last lines of rank {rank}:")
             write(2, _encode(failure["traceback"] + "\n"))
         self._say(

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from paceline.cli.flags.names import failed, known, rank_of
+from paceline.cli.flags.selection import failed, known, rank_of
 from paceline.cli.flags.where import backend, remember_jobs, where_options
 from paceline.cli.terminal.tables import Column, output_option, show
 from paceline.job.errors import UserError

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paceline.cli.flags.names import known, outcome, way_on
+from paceline.cli.flags.selection import how_to_resume, known, outcome
 from paceline.cli.flags.where import backend, remember_jobs, where_options
-from paceline.cli.terminal.progress import ProgressLine
+from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.job.errors import UserError
 from paceline.job.job import Job
 
@@ -53,7 +53,7 @@ def wait_for(names: Sequence[str], seconds: float | None = None) -> bool:
 def _say_outcome(job: Job, more: str = "") -> None:
     """How a job ended, and how it goes on if it can."""
     _say(outcome(job) + more)
-    if (how := way_on(job, backend().where)) is not None:
+    if (how := how_to_resume(job, backend().where)) is not None:
         _say(how)
 
 
@@ -84,15 +84,15 @@ def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
         if not before.is_over:
             _say_what_was_suspended(before.name, began)
         but = f"; not reached everywhere: {unreached[before.name]}" if before.name in unreached else ""
-        left = {rank.node: None for rank in after.instances if rank.state in ("STARTING", "RUNNING")}
-        if before.is_over and not left:
+        running = {rank.node: None for rank in after.instances if rank.state in ("STARTING", "RUNNING")}
+        if before.is_over and not running:
             _say(f"job {before.name} had ended already ({before.state.lower()})")
-        elif after.is_over and not left:
+        elif after.is_over and not running:
             _say_outcome(after, but)
         elif no_wait:
             _say(f"job {before.name} is being stopped; its ranks have {before.grace:g} s{but}")
         else:
-            where = f" on {', '.join(left)}" if left and after.nodes > 1 else ""
+            where = f" on {', '.join(running)}" if running and after.nodes > 1 else ""
             at_once = f"paceline stop{here.where} --now {before.name}"
             _say(f"job {before.name} does not end{where}; end it at once with: {at_once}{but}")
             code = 1

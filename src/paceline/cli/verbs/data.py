@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from paceline.backends.base import Volumes, able
-from paceline.cli.flags.names import warn
 from paceline.cli.flags.options import SectionedCommand
+from paceline.cli.flags.selection import warn
 from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.tables import Column, output_option, show
 

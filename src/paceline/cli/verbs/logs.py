@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import click
 
 from paceline.backends.base import Incomplete, LogQuery
-from paceline.cli.flags.names import known as jobs_named
-from paceline.cli.flags.names import outcome, rank_of, warn, way_on
 from paceline.cli.flags.options import Option, SectionedCommand
+from paceline.cli.flags.selection import how_to_resume, outcome, rank_of, warn
+from paceline.cli.flags.selection import known as jobs_named
 from paceline.cli.flags.where import backend, remember_jobs, where_options
 from paceline.cli.terminal.write import write
 from paceline.job.errors import UserError
@@ -82,7 +82,7 @@ def _logs(
         return 0
     if known.state != "SUCCEEDED":
         click.echo(f"paceline: {outcome(known)}", err=True)
-        if (how := way_on(known, backend().where)) is not None:
+        if (how := how_to_resume(known, backend().where)) is not None:
             click.echo(f"paceline: {how}", err=True)
     return 1 if known.exit_code is None else known.exit_code  # None: its agent was killed
 

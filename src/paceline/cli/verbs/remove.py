@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.flags.names import all_jobs, known, warn
+from paceline.cli.flags.selection import all_jobs, known, warn
 from paceline.cli.flags.where import backend, remember_jobs, where_options
 from paceline.cli.terminal.tables import STATE_COLOURS, Column, output_option, show, show_data, table
 from paceline.job.errors import UserError
@@ -55,8 +55,8 @@ def delete(names: tuple[str, ...], force: bool, yes: bool) -> int:
     why = _why_not([job for job in jobs if job.state != "LOST"], must_be_over=False) if answer else {}
     for job in jobs:
         if job.state == "LOST":
-            left = ", ".join(here.forget(job.name))
-            _say(f"job {job.name} is forgotten" + (f"; what {left} has of it is left there" if left else ""))
+            silent = ", ".join(here.forget(job.name))
+            _say(f"job {job.name} is forgotten" + (f"; what {silent} has of it is left there" if silent else ""))
     there = [job.name for job in jobs if job.state != "LOST" and job.name not in why]
     if there and force:  # those that have ended too: they may live on on a host that hangs
         here.stop(there, now=True)

@@ -12,14 +12,14 @@ from pydantic import ValidationError
 from paceline.backends.base import Moves, able
 from paceline.backends.registry import HERE
 from paceline.cli.flags.job import FILES, HOROVODRUN, JOB, NODES, OUTPUT, PROGRAM, RANKS, TORCHRUN
-from paceline.cli.flags.names import known
 from paceline.cli.flags.options import Option, SectionedCommand
+from paceline.cli.flags.selection import known
 from paceline.cli.flags.spec import fields, say_what_is_exposed
 from paceline.cli.flags.where import (
     backend,
+    backend_before,
     backend_for,
     given_where,
-    left_elsewhere,
     own_options,
     remember_jobs,
     where_options,
@@ -63,7 +63,7 @@ def _resubmit(job: str, args: tuple[str, ...], fresh: bool, **given: Any) -> int
     machines than it ran on: its code and its newest checkpoint are copied there.
     """
     there = backend()
-    here = left_elsewhere(job, there) or there
+    here = backend_before(job, there) or there
     (old,) = known([job], there=here)
     if not old.is_over and old.state != "LOST":
         raise UserError(f"job {job} is {old.state}; wait for it, or stop it first: paceline stop{here.where} {job}")
@@ -80,7 +80,7 @@ def _resubmit(job: str, args: tuple[str, ...], fresh: bool, **given: Any) -> int
 def _moved(old: Job, here: Backend, there: Backend, given: dict[str, Any], changes: dict[str, Any]) -> int:
     """Run a job again on another target than it ran on."""
     source, destination = able(here, Moves), able(there, Moves)
-    left = source.left(old.name, fresh=bool(changes["fresh"]))
+    export = source.export(old.name, fresh=bool(changes["fresh"]))
     before = here.spec(old.name)
     where = given_where()
     names_hosts = where.get("on") is None
@@ -93,7 +93,7 @@ def _moved(old: Job, here: Backend, there: Backend, given: dict[str, Any], chang
     spec = _changed(before.model_copy(update=kept), {"name": _next_name(old, before), **changes})
     say_what_is_exposed(spec)
     _check_nodes(spec, there)
-    prepared = destination.prepare_moved(spec, left)
+    prepared = destination.prepare_moved(spec, export)
     if given["dry_run"]:
         click.echo(prepared.text())
         return 0

@@ -14,12 +14,12 @@ from paceline.cli.flags.allocation import in_allocation
 from paceline.cli.flags.job import HOROVODRUN, NODES, OUTPUT, PROGRAM_ARGUMENTS, SPEC, TORCHRUN
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.where import backend_for, job_options, target_of
-from paceline.cli.terminal.progress import ProgressLine
+from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
     from paceline.backends.base import Backend
-    from paceline.backends.foreground import Foreground, Shown
+    from paceline.backends.foreground import Foreground, RankStreams
 
 
 def _run(**given: Any) -> int:
@@ -27,7 +27,7 @@ def _run(**given: Any) -> int:
 
     A torchrun command line works with torchrun replaced by `paceline run`; every flag may be written with - or _.
     """
-    from paceline.cli.flags.spec import say_what_is_exposed, say_what_means_nothing, shown, spec_of
+    from paceline.cli.flags.spec import rank_streams, say_what_is_exposed, say_what_means_nothing, spec_of
 
     from .submit import detached, dry_run, ended_by_signals, refuse_script
 
@@ -51,32 +51,32 @@ def _run(**given: Any) -> int:
 
     with ended_by_signals(), ProgressLine() as progress:
         prepared = there.prepare(spec, detached=False)
-        watched = shown(given, prepared)
+        watched = rank_streams(given, prepared)
         job = there.run(prepared, progress, watched)
         interrupt_on_signals(job)
     code = _follow(job, watched, verbose=given["verbose"])
     if code:
-        _say_way_on(job.name, there)
+        _say_how_to_resume(job.name, there)
     return code
 
 
-def _say_way_on(name: str, there: Backend) -> None:
+def _say_how_to_resume(name: str, there: Backend) -> None:
     """Say what is saved of a job that ended before its training did, and how it goes on."""
-    from paceline.cli.flags.names import way_on
+    from paceline.cli.flags.selection import how_to_resume
 
     with contextlib.suppress(UserError, OSError):  # its host does not answer, or nobody reads
         for job in there.describe([name]).jobs:
-            if (how := way_on(job, there.where)) is not None:
+            if (how := how_to_resume(job, there.where)) is not None:
                 click.echo(f"paceline: {how}", err=True)
 
 
-def _follow(job: Foreground, shown: Shown, *, verbose: bool) -> int:
+def _follow(job: Foreground, streams: RankStreams, *, verbose: bool) -> int:
     """Show a job until it ends; returns its exit code."""
     from paceline.cli.terminal.screen import Screen
 
     updates = job.updates()
     try:
-        screen = Screen(shown, job, verbose=verbose)
+        screen = Screen(streams, job, verbose=verbose)
         for update in updates:
             screen.show(update)
         return screen.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from paceline.backends.base import Elastic, able
-from paceline.cli.flags.names import known
+from paceline.cli.flags.selection import known
 from paceline.cli.flags.where import backend, remember_jobs, where_options
 from paceline.job.errors import UserError
 
@@ -50,6 +50,6 @@ def scalein(job: str, names: tuple[str, ...], nnodes: int | None) -> int:
         raise UserError("scalein: no host to remove is given; name HOSTs, or give --nnodes")
     here = able(backend(), Elastic)
     known([job])
-    left = here.scalein(job, fewer)
-    click.echo(f"paceline: job {job}: {', '.join(left)} leave{'s' if len(left) == 1 else ''}", err=True)
+    leaving = here.scalein(job, fewer)
+    click.echo(f"paceline: job {job}: {', '.join(leaving)} leave{'s' if len(leaving) == 1 else ''}", err=True)
     return 0

@@ -11,7 +11,7 @@ import click
 
 from paceline.backends.base import TensorBoards
 from paceline.backends.registry import HERE
-from paceline.cli.flags.names import all_jobs, failed, known
+from paceline.cli.flags.selection import all_jobs, failed, known
 from paceline.cli.flags.where import backend, is_narrowed, remember_jobs, where_options
 from paceline.cli.terminal.live import once_or_live, watch_option
 from paceline.cli.terminal.tables import STATE_COLOURS, Column, output_option, show, show_data
@@ -224,11 +224,11 @@ def _options(options: Mapping[str, Value], within: str = "") -> Iterator[str]:
 
 def _tensorboard(job: Job) -> str | None:
     """The address of the job's TensorBoard, and how to reach it from here; or why there is none."""
-    here, said = backend(), job.tensorboard
-    if said is None or "://" not in said or not isinstance(here, TensorBoards):
-        return said
-    how = here.reach_tensorboard(job.name, said)
-    return f"{said} ({how})" if how else said
+    here, url = backend(), job.tensorboard
+    if url is None or "://" not in url or not isinstance(here, TensorBoards):
+        return url
+    how = here.reach_tensorboard(job.name, url)
+    return f"{url} ({how})" if how else url
 
 
 def _progress(progress: ProgressRecord | None, is_over: bool) -> str:
@@ -239,8 +239,8 @@ def _progress(progress: ProgressRecord | None, is_over: bool) -> str:
     text = f"epoch {progress['epoch'] + 1}{of}, step {progress['step']}{steps}"
     if progress.get("samples_per_second"):
         text += f", {progress['samples_per_second']:.4g} samples/s"
-    if (left := progress.get("seconds_left")) is not None and not is_over:
-        text += f", {show_duration(left)} left"
+    if (remaining := progress.get("seconds_left")) is not None and not is_over:
+        text += f", {show_duration(remaining)} left"
     return text
 
 

@@ -11,7 +11,7 @@ import click
 from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TORCHRUN
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.where import backend_for, job_options, target_of
-from paceline.cli.terminal.progress import ProgressLine
+from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import sys
 import click
 
 from paceline.backends.base import Forwards, TensorBoards, able
-from paceline.cli.flags.names import known, warn
 from paceline.cli.flags.options import Option, SectionedCommand
+from paceline.cli.flags.selection import known, warn
 from paceline.cli.flags.where import backend, remember_jobs, where_options
 
 

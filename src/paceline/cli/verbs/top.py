@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from paceline.backends.base import Metered, able
-from paceline.cli.flags.names import all_jobs, known, warn
 from paceline.cli.flags.options import SectionedCommand
+from paceline.cli.flags.selection import all_jobs, known, warn
 from paceline.cli.flags.where import backend, remember_jobs, where_options
 from paceline.cli.terminal.live import once_or_live, watch_option
 from paceline.cli.terminal.tables import STATE_COLOURS, Column, output_option, show

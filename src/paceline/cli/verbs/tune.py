@@ -14,7 +14,7 @@ import click
 from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TORCHRUN
 from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.where import backend_for, job_options, kind_of_hosts, target_of
-from paceline.cli.terminal.progress import ProgressLine
+from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.cli.terminal.tables import Column, output_option, show
 from paceline.contract.exchange import (
     FIXED_SYNC,

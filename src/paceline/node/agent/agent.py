@@ -30,9 +30,9 @@ from paceline.node.signals import HANDLED
 from paceline.node.spec import CURRENT_SECONDS, NodeSpec
 
 from .decider import decide
+from .decision import ANSWER_SECONDS
 from .state import begin
 from .status import JobStatus
-from .step import ANSWER_SECONDS
 from .tensorboard import JobBoard
 from .view import View
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from paceline.node.failure import node_failure
 from paceline.node.ranks.launcher import SERVER_SECONDS, SWEEP_GRACE
 
-from .step import Step
+from .decision import Step
 
 if TYPE_CHECKING:
     from paceline.node.rendezvous.messages import Alone, Halt, Search, ToCoordinator
@@ -26,7 +26,7 @@ class Attempt(Step):
         if state.is_newcomer and view.is_ready:
             self.set(is_newcomer=False)
             self.send({"do": "prepared"})
-        if view.status["state"] != "RUNNING" and not state.halted and view.have_started and view.left:
+        if view.status["state"] != "RUNNING" and not state.halted and view.have_started and view.has_live_ranks:
             started = view.status["started"]
             if started is None and self.spec.time_limit is not None:
                 self.arm("limit", self.spec.time_limit)
@@ -43,11 +43,11 @@ class Attempt(Step):
         failures = view.failures
         if "order" not in waited and any(failure["signal"] == "SIGTERM" for failure in failures):
             self.wait("order", ORDER_WAIT)
-        elif "saved" not in waited and view.resumes and view.left and not failures:
+        elif "saved" not in waited and view.resumes and view.has_live_ranks and not failures:
             self.wait("saved", self.spec.grace)
         elif view.resumes and not failures:
             self.reported({"do": "preempted", "final": self.state.preempted})
-        elif not view.left:
+        elif not view.has_live_ranks:
             self.reported({"do": "failed" if failures or view.server_failure else "done"})
         elif failures and self.spec.framework != "indexed":
             if "cause" not in waited:
@@ -125,7 +125,7 @@ class Attempt(Step):
 
     def kill(self) -> None:
         """SIGKILL to the ranks that are left."""
-        if self.view.left:
+        if self.view.has_live_ranks:
             self.do({"do": "kill"})
             self.enter("kill", SERVER_SECONDS)
         else:
@@ -133,7 +133,7 @@ class Attempt(Step):
 
     def sweep(self) -> None:
         """End what the ranks have left behind; without a fork server there is nothing."""
-        if self.view.left or not self.view.has_server:
+        if self.view.has_live_ranks or not self.view.has_server:
             self.finish_stop()
         else:
             self.do({"do": "sweep", "grace": 0.0 if self.state.at_once else SWEEP_GRACE})
@@ -141,7 +141,7 @@ class Attempt(Step):
 
     def finish_stop(self) -> None:
         """If ranks are left, or what they started, nothing helps but to end the fork server, and all with it."""
-        if self.view.left or (self.state.phase == "sweep" and not self.view.is_swept):
+        if self.view.has_live_ranks or (self.state.phase == "sweep" and not self.view.is_swept):
             self.do({"do": "end server"})
         self.do({"do": "stopped"})
         self.enter("stopped")

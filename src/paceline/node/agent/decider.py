@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 from paceline.node.failure import TIMED_OUT, node_failure
 from paceline.node.lifeline import ALL_STARTED, CLIENT_LOST, DOUBT_SECONDS, IN_DOUBT, KEPT, TOGETHER
 from paceline.node.rendezvous.coordinator import GONE_GRACE
-from paceline.node.rendezvous.participant import LEFT
+from paceline.node.rendezvous.participant import EXIT_REPLACED
 from paceline.node.rendezvous.silence import PATIENCE
 from paceline.node.signals import LEAVE
 
 from .attempt import Attempt
-from .step import ANSWER_SECONDS
+from .decision import ANSWER_SECONDS
 
 if TYPE_CHECKING:
     from paceline.node.journal.records import Record
@@ -187,12 +187,12 @@ class _Step(Attempt):
 
     def refused(self, message: Refuse) -> None:
         """The coordinator does not take this node."""
-        self.fail(f"node 0 refused this node: {message['why']}", "refused", LEFT if self.spec.peers else 2)
+        self.fail(f"node 0 refused this node: {message['why']}", "refused", EXIT_REPLACED if self.spec.peers else 2)
 
     def finish(self, message: Finish) -> None:
         """The job has ended, or for this node."""
         has_left = self.spec.peers and message["state"] == "STOPPED" and not message["exit_code"]
-        self.set(finish={**message, "exit_code": LEFT} if has_left else message)
+        self.set(finish={**message, "exit_code": EXIT_REPLACED} if has_left else message)
 
     # -- deadlines -----------------------------------------------------------------------------------------------------
 
@@ -380,8 +380,8 @@ class _Phase(NamedTuple):
     then: Callable[[_Step], None]
 
 
-def _none_left(it: _Step) -> bool:
-    return not it.view.left
+def _has_no_live_ranks(it: _Step) -> bool:
+    return not it.view.has_live_ranks
 
 
 def _is_to_end(it: _Step) -> bool:
@@ -398,15 +398,16 @@ _PHASES = {
     # A scheduler may send SIGTERM to all processes of a job at once; then the ranks have not failed.
     "order": _Phase(_is_to_end, _Step.end_wait),
     # The other ranks save their state too.
-    "saved": _Phase(lambda it: _none_left(it) or _is_to_end(it), _Step.end_wait),
+    "saved": _Phase(lambda it: _has_no_live_ranks(it) or _is_to_end(it), _Step.end_wait),
     # A failure that does not look like the consequence of another one.
-    "cause": _Phase(lambda it: _none_left(it) or _has_cause(it) or _is_to_end(it), _Step.end_wait),
+    "cause": _Phase(lambda it: _has_no_live_ranks(it) or _has_cause(it) or _is_to_end(it), _Step.end_wait),
     "save": _Phase(
-        lambda it: _none_left(it) or it.state.at_once or it.is_to_halt or not it.view.is_ready, _Step.await_programs
+        lambda it: _has_no_live_ranks(it) or it.state.at_once or it.is_to_halt or not it.view.is_ready,
+        _Step.await_programs,
     ),
     "programs": _Phase(lambda it: it.state.at_once or not it.view.awaited, _Step.terminate),
-    "terminate": _Phase(lambda it: _none_left(it) or it.state.at_once, _Step.kill),
-    "kill": _Phase(_none_left, _Step.sweep),
+    "terminate": _Phase(lambda it: _has_no_live_ranks(it) or it.state.at_once, _Step.kill),
+    "kill": _Phase(_has_no_live_ranks, _Step.sweep),
     "sweep": _Phase(lambda it: it.view.is_swept or not it.view.has_server, _Step.finish_stop),
     "stopped": _Phase(lambda it: True, _Step.after_stop),
 }

@@ -51,9 +51,9 @@ class View:
         return self._ranks.have_started
 
     @property
-    def left(self) -> bool:
+    def has_live_ranks(self) -> bool:
         """Whether a rank has not ended."""
-        return self._ranks.left
+        return self._ranks.has_live_ranks
 
     @property
     def resumes(self) -> bool:

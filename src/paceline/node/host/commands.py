@@ -73,10 +73,10 @@ def leave(home: Home, request: Request) -> Answer:
     run = home.run(request["name"])
     node = NodeSpec.load(run.spec)
     _check_elastic(node)
-    if request["left"] < node.least:
+    if request["remaining"] < node.least:
         raise Refused(
-            f"job {node.job} needs {node.least} node{'s' if node.least > 1 else ''}, and {request['left']} would be"
-            f" left; add others first, or end it with paceline stop {node.job}"
+            f"job {node.job} needs {node.least} node{'s' if node.least > 1 else ''}, and {request['remaining']} would "
+            f"be left; add others first, or end it with paceline stop {node.job}"
         )
     if not records.signal_agent(run.path, (LEAVE,)):
         raise Refused(f"job {run.path.name} does not run here")

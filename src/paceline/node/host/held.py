@@ -237,9 +237,9 @@ class HeldClient:
         pid, user, _ = _CREDENTIALS.unpack(credentials)
         if user != os.getuid():
             raise ValueError(user)
-        said, descriptors, _, _ = socket.recv_fds(successor, _LONGEST, 2)
+        received, descriptors, _, _ = socket.recv_fds(successor, _LONGEST, 2)
         stdin, stdout = descriptors
-        seen = int(said)
+        seen = int(received)
         connection = _Connection(os.fdopen(stdin, "rb"), stdout, pid, successor)
         with self._news:
             before, self._connection = self._connection, None

@@ -34,7 +34,7 @@ def answer(run: RunDirectory) -> None:
         return
     loop, answered, is_over = Loop(), 0, False
 
-    def said() -> AgentStatus:
+    def answer() -> AgentStatus:
         nonlocal answered
         answered += 1
         return {
@@ -46,7 +46,7 @@ def answer(run: RunDirectory) -> None:
         is_over = True
 
     loop.catch(HANDLED, end)
-    listener = Listener(loop, os.environ.get(TOKEN, "").encode(), said, _refuse)
+    listener = Listener(loop, os.environ.get(TOKEN, "").encode(), answer, _refuse)
     with contextlib.suppress(OSError):
         listener.open(spec.main_port or 0)
         until = time.monotonic() + spec.join_timeout

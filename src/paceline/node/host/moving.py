@@ -1,4 +1,4 @@
-"""What a job has left on this machine, for a client that takes it to other machines."""
+"""What a job has on this machine, for a client that takes it to other machines."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 _PIECE = 1 << 20  # bytes in an answer
 
 
-def left(home: Home, request: Request) -> Iterator[Answer]:
-    """What a job has left here, see `moving.left`; the first line comes before its checkpoint is read."""
+def inventory(home: Home, request: Request) -> Iterator[Answer]:
+    """See `moving.inventory`; the first line comes before its checkpoint is read."""
     end_with_stdin()
     run = home.run(request["name"])
     yield {"begin": True}
     with run.kept():
-        found = moving.left(run)
-    yield {"left": found}
+        found = moving.inventory(run)
+    yield {"inventory": found}
     yield {"end": True}
 
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.node.errors import Refused
 from paceline.node.files import load_json, write_json
 from paceline.node.lifeline import TOGETHER
-from paceline.node.logs.live import Output, updates
-from paceline.node.rendezvous.participant import LEFT
+from paceline.node.logs.following import Output, updates
+from paceline.node.rendezvous.participant import EXIT_REPLACED
 from paceline.node.signals import HANDLED, call_on
 from paceline.node.store import make, records
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from paceline.contract.records import JobRecord
     from paceline.node.journal.status import Failure
-    from paceline.node.logs.live import Event
+    from paceline.node.logs.following import Event
     from paceline.node.store.lifecycle import AgentProcess
 
 MARK = b"[paceline] "  # begins the line of an event
@@ -52,7 +52,7 @@ LONGEST = 64 << 10  # bytes of a line; a longer one is written in pieces
 MOST = 4096  # bytes of a termination message
 _MOST_TEXT = 400  # letters of a line in it
 _WIDEST = 6  # bytes of a letter in JSON: \\u00fc
-REPLACED = (137, LEFT)  # exit codes of a pod that was taken away: another one comes in its place
+REPLACED = (137, EXIT_REPLACED)  # exit codes of a pod that was taken away: another one comes in its place
 _REFUSED = 2  # the exit code if the job cannot run
 
 
@@ -160,7 +160,11 @@ class _Relay:
         name = event.name
         if self._leaves and name == "stopping":
             name = "leaving"
-        elif self._leaves and name == "finished" and (details["state"], details["exit_code"]) == ("STOPPED", LEFT):
+        elif (
+            self._leaves
+            and name == "finished"
+            and (details["state"], details["exit_code"]) == ("STOPPED", EXIT_REPLACED)
+        ):
             name = "left"
         self._write(MARK + json.dumps({"event": name, **details}).encode() + b"\n")
 

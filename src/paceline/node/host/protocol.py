@@ -41,7 +41,7 @@ class Part(Moved):
         job_id: identifier that its nodes share; None makes a new one.
         hosts: the names of the nodes as the user knows them, by node rank.
         joins: the job runs elsewhere already.
-        shown: which streams of which ranks the client shows; None if it shows none.
+        rank_streams: which streams of which ranks the client shows; None if it shows none.
         terminal: variables of the terminal that shows the ranks.
         secrets: variables that are never shown.
         token: secret with which the nodes authenticate each other.
@@ -54,7 +54,7 @@ class Part(Moved):
     job_id: str | None
     hosts: Sequence[str]
     joins: bool
-    shown: Mapping[str, Any] | None
+    rank_streams: Mapping[str, Any] | None
     terminal: Mapping[str, str]
     secrets: Mapping[str, str]
     token: str | None
@@ -164,7 +164,7 @@ class Bytes:
     """Exactly `count` bytes of stdin; `what` they are, for messages."""
 
     def __init__(self, count: int, what: str = "the code") -> None:
-        self._left, self._what = count, what
+        self._remaining, self._what = count, what
 
     def read(self, size: int) -> bytes:
         """The next bytes, b"" after the last one.
@@ -172,9 +172,9 @@ class Bytes:
         Raises:
             Refused: stdin has ended earlier: the client is gone.
         """
-        data = sys.stdin.buffer.read(min(size, self._left))
-        self._left -= len(data)
-        if not data and self._left:
+        data = sys.stdin.buffer.read(min(size, self._remaining))
+        self._remaining -= len(data)
+        if not data and self._remaining:
             raise Refused(f"{self._what} did not arrive; submit the job again")
         return data
 

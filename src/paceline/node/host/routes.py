@@ -174,8 +174,8 @@ def _send(sock: socket.socket) -> Mapping[str, Any]:
     """Send until the other side answers with the rate."""
     data, deadline = bytes(_UNSENT), time.monotonic() + ANSWER_SECONDS
     sock.setblocking(False)
-    while (left := deadline - time.monotonic()) > 0:
-        readable, writable, _ = select.select([sock], [sock], [], left)
+    while (remaining := deadline - time.monotonic()) > 0:
+        readable, writable, _ = select.select([sock], [sock], [], remaining)
         if readable:
             return _receive(sock)
         if writable:

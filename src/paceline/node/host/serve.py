@@ -33,7 +33,7 @@ _VERBS = {
     "plan": ("plan", "preflight"),
     "start": ("start",),
     "held": ("rejoin",),
-    "moving": ("left", "carry"),
+    "moving": ("inventory", "carry"),
     "warming": ("warm_start", "warm_ask"),
     "slurm.place.submit": ("slurm_submit",),
     "slurm.place.check_job": ("slurm_check",),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.node.files import is_disk_full
 from paceline.node.lifeline import ALL_STARTED, DOUBT_SECONDS, IN_DOUBT, KEPT
-from paceline.node.logs.live import STREAM_BITS, Event, Output, answer_of, updates
+from paceline.node.logs.following import STREAM_BITS, Event, Output, answer_of, updates
 from paceline.node.machine import volumes
 from paceline.node.store import make, records
 from paceline.node.store.code_copy import unpack
@@ -68,11 +68,11 @@ def start(home: Home, request: StartRequest) -> Iterator[Answer]:
             if order == "done":
                 is_decided = True
                 _notify(lifeline, KEPT)
-        elif order == "hold" and request["shown"] is not None:
+        elif order == "hold" and request["rank_streams"] is not None:
             is_decided = True
             _notify(lifeline, ALL_STARTED)
             HeldClient(run, agent, lifeline, request["reconnect"]).serve(
-                _updates(run, agent, lifeline, request["shown"], begin)
+                _updates(run, agent, lifeline, request["rank_streams"], begin)
             )
     finally:  # also if the client is gone and an answer cannot be sent
         if is_kept and not is_decided:
@@ -109,7 +109,7 @@ def order_of(home: Home, request: Part) -> Order:
         job_id=request["job_id"],
         hosts=tuple(request["hosts"]),
         joins=request["joins"],
-        split=tuple(request["shown"]["split"]) if request["shown"] else (),
+        split=tuple(request["rank_streams"]["split"]) if request["rank_streams"] else (),
         terminal=request["terminal"],
         secrets=request["secrets"],
         token=request["token"],
@@ -164,7 +164,7 @@ def _await(run: RunDirectory, lifeline: socket.socket, begin: int, events: tuple
 
 
 def _updates(
-    run: RunDirectory, agent: AgentProcess, lifeline: socket.socket, shown: Mapping[str, Any], begin: int
+    run: RunDirectory, agent: AgentProcess, lifeline: socket.socket, rank_streams: Mapping[str, Any], begin: int
 ) -> Iterator[Answer]:
     """The output of a job that the client shows, and its events, until its agent is gone.
 
@@ -172,12 +172,12 @@ def _updates(
         run: run directory of the job.
         agent: its agent, a child of this process.
         lifeline: ends with the agent.
-        shown: which streams of which local ranks, for rank 0 ("first") and for the "others".
+        rank_streams: which streams of which local ranks, for rank 0 ("first") and for the "others".
         begin: position of its new events.
     """
 
     def wanted(it: Output) -> bool:
-        return bool(shown["others" if it.rank else "first"].get(str(it.local_rank), 0) & STREAM_BITS[it.stream])
+        return bool(rank_streams["others" if it.rank else "first"].get(str(it.local_rank), 0) & STREAM_BITS[it.stream])
 
     for update in updates(run, lifeline.fileno(), wanted, begin):
         yield answer_of(update)

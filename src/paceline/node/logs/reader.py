@@ -15,8 +15,8 @@ from paceline.node.errors import Refused
 from paceline.node.files import read_json
 from paceline.node.rundir.directory import RunDirectory
 
+from .following import Output, updates
 from .growing_file import CHUNK, GrowingFile
-from .live import Output, updates
 from .time_index import find, moments
 
 if TYPE_CHECKING:
@@ -152,13 +152,13 @@ def _chosen(path: Path, choice: Choice) -> list[tuple[int, frozenset[int]]]:
     existing = [a for a in attempts(path) if choice.attempt in (None, a)]
     if (read_json(RunDirectory(path).spec) or {}).get("framework") != "indexed":
         existing = existing[-1:]
-    left = frozenset().union(*(ranks(path, a) for a in existing)) if choice.ranks is None else choice.ranks
+    remaining = frozenset().union(*(ranks(path, a) for a in existing)) if choice.ranks is None else choice.ranks
     found = []
     for attempt in reversed(existing):
-        here = left & ranks(path, attempt)
+        here = remaining & ranks(path, attempt)
         if here:
             found.append((attempt, here))
-            left -= here
+            remaining -= here
     return found[::-1]
 
 

@@ -272,10 +272,10 @@ def _check_mpi(job: Mapping[str, Any]) -> None:
     mpirun = shutil.which("mpirun", path=job["env"].get("PATH"))
     if mpirun is None:
         raise Refused("no mpirun on PATH; install Open MPI (Debian: apt install openmpi-bin), or leave out --framework")
-    said = subprocess.run([mpirun, "--version"], capture_output=True, text=True, errors="replace", check=False).stdout
-    version = re.search(r"\(Open MPI\) (\d+)\.", said)
+    output = subprocess.run([mpirun, "--version"], capture_output=True, text=True, errors="replace", check=False).stdout
+    version = re.search(r"\(Open MPI\) (\d+)\.", output)
     if version is None or not 3 <= int(version[1]) <= 4:
-        found = said.partition("\n")[0].strip(" :") or "nothing"
+        found = output.partition("\n")[0].strip(" :") or "nothing"
         raise Refused(f"{mpirun} calls itself {found!r}; --framework mpi needs Open MPI 3 or 4: put it first on PATH")
 
 

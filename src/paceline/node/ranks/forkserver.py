@@ -200,8 +200,8 @@ class ForkServer:
         for pid in processes.descendants(os.getpid()):
             processes.signal_process(pid, signal.SIGTERM)
         deadline = time.monotonic() + grace
-        while processes.descendants(os.getpid()) and (left := deadline - time.monotonic()) > 0:
-            select.select([self._wakeup], [], [], left)
+        while processes.descendants(os.getpid()) and (remaining := deadline - time.monotonic()) > 0:
+            select.select([self._wakeup], [], [], remaining)
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wakeup, 4096)
             self._reap()

@@ -158,7 +158,7 @@ class Ranks:
         return all(rank.pid for rank in self.current.values())
 
     @property
-    def left(self) -> bool:
+    def has_live_ranks(self) -> bool:
         """Whether a rank has not ended."""
         return any(rank.status is None for rank in self.current.values())
 
@@ -263,7 +263,7 @@ class Ranks:
         """Ask every rank to save its state and end: SIGUSR2."""
         self._stopping = True
         self._wake_server()
-        if self.left and self._is_ready:
+        if self.has_live_ranks and self._is_ready:
             self.signal(signal.SIGUSR2)
             self.signal(signal.SIGCONT)
 
@@ -279,7 +279,7 @@ class Ranks:
             self._end_server()  # still importing, so there is no rank yet
             return
         self._wake_server()
-        if self.left:
+        if self.has_live_ranks:
             wanting = [local for local, rank in self.current.items() if rank.wants_interrupt]
             interrupted = wanting if by == signal.SIGINT else []
             self._send({"do": "signal", "signal": signal.SIGINT, "ranks": interrupted})

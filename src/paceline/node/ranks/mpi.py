@@ -239,7 +239,7 @@ class MpiRanks(Ranks):
     def _check_cause(self, attempt: int) -> None:
         """Report mpirun as the cause if no rank has failed meanwhile."""
         assert self._attempt is not None
-        if self.left and not self._stopping and self._attempt["attempt"] == attempt:
+        if self.has_live_ranks and not self._stopping and self._attempt["attempt"] == attempt:
             self._give_up(self._daemon_failure)
 
     def _give_up(self, why: str) -> None:

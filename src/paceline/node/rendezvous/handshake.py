@@ -168,7 +168,7 @@ class Survey:
         """Ask these agents."""
         self.answers: dict[str, AgentStatus | Literal["refused", "unknown"] | None] = {}
         self._loop = loop
-        self._left = len(agents)
+        self._remaining = len(agents)
         self._lock = threading.Lock()
         self._read, self._write = socket.socketpair()
         loop.watch(self._read, lambda: loop.forget(self._read))
@@ -179,7 +179,7 @@ class Survey:
     @property
     def is_over(self) -> bool:
         """Whether every agent has answered, or its time is over."""
-        return not self._left
+        return not self._remaining
 
     def close(self) -> None:
         """Ignore later answers."""
@@ -198,8 +198,8 @@ class Survey:
             pass
         with self._lock:
             self.answers[agent] = answer
-            self._left -= 1
-            if not self._left:
+            self._remaining -= 1
+            if not self._remaining:
                 self._write.close()
 
 
@@ -238,6 +238,6 @@ def _first(channel: Channel, deadline: float) -> Message:
         messages = channel.receive()
         if messages:
             return messages[0]
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([channel], [], [], left)[0]:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0 or not select.select([channel], [], [], remaining)[0]:
             raise TimeoutError("no answer")

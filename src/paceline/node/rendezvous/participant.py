@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from .messages import AgentStatus, Finish, Offer, Start, ToCoordinator, ToNode
 
-LEFT = 143  # the exit code of a node that another one replaces: SIGTERM, as a scheduler sends it
+EXIT_REPLACED = 143  # the exit code of a node that another one replaces: SIGTERM, as a scheduler sends it
 STOP_SECONDS = 5.0  # after which a node that receives nothing has certainly stopped its ranks
 
 
@@ -164,7 +164,7 @@ class Participant:
             elif not self.leads and spec.node_rank == 0 and peers.may_begin(spec.least == spec.nodes):
                 self.lead()
             if last_try and not self.leads and not self._is_over():
-                code = 1 if spec.least == spec.nodes else LEFT  # the others may go on without this node
+                code = 1 if spec.least == spec.nodes else EXIT_REPLACED  # the others may go on without this node
                 self._fail(
                     f"cannot reach the other nodes of the job within {within():g} s: {peers.found}",
                     "nodes missing",
@@ -223,9 +223,9 @@ class Participant:
         """Follow the agent at this address, or the one that it names as the leader."""
         address = first
         while not self._is_over():
-            left = join_by() - time.monotonic()
+            remaining = join_by() - time.monotonic()
             try:
-                status = self._try_to_follow(address, max(0.1, min(CONNECT_SECONDS, left)))
+                status = self._try_to_follow(address, max(0.1, min(CONNECT_SECONDS, remaining)))
                 if self._link is not None:
                     return
                 if status["leader"] is not None:
@@ -236,7 +236,7 @@ class Participant:
                 return
             except (OSError, ChannelClosed) as error:
                 why, address = str(error), first
-            if left <= 0:
+            if remaining <= 0:
                 spec = self._spec
                 first_name = "".join(f" ({name})" for name in spec.hosts[:1])
                 who = "the job" if spec.joins else f"node 0{first_name}"

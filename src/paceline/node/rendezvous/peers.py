@@ -80,9 +80,9 @@ class Peers:
     def found(self) -> str:
         """What the other nodes answered, for a message."""
         words = {"refused": "refuses connections", "unknown": "has no address", None: "does not answer"}
-        said = []
+        found = []
         for other in self._others:
             answer = self._answers.get(other["id"])
             how = "does not know which node coordinates it" if isinstance(answer, dict) else words[answer]
-            said.append(f"{other['address']} {how}")
-        return ", ".join(said)
+            found.append(f"{other['address']} {how}")
+        return ", ".join(found)

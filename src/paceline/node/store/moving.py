@@ -1,9 +1,10 @@
 """What a job leaves for one that goes on from it on other machines: its code and its newest checkpoint.
 
-The machine that has them says what there is (`left`) and writes it (`write_code`, `write_checkpoint`); the client takes
-it to the machine of the new job, which puts the checkpoint in place (`place`). A script with several runs has a folder
-of checkpoints for each, so the archive (tar) of a checkpoint has `1/step-000123/model.pt`, `2/step-000100/model.pt` and
-so on. Other files in the job's own folder for checkpoints come along; those in a folder of the user stay there.
+The machine that has them says what there is (`inventory`) and writes it (`write_code`, `write_checkpoint`); the client
+takes it to the machine of the new job, which puts the checkpoint in place (`place`). A script with several runs has a
+folder of checkpoints for each, so the archive (tar) of a checkpoint has `1/step-000123/model.pt`,
+`2/step-000100/model.pt` and so on. Other files in the job's own folder for checkpoints come along; those in a folder of
+the user stay there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from paceline.node.rundir.directory import SAVED, RunDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from typing import BinaryIO, Protocol
+    from typing import BinaryIO, Literal, Protocol
+
+    from paceline.contract.records import Inventory, KeptCheckpoint
 
     class Readable(Protocol):
         """A stream of bytes."""
@@ -49,42 +52,30 @@ class _Kept(NamedTuple):
     number: int
     folder: Path
     newest: Path | None
-    said: checkpoint.Listing | None
+    listing: checkpoint.Listing | None
 
 
 # -- where they are ----------------------------------------------------------------------------------------------------
 
 
-def left(run: RunDirectory) -> dict[str, Any]:
-    """What a job has left here, as JSON. Reads the newest checkpoint, to be sure that it is whole.
-
-    Keys:
-        code: the record of its copy of the code; None if it has none.
-        checkpoint_dir: the folder for checkpoints that its user named; None if it is the job's own.
-        saved: the step and folder that the library has saved last; None if it has saved nothing.
-        checkpoint: the newest one: serial, step, folder, and the ids by the number of the run; None if there is none.
-        bytes, files: of what `write_checkpoint` writes: the checkpoints, and other files beside them.
-        place: where its folder is: in the "run" directory, in the copy of the "code", or another "folder".
-        path: of that folder: relative to the run directory or to the code, or absolute.
-        volume: the volume in which that folder is, and its path there; None if it is in none.
-        has_others: whether there are files in a folder of the user that are not paceline's checkpoints.
-    """
+def inventory(run: RunDirectory) -> Inventory:
+    """What a job has here. Reads the newest checkpoint, to be sure that it is whole."""
     job, node = read_json(run.job) or {}, read_json(run.spec) or {}
     saved, code = read_json(run.path / SAVED), job.get("code")
     base, kept = _found(run, job, node, saved)
     place, path = _place(run, base, code)
-    newest = [it for it in kept if it.said is not None]
-    leading = max(newest, key=lambda it: (it.said or {})["serial"], default=None)
+    newest = [it for it in kept if it.listing is not None]
+    leading = max(newest, key=lambda it: (it.listing or {})["serial"], default=None)
     for it in newest:
         if saved is not None and it.folder.name == Path(str(saved.get("folder"))).name:
             leading = it
-    found: dict[str, Any] | None = None
-    if leading is not None and leading.said is not None:
+    found: KeptCheckpoint | None = None
+    if leading is not None and leading.listing is not None:
         found = {
-            "serial": leading.said["serial"],
-            "step": leading.said["step"],
+            "serial": leading.listing["serial"],
+            "step": leading.listing["step"],
             "folder": str(leading.folder),
-            "ids": {str(it.number): it.said["id"] for it in newest if it.said is not None},
+            "ids": {str(it.number): it.listing["id"] for it in newest if it.listing is not None},
         }
     sizes = [size for _, size, _ in _files(run, kept)]
     return {
@@ -120,9 +111,9 @@ def _found(
 
 
 def _kept(number: int, folder: Path, ids: Mapping[str, str] | None) -> _Kept:
-    for path, said in checkpoint.newest_first(folder):
-        if checkpoint.is_whole(path, said) if ids is None else said["id"] == ids.get(str(number)):
-            return _Kept(number, folder, path, said)
+    for path, listing in checkpoint.newest_first(folder):
+        if checkpoint.is_whole(path, listing) if ids is None else listing["id"] == ids.get(str(number)):
+            return _Kept(number, folder, path, listing)
     return _Kept(number, folder, None, None)
 
 
@@ -133,7 +124,9 @@ def _runs(base: Path, saved: Mapping[str, Any] | None) -> list[tuple[int, Path]]
     return [(number, folder) for number in numbers if (folder := of_run(base, number)).is_dir()]
 
 
-def _place(run: RunDirectory, base: Path, code: Mapping[str, Any] | None) -> tuple[str, str]:
+def _place(
+    run: RunDirectory, base: Path, code: Mapping[str, Any] | None
+) -> tuple[Literal["run", "code", "folder"], str]:
     if code is not None and base.is_relative_to(code["path"]):
         return "code", str(base.relative_to(code["path"]))
     if base.is_relative_to(run.path):
@@ -222,7 +215,7 @@ def write_checkpoint(run: RunDirectory, ids: Mapping[str, str], out: Writable) -
     """
     job, node = read_json(run.job) or {}, read_json(run.spec) or {}
     _, kept = _found(run, job, node, read_json(run.path / SAVED), ids)
-    if {str(it.number): it.said["id"] for it in kept if it.said is not None} != dict(ids):
+    if {str(it.number): it.listing["id"] for it in kept if it.listing is not None} != dict(ids):
         raise Refused(f"the checkpoints of job {run.path.name} have changed meanwhile; try again")
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:  # type: ignore[call-overload]
         for path, _, name in _files(run, kept):
@@ -233,9 +226,9 @@ def write_checkpoint(run: RunDirectory, ids: Mapping[str, str], out: Writable) -
 
 def _files(run: RunDirectory, kept: list[_Kept]) -> Iterator[tuple[Path, int, str]]:
     """The files to send, with their sizes, and their names in the archive."""
-    for number, folder, newest, said in kept:
-        if newest is not None and said is not None:
-            for name in (*said["files"], checkpoint.MANIFEST):
+    for number, folder, newest, listing in kept:
+        if newest is not None and listing is not None:
+            for name in (*listing["files"], checkpoint.MANIFEST):
                 path = newest / name
                 yield path, path.stat().st_size, f"{number}/{newest.name}/{name}"
         if folder.is_relative_to(run.path):
@@ -268,7 +261,7 @@ def holds(base: Path, ids: Mapping[str, str]) -> bool:
     there = 0
     for number, wanted in ids.items():
         folder = of_run(base, int(number))
-        found = {said["id"] for _, said in checkpoint.newest_first(folder)}
+        found = {listing["id"] for _, listing in checkpoint.newest_first(folder)}
         if wanted in found:
             there += 1
         elif found or any(folder.glob("step-*")):
@@ -342,8 +335,8 @@ def _unpack(stream: Readable, base: Path, made: Placed) -> None:
     while stream.read(1 << 16):
         pass
     for final, temporary in hidden.items():
-        said = checkpoint.listing(temporary)
-        if said is None or not checkpoint.is_whole(temporary, said):
+        listing = checkpoint.listing(temporary)
+        if listing is None or not checkpoint.is_whole(temporary, listing):
             raise Refused("the checkpoint arrived damaged; try again")
         (temporary / checkpoint.MARKER).unlink()
         _sync(temporary)

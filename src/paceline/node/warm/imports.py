@@ -100,8 +100,8 @@ class Imported:
         for name in sorted(self.names | set(deciding(env, self._modules))):
             here, there = self._env.get(name), env.get(name)
             if here != there:
-                said = ["not set" if value is None else f"{value[:40]!r}" for value in (there, here)]
-                return f"{name} is {said[0]}, and was {said[1]} when the warm process imported its modules"
+                values = ["not set" if value is None else f"{value[:40]!r}" for value in (there, here)]
+                return f"{name} is {values[0]}, and was {values[1]} when the warm process imported its modules"
         return ""
 
     def changed_file(self) -> str:

@@ -78,13 +78,13 @@ def start_server(
             return {}
         theirs.close()
         ours.settimeout(_IMPORT_SECONDS)
-        said = folder.receive(ours)
-    if not said:
+        answer = folder.receive(ours)
+    if not answer:
         raise Refused(f"the process that was to be kept warm ended ({process.wait()}); see {log.name}")
-    if why := said.pop("why"):
+    if why := answer.pop("why"):
         process.wait()
         raise Refused(why)
-    return said
+    return answer
 
 
 def leave_behind(run: str) -> None:

@@ -212,10 +212,10 @@ class WarmServer:
 
     def _describe(self) -> dict[str, Any]:
         now = time.monotonic()
-        left = self._seconds if self._forks else self._seconds - (now - self._used)
+        remaining = self._seconds if self._forks else self._seconds - (now - self._used)
         return {
             "key": self._key, "pid": os.getpid(), "preload": self._preload, "python": self._python,
-            "age": now - self._began, "ends_in": max(0.0, left), "jobs": self._jobs, "memory": _own_memory(),
+            "age": now - self._began, "ends_in": max(0.0, remaining), "jobs": self._jobs, "memory": _own_memory(),
         }  # fmt: skip
 
     def _fork(self, client: socket.socket, pid: int, message: Mapping[str, Any]) -> Order | None:

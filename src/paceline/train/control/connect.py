@@ -80,11 +80,11 @@ def _accept(server: socket.socket, world_size: int, key: bytes) -> dict[int, Lin
     acceptor = Acceptor(server, key, lambda rank: 0 < rank < world_size and rank not in peers, world_size)
     try:
         while len(peers) < world_size - 1:
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 missing = sorted({*range(1, world_size)} - peers.keys())
                 raise NotConnected(f"ranks {missing} did not connect to rank 0 within {_MEET:.0f} s")
-            for rank, link in acceptor.accept(left):
+            for rank, link in acceptor.accept(remaining):
                 peers[rank] = link
     except BaseException:
         for link in peers.values():

@@ -68,7 +68,7 @@ class Relay:
         self._round = 0  # of asking where all are
         self._here: dict[int, collective_trace.Place] = {}  # the answers
         self._is_asking = False
-        self._left: dict[int, collective_trace.Place] = {}
+        self._departed: dict[int, collective_trace.Place] = {}
 
     def receive(self, rank: int, message: Message) -> Outbox:
         """Handle a message of a rank."""
@@ -94,7 +94,7 @@ class Relay:
             return self._judge()
         if what == "left":
             message = message.copy()
-            self._left[rank] = message.pop("place")  # the ranks do not need it
+            self._departed[rank] = message.pop("place")  # the ranks do not need it
         outbox: Outbox = [(EVERYBODY, {**message, "rank": rank})]
         if what == "loop":
             return outbox
@@ -123,7 +123,7 @@ class Relay:
             return []
         self._is_asking = False
         here = {rank: self._here[rank] for rank in self._active}
-        if why := collective_trace.mismatch(here, self._left):
+        if why := collective_trace.mismatch(here, self._departed):
             return [(EVERYBODY, {"do": "mismatch", "why": why})]
         waits, late = collective_trace.waiting(here)
         outbox: Outbox = [(rank, {"do": "alike"}) for rank, place in here.items() if place["failed"]]

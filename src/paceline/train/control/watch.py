@@ -67,7 +67,7 @@ class Watch:
         self._signal: int | None = None  # by which this rank was asked to stop
         self._signal_at = 0.0
         self._meetings = self._met = 0
-        self._left: dict[int, Message] = {}
+        self._departed: dict[int, Message] = {}
         self._loops: dict[int, Message] = {}
         self._trace = Trace()
         self._late = LateRanks(self._trace)
@@ -102,9 +102,9 @@ class Watch:
             self._loop, self._step, self._passed, self._resting = loop, step, False, False
             self._exit = None
             self._enter()
-            for rank, left in self._loops.items():
-                if left["loop"] == loop and left["step"] < step:
-                    self._send({"do": "left_early", "rank": rank, "why": self._describe(rank, left["step"])})
+            for rank, message in self._loops.items():
+                if message["loop"] == loop and message["step"] < step:
+                    self._send({"do": "left_early", "rank": rank, "why": self._describe(rank, message["step"])})
         return True
 
     def is_to_stop(self, step: int, *, may_stop: bool) -> bool:
@@ -182,7 +182,7 @@ class Watch:
             return
         with self._condition:
             self._find_cause()
-            cause = self._fatal.error or self._who_left()
+            cause = self._fatal.error or self._who_departed()
             if cause is not None:
                 self._fatal.handed_over()
                 raise cause from error
@@ -289,7 +289,7 @@ class Watch:
         with self._condition:
             if self._relay is not None:
                 self._deliver(self._relay.disconnected(rank, why))
-            elif 0 not in self._left:
+            elif 0 not in self._departed:
                 self._lose(0, f"failed ({why})")
 
     def signalled(self, number: int) -> None:
@@ -317,14 +317,14 @@ class Watch:
     def _enter(self) -> None:
         self._count += 1
         self._check()
-        if (error := self._who_left()) is not None:
+        if (error := self._who_departed()) is not None:
             raise error
 
-    def _who_left(self) -> LeftEarly | None:
+    def _who_departed(self) -> LeftEarly | None:
         """A rank that has left without what this one has entered last."""
-        for rank, left in self._left.items():
-            if self._count > left["count"]:
-                return LeftEarly(self._describe(rank, left["step"]))
+        for rank, message in self._departed.items():
+            if self._count > message["count"]:
+                return LeftEarly(self._describe(rank, message["step"]))
         return None
 
     def _check(self) -> None:
@@ -345,10 +345,10 @@ class Watch:
         """After a collective has failed: wait until the other ranks' state is known."""
 
         def is_known() -> bool:
-            return self._fatal.error is not None or self._who_left() is not None
+            return self._fatal.error is not None or self._who_departed() is not None
 
         def is_explained() -> bool:
-            return is_known() and (self._alike or not isinstance(self._fatal.error or self._who_left(), LeftEarly))
+            return is_known() and (self._alike or not isinstance(self._fatal.error or self._who_departed(), LeftEarly))
 
         self._trace.failed, self._alike = True, False
         self._send({"do": "ask"})
@@ -396,8 +396,8 @@ class Watch:
                 why = self._describe(message["rank"], message["step"])
                 self._send({"do": "left_early", "rank": message["rank"], "why": why})
         elif what == "left":
-            self._left[message["rank"]] = message
-            if (error := self._who_left()) is not None:
+            self._departed[message["rank"]] = message
+            if (error := self._who_departed()) is not None:
                 self._give_up(error, _PEER_GRACE)
         elif what == "left_early":
             self._give_up(LeftEarly(message["why"]), _OWN_GRACE)

@@ -211,9 +211,9 @@ class Loader:
         return self.samples * self._world_size / self.total if self.total else 0.0
 
     @property
-    def left(self) -> int | None:
+    def remaining(self) -> int | None:
         """Samples of all ranks together that are left in the epoch after this step; None if that is not known."""
-        return self._position.left(self.shard) if self.shard else None
+        return self._position.remaining(self.shard) if self.shard else None
 
     @property
     def is_last(self) -> bool:

@@ -104,7 +104,7 @@ class EpochPosition:
         self.epoch += 1
         self.rewind()
 
-    def left(self, shard: Shard) -> int | None:
+    def remaining(self, shard: Shard) -> int | None:
         """Samples of the epoch that come after the global batch of `shard`; None if that is not known."""
         return None
 
@@ -254,8 +254,8 @@ class ElasticSampler(ShardedSampler):
         rest = 0 if self._drop_last else self.global_batch_size - 1
         return (self._epoch_size + rest) // self.global_batch_size
 
-    def left(self, shard: Shard) -> int | None:
-        """See `EpochPosition.left`."""
+    def remaining(self, shard: Shard) -> int | None:
+        """See `EpochPosition.remaining`."""
         rest = self._epoch_size - shard.end
         return rest - rest % self.global_batch_size if self._drop_last else rest
 
@@ -358,8 +358,8 @@ class UserSampler(ShardedSampler):
         rest = 0 if self._drop_last else self._group_size - 1
         return (len(self._sampler) + rest) // self._group_size
 
-    def left(self, shard: Shard) -> int | None:
-        """See `EpochPosition.left`."""
+    def remaining(self, shard: Shard) -> int | None:
+        """See `EpochPosition.remaining`."""
         if not isinstance(self._sampler, Sized):
             return None
         rest = len(self._sampler) - shard.end
@@ -429,8 +429,8 @@ class UserBatchSampler(UserSampler):
         """One batch per rank."""
         return self._world_size
 
-    def left(self, shard: Shard) -> int | None:
-        """See `EpochPosition.left`; batches may differ in size."""
+    def remaining(self, shard: Shard) -> int | None:
+        """See `EpochPosition.remaining`; batches may differ in size."""
         return None
 
     def _shards(self) -> Iterator[Shard]:

@@ -123,8 +123,8 @@ class _Reader:
         watched = self._watched()
         ends = [worker.sentinel for worker in watched] if self._ends_wait else []
         while (size := self._missing()) > 0:
-            left = 0.0 if not block else None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = connection.wait([self._connection, *ends], left)
+            remaining = 0.0 if not block else None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready = connection.wait([self._connection, *ends], remaining)
             if any(end in ready for end in ends):
                 self._reap(watched)
                 raise queue.Empty

@@ -109,17 +109,17 @@ class Trace:
         }  # fmt: skip
 
 
-def mismatch(places: Mapping[int, Place], left: Mapping[int, Place]) -> str:
+def mismatch(places: Mapping[int, Place], departed: Mapping[int, Place]) -> str:
     """Why the ranks can never come together; empty as long as they may.
 
     Args:
         places: of all ranks that are there, from about the same time.
-        left: the last places of those that have left in good order.
+        departed: the last places of those that have left in good order.
     """
     settled = all(place["seconds"] is not None and place["seconds"] >= SETTLED for place in places.values())
     if not settled and not any(place["failed"] for place in places.values()):
         return ""
-    everybody = {**places, **left}
+    everybody = {**places, **departed}
     first = min(places)
     for rank in sorted(everybody):
         if (found := difference(everybody[first], everybody[rank])) is not None:

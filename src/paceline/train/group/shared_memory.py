@@ -176,17 +176,17 @@ class SharedMemory:
 def _cut(tensors: Sequence[torch.Tensor], size: int) -> list[Share]:
     """Cut tensors, as if they were one, into shares of so many numbers; the last may have fewer."""
     shares: list[Share] = []
-    left = 0
+    remaining = 0
     for tensor in tensors:
         start, end = 0, tensor.numel()
         while start < end:
-            if not left:
+            if not remaining:
                 shares.append([])
-                left = size
-            length = min(left, end - start)
+                remaining = size
+            length = min(remaining, end - start)
             shares[-1].append(tensor if length == end else tensor[start : start + length])
             start += length
-            left -= length
+            remaining -= length
     return shares
 
 

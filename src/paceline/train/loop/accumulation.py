@@ -43,10 +43,10 @@ class Window:
 
     def _expect(self, loader: Loader | Pass) -> None:
         """Expect as many samples in each batch as in the first one, but not more than the epoch has."""
-        total, left = loader.total, loader.left
+        total, remaining = loader.total, loader.remaining
         samples, self._batches = self._usual * total, self._usual
-        if left is not None and total:
-            samples = min(samples, total + left)
+        if remaining is not None and total:
+            samples = min(samples, total + remaining)
             self._batches = -(-samples // total)
         self._samples, self._divisor = 0, max(samples, 1)
 

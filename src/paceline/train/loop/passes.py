@@ -70,7 +70,7 @@ class Pass:
         return self.taken
 
     @property
-    def left(self) -> int | None:
+    def remaining(self) -> int | None:
         """Samples of all ranks that come after this step; None if that is not known."""
         return None if self._size is None else max(0, self._size - self.taken) * self.total
 

@@ -50,8 +50,8 @@ class Moment:
         done: steps of the epoch that are done.
         steps: steps of the whole epoch; None if unknown.
         rate: samples per second of all ranks together.
-        left: seconds that the rest of the epoch takes at this rate; None if unknown.
-        all_left: the same for all epochs, without the time between them.
+        epoch_seconds_left: seconds that the rest of the epoch takes at this rate; None if unknown.
+        seconds_left: the same for all epochs, without the time between them.
         took: seconds that the epoch took, when its loop has ended or was left.
         means: the last metrics, of this epoch or an earlier one.
         epoch_means: those of this epoch.
@@ -63,8 +63,8 @@ class Moment:
     done: int
     steps: int | None
     rate: float
-    left: float | None
-    all_left: float | None
+    epoch_seconds_left: float | None
+    seconds_left: float | None
     took: float | None
     means: Mapping[str, float]
     epoch_means: Mapping[str, float]
@@ -204,17 +204,17 @@ class Progress:
         seconds = max(now - then, 1e-9)
         step_seconds = seconds / (self._done - done) if self._done > done else None
         steps = self._done if is_over else self._steps
-        left = all_left = None
+        epoch_seconds_left = seconds_left = None
         if steps is not None and step_seconds is not None:
-            left = max(0, steps - self._done) * step_seconds
+            epoch_seconds_left = max(0, steps - self._done) * step_seconds
             if self._epochs is not None:
-                all_left = left + (self._epochs - self._epoch - 1) * steps * step_seconds
+                seconds_left = epoch_seconds_left + (self._epochs - self._epoch - 1) * steps * step_seconds
         self._window.append((now, self._done, self._samples))
         while now - self._window[0][0] > _WINDOW and len(self._window) > 1:
             del self._window[0]
         return Moment(
             epoch=self._epoch, epochs=self._epochs, done=self._done, steps=self._steps,
-            rate=(self._samples - samples) / seconds, left=left, all_left=all_left,
+            rate=(self._samples - samples) / seconds, epoch_seconds_left=epoch_seconds_left, seconds_left=seconds_left,
             took=seconds if has_ended else None, means=dict(self._means), epoch_means=dict(self._epoch_means),
             sync=self._sync,
         )  # fmt: skip
@@ -320,8 +320,8 @@ class _File(_View):
                 "step": moment.done,
                 "steps": moment.steps,
                 "samples_per_second": round(moment.rate, 3),
-                "epoch_seconds_left": _rounded(moment.left),
-                "seconds_left": _rounded(moment.all_left),
+                "epoch_seconds_left": _rounded(moment.epoch_seconds_left),
+                "seconds_left": _rounded(moment.seconds_left),
                 "sync": moment.sync and _costs(moment.sync),
                 "metrics": {n: value if math.isfinite(value) else None for n, value in moment.means.items()},
             }
@@ -364,8 +364,8 @@ def _text(moment: Moment) -> str:
     parts = [*_values(moment.epoch_means), f"{_number(moment.rate)} samples/s"]
     if moment.took is not None:
         parts.append(f"in {_duration(moment.took)}")
-    elif moment.left is not None:
-        parts.append(f"{_duration(moment.left)} left")
+    elif moment.epoch_seconds_left is not None:
+        parts.append(f"{_duration(moment.epoch_seconds_left)} left")
     return " ".join(parts)
 
 

@@ -178,7 +178,7 @@ def request(order: Order) -> dict[str, Any]:
         "job_id": order.job_id,
         "hosts": [order.kind.host(order.name, number) for number in range(nodes)] if nodes > 1 else [],
         "joins": False,
-        "shown": None,
+        "rank_streams": None,
         "terminal": {},
         "secrets": {},
         "token": None,

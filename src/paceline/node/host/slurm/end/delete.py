@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.node.errors import Refused
 from paceline.node.files import read_json
 from paceline.node.host.slurm.job_folders import Jobs
-from paceline.node.host.slurm.look import view
+from paceline.node.host.slurm.look import job_record
 from paceline.node.host.slurm.look.queue import Queue
 from paceline.node.journal.state import FINAL
 
@@ -25,9 +25,9 @@ def slurm_delete(home: Home, request: Request) -> Answer:
     jobs, queue = Jobs(home.root), Queue(home.root)
     folders = jobs.named(request["names"])
     for folder in folders:
-        record = view.record(folder, queue)
+        record = job_record.record(folder, queue)
         if record is not None and record["state"] not in FINAL:
-            view.refuse_elsewhere(folder, queue)
+            job_record.refuse_elsewhere(folder, queue)
             raise Refused(f"job {folder.name} has not ended; stop it first: paceline stop {folder.name}")
         if users := _users(jobs, folder):
             raise Refused(

@@ -17,13 +17,13 @@ from paceline.node.files import write_json
 from paceline.node.host.slurm.call import SECONDS, Away, batch_environment, call
 from paceline.node.host.slurm.job_folder import UNSEEN, JobFolder, current_start, own_number
 from paceline.node.host.slurm.job_folders import disk_time
-from paceline.node.host.slurm.look import view
+from paceline.node.host.slurm.look import job_record
 from paceline.node.host.slurm.look.queue import Queue
 from paceline.node.host.slurm.look.scheduler import CHAIN, REQUEUE, again
 from paceline.node.journal.records import with_cause
 from paceline.node.rundir.directory import SAVED
 
-from .own_job import seconds_left, shown_by_slurm
+from .own_job import scontrol_job, seconds_left
 
 if TYPE_CHECKING:
     from paceline.contract.records import JobRecord
@@ -64,7 +64,7 @@ def decide(path: str, code: str) -> int:
     if folder.follower(start):  # its Slurm job is not its own any more
         write_json(folder.of(start) / "outcome.json", {"next": None, "time": time.time()})
         return 1
-    found = view.ended(folder, start)
+    found = job_record.ended(folder, start)
     state = found["state"] if found else "FAILED"
     exit_code = int(code) if code.isdecimal() else 1
     if found is not None and found["exit_code"] is not None:
@@ -105,10 +105,10 @@ def _outcome(folder: JobFolder, start: Start, found: JobRecord | None, exit_code
             return {"next": REQUEUE, "why": lost["message"], "cause": lost["cause"]}
         return {"next": None, "why": f"{lost['message']}; this has happened {losses + 1} times", "cause": lost["cause"]}
     if state in ("STOPPED", None) or not folder.is_over(start):  # agents that did not say so were killed
-        shown = shown_by_slurm()
-        if _is_ended(shown):
+        job_line = scontrol_job()
+        if _is_ended(job_line):
             return None
-        if (preempted := _preempted(shown)) is not None:
+        if (preempted := _preempted(job_line)) is not None:
             return preempted
         if unseen := _unseen(folder):
             return {"next": None, "state": "FAILED", "exit_code": 2, "why": unseen, "cause": "refused"}
@@ -161,7 +161,7 @@ def _at_limit(folder: JobFolder, start: Start) -> dict[str, Any]:
 def _gets_nowhere(folder: JobFolder) -> bool:
     """Whether its last Slurm jobs have saved nothing: it would go on for ever."""
     jobs: dict[str, list[RunDirectory]] = {}
-    for start, runs in view.runs_of(folder):
+    for start, runs in job_record.runs_of(folder):
         jobs.setdefault(start.id, []).extend(runs)
     last = [run for runs in list(jobs.values())[-_IDLE:] for run in runs]
     if len(jobs) < _IDLE or any((run.path / SAVED).exists() for run in last):
@@ -186,17 +186,17 @@ def _has_written(folder: Path, since: float) -> bool:
     return False
 
 
-def _is_ended(shown: str) -> bool:
+def _is_ended(job_line: str) -> bool:
     """Whether Slurm has ended the job: it was cancelled, has come to its end, or was requeued by somebody else."""
-    return re.search(r"\bJobState=(?!RUNNING)\w", shown) is not None
+    return re.search(r"\bJobState=(?!RUNNING)\w", job_line) is not None
 
 
-def _preempted(shown: str) -> dict[str, Any] | None:
+def _preempted(job_line: str) -> dict[str, Any] | None:
     """What follows if Slurm has told the job to give way to another one; None if it has not."""
-    preempted = re.search(r"\bPreemptTime=(\S+)", shown)
+    preempted = re.search(r"\bPreemptTime=(\S+)", job_line)
     if preempted is None or preempted[1] in ("None", "Unknown"):
         return None
-    if "Requeue=0" in shown:
+    if "Requeue=0" in job_line:
         why = "Slurm preempted it, and it may not be requeued"
         return {"next": None, "state": "FAILED", "why": why, "cause": "preempted"}
     return {"next": REQUEUE, "why": "Slurm preempted it for a job with a higher priority", "cause": "preempted"}
@@ -234,7 +234,7 @@ def _requeue(folder: JobFolder, start: Start, outcome: dict[str, Any], exit_code
             why = str(error)
             time.sleep(_PAUSE)  # nothing says when the controller is back
         except Refused as error:
-            if _is_ended(shown_by_slurm()):
+            if _is_ended(scontrol_job()):
                 return exit_code or 1  # perhaps Slurm requeues it itself
             why = str(error)
             break

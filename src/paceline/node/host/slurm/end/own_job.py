@@ -15,7 +15,7 @@ _TRIES, _PAUSE = 60, 5.0  # while Slurm does not answer; its controller may be r
 _AT_ONCE = 10.0  # seconds that Slurm may take while a time limit comes near
 
 
-def shown_by_slurm() -> str:
+def scontrol_job() -> str:
     """What `scontrol show job` prints of it; "" if Slurm says nothing for long."""
     for _ in range(_TRIES):
         try:

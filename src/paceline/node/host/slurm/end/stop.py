@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.node.errors import Refused
 from paceline.node.host.slurm.call import Away, Rejected, call
 from paceline.node.host.slurm.job_folders import Jobs
-from paceline.node.host.slurm.look import view
+from paceline.node.host.slurm.look import job_record
 from paceline.node.host.slurm.look.queue import Queue
 from paceline.node.journal.state import FINAL
 
@@ -35,10 +35,10 @@ def slurm_stop(home: Home, request: Request) -> Answer:
     """
     jobs, queue = Jobs(home.root), Queue(home.root)
     folders = jobs.named(request["names"])
-    found = [(folder, view.record(folder, queue)) for folder in folders]
+    found = [(folder, job_record.record(folder, queue)) for folder in folders]
     going = [(folder, it["state"]) for folder, it in found if it is not None and it["state"] not in FINAL]
     for folder, _ in going:
-        view.refuse_elsewhere(folder, queue)
+        job_record.refuse_elsewhere(folder, queue)
     _stop_all(going, request["now"])
     return {"names": [folder.name for folder in folders]}
 
@@ -152,7 +152,7 @@ class _Tries:
         if found and not any(entry.task and entry.is_pending for entry in found):  # which may run by now
             return found
         while True:
-            queue = Queue(folder.root, 0.0, self._left)
+            queue = Queue(folder.root, 0.0, self._remaining)
             found = self._found(folder, queue)
             if queue.problem is None:
                 self._answered()
@@ -177,7 +177,7 @@ class _Tries:
         """
         while True:
             try:
-                call("scancel", "--quiet", *args, seconds=self._left)
+                call("scancel", "--quiet", *args, seconds=self._remaining)
                 self._answered()
                 return
             except Rejected as error:
@@ -197,7 +197,7 @@ class _Tries:
         self._until = time.monotonic() + self._patience
 
     @property
-    def _left(self) -> float:
+    def _remaining(self) -> float:
         return max(_LEAST, self._until - time.monotonic())
 
     def _pause(self, error: Refused) -> None:

@@ -13,7 +13,7 @@ from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.journal.state import FINAL
 from paceline.node.store import records
 
-from . import view
+from . import job_record
 from .queue import QUICK, Queue
 from .scheduler import STARTING
 
@@ -35,7 +35,7 @@ def slurm_describe(home: Home, request: Request) -> Answer:
     folders = list(jobs) if names is None else jobs.named(names)
     found = []
     for folder in folders:
-        record = view.record(folder, queue)
+        record = job_record.record(folder, queue)
         if record is None:
             continue
         if names is None:
@@ -72,7 +72,7 @@ def slurm_events(home: Home, request: Request) -> Answer:
     """The events of a job on all its nodes, in the order of time."""
     folder = Jobs(home.root).of(request["name"])
     found: list[dict[str, Any]] = []
-    for start, runs in view.runs_of(folder):
+    for start, runs in job_record.runs_of(folder):
         for run in runs:
             host = ((run.read_status() or {}).get("agent") or {"host": None})["host"]
             found += [{**it, **({"host": host} if len(runs) > 1 else {})} for it in records.events(run)]
@@ -90,7 +90,7 @@ def slurm_wait(home: Home, request: Request) -> Iterator[Answer]:
     while remaining:
         queue = Queue(home.root)
         for folder in list(remaining):
-            record = view.record(folder, queue)
+            record = job_record.record(folder, queue)
             if record is None or record["state"] in FINAL:
                 remaining.remove(folder)
                 yield {"ended": folder.name}
@@ -109,18 +109,18 @@ def slurm_contents(home: Home, request: Request) -> Answer:
 def slurm_shell(home: Home, request: Request) -> Answer:
     """Where a command beside a rank runs: the run directory on the rank's node, and the step that has it."""
     folder = Jobs(home.root).of(request["name"])
-    for start, runs in reversed(view.runs_of(folder)):
+    for start, runs in reversed(job_record.runs_of(folder)):
         for run in runs:
             status = run.read_status() or {}
             ranks = [entry["rank"] for entry in status.get("ranks", ())]
             if request["rank"] in ranks or (not ranks and request["rank"] == 0):
                 queue = Queue(home.root)
-                record = view.record(folder, queue)
+                record = job_record.record(folder, queue)
                 has_ended = record is None or record["state"] in FINAL
                 is_over = has_ended or folder.outcome(start) is not None
                 if record is not None and not is_over:
-                    view.refuse_elsewhere(folder, queue)
-                    if status.get("state") in FINAL or view.is_requeued(folder, start, queue):
+                    job_record.refuse_elsewhere(folder, queue)
+                    if status.get("state") in FINAL or job_record.is_requeued(folder, start, queue):
                         raise Refused(f"job {folder.name} does not run now: {record['waiting'] or STARTING}")
                 node = folder.node(start, status.get("node_rank") or 0) or status["agent"]["host"]
                 return {"run": str(run.path), "id": start.id, "node": node, "is_over": is_over}

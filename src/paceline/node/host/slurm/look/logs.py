@@ -12,7 +12,7 @@ from paceline.node.journal.state import FINAL
 from paceline.node.logs.reader import Choice, attempts, check, read
 from paceline.node.logs.readers import Ended, Readers, in_order
 
-from . import view
+from . import job_record
 from .queue import Queue
 
 if TYPE_CHECKING:
@@ -47,11 +47,11 @@ def slurm_logs(home: Home, request: Request) -> Iterator[Answer]:
 
 def _check(folder: JobFolder, choice: Choice) -> None:
     starts = [
-        [run for run in runs if choice.attempt in (None, *attempts(run.path))] for _, runs in view.runs_of(folder)
+        [run for run in runs if choice.attempt in (None, *attempts(run.path))] for _, runs in job_record.runs_of(folder)
     ]
     having = [runs for runs in starts if runs]
     if not having:
-        all_runs = [run for _, runs in view.runs_of(folder) for run in runs]
+        all_runs = [run for _, runs in job_record.runs_of(folder) for run in runs]
         if all_runs:
             check(all_runs[-1].path, choice)
         elif choice.attempt is not None:
@@ -76,7 +76,7 @@ def _written(folder: JobFolder, choice: Choice) -> Iterator[Text]:
 
 def _runs(folder: JobFolder, choice: Choice) -> list[RunDirectory]:
     """The run directories with the attempt; those of the last start that has written something."""
-    for _, runs in reversed(view.runs_of(folder)):
+    for _, runs in reversed(job_record.runs_of(folder)):
         having = [run for run in runs if attempts(run.path) and choice.attempt in (None, *attempts(run.path))]
         if having:
             return having
@@ -109,12 +109,12 @@ class Follower:
                 return
 
     def _has_ended(self) -> bool:
-        found = view.record(self._folder, Queue(self._home.root))
+        found = job_record.record(self._folder, Queue(self._home.root))
         return found is None or found["state"] in FINAL
 
     def _begin(self, is_first: bool) -> None:
         """Start to read what has come: at first the chosen lines of the last start, then all of the later ones."""
-        starts = view.runs_of(self._folder)
+        starts = job_record.runs_of(self._folder)
         if self._choice.attempt is not None:
             runs = _runs(self._folder, self._choice)
             starts = [(start, those) for start, those in starts if those and those[0] in runs]

@@ -385,12 +385,12 @@ class _Trial:
         """Cancel it in Slurm; returns why that is not possible."""
         if not self._is_submitted:
             return None
-        for left in range(_TRIES - 1, -1, -1):
+        for remaining in range(_TRIES - 1, -1, -1):
             try:
                 call("scancel", "--quiet", f"--user={os.getuid()}", f"--name={self._name}")
                 return None
             except Away as error:
-                if not left:
+                if not remaining:
                     return str(error)
                 time.sleep(_PAUSE)  # nothing says when the controller is back
             except Refused as error:

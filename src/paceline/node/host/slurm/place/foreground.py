@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from paceline.node.errors import Refused
 from paceline.node.host.protocol import next_order
 from paceline.node.host.slurm.end import stop as stopping
-from paceline.node.host.slurm.look import view
+from paceline.node.host.slurm.look import job_record
 from paceline.node.host.slurm.look.queue import Queue
 from paceline.node.host.slurm.look.scheduler import NEW
 from paceline.node.journal.fold import ENDED_ON_NODES
 from paceline.node.journal.state import FINAL
-from paceline.node.logs.live import STREAM_BITS, Output, answer_of, updates
+from paceline.node.logs.following import STREAM_BITS, Output, answer_of, updates
 from paceline.node.logs.readers import Ended, Readers
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from paceline.contract.records import JobRecord
     from paceline.node.host.slurm.job_folder import JobFolder
-    from paceline.node.logs.live import Update
+    from paceline.node.logs.following import Update
     from paceline.node.rundir.directory import RunDirectory
     from paceline.node.store.home import Answer, Home
 
@@ -37,7 +37,7 @@ _AGAIN = 10.0  # seconds until it is asked again
 
 
 def follow(
-    home: Home, folder: JobFolder, shown: Mapping[str, Any], close: Callable[[], object] = lambda: None
+    home: Home, folder: JobFolder, rank_streams: Mapping[str, Any], close: Callable[[], object] = lambda: None
 ) -> Iterator[Answer]:
     """The output and events of a job, and at last its record. Orders follow on stdin: `signal N` stops it.
 
@@ -46,7 +46,7 @@ def follow(
     Args:
         home: paceline's root.
         folder: of the job.
-        shown: which streams of which local ranks, for rank 0 ("first") and for the "others".
+        rank_streams: which streams of which local ranks, for rank 0 ("first") and for the "others".
         close: waits until nothing of the job is left here.
     """
     has_ended = threading.Event()
@@ -56,13 +56,13 @@ def follow(
     obeying.start()
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()
     try:
-        yield from _Following(home, folder, shown, refused).answers()
+        yield from _Following(home, folder, rank_streams, refused).answers()
     except GeneratorExit:  # nobody reads the answers any more, so stdin has ended, too
         obeying.join(_LAST)  # it stops the job
         raise
     has_ended.set()
     close()
-    yield {"ended": view.record(folder, Queue(home.root))}
+    yield {"ended": job_record.record(folder, Queue(home.root))}
     yield {"end": True}
 
 
@@ -112,9 +112,9 @@ class _Following:
     """The output and events of all nodes of a job."""
 
     def __init__(
-        self, home: Home, folder: JobFolder, shown: Mapping[str, Any], refused: queue.SimpleQueue[str]
+        self, home: Home, folder: JobFolder, rank_streams: Mapping[str, Any], refused: queue.SimpleQueue[str]
     ) -> None:
-        self._home, self._folder, self._shown, self._refused = home, folder, shown, refused
+        self._home, self._folder, self._rank_streams, self._refused = home, folder, rank_streams, refused
         self._readers: Readers[Path, Update] = Readers()
         self._followed: dict[Path, int] = {}  # run directory → what ends its reader; -1 once that was used
         self._waiting: str | None = None
@@ -123,7 +123,7 @@ class _Following:
         """Until the job has ended: "enter" when a node has come, its updates with its name, "leave" after the last."""
         is_over = False
         while not is_over or self._readers.active:
-            record = view.record(self._folder, Queue(self._home.root))
+            record = job_record.record(self._folder, Queue(self._home.root))
             is_over = is_over or record is None or record["state"] in FINAL
             yield from self._report_waiting(record)
             while not self._refused.empty():
@@ -147,7 +147,7 @@ class _Following:
 
     def _look(self, is_over: bool) -> Iterator[Answer]:
         """Follow the nodes that have come, and no longer those that have ended."""
-        for number, (start, runs) in enumerate(view.runs_of(self._folder)):
+        for number, (start, runs) in enumerate(job_record.runs_of(self._folder)):
             has_ended = is_over or self._folder.outcome(start) is not None
             for run in runs:
                 if run.path not in self._followed:
@@ -166,5 +166,5 @@ class _Following:
             os.close(lifeline)
 
     def _is_wanted(self, it: Output) -> bool:
-        streams = self._shown["others" if it.rank else "first"].get(str(it.local_rank), 0)
+        streams = self._rank_streams["others" if it.rank else "first"].get(str(it.local_rank), 0)
         return bool(streams & STREAM_BITS[it.stream])

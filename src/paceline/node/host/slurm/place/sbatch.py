@@ -102,7 +102,7 @@ def submitted(folder: JobFolder, request: Request) -> str:
     Raises:
         Refused: Slurm refuses it, or does not answer.
     """
-    for left in range(_TRIES - 1, -1, -1):
+    for remaining in range(_TRIES - 1, -1, -1):
         try:
             output = call(
                 "sbatch",
@@ -122,13 +122,13 @@ def submitted(folder: JobFolder, request: Request) -> str:
             try:
                 taken = _taken(folder)
             except Away:
-                if left:
+                if remaining:
                     time.sleep(_PAUSE)
                     continue
                 raise Unknown(f"{error}; Slurm may have taken it: see paceline get {folder.name}") from None
             if taken is not None:
                 return taken
-            if not left or client_is_gone():
+            if not remaining or client_is_gone():
                 raise Refused(f"{error}; nothing was submitted") from None
             time.sleep(_PAUSE)  # nothing says when the controller is back
     raise AssertionError

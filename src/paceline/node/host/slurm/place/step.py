@@ -82,15 +82,15 @@ def main(path: str) -> int:
     folder.of(start).mkdir(parents=True, exist_ok=True)
     step = subprocess.Popen(shlex.split(folder.script.read_text(), comments=True), stdin=subprocess.DEVNULL)
     threading.Thread(target=_stop_with_client, args=(folder,), daemon=True).start()
-    is_told = False
+    is_cancelled = False
     while True:
         try:
             code = step.wait(_LOOK)
             break
         except subprocess.TimeoutExpired:
-            if not is_told and folder.is_stopped and folder.step(start) is None:
+            if not is_cancelled and folder.is_stopped and folder.step(start) is None:
                 step.terminate()  # it still waits for its nodes
-                is_told = True
+                is_cancelled = True
     with contextlib.suppress(OSError):  # the job was deleted
         write_json(folder.of(start) / "outcome.json", {**_outcome(folder, start, code), "time": time.time()})
     return code
@@ -111,17 +111,17 @@ def _outcome(folder: JobFolder, start: Start, code: int) -> dict[str, Any]:
     """How the step ended, if its nodes do not say that."""
     from paceline.node.failure import TIMED_OUT
     from paceline.node.host.slurm.end.finish import why_unheard
-    from paceline.node.host.slurm.end.own_job import shown_by_slurm
-    from paceline.node.host.slurm.look import reasons, view
+    from paceline.node.host.slurm.end.own_job import scontrol_job
+    from paceline.node.host.slurm.look import job_record, reasons
 
-    found = view.ended(folder, start)
+    found = job_record.ended(folder, start)
     state = found["state"] if found else None
     if state in ("SUCCEEDED", "FAILED") or folder.refusals(start):
         return {"next": None}
     if folder.is_stopped:
         return {"next": None, "state": "STOPPED"}
     for _ in range(_COMPLETING):
-        word = re.search(r"\bJobState=(\w+)", shown_by_slurm())
+        word = re.search(r"\bJobState=(\w+)", scontrol_job())
         if word is None or word[1] != "COMPLETING":  # which hides how it ends
             break
         time.sleep(_PAUSE)

@@ -23,7 +23,7 @@ from paceline.node.host.protocol import Bytes, client_is_gone, next_order
 from paceline.node.host.slurm import cluster
 from paceline.node.host.slurm.call import SECONDS, found
 from paceline.node.host.slurm.job_folders import Jobs
-from paceline.node.host.slurm.look import view
+from paceline.node.host.slurm.look import job_record
 from paceline.node.host.slurm.look.queue import NothingAsked, Queue
 from paceline.node.planning.script import program_kind
 
@@ -92,16 +92,16 @@ def _run_batch(home: Home, folders: list[JobFolder], request: Request) -> Iterat
     try:
         for folder, task in zip(folders, request["tasks"] or [None]):
             folder.add_id(number if task is None else f"{number}_{task}")
-        first, *others = [view.record(folder, NothingAsked(home.root)) for folder in folders]
+        first, *others = [job_record.record(folder, NothingAsked(home.root)) for folder in folders]
         yield {"record": first, "id": number, "others": others}
-        is_kept = request["shown"] is not None or bool(next_order())
+        is_kept = request["rank_streams"] is not None or bool(next_order())
     finally:
         if not is_kept:
             _undo(jobs, folders, number)
-    if request["shown"] is not None:
+    if request["rank_streams"] is not None:
         from .foreground import follow  # takes long to import
 
-        yield from follow(home, folders[0], request["shown"])
+        yield from follow(home, folders[0], request["rank_streams"])
     elif is_kept:
         yield {"kept": True}
 
@@ -188,8 +188,8 @@ def _run_step(home: Home, folder: JobFolder, request: Request) -> Iterator[Answe
         raise Refused(f"cannot start the job here: {error.strerror}; nothing of it is left") from None
     from .foreground import follow  # takes long to import
 
-    yield {"record": view.record(folder, NothingAsked(home.root)), "id": folder.ids[-1], "others": []}
-    yield from follow(home, folder, request["shown"], minder.wait)
+    yield {"record": job_record.record(folder, NothingAsked(home.root)), "id": folder.ids[-1], "others": []}
+    yield from follow(home, folder, request["rank_streams"], minder.wait)
 
 
 def _fill(jobs: Jobs, folder: JobFolder, request: Request, archive: Bytes, first: JobFolder | None) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.node.failure import node_failure
-from paceline.node.rendezvous.participant import LEFT
+from paceline.node.rendezvous.participant import EXIT_REPLACED
 
 if TYPE_CHECKING:
     from paceline.contract.records import Cause, FinalState
@@ -82,9 +82,9 @@ class Step:
         self.set(finish={"do": "finish", "state": "STOPPED", "exit_code": code, "failure": None, "others": []})
 
     def fail(self, message: str, cause: Cause, exit_code: int = 1) -> None:
-        """End the job here for a reason that is not the failure of a rank; with `LEFT` it goes on elsewhere."""
+        """End the job here for a reason that is not the failure of a rank; it goes on elsewhere if `EXIT_REPLACED`."""
         failure = node_failure(self.spec.node_rank or 0, self.host, cause, message, exit_code)
-        state: FinalState = "STOPPED" if exit_code == LEFT else "FAILED"
+        state: FinalState = "STOPPED" if exit_code == EXIT_REPLACED else "FAILED"
         self.set(finish={"do": "finish", "state": state, "exit_code": exit_code, "failure": failure, "others": []})
 
     # -- what is known -------------------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def outcome(job: Job) -> str:
     return printable(f"job {job.name} {job.state.lower()}{took}{f': {job.error}' if job.error else ''}")
 
 
-def way_on(job: Job, where: str) -> str | None:
+def how_to_resume(job: Job, where: str) -> str | None:
     """For a job that ended before its training did: what is saved, and the command that goes on from there.
 
     Args:

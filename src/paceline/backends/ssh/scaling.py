@@ -36,13 +36,13 @@ def invitation(hosts: Iterable[Host], name: str) -> Answer:
     raise why
 
 
-def order(invited: Answer, host: Host, shown: dict[str, Any] | None, terminal: dict[str, str]) -> Request:
+def order(invited: Answer, host: Host, rank_streams: dict[str, Any] | None, terminal: dict[str, str]) -> Request:
     """The request that starts a joining host's part of a job.
 
     Args:
         invited: see `invitation`.
         host: the joining host.
-        shown: see `Shown`; None for a job that is not in the foreground.
+        rank_streams: see `RankStreams`; None for a job that is not in the foreground.
         terminal: variables that describe the terminal.
     """
     address, port = invited["door"]
@@ -51,7 +51,7 @@ def order(invited: Answer, host: Host, shown: dict[str, Any] | None, terminal: d
     return {
         "do": "start",
         "joins": True,
-        "job": {**invited["job"], **meeting, "resume_from": None, "detached": shown is None},
+        "job": {**invited["job"], **meeting, "resume_from": None, "detached": rank_streams is None},
         "slots": host.slots,
         "reconnect": host.reconnect,
         "job_id": invited["job_id"],
@@ -63,7 +63,7 @@ def order(invited: Answer, host: Host, shown: dict[str, Any] | None, terminal: d
         "code": code and {key: value for key, value in code.items() if key != "path"},
         "bytes": len(invited.get("data", b"")),
         "hosts": [],
-        "shown": shown,
+        "rank_streams": rank_streams,
         "terminal": terminal,
     }
 
