@@ -4,7 +4,7 @@ The interface. A backend supplies for each node
 
 - to `lines` and `arriving` a `Source`: the node's lines in their order, of the attempt and from the position that the
   query names. With `follow` it ends when the node writes no more. It raises `lost`, a class of `UserError`, if the node
-  does not answer: then the lines of the others are shown, and `Incomplete` follows.
+  does not answer, or lines are gone: then the lines of the others are shown, and `Incomplete` follows.
 - to `Nodes` the output of its ranks and the records of its journal, in their order, and whether it takes part: `enter`
   when it does, `leave` when it has nothing more to say. A node whose `restarting` is late is waited for until it comes
   or leaves, at most for `patience` seconds.
@@ -70,7 +70,7 @@ def lines(sources: Mapping[Any, Source], lost: type[UserError], *, follow: bool)
     if len(sources) == 1:
         (source,) = sources.values()
         source.open()
-        return iter(source)
+        return _of_one(source, lost)
     if follow:
         readers: Readers[Any, LogLines] = Readers()
         for node, source in sources.items():
@@ -81,6 +81,13 @@ def lines(sources: Mapping[Any, Source], lost: type[UserError], *, follow: bool)
         if not isinstance(error, lost) or len(failed) == len(sources):
             raise error
     return _merged([source for node, source in sources.items() if node not in failed], list(failed.values()), lost)
+
+
+def _of_one(source: Source, lost: type[UserError]) -> Iterator[LogLines]:
+    try:
+        yield from source
+    except lost as error:
+        _refuse_incomplete([error])
 
 
 def opened(sources: Mapping[Node, Source]) -> dict[Node, Exception]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.conftest import eventually
 
+from paceline.backends.base import Incomplete, LogQuery
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
@@ -61,3 +62,35 @@ def test_where_logs_cannot_be_kept(user: User) -> None:
     with pytest.raises(UserError, match=r"^--log-dir: without an agent \(--plain\) nothing writes there"):
         user.submit(SCRIPT, name="it", log_dir="/logs", plain=True)
     assert user.cluster.all("Job") == []
+
+
+LONG = """
+    import os, time
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        print(*(f"line {number}" for number in range(500)), sep="\\n", flush=True)
+        raise SystemExit(3)
+    print("again", flush=True)
+    while "WAITS" in os.environ:
+        time.sleep(0.1)
+"""
+
+
+def test_logs_that_lost_their_beginning(user: User) -> None:
+    """A node keeps only the end of a long log."""
+    for node in user.cluster.nodes.values():
+        node.log_limit = 4000
+    user.cluster.claim("work")
+    user.submit(LONG, name="kept", max_restarts=1, data=["work:/saved"], log_dir="/saved/logs")
+    user.submit(LONG, name="cut", max_restarts=1, env={"WAITS": ""})
+    every = [f"line {number}" for number in range(500)]
+    assert user.ended("kept").state == "SUCCEEDED" and user.lines("kept") == ["again"]
+    assert user.lines("kept", attempt=0) == every and user.lines("kept", attempt=0, tail=2) == every[-2:]
+    user.wrote("cut", "again")
+    assert user.lines("cut") == ["again"], "all of this attempt is there"
+    for query in (LogQuery(attempt=0), LogQuery(attempt=0, tail=500), LogQuery(attempt=0, since=1.0)):
+        lines = []
+        with pytest.raises(Incomplete, match=r"^the log of pod cut-0-\w+ begins in the middle: .*; --log-dir on a vol"):
+            lines.extend(user.backend().logs("cut", query))
+        assert len(lines) < 500
+    for name in ("kept", "cut"):  # the agent that runs is asked
+        assert {"started", "restarting"} <= {event["event"] for event in user.backend().events(name)}

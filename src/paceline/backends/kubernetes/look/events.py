@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .jobs import Found
 
 _TAKEN = ("Preempted", "TaintManagerEviction")  # why a pod was taken away; of the type Normal
+_OF_LOGS = ("ranks", "logs")  # which files of an attempt are whose
 _ONCE = ("started", "finished", "restarting", "stopping", "waiting")  # each node reports them
 
 
@@ -31,7 +32,10 @@ def events(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
     reported: set[tuple[str, Any, Any]] = set()
     silent: dict[str, UserError] = {}
     for entry in logs.events(cluster, job, silent, is_over=described(job, "", "").is_over):
-        event = {"time": entry.time, **{key: value for key, value in (entry.event or {}).items() if key != "ranks"}}
+        event = {
+            "time": entry.time,
+            **{key: value for key, value in (entry.event or {}).items() if key not in _OF_LOGS},
+        }
         key = event["event"], event.get("attempt"), event.get("why")
         if event["event"] in _ONCE and key in reported:
             continue

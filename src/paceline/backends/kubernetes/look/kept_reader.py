@@ -31,16 +31,29 @@ _LIFE = 900  # seconds after which the cluster ends it
 _PAUSE = 0.2
 _READER = "reader"
 _READ = r"""
-import glob, heapq, os, re, sys
-begins = re.compile(rb'\S+ (?:\[rank \d+ attempt (\d+)|\[paceline\] (?=.*"event": "started").*"attempt": (\d+))')
+import glob, heapq, mmap, os, re, sys
+folder, only_events = sys.argv[1], sys.argv[2] == "events"
+begins = re.compile(rb'\S+ (?:\[rank \d+(?: attempt (\d+))?|\[paceline\] (?=.*"event": "started").*"attempt": (\d+))')
+def last_attempt(path):
+    if not os.path.getsize(path):
+        return 0
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        end = len(text)
+        while end > 0:
+            start = text.rfind(b"\n", 0, end - 1) + 1
+            match = begins.match(text[start:end])
+            if match:
+                return int(match[1] or match[2] or 0)
+            end = start
+    return 0
 def lines(path):
     node = os.path.basename(path).split("-")[1].encode()
     with open(path, "rb") as file:
         for line in file:
-            yield node, line if line.endswith(b"\n") else line + b"\n"
-paths = sorted(glob.glob(os.path.join(glob.escape(sys.argv[1]), "node-*.log")))
-found = (begins.match(line) for path in paths for _, line in lines(path))
-print(max((int(match[1] or match[2]) for match in found if match), default=0), flush=True)
+            if not only_events or line.partition(b" ")[2].startswith(b"[paceline] "):
+                yield node, line if line.endswith(b"\n") else line + b"\n"
+paths = sorted(glob.glob(os.path.join(glob.escape(folder), "node-*.log")))
+print(max(map(last_attempt, paths), default=0), flush=True)
 for node, line in heapq.merge(*map(lines, paths), key=lambda it: it[1][:27]):
     sys.stdout.buffer.write(node + b" " + line)
 """
@@ -65,19 +78,19 @@ def is_needed(job: Found, *, is_over: bool) -> bool:
     return len(there) < job.least or int((job.object.get("status") or {}).get("failed") or 0) > failed
 
 
-def read(cluster: Cluster, job: Found, it: Place) -> Kept:
-    """What the copies have, in the order of time.
+def read(cluster: Cluster, job: Found, it: Place, *, only_events: bool = False) -> Kept:
+    """What the copies have, in the order of time: all lines, or only those of events.
 
     Raises:
         UserError: they cannot be read.
     """
-    lines = _lines(cluster, job, it)
+    lines = _lines(cluster, job, it, "events" if only_events else "all")
     last = int(next(lines, b"0"))
     numbered = (line.partition(b" ") for line in lines)
     return Kept(last, ((int(node), line) for node, _, line in numbered))
 
 
-def _lines(cluster: Cluster, job: Found, it: Place) -> Iterator[bytes]:
+def _lines(cluster: Cluster, job: Found, it: Place, what: str) -> Iterator[bytes]:
     """The lines that the program prints.
 
     Raises:
@@ -87,7 +100,7 @@ def _lines(cluster: Cluster, job: Found, it: Place) -> Iterator[bytes]:
         pod for pod in job.newest().values() if pod.phase == "Running" and not pod.is_over and not pod.is_leaving
     ]
     if running:
-        yield from _read(cluster, running[0], job.python, it.folder)
+        yield from _read(cluster, running[0], job.python, it.folder, what)
         return
     path = cluster.path("v1", "pods")
     try:
@@ -101,14 +114,14 @@ def _lines(cluster: Cluster, job: Found, it: Place) -> Iterator[bytes]:
         raise UserError(f"the logs of job {job.name} are in {where}; reading them takes a pod: {error}") from None
     name = made["metadata"]["name"]
     try:
-        yield from _read(cluster, when_running(cluster, name), job.python, it.folder)
+        yield from _read(cluster, when_running(cluster, name), job.python, it.folder, what)
     finally:
         cluster.delete(f"{path}/{name}", gracePeriodSeconds=0)
 
 
-def _read(cluster: Cluster, pod: Pod, python: str, folder: str) -> Iterator[bytes]:
+def _read(cluster: Cluster, pod: Pod, python: str, folder: str, what: str) -> Iterator[bytes]:
     rest = b""
-    for data in chunks(cluster, pod, [python, "-c", _READ, folder]):
+    for data in chunks(cluster, pod, [python, "-c", _READ, folder, what]):
         *whole, rest = (rest + data).split(b"\n")
         yield from whole
 

@@ -16,6 +16,7 @@ from paceline.backends.kubernetes.manifests import kept
 from paceline.node.logs.readers import Readers
 
 from . import kept_reader
+from .inside import asked
 from .pod_log import Entry, Lost, Parser, PodLog
 
 if TYPE_CHECKING:
@@ -137,21 +138,43 @@ class _Lines:
         """
         self._log, self._query, self._attempts, self._starts_again = log, query, attempts, starts_again
         self._found: Iterable[Entry] | None = None
+        self._lost: Lost | None = None
+        self._is_to_its_beginning = True
         self.close = log.close
 
     def open(self) -> None:
         """See `Source`. Reads the last lines, or finds out which attempt is the last one."""
+        if self._found is None and self._lost is None:
+            try:
+                self._found = self._opened()
+            except Lost as error:  # it takes long to find that out
+                self._lost = error
+        if self._lost is not None:
+            raise self._lost
+
+    def _opened(self) -> Iterable[Entry]:
         query, log = self._query, self._log
         if query.tail is not None:
             found = log.last(lambda entry: is_wanted(entry, query), max(1, query.tail), query.attempt)
             self._attempts.note(found)
-            self._found = found[max(0, len(found) - query.tail) :]
-            return
+            self._is_to_its_beginning = len(found) < query.tail
+            return found[max(0, len(found) - query.tail) :]
         if self._starts_again and query.attempt is None:
             self._attempts.note(log.last(lambda entry: entry.rank >= 0 and entry.stream != "node", 1, None))
             log.rewind()
         rest = iter(()) if query.follow else log.rest()
-        self._found = itertools.chain([*itertools.islice(rest, 1)], rest)
+        return itertools.chain(_beginning(log, rest), rest)
+
+    def is_cut(self) -> bool:
+        """Whether the first ones of the lines that the query asks for are gone; known when the others were read."""
+        query, log = self._query, self._log
+        if not self._is_to_its_beginning:
+            return False
+        if query.since is not None:
+            log = log.from_beginning()
+            if not any(entry.time > query.since for entry in _beginning(log, log.rest())[:1]):
+                return False
+        return log.cut >= max(0, self._attempts.last if query.attempt is None else query.attempt)
 
     def __iter__(self) -> Iterator[LogLines]:
         """See `Source`."""
@@ -162,6 +185,18 @@ class _Lines:
         for entry in itertools.chain(self._found, self._log if self._query.follow else ()):
             if is_wanted(entry, self._query) and (entry.attempt >= last if number is None else entry.attempt == number):
                 yield _shown(entry)
+        if self.is_cut():
+            raise self._log.without_beginning()
+
+
+def _beginning(log: PodLog, rest: Iterator[Entry]) -> list[Entry]:
+    """The first entries of a log, up to the one that shows whether it has its beginning."""
+    found = []
+    for entry in rest:
+        found.append(entry)
+        if log.is_begun:
+            break
+    return found
 
 
 def is_wanted(entry: Entry, query: LogQuery) -> bool:
@@ -190,6 +225,10 @@ def lines(cluster: Cluster, job: Found, query: LogQuery, *, is_over: bool) -> It
         return _Lines(log, query, attempts, starts_again=starts_again)
 
     sources = {pod.name: source(pod, query) for pod in pods_of(job, query.ranks)}
+    if where is not None and not query.follow:
+        failed = follow.opened(sources)
+        if any(it.is_cut() for name, it in sources.items() if name not in failed):
+            return _kept(kept_reader.read(cluster, job, where), query)
     if not query.follow:
         return follow.lines(sources, Lost, follow=False) if sources else iter(())
     for name in follow.opened(sources):  # its node may answer later
@@ -217,25 +256,42 @@ def _kept(found: kept_reader.Kept, query: LogQuery) -> Iterator[LogLines]:
     yield from map(_shown, sorted(itertools.chain(*ends.values()), key=lambda entry: entry.time))
 
 
-def events(cluster: Cluster, job: Found, silent: dict[str, UserError], *, is_over: bool) -> Iterator[Entry]:
-    """The events that the logs of a job have, those of a node in their order.
+def events(cluster: Cluster, job: Found, silent: dict[str, UserError], *, is_over: bool) -> list[Entry]:
+    """The events that the agents of a job have recorded, those of a node in their order.
+
+    Agents that run are asked. Those of others are in their logs, or in the copies of the logs.
 
     Args:
         cluster: where it is.
         job: it.
-        silent: gets the nodes that do not answer, each with why.
+        silent: gets the nodes that do not answer, and the pods whose logs lack their beginning, each with why.
         is_over: whether it has ended.
     """
     where = kept.of(job.annotations)
     if where is not None and kept_reader.is_needed(job, is_over=is_over):
-        parser = Parser(None, is_plain=False)
-        entries = (parser.entry(line) for _, line in kept_reader.read(cluster, job, where).lines)
-        yield from (entry for entry in entries if entry is not None and entry.event is not None)
-        return
+        return _kept_events(cluster, job, where)
+    running = (
+        [] if job.is_plain else [it for it in job.pods if it.phase == "Running" and not (it.is_over or it.is_leaving)]
+    )
+    answers = asked(cluster, running, {"do": "events", "name": job.name}, job.python)
+    found: list[Entry] = []
     for pod in job.pods:
-        if pod.node not in silent:  # it takes long to find that out
+        if pod in running and pod.index in answers:
+            found += (Entry(it["time"], 0, -1, "", b"", it) for it in answers[pod.index]["events"])
+        elif pod.node not in silent:  # it takes long to find that out
+            log = PodLog(cluster, pod, threading.Event(), is_plain=job.is_plain)
             try:
-                log = PodLog(cluster, pod, threading.Event(), is_plain=job.is_plain)
-                yield from (entry for entry in log.rest() if entry.event is not None)
+                found += (entry for entry in log.rest() if entry.event is not None)
             except Lost as error:
                 silent[pod.node] = error
+            if log.cut >= 0 and where is not None:
+                return _kept_events(cluster, job, where)
+            if log.cut >= 0:
+                silent[pod.name] = log.without_beginning()
+    return found
+
+
+def _kept_events(cluster: Cluster, job: Found, where: kept.Kept) -> list[Entry]:
+    parser = Parser(None, is_plain=False)
+    entries = (parser.entry(line) for _, line in kept_reader.read(cluster, job, where, only_events=True).lines)
+    return [entry for entry in entries if entry is not None and entry.event is not None]

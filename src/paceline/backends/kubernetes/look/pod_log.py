@@ -33,7 +33,7 @@ _MORE, _MOST = 16, 1 << 16  # lines that are asked for at first beside the wante
 
 
 class Lost(UserError):
-    """The logs of a node cannot be read."""
+    """The logs of a node cannot be read, or have lost their beginning."""
 
 
 class Entry(NamedTuple):
@@ -53,6 +53,8 @@ class Parser:
 
     Attributes:
         attempt: that the next line belongs to, if it does not say so.
+        is_begun: whether ranks have started: one of their lines has come, or an event that says so.
+        cut: the attempt in which the log begins, behind its first lines; -1 if it has them.
     """
 
     def __init__(self, pod: Pod | None, *, is_plain: bool) -> None:
@@ -63,6 +65,7 @@ class Parser:
             is_plain: whether the user's command wrote them itself.
         """
         self._pod, self._is_plain, self.attempt = pod, is_plain, 0
+        self.is_begun, self.cut = is_plain, -1
 
     def entry(self, line: bytes) -> Entry | None:
         """What a line says, which begins with its time; None for nothing."""
@@ -74,14 +77,19 @@ class Parser:
         if match is not None:
             end = b"" if match["piece"] else b"\n"
             self.attempt = int(match["attempt"] or self.attempt)
+            if not self.is_begun:
+                self.is_begun, self.cut = True, self.attempt
             stream, text, is_traceback = "err" if match["err"] else "out", match["text"] + end, bool(match["traceback"])
             return Entry(written, self.attempt, int(match["rank"]), stream, text, is_traceback=is_traceback)
         if not self._is_plain and text.startswith(MARK):
             event = _event(text[len(MARK) :])
             if event is None:
                 return None
+            number = int(event.get("attempt") or 0)
+            if event["event"] == "restarting" and not self.is_begun:  # it names the attempt that follows
+                self.is_begun, self.cut = True, number - 1
             if event["event"] == "started":
-                self.attempt = int(event.get("attempt") or 0)
+                self.attempt, self.is_begun = number, True
             return Entry(written, self.attempt, -1, "", b"", event)
         if self._pod is None:
             return None
@@ -184,6 +192,30 @@ class PodLog:
             Lost: its node does not answer.
         """
         yield from filter(None, map(self._take, self._lines(follow=False)))
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether enough was read to know `cut`, unless that was all."""
+        return self._parser.is_begun
+
+    @property
+    def cut(self) -> int:
+        """The attempt whose first lines its node has no more; -1 if it has all. Nodes keep the end of a long log."""
+        report = self._pod.report
+        if not self.is_begun and report.get("started"):
+            return int(report.get("attempt") or 0)  # no line at all is left
+        return self._parser.cut
+
+    def from_beginning(self) -> PodLog:
+        """The same log, of which nothing was read."""
+        return PodLog(self._cluster, self._pod, self._job_is_over, is_plain=self._is_plain)
+
+    def without_beginning(self) -> Lost:
+        """What to say if the lines of its beginning are wanted."""
+        return Lost(
+            f"the log of pod {self._pod.name} begins in the middle: its node has kept no more of it; --log-dir on a "
+            "volume (--data) keeps all"
+        )
 
     def _lines(self, *, follow: bool, tail: int | None = None) -> Iterator[bytes]:
         """Lines that have not been read.
