@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.backends import registry
 from paceline.job.errors import UserError
 
-from .names import warn
+from .selection import warn
 from .where import backend_for, is_elsewhere
 
 if TYPE_CHECKING:
