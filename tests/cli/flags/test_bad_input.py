@@ -38,6 +38,11 @@ CASES = {
         "it needs device 0, 1, and this machine has none",
         "[local] devices = N",
     ),
+    "names of devices for their number": (
+        ["--gpus", "0,1", "ok.py"],
+        "'0,1' names devices",
+        "write --devices 0,1",
+    ),
     "empty device": (["--devices", "0,,1", "ok.py"], "--devices '0,,1' is not a list", "--devices 0,1"),
     "total and per node": (["-np", "4", "-n", "2", "ok.py"], "-np counts the ranks of all nodes", "give one"),
     "total that cannot be shared": (

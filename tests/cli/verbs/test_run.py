@@ -149,7 +149,8 @@ def test_programs_that_are_not_python(paceline: Paceline) -> None:
     paceline.script("#!/bin/sh\necho shell $RANK of $WORLD_SIZE: $1\n", "script.sh")
     (paceline.folder / "script.sh").chmod(0o755)
     expected = "shell 0 of 2: a b\n[rank 1] shell 1 of 2: a b\n"
-    for command in (["script.sh"], ["--no-python", "./script.sh"], ["--no-python", "sh", "script.sh"]):
+    paceline.script("echo shell $RANK of $WORLD_SIZE: $1\n", "plain.sh")
+    for command in (["script.sh"], ["plain.sh"], ["--no-python", "./script.sh"], ["--no-python", "sh", "script.sh"]):
         done = paceline.run("-n", "2", "--tee", "all", *command, "a b")
         assert sorted(done.stdout.splitlines()) == sorted(expected.splitlines()), done.stderr
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from .options import Option
+from .options import Count, Option
 
 RANKS = [
     Option(
@@ -24,7 +24,7 @@ RANKS = [
     Option(
         ["--gpus"],
         section="Ranks",
-        type=click.IntRange(0),
+        type=Count(0),
         metavar="N",
         help="GPUs of each machine for this job alone; it waits until they are free.  [default: see docs/jobs.md]",
     ),

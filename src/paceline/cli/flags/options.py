@@ -25,6 +25,20 @@ class Option(click.Option):
         self.section = section
 
 
+class Count(click.IntRange):
+    """A number of devices; their names belong to another flag."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number.
+
+        Raises:
+            click.BadParameter: it is none.
+        """
+        if isinstance(value, str) and "," in value:
+            self.fail(f"{value!r} names devices; write --devices {value}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class SectionedCommand(click.Command):
     """Prints its options heading by heading, in the order in which they are defined."""
 

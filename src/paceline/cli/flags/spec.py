@@ -48,10 +48,12 @@ def say_what_means_nothing(given: Mapping[str, Any]) -> None:
             click.echo(f"paceline: --{name.replace('_', '-')} has no effect: {instead}", err=True)
 
 
-def say_what_is_exposed(spec: JobSpec) -> None:
-    """Say on stderr, once, which variables look like secrets and are stored with the job."""
+def say_what_may_surprise(spec: JobSpec) -> None:
+    """Say on stderr, once, which variables look like secrets and are stored with the job, and what devices idle."""
     for line in notes_on_secrets(spec.env, spec.has_unused_credentials):
         warn(line)
+    if isinstance(spec.devices, tuple) and len(spec.devices) > 1 and "ranks" not in spec.model_fields_set:
+        warn(f"one rank starts for {len(spec.devices)} devices; -n gpu starts one for each")
 
 
 def job_spec(given: dict[str, Any]) -> JobSpec:

@@ -27,14 +27,14 @@ def _run(**given: Any) -> int:
 
     A torchrun command line works with torchrun replaced by `paceline run`; every flag may be written with - or _.
     """
-    from paceline.cli.flags.spec import rank_streams, say_what_is_exposed, say_what_means_nothing, spec_of
+    from paceline.cli.flags.spec import rank_streams, say_what_may_surprise, say_what_means_nothing, spec_of
 
     from .submit import detached, dry_run, ended_by_signals, refuse_script
 
     typed = given
     spec, given = spec_of(given, run)
     say_what_means_nothing(given)
-    say_what_is_exposed(spec)
+    say_what_may_surprise(spec)
     there = backend_for(given, target_of(spec))
     if not given["detach"] and (found := in_allocation(given, spec, there)) is not None:
         there, follows = found

@@ -24,7 +24,7 @@ from paceline.node.spec import Request
 from paceline.node.tensorboard import check_installed
 
 from .packages import PRELOAD, WITH_OPTIMIZERS
-from .script import Imports, imports_of, local_rank_argument, module_file, packages_of, program_kind
+from .script import Imports, imports_of, is_shell_text, local_rank_argument, module_file, packages_of, program_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -216,6 +216,8 @@ def _check_program(job: dict[str, Any], folder: Path) -> dict[str, Any]:
                 f"no program {name} {'that can be run' if path else 'on PATH'}; check the name, or give its full path"
             )
     elif program_kind(name, folder) == "command":
+        if is_shell_text(folder / name):
+            return {**job, "script": None, "command": "sh", "args": [os.path.join(".", name), *job["args"]]}
         return {**job, "script": None, "command": os.path.join(".", name)}
     return job
 

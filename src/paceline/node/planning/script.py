@@ -58,6 +58,21 @@ class Imports:
         return None
 
 
+def is_shell_text(path: Path, start: bytes | None = None) -> bool:
+    """Whether a file is for `sh`, and does not say so in its first line.
+
+    Args:
+        path: the file.
+        start: its first bytes; None reads them.
+    """
+    if path.suffix != ".sh":
+        return False
+    if start is None:
+        with open(path, "rb") as file:
+            start = file.read(2)
+    return not start.startswith(b"#!")
+
+
 def program_kind(target: str, folder: Path) -> Kind:
     """Whether `target` is a Python "script" or another "command" that its first line or bytes name.
 
@@ -80,6 +95,8 @@ def program_kind(target: str, folder: Path) -> Kind:
         raise Refused(f"cannot read {target}: {error.strerror}; check its permissions") from None
     first_line = start.split(b"\n", 1)[0]
     foreign = start.startswith(b"\x7fELF") or (first_line.startswith(b"#!") and b"python" not in first_line)
+    if is_shell_text(path, start):
+        return "command"
     if path.suffix in (".py", ".pyc") or not foreign:
         return "script"
     if not os.access(path, os.X_OK):
