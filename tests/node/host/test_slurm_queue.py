@@ -147,12 +147,12 @@ def sacct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], No
     ],
 )  # fmt: skip
 def test_sacct_is_asked_once(tmp_path: Path, sacct: Callable[[str], None], said: str, word: str) -> None:
-    sacct(f"echo '{said}'")
+    sacct(f"echo '{said}|1700000000'")
     for _ in range(3):
-        assert accounts.state_of("12", tmp_path / "kept") == word
-    assert (tmp_path / "calls").read_text() == "-n -X -P -o State -j 12\n"
+        assert accounts.end_of("12", tmp_path / "kept") == (word, 1.7e9 if word else None)
+    assert (tmp_path / "calls").read_text() == "-n -X -P -o State,End -j 12\n"
     os.utime(tmp_path / "kept", (1, 1))
-    assert accounts.state_of("12", tmp_path / "kept") == word
+    assert accounts.end_of("12", tmp_path / "kept").word == word
     assert (tmp_path / "calls").read_text().count("\n") == (1 if word else 2), "without an answer it is asked again"
 
 
@@ -164,11 +164,11 @@ def test_an_sacct_that_fails_is_not_asked_for_each_job(
 ) -> None:
     sacct(f"echo '{said}' >&2; exit 1")
     for number in ("13", "14", "15"):
-        assert accounts.state_of(number, tmp_path / number) == ""
+        assert accounts.end_of(number, tmp_path / number).word == ""
     assert (tmp_path / "calls").read_text().count("\n") == 1
     monkeypatch.setattr(accounts._Silence, "until", 0.0)
     sacct("echo TIMEOUT")
-    assert accounts.state_of("16", tmp_path / "16") == "TIMEOUT"
+    assert accounts.end_of("16", tmp_path / "16").word == "TIMEOUT"
 
 
 def job(folder: Path, **fields: Any) -> JobFolder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -157,6 +158,40 @@ def test_a_job_that_its_batch_script_has_requeued(
     slurm.lists(word, RestartCnt=restarts, Reason="BeginTime" if word == "PENDING" else "")
     found = slurm.shown()
     assert found["state"] == state and (found["waiting"] or found["error"]).startswith(said)
+
+
+LATER = "1800000000"
+
+
+@pytest.mark.parametrize(("recorded", "finished"), [(False, float(LATER)), (True, 2.0)])
+def test_slurm_says_when_a_job_has_ended_whose_nodes_could_not(slurm: Cluster, recorded: bool, finished: float) -> None:
+    for rank in range(2):
+        slurm.node(rank, "STOPPED" if recorded and rank == 0 else "RUNNING", exit_code=143)
+    slurm.lists("CANCELLED", EndTime=LATER)
+    assert slurm.shown()["finished"] == finished
+    slurm.rows.write_text("")  # some minutes later
+    for path in (slurm.it.of(FIRST), slurm.it.path / "ids"):
+        os.utime(path, (1.0, 1.0))
+    (slurm.it.root / "queue-here.json").unlink()
+    assert slurm.shown()["finished"] == finished
+
+
+def test_a_job_that_is_stopped_while_it_is_requeued_ends_then(slurm: Cluster) -> None:
+    slurm.node(0, "FAILED", exit_code=1)
+    slurm.decides(next="requeue", why="Slurm preempted it")
+    slurm.it.stop.touch()
+    slurm.lists("CANCELLED", RestartCnt="1", EndTime=LATER)
+    found = slurm.shown()
+    assert (found["state"], found["finished"], found["kept_since"]) == ("STOPPED", float(LATER), float(LATER))
+
+
+def test_ranks_to_which_slurm_sent_the_signal_itself_were_stopped(slurm: Cluster) -> None:
+    ranks = [{"name": f"it-{rank}", "rank": rank, "pid": 5, "exit_code": code, "state": "FAILED"}
+             for rank, code in ((0, 143), (1, 1))]  # fmt: skip
+    for rank in range(2):
+        slurm.node(rank, "STOPPED", exit_code=143, ranks=ranks[rank : rank + 1])
+    slurm.decides()
+    assert [it["state"] for it in slurm.shown()["instances"]] == ["STOPPED", "FAILED"]
 
 
 def test_a_node_that_refuses_the_job(slurm: Cluster) -> None:

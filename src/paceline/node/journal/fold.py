@@ -36,7 +36,8 @@ _UNFINISHED: tuple[State, ...] = ("PENDING", "STARTING", "RESTARTING", "RUNNING"
 _WEIGHTS = {"refused": 1, "agent": 2, "out of memory": 2, "preempted": 4}
 _MOST_LINES, _MOST_LETTERS = 8, 4096  # of a traceback in a record; the logs have all of it
 
-_CODES: dict[State, int] = {"SUCCEEDED": 0, "STOPPED": 128 + signal.SIGTERM}  # of ends that no node recorded
+_BY_SIGTERM = 128 + signal.SIGTERM
+_CODES: dict[State, int] = {"SUCCEEDED": 0, "STOPPED": _BY_SIGTERM}  # of ends that no node recorded
 
 
 class Part(TypedDict):
@@ -55,6 +56,7 @@ class Part(TypedDict):
         is_elastic: whether nodes may come and go.
         failing_rank: the rank that failed first; None if a node failed, or nothing.
         finished: when it ended; without a recorded end, when it wrote its last file.
+        noticed: when it was seen first that it has ended, if it recorded no end.
         waiting: what it waits for, in one line.
     """
 
@@ -74,6 +76,7 @@ class Part(TypedDict):
     exit_code: int | None
     started: float | None
     finished: float | None
+    noticed: float | None
     instances: list[InstanceRecord]
     failing_rank: int | None
     error: str | None
@@ -101,8 +104,9 @@ class Scheduler(NamedTuple):
         reason: in one line, what it waits for, or why it ended.
         result: how it ended, if the scheduler decides this; None if the nodes know it.
         exit_code: of the job, if the scheduler knows it better than the nodes.
-        finished: when it ended.
+        finished: when it ended; what its nodes recorded counts for more.
         cause: see `Failure`.
+        was_to_go_on: whether it ended while it was to start again, so after what its nodes recorded.
     """
 
     state: Literal["queued", "running", "suspended", "restarting", "ended", "unreachable"]
@@ -111,6 +115,7 @@ class Scheduler(NamedTuple):
     exit_code: int | None = None
     finished: float | None = None
     cause: Cause | None = None
+    was_to_go_on: bool = False
 
 
 def part_of(
@@ -120,6 +125,7 @@ def part_of(
     host: str,
     why: str = "",
     written: float | None = None,
+    noticed: float | None = None,
     waiting: str | None = None,
     job_id: str | None = None,
     hosts: Sequence[str] = (),
@@ -135,6 +141,7 @@ def part_of(
         host: name of the machine.
         why: see `Part`.
         written: when it wrote its last file.
+        noticed: see `Part`.
         waiting: see `Part`.
         job_id: see `Part`.
         hosts: see `Part`.
@@ -149,7 +156,7 @@ def part_of(
         "ranks": status.get("world_size"), "job_id": job_id, "hosts": hosts, "is_elastic": is_elastic,
         "attempt": int(status.get("attempt", 0)), "restarts": int(status.get("restarts", 0)),
         "exit_code": status.get("exit_code") if state in FINAL else None, "started": status.get("started"),
-        "finished": status.get("finished") if state in FINAL else written,
+        "finished": status.get("finished") if state in FINAL else written, "noticed": noticed,
         "instances": [_instance(rank, host) for rank in status.get("ranks", ())],
         "failing_rank": None if failure is None else failure["rank"],
         "error": None if failure is None else _line(failure),
@@ -192,6 +199,9 @@ def fold(job: JobFacts, parts: Sequence[Part], scheduler: Scheduler | None = Non
     state, nodes, ranks = _of_parts(parts)
     if scheduler is not None:
         state = _of_scheduler(state, parts, scheduler)
+    if state["state"] == "STOPPED":  # a scheduler may send SIGTERM to all processes of a job, so that ranks end first
+        ended = [_with_state(it, "STOPPED") if it["exit_code"] == _BY_SIGTERM else it for it in state["instances"]]
+        state["instances"] = ended
     return {**job, "nodes": nodes or job["nodes"], "ranks": ranks or job["ranks"], **state}
 
 
@@ -257,10 +267,14 @@ def _of_parts(parts: Sequence[Part]) -> tuple[JobState, int | None, int | None]:
         "restarts": first["restarts"],
         "devices": first["devices"] if len(parts) == 1 else
             [f"{number}:{device}" for number, part in enumerate(there) for device in part["devices"]],
-        "kept_since": first["finished"] if over and first["state"] in FINAL else None,
+        "kept_since": max(_kept_since(part) for part in deciding) or None if over else None,
         "progress": next((part["progress"] for part in parts if part["progress"]), None),
         "checkpoint": next((part["checkpoint"] for part in parts if part["checkpoint"]), None),
     }, first["nodes"], first["ranks"]  # fmt: skip
+
+
+def _kept_since(part: Part) -> float:
+    return (part["finished"] if part["state"] in FINAL else part.get("noticed")) or 0.0
 
 
 def _nothing() -> JobState:
@@ -310,7 +324,7 @@ def _of_scheduler(found: JobState, parts: Sequence[Part], scheduler: Scheduler) 
     """The state of a job as its nodes know it, corrected by what its scheduler reports."""
     state, reason, over = scheduler.state, scheduler.reason, found["state"] in FINAL
     if state == "ended":
-        return _ended(found, scheduler)
+        return _ended(found, parts, scheduler)
     if state == "unreachable":
         return found if over else {**found, "state": "LOST", "error": reason, "waiting": None}
     going: JobState = {**found, "exit_code": None, "finished": None, "kept_since": None, "waiting": reason}
@@ -328,11 +342,13 @@ def _of_scheduler(found: JobState, parts: Sequence[Part], scheduler: Scheduler) 
     return {**found, "waiting": None if over else reason or found["waiting"]}
 
 
-def _ended(found: JobState, scheduler: Scheduler) -> JobState:
+def _ended(found: JobState, parts: Sequence[Part], scheduler: Scheduler) -> JobState:
     """The state of a job that its scheduler will not start again."""
     over = found["state"] in FINAL
     state = scheduler.result or (found["state"] if over else "FAILED")
-    finished = found["finished"] or scheduler.finished
+    finished = found["finished"]
+    if scheduler.was_to_go_on or not any(part["state"] in FINAL for part in parts):  # else its nodes know it
+        finished = max(finished or 0.0, scheduler.finished or 0.0) or None
     code = found["exit_code"] if scheduler.exit_code is None else scheduler.exit_code
     is_unknown = scheduler.exit_code is None and state == "STOPPED" != found["state"]
     if is_unknown or (code == 0) != (state == "SUCCEEDED"):  # the nodes know nothing of this end
@@ -343,7 +359,7 @@ def _ended(found: JobState, scheduler: Scheduler) -> JobState:
         "error": scheduler.reason or (found["error"] if is_failed else None),
         "cause": scheduler.cause or (found["cause"] if is_failed else None),
         "traceback": found["traceback"] if is_failed and not scheduler.reason else None,
-        "kept_since": found["kept_since"] or scheduler.finished,
+        "kept_since": finished if scheduler.was_to_go_on else found["kept_since"] or scheduler.finished,
         "instances": [_with_state(rank, state) if _runs(rank) else rank for rank in found["instances"]],
     }  # fmt: skip
 

@@ -14,6 +14,7 @@ logs/<attempt>/rank-<r>.log    output of rank r (stderr in rank-<r>.err.log if i
 logs/<attempt>/times           the sizes of these files over time
 errors/<attempt>/rank-<r>.json the exception that ended rank r
 saved.json                     the step that the library has saved last, in any folder
+noticed                        made when it was seen first that the job has ended without a record of its end
 users/<job id>                 another job that keeps its checkpoints here: this folder is not removed before that job
 ```
 """
@@ -55,6 +56,7 @@ class RunDirectory:
         self.lock = path / "lock"
         self.status = path / "status.json"
         self.spare = path / "spare"
+        self.noticed = path / "noticed"
         self.client_socket = path / "client.sock"
         self.agent_log = path / "agent.log"
 

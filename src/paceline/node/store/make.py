@@ -237,6 +237,7 @@ def _reopened(home: Home, order: Order) -> Iterator[tuple[Reopened, NodeSpec, by
         before = status.read_bytes() if status.exists() else b""
         begin = again.directory.journal.stat().st_size
         again.directory.append({"event": "reopened"})
+        again.directory.noticed.unlink(missing_ok=True)
         status.unlink(missing_ok=True)
         again.directory.spare.write_bytes(bytes(SPARE))
         yield again, node, before, begin

@@ -110,7 +110,12 @@ def look(
 
 def _look(path: Path, queue: Callable[[], list[Entry]], liveness: Callable[[RunDirectory], bool | None]) -> Report:
     run = RunDirectory(path)
-    alive, why, written = liveness(run), "", None  # first: an agent writes its last status before it releases the lock
+    alive, why, written, noticed = (
+        liveness(run),
+        "",
+        None,
+        None,
+    )  # first: an agent writes its last status before it releases the lock
     job, status = load_json(run.job), run.load_status()
     node = load_json(run.spec)
     if node is None or job is None:
@@ -121,11 +126,12 @@ def _look(path: Path, queue: Callable[[], list[Entry]], liveness: Callable[[RunD
     if status.get("state") not in FINAL and not alive:
         alive, why = _absence(run, job["spec"]["name"], agent, alive)
         written = _last_change(run, job)
+        noticed = None if alive is None else _noticed(run)
     for key in ("started", "finished"):
         if status.get(key) is not None:
             _moment(status[key])
     part = part_of(
-        status, alive=alive, why=why, written=written, job_id=node.get("job_id"),
+        status, alive=alive, why=why, written=written, noticed=noticed, job_id=node.get("job_id"),
         host=agent["host"] if agent else socket.gethostname(), hosts=node.get("hosts", ()),
         is_elastic=node.get("least") != node.get("nodes"),
         waiting=_waiting(path.name, status, queue) if alive else None,
@@ -283,6 +289,14 @@ def _last_change(run: RunDirectory, job: dict[str, Any]) -> float:
             with contextlib.suppress(OSError):
                 times.append(min(path.stat().st_mtime, time.time()))
     return max(times)
+
+
+def _noticed(run: RunDirectory) -> float | None:
+    """When it was seen first that no process works on a job; None if that cannot be kept."""
+    with contextlib.suppress(OSError):
+        os.close(os.open(run.noticed, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        return run.noticed.stat().st_mtime
+    return None
 
 
 def events(run: RunDirectory) -> list[dict[str, Any]]:

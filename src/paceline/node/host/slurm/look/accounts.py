@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.node.errors import Refused
 from paceline.node.host.slurm.call import call, has
@@ -25,39 +25,61 @@ class _Silence:
     until = 0.0
 
 
-def state_of(number: str, kept: Path, seconds: float = _SECONDS) -> str:
-    """Slurm's word for the state in which a job ended; "" if it is not known.
+class End(NamedTuple):
+    """How a Slurm job has ended.
+
+    Attributes:
+        word: Slurm's for the state; "" if it is not known.
+        time: when, in seconds since the epoch; None if that is not known.
+    """
+
+    word: str
+    time: float | None = None
+
+
+def end_of(number: str, kept: Path, seconds: float = _SECONDS) -> End:
+    """How a job has ended.
 
     Args:
         number: of the Slurm job.
-        seconds: that sacct may take, at most 10.
         kept: the file with the answer: sacct is asked once for each job, and once in a minute for one without.
+        seconds: that sacct may take, at most 10.
     """
     with contextlib.suppress(OSError):
-        word = kept.read_text().strip()
-        if word or disk_time(kept.parent) < kept.stat().st_mtime + _AGAIN:
-            return word
-    word = _asked(number, min(seconds, _SECONDS))
+        end = _read(kept)
+        if end.word or disk_time(kept.parent) < kept.stat().st_mtime + _AGAIN:
+            return end
+    end = _asked(number, min(seconds, _SECONDS))
     with contextlib.suppress(OSError):
-        kept.write_text(word)
-        kept.touch()  # also if there is nothing in it
-    return word
+        _write(end, kept)
+    return end
 
 
-def keep(word: str, kept: Path) -> None:
+def keep(end: End, kept: Path) -> None:
     """Note what squeue says of a job that has ended: Slurm forgets it, and there may be no accounts."""
     with contextlib.suppress(OSError):
-        if not kept.exists() or kept.read_text().strip() != word:
-            kept.write_text(word)
+        if not kept.exists() or _read(kept) != end:
+            _write(end, kept)
 
 
-def _asked(number: str, seconds: float) -> str:
+def _read(kept: Path) -> End:
+    word, _, time = kept.read_text().strip().partition(" ")
+    return End(word, float(time) if time.isdecimal() else None)
+
+
+def _write(end: End, kept: Path) -> None:
+    kept.write_text(end.word if end.time is None else f"{end.word} {end.time:.0f}")
+    kept.touch()  # also if there is nothing in it
+
+
+def _asked(number: str, seconds: float) -> End:
     if not has("sacct") or time.monotonic() < _Silence.until:
-        return ""
+        return End("")
     try:
-        output = call("sacct", "-n", "-X", "-P", "-o", "State", "-j", number, seconds=seconds)
+        output = call("sacct", "-n", "-X", "-P", "-o", "State,End", "-j", number, seconds=seconds)
     except Refused:  # there are no accounts, or it may answer the next time
         _Silence.until = time.monotonic() + _AGAIN
-        return ""
-    word = output.partition("\n")[0].partition(" ")[0]  # of "CANCELLED by 1000"
-    return word if word in reasons.ENDED else ""  # accounts may be late
+        return End("")
+    state, _, end = output.partition("\n")[0].partition("|")
+    word = state.partition(" ")[0]  # of "CANCELLED by 1000"
+    return End(word, float(end) if end.isdecimal() else None) if word in reasons.ENDED else End("")  # it may be late

@@ -37,10 +37,10 @@ QUICK = 12.0  # seconds that Slurm may take to answer one who only looks
 _LEAST = 1.0  # seconds that a command may take at least
 _LOOK = 0.1  # seconds between two looks whether another process has the answer
 _OURS = re.compile(re.escape(COMMENT) + r"(\w+)")  # a site may put words of its own beside it
-_VERSION = 1  # of the file; earlier versions of paceline had one of another name
+_VERSION = 2  # of the file; earlier versions of paceline had one of another name
 _FIELDS = {
-    "JobID": 24, "ArrayJobID": 24, "ArrayTaskID": 24, "State": 24, "Reason": 80, "StartTime": 24, "RestartCnt": 12,
-    "Partition": 64, "Name": 128, "WorkDir": 1024, "Comment": 1024, "BatchHost": 64,
+    "JobID": 24, "ArrayJobID": 24, "ArrayTaskID": 24, "State": 24, "Reason": 80, "StartTime": 24, "EndTime": 24,
+    "RestartCnt": 12, "Partition": 64, "Name": 128, "WorkDir": 1024, "Comment": 1024, "BatchHost": 64,
 }  # fmt: skip
 
 
@@ -52,6 +52,7 @@ class Entry(NamedTuple):
         state: Slurm's word for it.
         reason: why it waits, or has ended, in Slurm's word.
         start: its start, or Slurm's estimate of it; seconds since the epoch.
+        end: its end, or that of its time limit.
         restarts: how often it has been requeued.
         partition: where it is.
         job_id: paceline's identifier; "" if its comment has none.
@@ -72,6 +73,7 @@ class Entry(NamedTuple):
     name: str = ""
     folder: str = ""
     host: str = ""
+    end: float | None = None
 
     @property
     def number(self) -> str:
@@ -275,7 +277,7 @@ def _listed(seconds: float) -> list[Entry]:
 
 def _entry(column: Mapping[str, str]) -> Entry:
     """A row of squeue."""
-    start = column["StartTime"]
+    start, end = column["StartTime"], column["EndTime"]
     restarts = column["RestartCnt"]
     comment = _OURS.search(column["Comment"])
     is_whole = comment is not None and comment.end() < _FIELDS["Comment"]  # else it may go on
@@ -291,4 +293,5 @@ def _entry(column: Mapping[str, str]) -> Entry:
         column["Name"],
         column["WorkDir"],
         column["BatchHost"],
+        float(end) if end.isdecimal() else None,
     )

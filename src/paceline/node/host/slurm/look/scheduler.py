@@ -71,8 +71,9 @@ class SlurmJob:
             return Scheduler("queued", NEW if is_new else reasons.waiting(entry.reason, entry.id, entry.start))
         if entry.is_running:
             return Scheduler("running", STARTING)
-        accounts.keep(entry.state, self._folder.accounted(self._folder.ids[-1]))
-        return self._never_started(entry.state, entry)
+        end = accounts.End(entry.state, entry.end)
+        accounts.keep(end, self._folder.accounted(self._folder.ids[-1]))
+        return self._never_started(end, entry)
 
     def _never_listed(self) -> Scheduler:
         """Slurm does not list the job any more, and no node has written anything."""
@@ -80,15 +81,15 @@ class SlurmJob:
             return Scheduler("ended", result="STOPPED", finished=self._last_change())
         if not self._folder.ids:
             why = "Slurm never got it: the command that submitted it was ended; submit it again"
-        elif word := self._accounted():
-            return self._never_started(word)
+        elif (end := self._accounted()).word:
+            return self._never_started(end)
         else:
             why = self._folder.last_words or "Slurm does not know it any more, and no node has started it"
         return Scheduler("ended", why, "FAILED", 1, self._last_change())
 
-    def _never_started(self, word: str, entry: Entry | None = None) -> Scheduler:
-        """Slurm has ended the job before any node wrote something; `word` is Slurm's for how."""
-        finished = self._last_change()
+    def _never_started(self, end: accounts.End, entry: Entry | None = None) -> Scheduler:
+        """Slurm has ended the job before any node wrote something."""
+        word, finished = end.word, end.time or self._last_change()
         ended = reasons.ended(word)._replace(finished=finished)
         if self._is_stopped:
             return Scheduler("ended", result="STOPPED", finished=finished)
@@ -161,12 +162,13 @@ class SlurmJob:
             return Scheduler("restarting", why)
         if entry is not None and (not entry.is_over or (is_old and not self._queue.knows_since(decided))):
             return self._again(None if is_old else entry, why)
-        word = entry.state if entry is not None else self._accounted()
+        word, finished = accounts.End(entry.state, entry.end) if entry is not None else self._accounted()
         if self._is_stopped:
-            return Scheduler("ended", result="STOPPED", finished=time)
+            stopped = max(time, _time(self._folder.stop))
+            return Scheduler("ended", result="STOPPED", finished=finished or stopped, was_to_go_on=True)
         then = reasons.ENDED.get(word, word) or "Slurm does not know it any more"
         result: FinalState = "STOPPED" if word == "CANCELLED" else "FAILED"
-        return Scheduler("ended", f"{why}, then {then}", result, finished=time)
+        return Scheduler("ended", f"{why}, then {then}", result, finished=finished or time, was_to_go_on=True)
 
     def _again(self, entry: Entry | None, why: str = _REQUEUED) -> Scheduler:
         """The report of a job that Slurm starts again."""
@@ -176,15 +178,15 @@ class SlurmJob:
 
     def _gone(self, start: Start, entry: Entry | None) -> Scheduler:
         """The report of a start that ended, and whose batch script could not say anything."""
-        if self._is_stopped:
-            return Scheduler("ended", result="STOPPED")
         kept = self._folder.accounted(str(start))
         if entry is not None:
-            accounts.keep(entry.state, kept)
-        word = entry.state if entry is not None else accounts.state_of(start.id, kept, self._queue.left)
+            accounts.keep(accounts.End(entry.state, entry.end), kept)
+        word, finished = accounts.end_of(start.id, kept, self._queue.left)
+        if self._is_stopped:
+            return Scheduler("ended", result="STOPPED", finished=finished)
         if word in ("", "FAILED") or (word == "COMPLETED" and self._is_allocated):
-            return Scheduler("ended")
-        ended = reasons.ended(word)
+            return Scheduler("ended", finished=finished)
+        ended = reasons.ended(word)._replace(finished=finished)
         if ended.result == "SUCCEEDED":
             return ended._replace(exit_code=0)
         if ended.result == "STOPPED":
@@ -199,10 +201,11 @@ class SlurmJob:
             return _time(self._folder.path / "ids")
         return _time(self._folder.job) + _SUBMITTING
 
-    def _accounted(self) -> str:
-        """How its newest Slurm job has ended by Slurm's accounts; "" if they do not say it."""
+    def _accounted(self) -> accounts.End:
+        """How its newest Slurm job has ended by Slurm's accounts."""
         ids = self._folder.ids
-        return accounts.state_of(ids[-1], self._folder.accounted(ids[-1]), self._queue.left) if ids else ""
+        asked = self._folder.accounted(ids[-1]) if ids else None
+        return accounts.End("") if asked is None else accounts.end_of(ids[-1], asked, self._queue.left)
 
     def _is_known_gone(self, since: float) -> bool:
         """Whether Slurm has answered later than this, and did not name it."""
