@@ -491,8 +491,7 @@ def test_what_diloco_cannot_do() -> None:
         "fragments=4 is more than the 3 layers of Sequential that have trained parameters; pass fragments=3 or less",
         "the parameter table of type torch.int64 cannot be sent as int4; use DiLoCo(wire='fp32'), or make it a buffer",
         "the parameter weight of type torch.complex64 cannot be sent as fp16; use DiLoCo(wire='fp32')",
-        "DiLoCo(fragments=2) counts the steps of an optimizer; "
-        "pass the one of Sequential to run.setup, after the model",
+        "DiLoCo(fragments=2) must know the optimizer; pass the one of Sequential to run.setup, after the model",
     ]
     assert one[:4] == messages
     assert "Strategy(sync=DiLoCo(every=9" in other[4]

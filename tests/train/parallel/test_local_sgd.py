@@ -242,7 +242,7 @@ def with_closure() -> None:
 
 @pytest.mark.parametrize(
     ("script", "message"),
-    [(without_optimizer, r"LocalSGD\(\) counts the steps of an optimizer"), (with_closure, "use an optimizer without")],
+    [(without_optimizer, r"LocalSGD\(\) must know the optimizer"), (with_closure, "use an optimizer without")],
 )
 def test_what_local_sgd_cannot_do(script: Any, message: str) -> None:
     with pytest.raises(RuntimeError, match=message):

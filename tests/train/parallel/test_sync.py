@@ -22,7 +22,7 @@ from tests.train.launching import launch, say  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
 import paceline  # noqa: E402
-from paceline import AllReduce, PowerSGD, TopK  # noqa: E402
+from paceline import DGC, AllReduce, PowerSGD, TopK  # noqa: E402
 from paceline.train.group import neighbours, shared_memory  # noqa: E402
 from paceline.train.group.shared_memory import SharedMemory, SharedMemoryError  # noqa: E402
 from paceline.train.parallel.sync.options import name_of  # noqa: E402
@@ -630,6 +630,7 @@ BYTES = [  # sent by one of two ranks for 4204 parameters
     (AllReduce(wire="fp16", hierarchical=False), 4204 * 2),
     (AllReduce(wire="int8", hierarchical=False), 22 * 260),  # blocks: 11, 2, 5 and 1, made even
     (TopK(fraction=0.01, hierarchical=False), (27 + 3 + 12 + 1) * 8),
+    (DGC(fraction=0.01, rampup=0, hierarchical=False), (27 + 12) * 8 + 304 * 4),  # biases are sent as they are
     (PowerSGD(rank=2, warmup=0, hierarchical=False), 309 * 2 * 2 + (1200 + 300 + 4) * 4),
 ]
 
@@ -637,7 +638,8 @@ BYTES = [  # sent by one of two ranks for 4204 parameters
 def logged(folder: str) -> None:
     for number, (sync, _) in enumerate(BYTES):
         with paceline.init(log_dir=f"{folder}/{number}", log_every=5, progress=False) as run:
-            model = run.setup(build(), strategy=paceline.Strategy(sync=sync))
+            model = build()
+            model, _ = run.setup(model, torch.optim.SGD(model.parameters(), 0.1), strategy=paceline.Strategy(sync=sync))
             for x in run.steps([batch(run.rank, step) for step in range(10)]):
                 run.backward(loss_of(model, x))
 
@@ -683,6 +685,7 @@ def test_sums_in_pieces_have_the_same_bits() -> None:
         ("gossip", "'gossip' is none of 'allreduce'"),
         ("powersgd(many)", "'many' is not a number"),
         ("fp16(2)", "fp16 has no number"),
+        ("dgc(1)", "fraction=1.0 is not more than 0 and less than 1"),
         ("topk(0)", "fraction=0.0 is not more than 0"),
         ("powersgd(0)", "rank=0 is less than 1"),
         (3, "neither a name nor one of"),

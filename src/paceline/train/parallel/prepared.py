@@ -130,8 +130,8 @@ class Prepared:
                 raise ValueError(f"this {type(thing).__name__} was set up before; pass an optimizer to run.setup once")
             strategy = self._strategy_of(thing, strategy)
             every = strategy.accumulate
-            number = self._step_counts.add(thing)
             followed = self._followed(thing)
+            number = self._step_counts.add(thing)
             self._follows |= {number} if followed else set()
 
             def stepped(skipped: bool) -> None:
@@ -393,7 +393,7 @@ class Prepared:
             if model.synchroniser is not None and model.synchroniser.needs_optimizer:
                 method, name = describe(model.strategy.method), type(model.module).__name__
                 raise RuntimeError(
-                    f"{method} counts the steps of an optimizer; pass the one of {name} to run.setup, after the model"
+                    f"{method} must know the optimizer; pass the one of {name} to run.setup, after the model"
                 )
 
     def check_partial(self) -> None:
@@ -466,6 +466,14 @@ class Prepared:
         """Set whether the next forward passes are for evaluation; ranks may have different numbers of them."""
         for model in self._models:
             model.evaluate(evaluating)
+
+    def leaves_clipping(self) -> bool:
+        """Whether gradients are clipped after the exchange; if not, they were before it.
+
+        Raises:
+            RuntimeError: they can only be clipped before it, and were not.
+        """
+        return all([m.synchroniser is None or m.synchroniser.leaves_clipping() for m in self._models])
 
     def parameters_with_gradients(self) -> list[torch.nn.Parameter]:
         """The parameters of all models that have a gradient."""

@@ -11,13 +11,15 @@ from paceline.train.group.same_machine import machine
 
 from .methods.auto import AutoExchange, say
 from .methods.averaging import Averaging
+from .methods.dgc import DGCExchange
 from .methods.diloco import DiLoCoExchange
 from .methods.every_step import EveryStepExchange
 from .methods.fragments import deal
 from .methods.local_sgd import LocalExchange
-from .options import AllReduce, AutoSync, DiLoCo, EveryStep, LocalSGD, PowerSGD, TopK, name_of
+from .options import DGC, AllReduce, AutoSync, DiLoCo, EveryStep, LocalSGD, PowerSGD, TopK, name_of
 from .routes.route import make_groups, make_route
 from .wires import powersgd, topk
+from .wires.dgc import DeepGradientCompression
 from .wires.int4 import Int4
 from .wires.int8 import Int8
 from .wires.wire import Cast, Exact
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from .wires.wire import Wire
 
 _BUCKET_MB = 4  # in shared memory
+_ALL_MB = 1 << 20  # of any model
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -67,6 +70,8 @@ def best_bucket_mb(options: Sync, group: Group) -> int | None:
     Returns:
         It; None if what DistributedDataParallel does by itself is the best.
     """
+    if isinstance(options, DGC) and options.clip is not None:
+        return _ALL_MB
     if not isinstance(options, AllReduce) or not options.is_exact or group.device.type != "cpu":
         return None
     shares_memory = options.hierarchical is not False and len(set(group.gather_objects(machine()))) < group.world_size
@@ -124,6 +129,8 @@ def _every_step(
     for _ in range(options.communicators):
         route = make_route(group, groups)
         ways.append((route, None if route.between is None else _wire(options, route.between, parameters)))
+    if isinstance(options, DGC):
+        return DGCExchange(options, ways[0], group.world_size, parameters)
     return EveryStepExchange(ways, group.world_size, parameters)
 
 
@@ -132,6 +139,8 @@ def _wire(options: EveryStep, group: dist.ProcessGroup, parameters: Sequence[tor
         return powersgd.PowerSGD(group, [each.shape for each in parameters], options.rank, options.warmup)
     if isinstance(options, TopK):
         return topk.TopK(group, options.fraction)
+    if isinstance(options, DGC):
+        return DeepGradientCompression(group, options, parameters)
     assert isinstance(options, AllReduce)
     if options.wire in _TYPES:
         return Cast(group, _TYPES[options.wire])

@@ -50,6 +50,14 @@ class Synchroniser(ABC):
     def follow(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: B027 - most need not know
         """Note the optimizer that updates the model."""
 
+    def leaves_clipping(self) -> bool:
+        """Whether gradients are clipped after the exchange; if not, they were before it.
+
+        Raises:
+            RuntimeError: they can only be clipped before it, and were not.
+        """
+        return True
+
     def saw_loss(self, loss: torch.Tensor) -> None:  # noqa: B027 - most need not know
         """Note the loss of this rank's batch."""
 

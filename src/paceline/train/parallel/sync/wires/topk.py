@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class TopK(Wire):
     """Sends the largest values of each gradient and their places, 8 bytes each, to K - 1 ranks.
 
-    Source: Aji and Heafield 2017, arXiv:1704.05021; Lin et al. 2018, arXiv:1712.01887.
+    Source: Aji and Heafield 2017, arXiv:1704.05021.
 
     Args:
         group: the ranks.
