@@ -12,7 +12,8 @@ from paceline.backends.kubernetes.look.jobs import Found
 from paceline.backends.kubernetes.look.pods import seen
 from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
 from paceline.backends.kubernetes.manifests.names import INSTANCE, SPEC, STOPPED
-from paceline.backends.kubernetes.manifests.objects import PROGRAM
+from paceline.backends.kubernetes.manifests.objects import PROGRAM, WORK
+from paceline.job.job import Job
 
 T = "2026-01-01T00:00:{:02}Z"
 TAKEN = {"state": "STOPPED", "exit_code": 143}
@@ -39,8 +40,8 @@ def pod(index: int, report: dict[str, Any] | None = None, code: int | None = Non
     return seen({"metadata": meta, "spec": {"nodeName": "n", "containers": [{"name": "main"}]}, "status": status})
 
 
-def state(*pods: Any, status: Any = None, plain: bool = False, stopped: bool = False, **spec: Any) -> tuple[Any, ...]:
-    """State, exit code, error or reason, and the states of the ranks of a job of two nodes."""
+def job_of(*pods: Any, status: Any = None, plain: bool = False, stopped: bool = False, **spec: Any) -> Job:
+    """A job of two nodes."""
     container = {"name": "main", "command": ["python3"] if plain else ["python3", PROGRAM]}
     found = Found(
         {
@@ -57,7 +58,12 @@ def state(*pods: Any, status: Any = None, plain: bool = False, stopped: bool = F
         BatchJob(),
     )  # fmt: skip
     found.pods = list(pods)
-    job = described(found, "kubernetes", "ml")
+    return described(found, "kubernetes", "ml")
+
+
+def state(*pods: Any, **given: Any) -> tuple[Any, ...]:
+    """State, exit code, error or reason, and the states of the ranks of a job of two nodes."""
+    job = job_of(*pods, **given)
     return job.state, job.exit_code, job.error or job.waiting, [rank.state for rank in job.instances]
 
 
@@ -105,3 +111,16 @@ def test_a_job_whose_pods_are_gone_was_taken_away() -> None:
     found, code, error, ranks = state(status=FAILED)
     assert (found, code, ranks) == ("FAILED", 143, ["STOPPED", "STOPPED"])
     assert "deleted, evicted or preempted" in error and error.endswith("(too many)")
+
+
+def test_a_checkpoint_that_went_with_its_pod_is_not_promised() -> None:
+    for folder, has_ended, is_there in (
+        (f"{WORK}/jobs/it/checkpoints", False, True),  # other pods have it too
+        (f"{WORK}/jobs/it/checkpoints", True, False),
+        ("/saved/here", True, True),
+        ("/savedelsewhere", True, False),
+    ):
+        report = {**CULPRIT, "checkpoint": {"step": 7, "folder": folder}}
+        data = [{"volume": "work", "path": "/saved"}]
+        job = job_of(pod(0), pod(1, report), status=FAILED if has_ended else None, data=data)
+        assert (job.checkpoint is not None) is is_there, folder

@@ -30,6 +30,10 @@ def test_logs_of_pods_that_are_gone_are_read_from_the_volume(user: User) -> None
     user.submit(SCRIPT, name="it", nodes=2, data=["work:/saved"], log_dir="/saved/logs", placement="spread", grace=1)
     job = user.ended("it")
     assert job.state == "FAILED" and job.logs.startswith("kept on volume work, in /saved/logs/it-")
+    ended = {pod.index: pod for pod in user.backend()._find("it").pods if pod.is_over}
+    assert ended[1].report["failure"]["rank"] == 1, (
+        "the culprit's pod has ended before its cluster deletes those that run"
+    )
     files = sorted(claim.glob("logs/it-*/node-*.log"))
     assert [path.name[:7] for path in files] == ["node-0-", "node-1-"]
     for pod in user.cluster.all("Pod"):

@@ -16,6 +16,7 @@ import json
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,9 @@ MOST = 4096  # bytes of a termination message
 _MOST_TEXT = 400  # letters of a line in it
 _WIDEST = 6  # bytes of a letter in JSON: \\u00fc
 REPLACED = (137, EXIT_REPLACED)  # exit codes of a pod that was taken away: another one comes in its place
+# Seconds for which a pod stays when a rank of another one has failed: clusters delete the pods that run when the first
+# one has failed, and their logs. Nodes report an end within a second, so those that end soon after it stay too.
+_LATER = 0.3
 _REFUSED = 2  # the exit code if the job cannot run
 
 
@@ -83,7 +87,7 @@ def main(file: str, message: str) -> int:
         return refuse(message, str(error))
     except OSError as error:
         return refuse(message, f"{error.filename or path}: {error.strerror or error}")
-    _forward_signals(made.agent)
+    is_told = _forward_signals(made.agent)
     kept = KeptLog(request.get("kept_logs"), request["job"].get("node_rank") or 0)
     relay = _Relay(sys.stdout.buffer, kept, leaves=bool(request.get("peers")))
     for update in updates(made.run, lifeline.fileno(), tracebacks=True):
@@ -103,6 +107,8 @@ def main(file: str, message: str) -> int:
     write_message(message, report)
     if request.get("late_nodes") and state == "SUCCEEDED":
         late.answer(made.run)
+    if failure is not None and failure["node"] != (request["job"].get("node_rank") or 0):
+        is_told.wait(_LATER)
     return 1 if state == "FAILED" and exit_code in REPLACED else exit_code
 
 
@@ -117,12 +123,17 @@ def _end(number: int, _: object) -> NoReturn:
     sys.exit(128 + number)
 
 
-def _forward_signals(agent: AgentProcess) -> None:
+def _forward_signals(agent: AgentProcess) -> threading.Event:
+    """Forward signals to the agent; returns an event that is set by the first one."""
+    is_told = threading.Event()
+
     def forward(number: int) -> None:
+        is_told.set()
         with contextlib.suppress(OSError):
             agent.send_signal(number)
 
     call_on(HANDLED, forward)
+    return is_told
 
 
 # -- the output --------------------------------------------------------------------------------------------------------

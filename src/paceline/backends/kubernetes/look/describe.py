@@ -14,6 +14,7 @@ from paceline.backends.kubernetes.api.times import moment
 from paceline.backends.kubernetes.manifests import kept
 from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
 from paceline.backends.kubernetes.manifests.names import CODE, LABELS, STOPPED, role_of
+from paceline.backends.kubernetes.manifests.objects import VOLUMES
 from paceline.job.job import FINAL, Job
 from paceline.node.journal.fold import Scheduler, fold, part_of
 
@@ -22,7 +23,7 @@ from .pods import TAKEN_AWAY
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from paceline.contract.records import Cause, CodeRecord, InstanceRecord, JobFacts, JobRecord
+    from paceline.contract.records import Cause, CheckpointRecord, CodeRecord, InstanceRecord, JobFacts, JobRecord
     from paceline.node.journal.fold import Part, Report
     from paceline.node.journal.status import Status
 
@@ -221,10 +222,21 @@ def _of_cluster(job: Found, record: JobRecord) -> dict[str, Any]:
     ]  # fmt: skip
     return {
         "started": started, "devices": tuple(_devices(job)),
+        "checkpoint": record["checkpoint"] if not over or _outlasts(job, record["checkpoint"]) else None,
         "ttl": None if over and job.ending is None else record["ttl"],  # a suspended job is kept
         "exit_code": code if state != "FAILED" or code else next(filter(None, codes), 1),
         "instances": sorted([*record["instances"], *others], key=lambda rank: rank["rank"]),
     }  # fmt: skip
+
+
+def _outlasts(job: Found, checkpoint: CheckpointRecord | None) -> bool:
+    """Whether a checkpoint is on a volume, and not in a pod."""
+    if checkpoint is None:
+        return False
+    mounts = job.kind.main_container(job.object).get("volumeMounts") or ()
+    folders = [it["mountPath"] for it in mounts if it["name"] not in VOLUMES]
+    folders += [it["path"] for it in job.spec.get("data") or ()]
+    return any(kept.is_below(checkpoint["folder"], folder) for folder in folders)
 
 
 def _devices(job: Found) -> list[str]:

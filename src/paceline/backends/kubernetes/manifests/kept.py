@@ -55,12 +55,15 @@ def kept(spec: JobSpec, name: str, job_id: str) -> Kept | None:
 
 def volume_of(path: str, spec: JobSpec) -> Mount | None:
     """The volume of a job that has a path of its pods; None if it is on none."""
-    found = [it for it in spec.data if posixpath.isabs(path) and _is_below(path, it.path)]
+    found = [it for it in spec.data if is_below(path, it.path)]
     return max(found, key=lambda it: len(it.path), default=None)
 
 
-def _is_below(path: str, folder: str) -> bool:
-    return posixpath.commonpath([posixpath.normpath(path), posixpath.normpath(folder)]) == posixpath.normpath(folder)
+def is_below(path: str, folder: str) -> bool:
+    """Whether a path of a pod is in a folder, or is it."""
+    return posixpath.isabs(path) and posixpath.commonpath(
+        [posixpath.normpath(path), posixpath.normpath(folder)]
+    ) == posixpath.normpath(folder)
 
 
 def of(annotations: Mapping[str, str]) -> Kept | None:

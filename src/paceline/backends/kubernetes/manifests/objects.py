@@ -53,6 +53,7 @@ ROOT = f"{WORK}/jobs"
 PROGRAM = f"{HERE}/start.py"  # of the pods of a job with agents
 MESSAGE = "/dev/termination-log"
 CONTAINER = "main"
+VOLUMES = ("shm", "job", "work")  # of every pod; what is there goes with it
 MOST_BYTES = 1_000_000  # in a ConfigMap, whose limit is 1 MiB with all its keys
 MOST_APPLIED = 180_000  # the same, if kubectl apply is to take it: it notes all of it in an annotation of up to 256 KiB
 MANY = 12  # ConfigMaps; code that needs more is sent in larger ones
