@@ -66,6 +66,11 @@ class _Verbs(click.Group):
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and args[0] == "help":
+            if len(args) == 1:
+                click.echo(ctx.get_help())
+                ctx.exit()
+            args = [*args[1:], "--help"]
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             from paceline.job.errors import UserError, nearest
 
@@ -77,7 +82,7 @@ class _Verbs(click.Group):
             formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
 
 
-@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="paceline")
 def cli() -> None:
     """Train a script on one machine or many.
@@ -86,6 +91,7 @@ def cli() -> None:
     paceline run train.py            one rank here
     paceline run -n 4 train.py       four ranks here
     paceline check                   what this machine has
+    paceline help run                the flags of a verb
     """
 
 

@@ -6,6 +6,13 @@ import click
 
 from .options import Count, Option
 
+# What `run --help` has, in the order in which people need it; `--help-all` has the rest.
+USUAL = (
+    "--nproc-per-node", "--gpus", "--hosts", "--on", "--nnodes", "--module", "--env", "--secret", "--name",
+    "--max-restarts", "--time-limit", "--image", "--data", "--sync-mode", "--sync-source", "--checkpoint-dir",
+    "--tensorboard", "--keep-warm", "--tee", "--detach", "--dry-run",
+)  # fmt: skip
+
 RANKS = [
     Option(
         ["-n", "--nproc-per-node", "ranks"],

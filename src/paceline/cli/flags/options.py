@@ -10,7 +10,7 @@ import click
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 OUT, ERR, BOTH = 1, 2, 3
 _STREAMS = {"none": 0, "all": BOTH, "0": 0, "1": OUT, "2": ERR, "3": BOTH}
@@ -18,11 +18,26 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Option(click.Option):
-    """A click option that stands under a heading in `--help`."""
+    """A click option that stands under a heading in the help of its verb.
 
-    def __init__(self, *args: Any, section: str = "Options", **kwargs: Any) -> None:
+    Attributes:
+        section: the heading.
+        is_rare: whether `--help` leaves it to `--help-all`.
+        kind: of backend, whose flag it is: only help for that backend has it; None for all.
+        kind_of: for `--on`: finds the kind of backend of a target; None if that is unknown.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        section: str = "Options",
+        is_rare: bool = False,
+        kind: str | None = None,
+        kind_of: Callable[[str], str | None] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self.section = section
+        self.section, self.is_rare, self.kind, self.kind_of = section, is_rare, kind, kind_of
 
 
 class Count(click.IntRange):
@@ -40,18 +55,84 @@ class Count(click.IntRange):
 
 
 class SectionedCommand(click.Command):
-    """Prints its options heading by heading, in the order in which they are defined."""
+    """Prints its options heading by heading, in the order in which they are defined: the usual ones, then all.
+
+    Args:
+        usual: names of the options that `--help` has, in this order; without any, it has those that are not rare.
+    """
+
+    def __init__(self, *args: Any, usual: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.usual = usual
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does; help also looks at the target that is named."""
+        if not _HELP.isdisjoint(args):
+            ctx.meta[_KIND] = self._kind(args)
+        return super().parse_args(ctx, args)
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The options and arguments, with `--help-all` where `--help` does not have all of them."""
+        params = super().get_params(ctx)
+        if len(self._first(params, None)) == len(params):
+            return params
+        return [
+            *params[:-1],
+            Option([_ALL], is_flag=True, is_eager=True, expose_value=False, callback=_show_all, help="Show all flags."),
+            params[-1],
+        ]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the headings."""
+        params, kind = self.get_params(ctx), ctx.meta.get(_KIND)
+        has_all = ctx.meta.get(_ALL, False)
+        shown = [it for it in params if getattr(it, "kind", None) in (None, kind)] if has_all else []
         sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
+        for parameter in shown or self._first(params, kind):
             record = parameter.get_help_record(ctx)
-            if record is not None:
-                sections.setdefault(getattr(parameter, "section", "Other"), []).append(record)
+            if record is not None and record[1]:
+                title = getattr(parameter, "section", "Options")
+                is_usual = self.usual and not has_all and getattr(parameter, "kind", None) is None
+                sections.setdefault("Options" if is_usual else title, []).append(record)
         for title, records in sections.items():
             with formatter.section(title):
                 formatter.write_dl(records)
+        kinds = dict.fromkeys(it.kind for it in params if isinstance(it, Option) and it.kind not in (None, kind))
+        if kinds:
+            formatter.write_paragraph()
+            targets = " or --on ".join(map(str, kinds))
+            formatter.write_text(f"With --on {targets}, --help has the flags of that backend.")
+
+    def _first(self, params: list[click.Parameter], kind: str | None) -> list[click.Parameter]:
+        """What `--help` has."""
+        if not self.usual:
+            own = [
+                it for it in params if not getattr(it, "is_rare", False) and getattr(it, "kind", None) in (None, kind)
+            ]
+            return sorted(own, key=lambda it: getattr(it, "section", "") == "Where")
+        found = {name: it for it in params for name in it.opts}
+        of_kind = [it for it in params if kind is not None and getattr(it, "kind", None) == kind]
+        return [*(found[name] for name in (*self.usual, _ALL, "--help") if name in found), *of_kind]
+
+    def _kind(self, args: list[str]) -> str | None:
+        """The kind of the backend that --on names among the arguments."""
+        finders = [it.kind_of for it in self.params if isinstance(it, Option) and it.kind_of is not None]
+        for word, following in zip(args, [*args[1:], ""], strict=True):
+            name = following if word == "--on" else word.removeprefix("--on=") if word.startswith("--on=") else ""
+            if name and finders:
+                return finders[0](name)
+        return None
+
+
+_KIND, _ALL = "paceline.help.kind", "--help-all"  # keys of click's meta
+_HELP = {"-h", "--help", _ALL}
+
+
+def _show_all(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        context.meta[_ALL] = True
+        click.echo(context.get_help(), color=context.color)
+        context.exit()
 
 
 def parse_pairs(flag: str, pairs: Iterable[str], variable: bool = False) -> dict[str, str]:

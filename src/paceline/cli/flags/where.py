@@ -51,18 +51,21 @@ def _remember(context: click.Context, parameter: click.Parameter, value: Any) ->
 
 
 def _options(callback: Callable[..., Any] | None, is_exposed: bool) -> list[Option]:
-    def option(*names: str, section: str = "Where", **kwargs: Any) -> Option:
-        return Option(names, section=section, callback=callback, expose_value=is_exposed, **kwargs)
+    def option(*names: str, **kwargs: Any) -> Option:
+        return Option(names, callback=callback, expose_value=is_exposed, **{"section": "Where", **kwargs})
 
     def of(kind_of: str, flag: Flag) -> Option:
-        section = f"On {kind_of}" if flag.job else "Where"
+        is_first = flag.names_hosts == "list"  # all others are in the settings, or have defaults
+        place: dict[str, Any] = {"is_rare": not is_first}
+        if flag.job:
+            place = {"section": f"On {kind_of}", "kind": kind_of}
         letter = [flag.letter] if flag.letter and is_exposed else []  # other verbs have other meanings for letters
         if flag.is_switch:
-            return option(*letter, *flag.names, help=flag.help, section=section, is_flag=True, default=None)
+            return option(*letter, *flag.names, help=flag.help, is_flag=True, default=None, **place)
         if flag.repeats:
-            return option(*letter, *flag.names, metavar=flag.metavar, help=flag.help, section=section, multiple=True)
+            return option(*letter, *flag.names, metavar=flag.metavar, help=flag.help, multiple=True, **place)
         kind = {} if flag.number is None else {"type": click.IntRange(*flag.number)}
-        return option(*letter, *flag.names, metavar=flag.metavar, help=flag.help, section=section, **kind)
+        return option(*letter, *flag.names, metavar=flag.metavar, help=flag.help, **kind, **place)
 
     # A kind whose flags name no hosts needs no target.
     kinds = "".join(f", or {kind}" for kind in registry.flags() if kind not in kinds_of_hosts())
@@ -70,10 +73,20 @@ def _options(callback: Callable[..., Any] | None, is_exposed: bool) -> list[Opti
         option(
             "--on",
             metavar="TARGET",
+            kind_of=_kind_of_target,
             help=f"A target of the settings, [targets.TARGET]{kinds}.  [default: this machine]",
         ),
         *(of(kind, flag) for kind, flag in _flags() if is_exposed or not flag.job),
     ]
+
+
+def _kind_of_target(name: str) -> str | None:
+    if registry.needs_no_target(name):
+        return name
+    from paceline.job.settings import load  # takes long to import
+
+    target = load().targets.get(name)
+    return None if target is None else target.backend
 
 
 def _flags() -> list[tuple[str, Flag]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.selection import failed, known, rank_of
 from paceline.cli.flags.where import backend, remember_jobs, where_options
 from paceline.cli.terminal.tables import Column, output_option, show
@@ -18,7 +19,7 @@ from paceline.job.quantities import show_time
 _MOST_DEPTH = 3  # nested lists that are shown
 
 
-@click.command(params=[*where_options(), output_option()])
+@click.command(cls=SectionedCommand, params=[*where_options(), output_option()])
 @click.argument("name", metavar="JOB", callback=remember_jobs)
 def events(name: str, output: str) -> int:
     """Show what happened to JOB, in order."""
@@ -59,7 +60,7 @@ _EVENTS: list[Column[dict[str, Any]]] = [
 ]
 
 
-@click.command(params=where_options(), context_settings={"ignore_unknown_options": True})
+@click.command(cls=SectionedCommand, params=where_options(), context_settings={"ignore_unknown_options": True})
 @click.argument("name", metavar="JOB", callback=remember_jobs)
 @click.option(
     "-i", "--instance", metavar="INSTANCE|RANK", default="0", help="The rank whose variables to use.  [default: 0]"

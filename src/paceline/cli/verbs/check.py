@@ -184,7 +184,6 @@ check = SectionedCommand(
     "check",
     callback=_check,
     help=_check.__doc__,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     params=[
         *where_options(),
         Option(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.selection import how_to_resume, known, outcome
 from paceline.cli.flags.where import backend, remember_jobs, where_options
 from paceline.cli.terminal.progress_bar import ProgressLine
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _CLOCKS = 5.0  # seconds by which a host's clock may be behind
 
 
-@click.command(params=where_options())
+@click.command(cls=SectionedCommand, params=where_options())
 @click.argument("names", nargs=-1, required=True, metavar="JOB…", callback=remember_jobs)
 @click.option("--timeout", metavar="10m", help="Give up after this time, with exit code 124.")
 def wait(names: tuple[str, ...], timeout: str | None) -> int:
@@ -66,7 +67,7 @@ def _exit_code(job: Job) -> int:
     return (0 if job.state == "SUCCEEDED" else 1) if job.exit_code is None else job.exit_code
 
 
-@click.command(params=where_options())
+@click.command(cls=SectionedCommand, params=where_options())
 @click.argument("names", nargs=-1, required=True, metavar="JOB…", callback=remember_jobs)
 @click.option("--now", is_flag=True, help="Stop at once; nothing is saved.")
 @click.option("--no-wait", is_flag=True, help="Return before they have ended.")

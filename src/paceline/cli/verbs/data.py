@@ -16,10 +16,8 @@ from paceline.cli.terminal.tables import Column, output_option, show
 if TYPE_CHECKING:
     from paceline.job.job import Volume
 
-_HELP = {"help_option_names": ["-h", "--help"]}
 
-
-@click.group(context_settings=_HELP)
+@click.group()
 def data() -> None:
     """The named volumes that jobs can use with --data NAME:/PATH.
 
@@ -68,7 +66,5 @@ def _list(output: str) -> None:
 
 
 data.add_command(
-    SectionedCommand(
-        "list", callback=_list, help=_list.__doc__, context_settings=_HELP, params=[*where_options(), output_option()]
-    )
+    SectionedCommand("list", callback=_list, help=_list.__doc__, params=[*where_options(), output_option()])
 )

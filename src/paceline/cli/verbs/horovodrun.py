@@ -84,12 +84,18 @@ def _name(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
 
 
+_USUAL = (
+    "-np", "--hosts", "--hostfile", "--nproc-per-node", "--env", "--min-np", "--max-np", "--host-discovery-script",
+    "--start-timeout", "--verbose", "--network-interface", "--timeline-filename", "--fusion-threshold-mb",
+    "--cycle-time-ms", "--no-stall-check", "--output-filename", "--dry-run",
+)  # fmt: skip
 _params: list[click.Parameter] = [*run.params, *OPTIONS]
 
 horovodrun = SectionedCommand(
     "horovodrun",
     callback=_horovodrun,
     help=_horovodrun.__doc__,
+    usual=_USUAL,
     context_settings=run.context_settings,
     params=sorted(_params, key=lambda parameter: isinstance(parameter, click.Argument)),
 )

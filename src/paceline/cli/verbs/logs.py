@@ -178,7 +178,6 @@ logs = SectionedCommand(
     "logs",
     callback=_logs,
     help=_logs.__doc__,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     params=[
         click.Argument(["job"], callback=remember_jobs),
         *where_options(),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.selection import all_jobs, known, warn
 from paceline.cli.flags.where import backend, remember_jobs, where_options
 from paceline.cli.terminal.tables import STATE_COLOURS, Column, output_option, show, show_data, table
@@ -36,7 +37,7 @@ class _Going:
     contents: Contents | None
 
 
-@click.command(params=where_options())
+@click.command(cls=SectionedCommand, params=where_options())
 @click.argument("names", nargs=-1, required=True, metavar="JOB…", callback=remember_jobs)
 @click.option("--force", is_flag=True, help="Stop those that run, at once, and forget those that are LOST.")
 @_YES
@@ -82,7 +83,7 @@ def _refuse_running(jobs: Sequence[Job]) -> None:
             raise UserError(f"job {job.name} has not ended; stop it first with {end}, or add --force")
 
 
-@click.command(params=[*where_options(), output_option()])
+@click.command(cls=SectionedCommand, params=[*where_options(), output_option()])
 @click.option(
     "-s", "--since", metavar="7d", help="Delete those that ended longer ago.  [default: 7d, or their own --ttl]"
 )

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from paceline.backends.base import Moves, able
 from paceline.backends.registry import HERE
-from paceline.cli.flags.job import FILES, HOROVODRUN, JOB, NODES, OUTPUT, PROGRAM, RANKS, TORCHRUN
+from paceline.cli.flags.job import FILES, HOROVODRUN, JOB, NODES, OUTPUT, PROGRAM, RANKS, TORCHRUN, USUAL
 from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.selection import known
 from paceline.cli.flags.spec import fields, say_what_may_surprise
@@ -183,10 +183,9 @@ resubmit = SectionedCommand(
     "resubmit",
     callback=_resubmit,
     help=_resubmit.__doc__,
+    usual=("--fresh", *USUAL),
     context_settings={
         "token_normalize_func": lambda name: name.replace("_", "-"),
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 110,
     },
     params=list(_parameters()),
 )

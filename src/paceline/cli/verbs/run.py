@@ -11,7 +11,7 @@ import click
 
 from paceline.backends import registry
 from paceline.cli.flags.allocation import in_allocation
-from paceline.cli.flags.job import HOROVODRUN, NODES, OUTPUT, PROGRAM_ARGUMENTS, SPEC, TORCHRUN
+from paceline.cli.flags.job import HOROVODRUN, NODES, OUTPUT, PROGRAM_ARGUMENTS, SPEC, TORCHRUN, USUAL
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.where import backend_for, job_options, target_of
 from paceline.cli.terminal.progress_bar import ProgressLine
@@ -94,11 +94,10 @@ run = SectionedCommand(
     "run",
     callback=_run,
     help=_run.__doc__,
+    usual=USUAL,
     context_settings={
         "allow_interspersed_args": False,
         "token_normalize_func": lambda name: name.replace("_", "-"),
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 110,
     },
     params=[*job_options(), *SPEC, *OUTPUT, *NODES, *TORCHRUN, *HOROVODRUN, *PROGRAM_ARGUMENTS],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from paceline.backends.base import Elastic, able
+from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.selection import known
 from paceline.cli.flags.where import backend, remember_jobs, where_options
 from paceline.job.errors import UserError
@@ -21,7 +22,7 @@ def _asked(names: tuple[str, ...], count: int | None) -> tuple[str, ...] | int |
     return names or count
 
 
-@click.command(params=where_options())
+@click.command(cls=SectionedCommand, params=where_options())
 @click.argument("job", metavar="JOB", callback=remember_jobs)
 @click.argument("names", nargs=-1, metavar="[HOST]…")
 @click.option("--nnodes", type=click.IntRange(1), metavar="N", help="Add any N hosts.")
@@ -39,7 +40,7 @@ def scaleout(job: str, names: tuple[str, ...], nnodes: int | None) -> int:
     return 0
 
 
-@click.command(params=where_options())
+@click.command(cls=SectionedCommand, params=where_options())
 @click.argument("job", metavar="JOB", callback=remember_jobs)
 @click.argument("names", nargs=-1, metavar="[HOST]…")
 @click.option("--nnodes", type=click.IntRange(1), metavar="N", help="Remove any N hosts.")

@@ -6,8 +6,10 @@ import json
 
 import click
 
+from paceline.cli.flags.options import SectionedCommand
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+
+@click.command(cls=SectionedCommand)
 def schema() -> None:
     """Print the JSON schema of job files.
 

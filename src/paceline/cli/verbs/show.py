@@ -11,6 +11,7 @@ import click
 
 from paceline.backends.base import TensorBoards
 from paceline.backends.registry import HERE
+from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.selection import all_jobs, failed, known
 from paceline.cli.flags.where import backend, is_narrowed, remember_jobs, where_options
 from paceline.cli.terminal.live import once_or_live, watch_option
@@ -60,7 +61,7 @@ def _states(given: Iterable[str]) -> set[str]:
 # -- list --------------------------------------------------------------------------------------------------------------
 
 
-@click.command("list", params=[*where_options(), watch_option(), output_option()])
+@click.command("list", cls=SectionedCommand, params=[*where_options(), watch_option(), output_option()])
 @click.option("-A", "--all", "every", is_flag=True, help="Also those that ended more than 7 days ago.")
 @click.option("--state", multiple=True, metavar="STATE", help="Only jobs in this state; repeatable.")
 @click.option("--since", metavar="2h", help="Only jobs submitted within this time.")
@@ -134,7 +135,7 @@ _LIST: list[Column[Job]] = [
 # -- get ---------------------------------------------------------------------------------------------------------------
 
 
-@click.command(params=[*where_options(), watch_option(), output_option()])
+@click.command(cls=SectionedCommand, params=[*where_options(), watch_option(), output_option()])
 @click.argument("name", metavar="JOB", callback=remember_jobs)
 def get(name: str, output: str, *, watch: bool) -> int:
     """Show all details of JOB; with -w until it has ended."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TORCHRUN
+from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TORCHRUN, USUAL
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.where import backend_for, job_options, target_of
 from paceline.cli.terminal.progress_bar import ProgressLine
@@ -103,11 +103,10 @@ submit = SectionedCommand(
     "submit",
     callback=_submit,
     help=_submit.__doc__,
+    usual=USUAL,
     context_settings={
         "allow_interspersed_args": False,
         "token_normalize_func": lambda name: name.replace("_", "-"),
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 110,
     },
     params=[
         *job_options(),

@@ -50,7 +50,6 @@ tensorboard = SectionedCommand(
     "tensorboard",
     callback=_tensorboard,
     help=_tensorboard.__doc__,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     params=[
         click.Argument(["job"], callback=remember_jobs),
         *where_options(),

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _OF_EXCHANGE = ("SYNC", "SENT/STEP", "NETWORK/STEP")  # columns that are shown if some job exchanges gradients
 _Number = TypeVar("_Number", int, float)
-_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
 class _Row(NamedTuple):
@@ -30,7 +29,7 @@ class _Row(NamedTuple):
     usage: Usage | None  # None where it does not run
 
 
-@click.group(context_settings=_HELP)
+@click.group()
 def top() -> None:
     """Show what jobs and machines use now."""
 
@@ -196,7 +195,6 @@ top.add_command(
         "job",
         callback=_job,
         help=_job.__doc__,
-        context_settings=_HELP,
         params=[
             click.Argument(["jobs"], nargs=-1, metavar="[JOB]…", callback=remember_jobs),
             *where_options(),
@@ -210,7 +208,6 @@ top.add_command(
         "node",
         callback=_node,
         help=_node.__doc__,
-        context_settings=_HELP,
         params=[*where_options(), watch_option(), output_option()],
     )
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TORCHRUN
+from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TORCHRUN, USUAL
 from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.where import backend_for, job_options, kind_of_hosts, target_of
 from paceline.cli.terminal.progress_bar import ProgressLine
@@ -326,11 +326,10 @@ tune = SectionedCommand(
     "tune",
     callback=_tune,
     help=_tune.__doc__,
+    usual=(*(option.opts[0] for option in _TUNE), "--output", *USUAL[:7]),
     context_settings={
         "allow_interspersed_args": False,
         "token_normalize_func": lambda name: name.replace("_", "-"),
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 110,
     },
     params=[*job_options(), *_TUNE, _output(), *SPEC, *NODES, *TORCHRUN, *HOROVODRUN, *PROGRAM_ARGUMENTS],
 )

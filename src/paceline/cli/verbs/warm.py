@@ -82,7 +82,6 @@ warm = SectionedCommand(
     "warm",
     callback=_warm,
     help=_warm.__doc__,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     params=[
         *where_options(),
         Option(["--framework"], section="Process", metavar="NAME", help="What to import.  [default: torch]"),

@@ -1,0 +1,70 @@
+"""What `--help`, `--help-all` and `paceline help` show."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from paceline.cli.main import VERBS, cli
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def shown(*words: str) -> str:
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def flags(text: str) -> list[str]:
+    """The first name of each flag, in order."""
+    return re.findall(r"^  (-[-a-zA-Z]+)", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("verb", ["run", "submit"])
+def test_help_has_what_people_use_first(verb: str) -> None:
+    text = shown(verb, "--help")
+    assert flags(text)[:5] == ["-n", "--gpus", "-H", "--on", "--nnodes"]
+    assert len(text.splitlines()) < 65
+    assert "--help-all" in text
+    assert "With --on slurm or --on kubernetes, --help has the flags of that backend." in text
+
+
+def test_help_all_has_all_but_what_belongs_to_a_backend() -> None:
+    first, everything = flags(shown("run", "--help")), flags(shown("run", "--help-all"))
+    assert set(first) < set(everything)
+    assert {"--rdzv-conf", "--ssh-root", "--stdin", "--role"} <= set(everything)
+    assert not {"--selector", "--chain"} & set(everything)
+
+
+@pytest.mark.parametrize(
+    ("target", "its", "others"), [("slurm", "--chain", "--selector"), ("kubernetes", "--selector", "--chain")]
+)
+@pytest.mark.parametrize("how", ["--help", "--help-all"])
+def test_the_flags_of_a_backend_are_shown_with_it(target: str, its: str, others: str, how: str) -> None:
+    for words in (("--on", target, how), (how, f"--on={target}")):
+        found = flags(shown("run", *words))
+        assert its in found
+        assert others not in found
+
+
+def test_a_target_of_the_settings_is_of_its_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "paceline.toml").write_text('[targets.big]\nbackend = "slurm"\n')
+    monkeypatch.chdir(tmp_path)
+    assert "--chain" in flags(shown("run", "--on", "big", "--help"))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_a_verb(verb: str) -> None:
+    text = shown("help", verb)
+    assert text == shown(verb, "--help")
+    assert verb in text.partition("\n")[0]
+
+
+def test_help_alone_lists_the_verbs() -> None:
+    assert shown("help") == shown("--help")
+    assert shown("help", "top", "job") == shown("top", "job", "--help")
