@@ -59,17 +59,3 @@ def test_by_hand_with_mpi(client: Client) -> None:
         out, err = process.communicate(timeout=GENEROUS)
         assert process.returncode == 0, err
         assert out == f"h{number + 1} {number} 2 1\n"
-
-
-def test_by_hand_with_another_token_nobody_gets_in(client: Client) -> None:
-    script = client.script(WHO)
-    first, second = client.lab.hosts[:2]
-    waiting = by_hand(client, first, "--node-rank", "0", script, PACELINE_TOKEN="right")
-    refused = by_hand(client, second, "--node-rank", "1", script, PACELINE_TOKEN="wrong")
-    _, err = refused.communicate(timeout=GENEROUS)
-    assert refused.returncode == 2
-    assert f"{first.address}:29511 does not know this job's token" in err
-    let_in = by_hand(client, second, "--node-rank", "1", script, PACELINE_TOKEN="right")
-    assert [process.wait(timeout=GENEROUS) for process in (waiting, let_in)] == [0, 0]
-    for process in (waiting, let_in):
-        process.communicate()

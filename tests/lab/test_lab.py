@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,21 +36,6 @@ try:
 except TimeoutError:
     print("silent")
 """
-RECEIVE = """
-import socket, sys
-server = socket.create_server((sys.argv[1], 9000))
-print("ready", flush=True)
-connection, _ = server.accept()
-while connection.recv(1 << 16):
-    pass
-"""
-SEND = """
-import socket, sys
-with socket.create_connection((sys.argv[1], 9000)) as connection:
-    connection.sendall(bytes(500_000))
-    connection.shutdown(socket.SHUT_WR)
-    connection.recv(1)
-"""
 
 
 @pytest.fixture
@@ -69,11 +53,6 @@ def start(host: Host, program: str, *args: str) -> subprocess.Popen[str]:
 def reaches(host: Host, other: Host) -> bool:
     command = [*host.enter(), sys.executable, "-c", REACH, other.address]
     return subprocess.run(command, check=False, capture_output=True).returncode == 0
-
-
-def test_hosts_have_a_name_and_a_home_of_their_own(lab: Lab) -> None:
-    said = [lab.ssh(host, 'hostname; echo "$HOME"').stdout.split() for host in lab.hosts]
-    assert said == [[host.name, str(host.home)] for host in lab.hosts]
 
 
 def test_a_power_cut_is_silent_and_the_disk_remains(lab: Lab, hosts: list[Host]) -> None:
@@ -120,46 +99,6 @@ def test_a_host_that_hangs_is_connected_and_says_nothing(lab: Lab, hosts: list[H
         host.wake()
         assert process.communicate("\n")[0] == "went on\n"
     assert lab.ssh(host, "hostname").stdout == "h1\n"
-
-
-def test_parts_of_the_network(lab: Lab, hosts: list[Host]) -> None:
-    first, second, third = hosts
-    lab.part([first], [second, third])
-    assert not reaches(first, second)
-    assert not reaches(third, first)
-    eventually(lambda: reaches(second, third), "they are in one part")
-    assert all(lab.ssh(host, "true").returncode == 0 for host in hosts)
-    lab.join()
-    eventually(lambda: reaches(first, second), "they are in one part again")
-    eventually(lambda: reaches(third, first), "and these")
-    first.lose_route()
-    assert "No route to host" in lab.ssh(first, "true").stderr
-    assert reaches(second, first)
-    first.find_route()
-    assert lab.ssh(first, "true").returncode == 0
-
-
-def test_a_limit_slows_both_ways(hosts: list[Host]) -> None:
-    first, second, *_ = hosts
-    first.limit(mbit=4)
-    for sender, receiver in ((first, second), (second, first)):
-        with start(receiver, RECEIVE, receiver.address) as end:
-            assert end.stdout is not None
-            assert end.stdout.readline() == "ready\n"
-            began = time.monotonic()
-            with start(sender, SEND, receiver.address) as begin:
-                assert begin.wait() == 0
-            assert time.monotonic() - began > 0.5  # 500 kB take 1 s, less what may go at once
-
-
-def test_a_full_disk_is_full_on_that_host_alone(lab: Lab, hosts: list[Host]) -> None:
-    first, second, *_ = hosts
-    first.fill()
-    write = "head -c 100000 /dev/zero > ~/file"
-    assert "No space left" in lab.ssh(first, write).stderr
-    assert lab.ssh(second, write).returncode == 0
-    first.make_room()
-    assert lab.ssh(first, write).returncode == 0
 
 
 def test_what_a_killed_maker_left_is_removed(lab: Lab) -> None:

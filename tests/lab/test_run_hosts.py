@@ -140,6 +140,7 @@ def test_the_culprit_comes_last_with_its_exit_code(client: Client) -> None:
     assert done.stderr.splitlines()[-2] == "ValueError: no good"
     assert "rank 3 failed first: ValueError: no good (node 1 on h2, pid " in done.stderr.splitlines()[-1]
     assert "ValueError" not in done.stdout
+    assert ".pyz" not in done.stderr, "none of our frames"
 
 
 def test_a_restart_is_told_once_between_the_attempts(client: Client) -> None:

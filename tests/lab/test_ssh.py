@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,43 +141,6 @@ def test_another_paceline_on_a_host_does_no_harm(client: Client) -> None:
         shutil.rmtree(other.parent)
 
 
-def test_a_failing_rank_is_named(client: Client) -> None:
-    client.settings(hosts=["h1", "h2"])
-    name = submit(
-        client,
-        "--nnodes",
-        "2",
-        "--name",
-        "bad",
-        client.script("""
-        import os
-        if os.environ["RANK"] == "1":
-            raise ValueError("no good")
-    """),
-    )
-    assert client("wait", "--on", "lab", name).returncode == 1
-    job = get(client, name)
-    assert (job["state"], job["exit_code"], job["error"]) == ("FAILED", 1, "rank 1: ValueError: no good")
-    traceback = client("logs", "--on", "lab", "-i", "1", name).stdout
-    assert "ValueError: no good" in traceback
-    assert ".pyz" not in traceback  # none of our frames
-
-
-def test_a_killed_agent_is_a_failed_job(client: Client) -> None:
-    client.settings(hosts=["h1", "h2"])
-    name = submit(client, "--name", "shot", "--nnodes", "2", client.script(FOREVER))
-    client.are("RUNNING", 1, 2, name=name)
-    os.kill(client.status(client.lab.hosts[0], name)["agent"]["pid"], signal.SIGKILL)
-    client.are("FAILED", 2, name=name)
-    client.nothing_runs()
-    job = get(client, name)
-    assert (job["state"], job["error"].startswith("its agent (pid ")) == ("FAILED", True), job
-    again = client("resubmit", "--on", "lab", name)
-    assert again.returncode == 0, again.stderr
-    assert again.stdout == "shot-2\n"
-    assert client("stop", "--on", "lab", "--now", "shot-2").returncode == 0
-
-
 def test_a_job_whose_host_is_gone_for_good_is_given_up(client: Client) -> None:
     client.settings(hosts=["h2", "h3"])
     name = submit(client, "--name", "gone", client.script(FOREVER))
@@ -249,30 +211,6 @@ def test_what_shells_would_obey_arrives_as_it_is(client: Client) -> None:
     shown = client("attach", "--on", "lab", name, "--", "printf", "%s|%s", nasty, "$RANK")
     assert (shown.returncode, shown.stdout) == (0, f"{nasty}|$RANK")
     assert "RANK=0" in client("attach", "--on", "lab", name, "--", "env").stdout.splitlines()
-
-
-def test_code_and_secrets_travel_with_the_job(client: Client) -> None:
-    client.settings(hosts=["h1"])
-    client.script("VALUE = 42", "source/helper.py")
-    client.script("import helper, os; print(helper.VALUE, os.getcwd(), os.environ['TOKEN'])", "source/main.py")
-    client.env["TOKEN"] = "hunter2"
-    name = submit(
-        client, "--name", "mine-", "--secret", "TOKEN", "--sync-mode", "snapshot", "--sync-source", "source", "main.py"
-    )
-    assert name == "mine-1"
-    assert client("wait", "--on", "lab", name).returncode == 0
-    host = client.lab.hosts[0]
-    folder = client.run_directory(host, name)
-    assert client("logs", "--on", "lab", name).stdout == f"42 {folder}/code/{name} hunter2\n"
-    stored = b"".join(path.read_bytes() for path in folder.iterdir() if path.is_file())
-    assert b"hunter2" not in stored
-    again = client("resubmit", "--on", "lab", name)
-    assert again.returncode == 0, again.stderr
-    assert again.stdout == "mine-1-2\n"
-    assert client("wait", "--on", "lab", "mine-1-2").returncode == 0
-    assert "42 " in client("logs", "--on", "lab", "mine-1-2").stdout
-    assert client("prune", "--on", "lab", "-s", "0s").returncode == 0
-    assert client("list", "--on", "lab", "-A", "-o", "json").stdout == "[]\n"
 
 
 def test_volumes_are_mounted_on_hosts(client: Client) -> None:
@@ -374,11 +312,6 @@ def test_what_cannot_work_is_told_in_a_line(
     assert (done.returncode, done.stdout, len(lines)) == (2, "", 1), done.stderr
     assert said in lines[0]
     assert not any(list((host.home / client.root).glob("hosts/*/jobs/*")) for host in client.lab.hosts)
-
-
-def test_an_unknown_target_names_the_nearest(client: Client) -> None:
-    done = client("list", "--on", "lap")
-    assert (done.returncode, done.stderr) == (2, "paceline: no target 'lap'; did you mean lab?\n")
 
 
 def test_a_host_needs_no_newer_python_than_it_has(client: Client) -> None:

@@ -114,10 +114,6 @@ def test_bad_input_is_one_line(paceline: Paceline, args: tuple[str, ...], said: 
     assert refusal(paceline, "logs", *args).startswith(said)
 
 
-def test_no_jobs_at_all(paceline: Paceline) -> None:
-    assert refusal(paceline, "logs", "job").startswith("no job 'job'; there is none yet")
-
-
 def test_follow_ends_with_the_job_and_its_exit_code(paceline: Paceline) -> None:
     paceline.script(WAITS + "    sys.exit(3 if rank == '1' else 0)")
     submit(paceline, "-n", "2")

@@ -128,8 +128,11 @@ def test_a_job_goes_on_with_other_ranks_and_arguments(paceline: Paceline) -> Non
     pytest.importorskip("torch")
     paceline.script(TRAIN)
     first = submitted(paceline, "submit", "-n", "2", "--name", "it", "script.py", "die", code=3)
-    again = submitted(paceline, "resubmit", "-n", "1", first, "--", "other")
-    assert used(paceline, first, until=10) + used(paceline, again) == list(range(80)), "each sample once"
+    before = used(paceline, first, until=10)
+    again = paceline("resubmit", "-n", "1", first, "--", "other").stdout.strip()
+    assert paceline("delete", first).returncode == 0, "the new job does not need the old one"
+    assert paceline("wait", again).returncode == 0
+    assert before + used(paceline, again) == list(range(80)), "each sample once"
     assert "arguments ['other']" in (paceline.home / "jobs" / again / "logs/0/rank-0.log").read_text()
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import pytest
 from tests import journals
-from tests.conftest import GENEROUS, eventually, free_port
+from tests.conftest import free_port
 from tests.typed import refusal, typed
 
 from paceline.cli.flags.spec import HANDLED_SIGNALS
@@ -113,11 +113,6 @@ def test_env_with_equals_signs_and_spaces(paceline: Paceline) -> None:
     assert variables(paceline, ["--env", f"X={value}"], "X") == {"X": value}
 
 
-def test_ranks_of_another_framework(paceline: Paceline) -> None:
-    found = variables(paceline, ["--framework", "indexed", "-n", "2"], "PACELINE_PROCESS_INDEX", "PACELINE_PROCESS_NUM")
-    assert found == {"PACELINE_PROCESS_INDEX": "0", "PACELINE_PROCESS_NUM": "2"}
-
-
 def test_arguments_after_the_script_are_the_scripts(paceline: Paceline) -> None:
     paceline.script("import sys; print(sys.argv[1:])")
     args = ["-n", "3", "--name", "x", "--", "--help", "a b", ""]
@@ -161,16 +156,6 @@ def test_program_that_cannot_be_started(paceline: Paceline) -> None:
     done = paceline.run("script.sh")
     assert done.returncode == 127
     assert "cannot start" in done.stderr
-
-
-def test_stop_reaches_what_a_shell_started(paceline: Paceline) -> None:
-    paceline.script("#!/bin/sh\ntouch ready\nsleep 1000\n", "script.sh")
-    (paceline.folder / "script.sh").chmod(0o755)
-    process = paceline.start("run", "script.sh")
-    eventually((paceline.folder / "ready").exists, "the shell runs")
-    process.terminate()
-    process.communicate(timeout=GENEROUS)
-    assert process.returncode == 143
 
 
 def test_only_rank_0_is_shown_unless_others_are_asked_for(paceline: Paceline) -> None:
@@ -219,22 +204,6 @@ def test_no_line_is_lost_or_torn(paceline: Paceline) -> None:
     assert len(lines) == 4 * 20001
 
 
-def test_lines_come_while_the_rank_still_runs(paceline: Paceline) -> None:
-    paceline.script("""
-        import os, time
-        print("first")
-        while not os.path.exists("go"):
-            time.sleep(0.01)
-        print("second")
-    """)
-    process = paceline.start("run", "script.py")
-    assert process.stdout is not None
-    assert process.stdout.readline() == "first\n"
-    (paceline.folder / "go").touch()
-    assert process.stdout.readline() == "second\n"
-    process.communicate()
-
-
 def test_progress_bar_lives_on_a_terminal(paceline: Paceline) -> None:
     paceline.script("""
         import os, sys, time
@@ -272,32 +241,6 @@ def test_progress_bar_lives_on_a_terminal(paceline: Paceline) -> None:
     # The bar comes without a line end, gives way to the other rank's line, and is there again below it.
     assert b"\r 10%|#    |\r\x1b[K[rank 1] a line\r\n 10%|#    |" in seen
     assert b"\r100%|#####|\r\n" in seen
-
-
-def test_dry_run_shows_everything_and_starts_nothing(paceline: Paceline) -> None:
-    paceline.script("open('ran', 'w')")
-    done = paceline.run("--dry-run", "-n", "2", "--name", "mine", "--env", "A=1", "script.py", "--lr", "1")
-    shown = json.loads(done.stdout)
-    assert shown["job"]["name"] == "mine"
-    assert shown["job"]["args"] == ["--lr", "1"]
-    assert shown["job"]["env"] == {"A": "1"}
-    assert [rank["RANK"] for rank in shown["ranks"]] == ["0", "1"]
-    assert not (paceline.folder / "ran").exists()
-    assert not paceline.home.exists()
-
-
-@pytest.mark.parametrize(
-    "framework", ["torch", "indexed", pytest.param("mpi", marks=pytest.mark.needs("mpirun")), "slurm"]
-)
-def test_dry_run_shows_the_variables_that_ranks_get(paceline: Paceline, framework: str) -> None:
-    paceline.script("import json, os; print(json.dumps(dict(os.environ)))")
-    command = ("-n", "2", "--framework", framework, "--name", "mine", "script.py")
-    (shown, _) = planned(paceline, *command)["ranks"]
-    real = json.loads(paceline.run(*command).stdout)
-    for name, value in shown.items():
-        assert value == real[name] or "<chosen at start>" in value or value == "<secret>", name
-    assert "PACELINE_RANK" in shown
-    assert ("RANK" in shown) == (framework == "torch")
 
 
 def test_run_directory(paceline: Paceline) -> None:

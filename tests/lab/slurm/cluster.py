@@ -237,10 +237,9 @@ class Cluster:
         self._daemons["munged"].send_signal(signal.SIGKILL if socket else signal.SIGTERM)
         self._daemons["munged"].wait()
 
-    def start_slurmctld(self, forget: bool = False) -> None:
-        """Start it; comes back when it is up. With `forget` it knows no jobs, as when its disk was lost."""
-        command = [programs.path("slurmctld"), "-D", *(["-c"] if forget else [])]
-        self._launch("slurmctld", self._controller.command(command))
+    def start_slurmctld(self) -> None:
+        """Start it; comes back when it is up."""
+        self._launch("slurmctld", self._controller.command([programs.path("slurmctld"), "-D"]))
         eventually(self._is_up, "slurmctld is up", _PAUSE)
         self._let_users_be("patient")
 
@@ -257,16 +256,6 @@ class Cluster:
         self._let_users_be("impatient")
         self._daemons["slurmctld"].send_signal(signal.SIGTERM if saved else signal.SIGKILL)
         self._daemons["slurmctld"].wait()
-
-    def hang_slurmctld(self) -> None:
-        """Stop it without an end: users' commands wait for 2 s."""
-        self._let_users_be("impatient")
-        self._daemons["slurmctld"].send_signal(signal.SIGSTOP)
-
-    def wake_slurmctld(self) -> None:
-        """Undo `hang_slurmctld`."""
-        self._daemons["slurmctld"].send_signal(signal.SIGCONT)
-        self._let_users_be("patient")
 
     def _start_slurmd(self, node: str) -> None:
         self._launch(node, self._node[node].command([*programs.slurmd(), "-D", "-N", node]))
@@ -327,10 +316,6 @@ class Cluster:
         finally:
             hosts.write_text(text)
 
-    def pass_limit(self, job: str) -> None:
-        """Let a job's time limit pass now; slurmctld ends it within 30 s."""
-        self.slurm("scontrol", "update", f"jobid={job}", "endtime=now+1")
-
     @contextlib.contextmanager
     def blocked(self, source: str, target: str) -> Iterator[None]:
         """Let a node start no connections to high ports of another one; Slurm's daemons listen on lower ones."""
@@ -358,11 +343,6 @@ class Cluster:
         """Say that it is lost, as an administrator does; slurmctld needs half a minute to find out."""
         self.slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
 
-    def resume(self, node: str) -> None:
-        """Undo `drain` and `down`; comes back when it answers."""
-        self._resume(node)
-        eventually(lambda: self._answers(node), f"{node} answers", _PAUSE)
-
     def _resume(self, node: str) -> None:
         self.slurm("scontrol", "update", f"nodename={node}", "state=resume")
 
@@ -374,7 +354,6 @@ class Cluster:
             self.start_munged()
         if self._is_dead("slurmctld"):
             self.start_slurmctld()
-        self.wake_slurmctld()
         eventually(self._is_up, "slurmctld is up", _PAUSE)
         for machine in self._node.values():
             machine.heal()

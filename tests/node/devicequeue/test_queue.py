@@ -490,18 +490,6 @@ def test_a_waiting_job_ends_at_once_when_told(machine: Machine, number: int) -> 
     assert machine.order() == ["a", "c"]
 
 
-def test_a_killed_waiter_frees_its_place(machine: Machine) -> None:
-    machine.running("a", 1)
-    run = machine.queued("b", 3)
-    machine.queued("c", 2)
-    run.process.kill()
-    machine.go("c")
-    assert machine.end("c")["state"] == "SUCCEEDED"
-    machine.go("a")
-    machine.end("a")
-    assert overview(machine.queue) == []
-
-
 @pytest.mark.parametrize("start_method", ["fork", "exec"])
 @pytest.mark.parametrize("alone", [True, False], ids=["agent", "agent and fork server"])
 def test_a_killed_holder_frees_its_devices_once_its_ranks_are_gone(

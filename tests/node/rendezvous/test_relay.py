@@ -155,21 +155,3 @@ def test_a_changed_report_is_a_lost_node(pair: Pair, paceline: Paceline, forged:
     assert (first.returncode, second.returncode) == (1, 1), ends
     assert f"is gone: {ALTERED}" in ends[0][1].splitlines()[-1]
     assert f": {ALTERED}\n" in pair.log(0)
-
-
-def test_an_elastic_job_goes_on_without_the_node(pair: Pair, paceline: Paceline) -> None:
-    paceline.script("""
-        import os, pathlib, signal
-        open("ready-" + os.environ["RANK"] + "-" + os.environ["PACELINE_ATTEMPT"], "w").close()
-        while not pathlib.Path("done").exists():
-            signal.sigtimedwait([], 0.1)
-    """)
-    first, second = pair.start("--nnodes", "1:2", "--framework", "torch")
-    eventually(lambda: all((pair.folder / f"ready-{rank}-0").exists() for rank in range(2)), "ranks run")
-    pair.relay.replace = lambda to_leader, _: {"do": "stop", "signal": 9} if to_leader else None
-    eventually((pair.folder / "ready-0-1").exists, "the job goes on")
-    (pair.folder / "done").touch()
-    ends = [process.communicate(timeout=GENEROUS) for process in (first, second)]
-    assert first.returncode == 0, ends
-    assert f"is gone: {ALTERED}" in ends[0][1]
-    assert any(f"is gone: {ALTERED}" in event for event in (pair.nodes[0].job() / "journal.jsonl").open())
