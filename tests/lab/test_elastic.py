@@ -208,3 +208,18 @@ def test_of_two_nodes_that_are_cut_the_one_that_leads_goes_on(job: Job) -> None:
     job.client.lab.join()
     job.trains([first, second], after=1)
     job.ends_well([first, second])
+
+
+def test_a_node_that_was_cut_off_when_the_job_ended_ends_too(job: Job) -> None:
+    *left, cut = job.hosts
+    job.submit("1:3", times=TIMES.replace("=120", "=3600"))
+    job.trains(job.hosts)
+    job.client.lab.part([cut], left)
+    job.trains(left, after=0)
+    eventually(lambda: job.status(cut)["state"] == "RESTARTING", "the other one waits")
+    job.end.touch()
+    eventually(lambda: {job.status(host)["state"] for host in left} == {"SUCCEEDED"}, "the job ends")
+    job.client.lab.join()
+    eventually(lambda: job.status(cut)["state"] == "FAILED", "the other one learns it")
+    assert "they have ended meanwhile; paceline get elastic says how" in job.status(cut)["failure"]["message"]
+    assert json.loads(job.client("get", "--on", "lab", NAME, "-o", "json").stdout)["state"] == "SUCCEEDED"

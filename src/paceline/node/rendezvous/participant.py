@@ -24,7 +24,7 @@ from .quorum import Standing, agent_id
 from .search import CONNECT_PAUSE, CONNECT_SECONDS, Search
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from paceline.contract.records import Cause
     from paceline.node.eventloop.channel import Channel
@@ -387,12 +387,15 @@ class Participant:
         proof_until = since + self._spec.silence - CONNECT_SECONDS if is_recent else 0.0
         search = Search(self._loop, self, self._nodes, self._token, proof_until)
         if not search.run(search_by, self._is_over):
-            self._fail(
-                f"this node has lost the others, and too few were found within {self._spec.join_timeout:g} s to "
-                "continue without them: they may continue elsewhere",
-                "nodes missing",
-                1,
+            why = (
+                "this node was cut off from the others, and they have ended meanwhile; paceline get"
+                f" {self._spec.job} says how the job has ended"
+                if search.is_in_vain
+                else f"this node has lost the others, and too few were found within {self._spec.join_timeout:g} s to "
+                "continue without them: they may continue elsewhere"
             )
+            self.send({"do": "give up", "why": why})  # for those that have come here, too
+            self._fail(why, "nodes missing", 1)
         self._others_stop_by = None
 
     @property
@@ -404,6 +407,12 @@ class Participant:
     def has_led_on(self) -> bool:
         """Whether the coordinator here has made a decision."""
         return isinstance(self._link, Leader) and self._link.coordinator.phase != GATHERING
+
+    def may_still_go_on(self, ended: Collection[str]) -> bool:
+        """Whether the job could go on here if all agents came that have not ended; others may replace those."""
+        if self._spec.peers or self.standing is None:
+            return True
+        return self.standing.may_go_on(self.standing.members - set(ended), self._dead)
 
     def agent_died(self, name: str) -> None:
         """Record that an agent is dead, and let the coordinator know if it is here."""

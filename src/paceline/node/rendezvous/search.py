@@ -10,7 +10,7 @@ from paceline.node.eventloop.channel import ChannelClosed
 from .handshake import Survey
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from typing import Protocol
 
     from paceline.node.eventloop.loop import Loop
@@ -42,12 +42,16 @@ if TYPE_CHECKING:
         def part(self) -> None:
             """Leave the coordinator, or stop to coordinate."""
 
+        def may_still_go_on(self, ended: Collection[str]) -> bool:
+            """Whether the job could go on here if all agents came that have not ended."""
+
         def agent_died(self, name: str) -> None:
             """Record that an agent is dead."""
 
 
 CONNECT_PAUSE = 0.3  # seconds between two tries to reach the coordinator
 CONNECT_SECONDS = 2.0  # for one try
+VAIN_SECONDS = 8.0  # for which too many agents must have ended: one that is left may be about to find others
 
 
 class _Candidate(NamedTuple):
@@ -63,6 +67,9 @@ class Search:
     The first living agent in the order of the last attempt should lead, unless another one does already. An agent whose
     port refuses connections is dead. Until `proof_until` this proves that it died in the last attempt; later it may
     have gone on with other nodes, and ended with them.
+
+    Attributes:
+        is_in_vain: whether so many agents have ended for a while that the job cannot go on here.
     """
 
     def __init__(
@@ -82,9 +89,15 @@ class Search:
         self._nodes = nodes
         self._token = token
         self._proof_until = proof_until
+        self._in_vain_since: float | None = None
+
+    @property
+    def is_in_vain(self) -> bool:
+        """See the class."""
+        return self._in_vain_since is not None and time.monotonic() - self._in_vain_since > VAIN_SECONDS
 
     def run(self, search_by: float, is_over: Callable[[], bool]) -> bool:
-        """Search until the job goes on, or `is_over()`; returns False if that takes longer than `search_by`."""
+        """Search until the job goes on, or `is_over()`; returns False if it is in vain, or takes until `search_by`."""
         searcher = self._searcher
         while not is_over():
             leader = self._next_leader(is_over)
@@ -97,7 +110,7 @@ class Search:
                 break
             if searcher.has_led_on:
                 break
-            if time.monotonic() > search_by:
+            if self.is_in_vain or time.monotonic() > search_by:
                 return False
             self._loop.run_until(lambda: is_over() or searcher.has_led_on, CONNECT_PAUSE)
         return True
@@ -112,14 +125,17 @@ class Search:
 
     def _next_leader(self, is_over: Callable[[], bool]) -> _Candidate | None:
         """The agent that coordinates now, or else should."""
-        living = self._living(is_over)
+        living, ended = self._ask(is_over)
         own = self._searcher.id
         addresses = [(n["address"], n["listen"]) for n in self._nodes if n["id"] in living or n["id"] == own]
         for answer in living.values():
             if answer["leader"] is not None:
                 address, port = str(answer["leader"][0]), int(answer["leader"][1])
                 if answer["has_started"] or (address, port) not in addresses:
+                    self._in_vain_since = None
                     return _Candidate(answer["id"], (address, port))
+        is_possible = self._searcher.may_still_go_on(ended)
+        self._in_vain_since = None if is_possible else self._in_vain_since or time.monotonic()
         for node in self._nodes:
             if node["id"] == own:
                 return _Candidate(own, None)
@@ -127,18 +143,19 @@ class Search:
                 return _Candidate(node["id"], (node["address"], node["listen"]))
         return None
 
-    def _living(self, is_over: Callable[[], bool]) -> dict[str, AgentStatus]:
-        """Ask all other agents of the last attempt; returns the answers, by agent id."""
+    def _ask(self, is_over: Callable[[], bool]) -> tuple[dict[str, AgentStatus], set[str]]:
+        """Ask all other agents of the last attempt; returns the answers, by agent id, and which agents have ended."""
         others = [node for node in self._nodes if node["id"] != self._searcher.id]
         survey = Survey(self._loop, others, self._token, CONNECT_SECONDS)
         if others:
             self._loop.run_until(lambda: survey.is_over or is_over())
         survey.close()
         living: dict[str, AgentStatus] = {}
+        ended = {name for name, answer in survey.answers.items() if answer == "refused"}
         for name, answer in survey.answers.items():
             if answer == "refused":
                 if time.monotonic() <= self._proof_until:
                     self._searcher.agent_died(name)
             elif isinstance(answer, dict) and answer["id"] == name:
                 living[name] = answer
-        return living
+        return living, ended
