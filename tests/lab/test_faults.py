@@ -6,20 +6,17 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import eventually, free_port
+from tests.conftest import eventually
 
 from .test_elastic import TRAIN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from .lab import Client, Host
 
 TIMES = ("--rdzv-conf", "keep_alive_interval=1,keep_alive_max_attempt=5,join_timeout=60")
@@ -27,25 +24,6 @@ FOREVER = """
     import os, threading
     print("here", os.environ["WORLD_SIZE"], flush=True)
     threading.Event().wait()
-"""
-# Connects without an end, and sends garbage, half lines and endless ones, or nothing at all.
-FLOOD = """
-    import itertools, socket, sys
-    words = (
-        b"GET / HTTP/1.1\\r\\n\\r\\n", b"", b'{"proof": "\\xc3\\xa9"}\\n', b'{"proof": "', b"x" * 100000,
-        b"[" * 4000 + b"\\n",
-    )
-    held = []
-    for number in itertools.count():
-        try:
-            it = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=1)
-            it.setblocking(False)
-            it.send(words[number % len(words)])
-            held.append(it)
-        except OSError:
-            pass
-        if len(held) > 300:
-            held.pop(0).close()
 """
 NIGHTLY = pytest.mark.nightly
 
@@ -284,33 +262,6 @@ def _is_agent(pid: int) -> bool:
             return file.read().startswith(b"paceline: agent of job ")
     except OSError:
         return False
-
-
-@pytest.fixture
-def flood(client: Client) -> Iterator[tuple[str, int]]:
-    """Strangers at a port of the first host, from before a job starts there; the port."""
-    first, _, third = client.lab.hosts
-    port = free_port()
-    client.script(FLOOD, "flood.py")
-    strangers = [
-        subprocess.Popen([*third.enter(), sys.executable, client.folder / "flood.py", first.address, str(port)])
-        for _ in range(2)
-    ]
-    yield first.address, port
-    for stranger in strangers:
-        stranger.kill()
-        stranger.wait()
-
-
-def test_strangers_at_the_coordinators_port_do_no_harm(client: Client, flood: tuple[str, int]) -> None:
-    client.settings(hosts=["h1", "h2"])
-    script = client.script("import os; print('world', os.environ['WORLD_SIZE'])")
-    submitted(client, "2", "--master-port", str(flood[1]), script)
-    done = client("wait", "--on", "lab", "it")
-    assert done.returncode == 0, done.stderr
-    found = client.status(client.lab.hosts[0])
-    assert (found["coordinator"], found["attempt"]) == (list(flood), 0)
-    assert log(client, client.lab.hosts[0]) == "world 2\n"
 
 
 @pytest.mark.torch

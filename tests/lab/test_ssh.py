@@ -314,16 +314,6 @@ def test_what_cannot_work_is_told_in_a_line(
     assert not any(list((host.home / client.root).glob("hosts/*/jobs/*")) for host in client.lab.hosts)
 
 
-def test_a_host_needs_no_newer_python_than_it_has(client: Client) -> None:
-    old = client.folder / "python3"
-    old.write_text('#!/bin/sh\nexec python3 -c "import sys; sys.version_info = (3, 8, 1); $2"\n')
-    old.chmod(0o755)
-    client.settings(python=str(old))
-    done = client("submit", "--on", "lab", client.script("print(1)"))
-    assert done.returncode == 2
-    assert "is Python 3.8.1, too old" in done.stderr
-
-
 def test_get_says_how_to_reach_a_tensorboard(client: Client) -> None:
     pytest.importorskip("tensorboard")
     key = str(client.lab.folder / "key")

@@ -123,22 +123,6 @@ def test_a_rank_that_leaves_the_loop_early_is_the_one_with_the_error(paceline: P
     assert "line " in done.stderr  # where rank 1 stood
 
 
-def test_a_rank_that_leaves_altogether(paceline: Paceline) -> None:
-    paceline.script(
-        TRAIN
-        + """
-    for (x,) in train:
-        step(x)
-        if run.rank == 1 and run.step == 5:
-            break
-    run.close()
-    """
-    )
-    done = paceline.run("-n", "2", "script.py")
-    assert done.returncode == 1
-    assert "LeftEarly: rank 1 left after step 5, while rank 0 went on with step 6" in done.stderr
-
-
 def test_all_may_leave_the_loop_at_the_same_step(paceline: Paceline) -> None:
     paceline.script(
         TRAIN
@@ -403,14 +387,6 @@ def test_batches_of_another_loader_may_not_be_uneven_in_training_mode(paceline: 
     number = (paceline.folder / "script.py").read_text().splitlines().index("    model(x)") + 1
     text = f"rank 0 entered forward (script.py:{number}) while rank 1 entered mean (script.py:{number + 1})"
     assert f"CollectiveMismatch: {text}" in done.stderr.splitlines()[-1], done.stderr
-
-
-def test_torchrun_shows_collectives_that_do_not_match(paceline: Paceline) -> None:
-    needed = mismatched(paceline, "mean", 1)
-    done = torchrun(paceline)
-    assert done.returncode == 1
-    for text in ("CollectiveMismatch: rank 0 ", *needed):
-        assert text in done.stderr, details(done)
 
 
 def test_a_collective_that_a_rank_never_comes_to_because_it_has_ended(paceline: Paceline) -> None:

@@ -396,6 +396,8 @@ def test_a_pipe_gets_plain_lines(paceline: Paceline) -> None:
         "epoch 2/2 step 15/15 loss 0.52",
     ]
     assert done.stdout == "between epochs\n" * 2
+    last = json.loads((paceline.job() / "progress.json").read_text())
+    assert (last["epoch_seconds_left"], last["seconds_left"], last["metrics"]) == (0, 0, {"loss": 0.52})
 
 
 def test_a_plain_line_in_mid_epoch_says_how_long_the_rest_takes(paceline: Paceline) -> None:
@@ -466,24 +468,6 @@ def test_others_can_read_how_far_it_is(paceline: Paceline) -> None:
     assert (last["epoch"], last["step"], last["steps"]) == (2, 4, 15)
     assert not list(paceline.job().glob(".progress*"))
     assert "progress     epoch 3/3, step 4/15, " in paceline("get", paceline.job().name).stdout
-
-
-def test_at_the_end_nothing_is_left_and_the_means_are_the_last_ones(paceline: Paceline) -> None:
-    paceline.script("""
-        import torch, paceline
-        with paceline.init(log_every=10) as run:
-            train = run.dataloader(torch.utils.data.TensorDataset(torch.arange(30.0)), global_batch_size=2)
-            for epoch in run.epochs(1):
-                for (batch,) in train:
-                    run.log(number=float(run.step))
-    """)
-    done = paceline.run("-n", "2", "script.py")
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("epoch")]
-    mean = read(paceline.job() / "metrics.jsonl")[-1]["number"]
-    assert line.startswith(f"epoch 1/1 step 15/15 number {mean:.4g} ")
-    last = json.loads((paceline.job() / "progress.json").read_text())
-    assert (last["epoch_seconds_left"], last["seconds_left"], last["metrics"]) == (0, 0, {"number": mean})
 
 
 @pytest.mark.parametrize("trouble", ["no folder", "NaN"])
