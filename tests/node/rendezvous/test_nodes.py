@@ -329,18 +329,23 @@ def test_with_a_token_nothing_is_said(cluster: Cluster, paceline: Paceline, monk
         assert (code, "may join" in err) == (0, False), err
 
 
-def test_on_loopback_nobody_else_can_connect(cluster: Cluster, paceline: Paceline) -> None:
+@pytest.mark.parametrize("is_local", [True, False])
+def test_at_an_address_node_0_listens_there_alone(cluster: Cluster, paceline: Paceline, is_local: bool) -> None:
+    main, other = ("127.0.0.1", own_address()) if is_local else (own_address(), "127.0.0.1")
+    assert main != other
     paceline.script("")
-    cluster.start("script.py", nodes=2, rank=0)
+    meet = ("--master-addr", main, "--master-port", str(cluster.port))
+    cluster.start("script.py", nodes=2, rank=0, meet=meet)
 
     def connects(address: str) -> bool:
         with contextlib.suppress(OSError), socket.create_connection((address, cluster.port), timeout=5):
             return True
         return False
 
-    eventually(lambda: connects("127.0.0.1"), "node 0 listens")
-    assert not connects(own_address())
-    cluster.start("script.py", nodes=2, rank=1)
+    eventually(lambda: connects(main), "node 0 listens")
+    assert not connects(other)
+    assert not connects("::1")
+    cluster.start("script.py", nodes=2, rank=1, meet=meet)
     assert [code for code, _, _ in cluster.finish()] == [0, 0]
 
 

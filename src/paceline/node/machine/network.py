@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 NET = Path("/sys/class/net")
 IF_INET6 = Path("/proc/net/if_inet6")
+LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915
 _UP, _LOOPBACK = 0x1, 0x8  # linux/if.h
 
@@ -165,7 +166,7 @@ def gloo_choice(env: Mapping[str, str], found: tuple[Interface, ...], host: Host
     if host.usable is not None:
         return Choice(interface_of(host.usable, found), host.usable, f"{host.name} resolves to it")
     loopback = next((interface.name for interface in found if interface.loopback), None)
-    return Choice(loopback, "127.0.0.1", f"{host.name} does not resolve to an address here")
+    return Choice(loopback, LOOPBACK, f"{host.name} does not resolve to an address here")
 
 
 def gloo_interface(env: Mapping[str, str], address: str) -> str | None:
@@ -202,6 +203,15 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
         return False
+
+
+def is_own_ip(address: str) -> bool:
+    """Whether this is an IP address, not a name, and this machine has it."""
+    try:
+        candidates = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        return False
+    return any(map(_binds, candidates))
 
 
 def machine_id() -> str:

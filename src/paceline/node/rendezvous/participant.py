@@ -14,7 +14,7 @@ from paceline._version import __version__
 from paceline.contract import TOKEN, handshake
 from paceline.contract.values import join_address
 from paceline.node.eventloop.channel import ChannelClosed
-from paceline.node.machine.network import is_loopback
+from paceline.node.machine.network import LOOPBACK, is_loopback, is_own_ip
 
 from .coordinator import GATHERING, Coordinator
 from .handshake import Listener
@@ -78,9 +78,8 @@ class Participant:
         self._token = secret or (spec.run_id or "none").encode()
         # A single node can make its own secret; several nodes share one only if they were given it.
         self._rank_secret = secret or (secrets.token_bytes(32) if spec.nodes == 1 else b"")
-        self._address = spec.local_address or spec.main_address or "127.0.0.1"
-        # If all nodes are on this machine, no other machine can connect.
-        self._interface = self._address if is_loopback(self._address) else ""
+        self._address = spec.local_address or spec.main_address or LOOPBACK
+        self._only = ""  # the address at which alone this agent listens
         self._listener = Listener(loop, self._token, self._status, self._admit)
         self._link: Leader | Follower | None = None
         self._parted: list[Leader | Follower] = []
@@ -183,17 +182,32 @@ class Participant:
         is_first = not spec.joins and (spec.node_rank == 0 or (spec.node_rank is None and is_ours))
         if not is_first and spec.least == spec.nodes and not spec.peers:
             return True
+        self._only = self._only_address(is_first)
         try:
             wanted = spec.main_port if is_first or spec.peers or not is_ours else 0
-            self._listener.open(wanted, self._interface)
+            self._listener.open(wanted, self._only)
         except OSError as error:
             if spec.node_rank == 0:
                 why = f"cannot listen on port {spec.main_port}: {error.strerror}; choose another --master-port"
                 self._fail(why, "refused", 2)
                 return False
             if spec.least < spec.nodes or spec.peers:
-                self._listener.open(0, self._interface)
+                self._listener.open(0, self._only)
         return True
+
+    def _only_address(self, is_first: bool) -> str:
+        """The only IP address at which other agents connect to this one; "" if they may use any of this machine's.
+
+        A host name is no such address: other machines may resolve it to another one than this machine does.
+        """
+        spec = self._spec
+        main, local = spec.main_address or "", spec.local_address or ""
+        if is_loopback(main):  # all nodes are on this machine
+            return LOOPBACK if main == "localhost" else main
+        if spec.peers:  # which find each other by name
+            return ""
+        asked = {address for address in (main if is_first else "", local) if address}
+        return next((address for address in asked if len(asked) == 1 and is_own_ip(address)), "")
 
     def _is_first(self) -> bool:
         """Whether this node is the first coordinator: node 0, or the first that listens at the main address."""
@@ -271,7 +285,7 @@ class Participant:
         status = follower.connect(address[0], address[1], self._token, timeout)
         if status["leads"]:
             self._link, self._leader, self._leader_id = follower, address, status["id"]
-            self._address = self._spec.local_address or follower.local_address
+            self._address = self._spec.local_address or self._only or follower.local_address
             self._join()
         return status
 
