@@ -103,6 +103,7 @@ def main() -> NoReturn:
 
 def run() -> int:
     """Run the command line, and return its exit code; bad input is one line on stderr and exit code 2."""
+    from paceline.cli.terminal.write import say
     from paceline.job.errors import UserError
 
     _open_closed_streams()
@@ -110,13 +111,14 @@ def run() -> int:
         code = cli.main(standalone_mode=False)
     except UserError as error:
         with contextlib.suppress(OSError):
-            click.echo("\n".join(f"paceline: {line}" for line in str(error).splitlines()), err=True)
+            for line in str(error).rstrip("\n").split("\n"):
+                say(line)
         code = 2
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         code = 2
     except click.ClickException as error:
-        click.echo(f"paceline: {_one_line(error)}", err=True)
+        say(_one_line(error))
         code = 2
     except click.Abort:
         code = 130

@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.cli.terminal.screen import _short
+from paceline.backends.foreground import Event, Shown
+from paceline.cli.terminal.screen import Screen, _short
+
+if TYPE_CHECKING:
+    import pytest
+
+
+@dataclass
+class Job:
+    """A job whose ranks run nowhere."""
+
+    name: str = "job"
+    first_line: str = "1 rank"
+    max_restarts: int = 0
+
+
+def test_what_paceline_says_does_not_command_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    screen = Screen(Shown({0: 3}, {}, (), several=False), Job())  # type: ignore[arg-type]
+    failure = {
+        "rank": 0, "message": "ValueError: \x1b]0;title\x07 \x9b2J", "traceback": "", "has_traceback": False, "node": 0,
+        "host": "h", "pid": 1, "exit_code": 1, "log": "rank-0.log",
+    }  # fmt: skip
+    screen.show(Event("note", {"why": "\x1b[2J"}))
+    screen.show(Event("finished", {"state": "FAILED", "exit_code": 1, "failure": failure, "others": []}))
+    err = capfd.readouterr().err
+    assert r"rank 0 failed first: ValueError: \x1b]0;title\x07 \x9b2J (node 0" in err
+    assert r"paceline: \x1b[2J" in err
+    assert err.replace("\n", "").isprintable()
 
 
 @given(st.text(st.sampled_from("ab é"), max_size=400))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -206,6 +207,29 @@ def test_a_progress_bar_moves_on_a_terminal(paceline: Paceline) -> None:
 
 def follow_on(paceline: Paceline, terminal: int) -> subprocess.Popen[str]:
     return paceline.start("logs", "job", "-f", stdout=terminal, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("flags", [(), ("--raw",), ("-f",), ("--all", "-n2")])
+def test_a_job_does_not_command_the_terminal(paceline: Paceline, flags: tuple[str, ...]) -> None:
+    paceline.script(r"""
+        import os
+        os.write(1, b"\x1b[32mgreen\x1b[0m \x1b]52;c;cm0=\x07\n")
+    """)
+    submit(paceline, *(flag for flag in flags if flag == "-n2"))
+    ended(paceline)
+    ours, theirs = pty.openpty()
+    flags = tuple(flag for flag in flags if flag != "-n2")
+    process = paceline.start("logs", "job", *flags, stdout=theirs, stderr=subprocess.DEVNULL)
+    os.close(theirs)
+    text = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while data := os.read(ours, 1000):
+            text += data
+    os.close(ours)
+    assert process.wait(GENEROUS) == 0
+    assert b"\x1b[32mgreen\x1b[0m " in text
+    assert (b"\x1b]52;c;cm0=\x07" in text) == ("--raw" in flags)
+    assert (rb"\x1b]52;c;cm0=\x07" in text) == ("--raw" not in flags)
 
 
 def test_bytes_that_are_no_text_pass_through(paceline: Paceline) -> None:

@@ -6,11 +6,9 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-import click
-
+from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError
 from paceline.job.quantities import show_duration
-from paceline.job.text import printable
 
 from .where import backend, is_narrowed
 
@@ -31,7 +29,7 @@ def warn(line: str) -> None:
     """Say on stderr, once, what a backend warns of."""
     if line not in _warned:
         _warned.add(line)
-        click.echo(f"paceline: {printable(line)}", err=True)
+        say(line)
 
 
 def all_jobs(since: float | None = None, *, everywhere: bool = False, repeats: bool = False) -> Listing:
@@ -124,7 +122,7 @@ def outcome(job: Job) -> str:
     """How a job ended, in one line."""
     seconds = job.duration(time.time())
     took = "" if seconds is None else f" after {show_duration(seconds)}"
-    return printable(f"job {job.name} {job.state.lower()}{took}{f': {job.error}' if job.error else ''}")
+    return f"job {job.name} {job.state.lower()}{took}{f': {job.error}' if job.error else ''}"
 
 
 def how_to_resume(job: Job, where: str) -> str | None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from paceline.job.text import printable
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -47,6 +49,7 @@ class ProgressLine:
         now = time.monotonic()
         if now < self._next:
             return
+        what = printable(what)
         if self._is_terminal:
             self._next = now + _PERIOD
             columns = shutil.get_terminal_size().columns - 1
@@ -59,7 +62,7 @@ class ProgressLine:
     def say(self, line: str) -> None:
         """Print a line that stays."""
         self._wipe()
-        self._write(f"paceline: {line}\n")
+        self._write(f"paceline: {printable(line)}\n")
 
     def _wipe(self) -> None:
         if self._is_drawn:

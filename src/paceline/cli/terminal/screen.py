@@ -7,7 +7,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends.foreground import STREAM_BITS, Event, Output
+from paceline.job.text import printable
 
+from .colours import ColoursOnly
 from .write import write
 
 if TYPE_CHECKING:
@@ -178,7 +180,15 @@ class Screen:
         if self._first and self._terminal:
             write(1, b"\n")
             self._first = b""
-        write(2, _encode(f"paceline: {text}\n"))
+        write(2, _encode(f"paceline: {printable(text)}\n"))
+
+    def _cite(self, text: str) -> None:
+        """Show what a rank wrote, in paceline's report: on a terminal only its colours pass."""
+        data = _encode(text.rstrip("\n") + "\n")
+        if sys.stderr.isatty():
+            shown = ColoursOnly(sys.stderr)
+            data = shown.feed(data) + shown.end()
+        write(2, data)
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
@@ -195,10 +205,10 @@ class Screen:
         if others:
             self._say(f"{_names(others)} failed after it: {_short(others[0]['message'])}")
         if failure["has_traceback"]:
-            write(2, _encode(failure["traceback"].rstrip("\n") + "\n"))
+            self._cite(failure["traceback"])
         elif failure["traceback"] and not self._rank_streams.of(rank, self._local.get(rank, -1)):
             self._say(f"the last lines of rank {rank}:")
-            write(2, _encode(failure["traceback"] + "\n"))
+            self._cite(failure["traceback"])
         self._say(
             f"rank {rank} failed first: {_short(failure['message'])} (node {failure['node']} on {failure['host']}, "
             f"pid {failure['pid']}, exit code {failure['exit_code']}); log {failure['log']}"

@@ -13,6 +13,7 @@ from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.cli.terminal.tables import bold
+from paceline.job.text import printable
 
 if TYPE_CHECKING:
     from paceline.backends.check.finding import Finding
@@ -176,7 +177,7 @@ def _found(found: list[Finding]) -> list[str]:
     lines = [bold("What would go wrong")]
     for finding in found:
         level = click.style(f"{finding.level:7}", fg=colours[finding.level])
-        lines.append(f"  {level}  {finding.where} {finding.what}; {finding.do}")
+        lines.append(f"  {level}  " + printable(f"{finding.where} {finding.what}; {finding.do}"))
     return lines
 
 

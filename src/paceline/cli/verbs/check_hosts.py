@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli.terminal.tables import Column, bold, show
+from paceline.job.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,7 +39,7 @@ def _print(seen: Survey) -> None:
     for level, colour in _COLOURS.items():
         about = [(finding.where, line(finding)) for finding in seen.findings if finding.level == level]
         for text in grouped(about):
-            click.echo(f"  {click.style(f'{level:7}', fg=colour)}  {text}")
+            click.echo(f"  {click.style(f'{level:7}', fg=colour)}  {printable(text)}")
     if not seen.findings:
         click.echo("  nothing that paceline knows of")
 

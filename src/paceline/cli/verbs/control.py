@@ -12,10 +12,11 @@ from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.selection import how_to_resume, known, outcome
 from paceline.cli.flags.where import backend, remember_jobs, where_options
 from paceline.cli.terminal.progress_bar import ProgressLine
+from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError
 from paceline.job.job import Job
 
-from .show import _PATIENCE, _say, _seconds
+from .show import _PATIENCE, _seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,9 +54,9 @@ def wait_for(names: Sequence[str], seconds: float | None = None) -> bool:
 
 def _say_outcome(job: Job, more: str = "") -> None:
     """How a job ended, and how it goes on if it can."""
-    _say(outcome(job) + more)
+    say(outcome(job) + more)
     if (how := how_to_resume(job, backend().where)) is not None:
-        _say(how)
+        say(how)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -87,15 +88,15 @@ def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
         but = f"; not reached everywhere: {unreached[before.name]}" if before.name in unreached else ""
         running = {rank.node: None for rank in after.instances if rank.state in ("STARTING", "RUNNING")}
         if before.is_over and not running:
-            _say(f"job {before.name} had ended already ({before.state.lower()})")
+            say(f"job {before.name} had ended already ({before.state.lower()})")
         elif after.is_over and not running:
             _say_outcome(after, but)
         elif no_wait:
-            _say(f"job {before.name} is being stopped; its ranks have {before.grace:g} s{but}")
+            say(f"job {before.name} is being stopped; its ranks have {before.grace:g} s{but}")
         else:
             where = f" on {', '.join(running)}" if running and after.nodes > 1 else ""
             at_once = f"paceline stop{here.where} --now {before.name}"
-            _say(f"job {before.name} does not end{where}; end it at once with: {at_once}{but}")
+            say(f"job {before.name} does not end{where}; end it at once with: {at_once}{but}")
             code = 1
         code = 1 if but else code
     return code
@@ -120,4 +121,4 @@ def _say_what_was_suspended(name: str, since: float) -> None:
         for event in backend().events(name):
             if event["event"] == "continued" and event["time"] >= since - _CLOCKS:
                 on = f" on {event['host']}" if "host" in event else ""
-                _say(f"job {name}: its {event['what']} (pid {event['pid']}){on} was suspended; continued to end it")
+                say(f"job {name}: its {event['what']} (pid {event['pid']}){on} was suspended; continued to end it")

@@ -17,10 +17,10 @@ from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.selection import how_to_resume, outcome, rank_of, warn
 from paceline.cli.flags.selection import known as jobs_named
 from paceline.cli.flags.where import backend, remember_jobs, where_options
-from paceline.cli.terminal.write import write
+from paceline.cli.terminal.colours import ColoursOnly
+from paceline.cli.terminal.write import say, write
 from paceline.job.errors import UserError
 from paceline.job.quantities import NoUnitError, duration, show_time
-from paceline.job.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -45,11 +45,12 @@ def _logs(
     attempt: int | None,
     grep: str | None,
     timestamps: bool,
+    unchanged: bool,
 ) -> int:
     """Show what the ranks of JOB wrote: rank 0, unless -i or --all choose others.
 
     The lines of several ranks come in the order of time, each with the prefix `[rank N]`. The exit code is 0,
-    or with --follow that of the job. Ctrl-C ends --follow, not the job.
+    or with --follow that of the job. Ctrl-C ends --follow, not the job. On a terminal only colours pass, unless --raw.
     """
     (known,) = jobs_named([job], warns=True)
     if every and instances:
@@ -62,9 +63,9 @@ def _logs(
     missing: list[Incomplete] = []
     lines = _until_incomplete(backend().logs(job, query), missing)
     if follow and known.waiting is not None:
-        click.echo(f"paceline: job {job}: {printable(known.waiting)}", err=True)
+        say(f"job {job}: {known.waiting}")
     try:
-        nothing = _show(lines, edits, raw)
+        nothing = _show(lines, edits, raw, ColoursOnly(sys.stdout) if sys.stdout.isatty() and not unchanged else None)
     except BrokenPipeError:  # the reader of our output has ended, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
@@ -77,13 +78,13 @@ def _logs(
     for line in str(*missing).splitlines():
         warn(line)
     if nothing and not known.is_over and known.started is None and known.attempt == 0 and not follow:
-        click.echo(f"paceline: job {job} is {known.state}, and no rank of it has written yet", err=True)
+        say(f"job {job} is {known.state}, and no rank of it has written yet")
     if not follow or not known.is_over:
         return 0
     if known.state != "SUCCEEDED":
-        click.echo(f"paceline: {outcome(known)}", err=True)
+        say(outcome(known))
         if (how := how_to_resume(known, backend().where)) is not None:
-            click.echo(f"paceline: {how}", err=True)
+            say(how)
     return 1 if known.exit_code is None else known.exit_code  # None: its agent was killed
 
 
@@ -151,24 +152,37 @@ def _behind(prefix: bytes, lines: bytes) -> bytes:
     return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + lines[-1:] if lines else lines
 
 
-def _show(lines: Iterable[LogLines], edits: list[Edit], raw: bool) -> bool:
-    """Write them out, and say on stderr when another attempt begins; returns whether there were none."""
+def _show(lines: Iterable[LogLines], edits: list[Edit], raw: bool, colours: ColoursOnly | None) -> bool:
+    """Write them out, and say on stderr when another attempt begins; returns whether there were none.
+
+    Args:
+        lines: of the job.
+        edits: what is done with them first.
+        raw: unfinished lines are among them.
+        colours: the filter for a terminal; None if they are written unchanged.
+    """
     attempt, is_open, before = None, False, None
-    for it in lines:
-        text = it.text
-        for edit in edits:
-            text = edit(it, text)
-        goes_on = raw or (not edits and before == (it.rank, it.stream))  # a piece of a very long line
-        before = it.rank, it.stream
-        if is_open and (not goes_on or it.attempt != attempt):  # the last line of a log had no end
-            write(1, b"\n")
-            is_open = False
-        if attempt is not None and it.attempt > attempt:
-            click.echo(f"paceline: attempt {it.attempt} begins", err=True)
-        attempt = it.attempt
-        if text:
-            is_open = not text.endswith(b"\n")
-            write(1, text)
+    try:
+        for it in lines:
+            text = it.text
+            for edit in edits:
+                text = edit(it, text)
+            goes_on = raw or (not edits and before == (it.rank, it.stream))  # a piece of a very long line
+            if colours is not None and (before != (it.rank, it.stream) or it.attempt != attempt):
+                write(1, colours.end())
+            before = it.rank, it.stream
+            if is_open and (not goes_on or it.attempt != attempt):  # the last line of a log had no end
+                write(1, b"\n")
+                is_open = False
+            if attempt is not None and it.attempt > attempt:
+                say(f"attempt {it.attempt} begins")
+            attempt = it.attempt
+            if text:
+                is_open = not text.endswith(b"\n")
+                write(1, text if colours is None else colours.feed(text))
+    finally:
+        if colours is not None:
+            write(1, colours.end())
     if is_open and edits:
         write(1, b"\n")
     return attempt is None
@@ -220,6 +234,12 @@ logs = SectionedCommand(
             section="Output",
             is_flag=True,
             help="Follow the output until the job ends, over restarts too.",
+        ),
+        Option(
+            ["--raw", "unchanged"],
+            section="Output",
+            is_flag=True,
+            help="On a terminal, pass on all control sequences, not only colours; to a pipe or file they always go.",
         ),
         Option(["--timestamps"], section="Output", is_flag=True, help="Begin each line with the time it was written."),
     ],

@@ -13,11 +13,12 @@ from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.selection import all_jobs, known, warn
 from paceline.cli.flags.where import backend, remember_jobs, where_options
 from paceline.cli.terminal.tables import STATE_COLOURS, Column, output_option, show, show_data, table
+from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError
 from paceline.job.quantities import show_size, show_time
 
 from .control import refuse_lost, wait_for
-from .show import _KEPT, _ago, _say, _seconds, _states
+from .show import _KEPT, _ago, _seconds, _states
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +58,7 @@ def delete(names: tuple[str, ...], force: bool, yes: bool) -> int:
     for job in jobs:
         if job.state == "LOST":
             silent = ", ".join(here.forget(job.name))
-            _say(f"job {job.name} is forgotten" + (f"; what {silent} has of it is left there" if silent else ""))
+            say(f"job {job.name} is forgotten" + (f"; what {silent} has of it is left there" if silent else ""))
     there = [job.name for job in jobs if job.state != "LOST" and job.name not in why]
     if there and force:  # those that have ended too: they may live on on a host that hangs
         here.stop(there, now=True)
@@ -67,7 +68,7 @@ def delete(names: tuple[str, ...], force: bool, yes: bool) -> int:
         if one.job.name in there and (reason := _delete(one.job)) is not None:
             why[one.job.name] = reason
         if one.job.state != "LOST":
-            _say(f"job {one.job.name} {why.get(one.job.name) or f'deleted{_with([one])}'}")
+            say(f"job {one.job.name} {why.get(one.job.name) or f'deleted{_with([one])}'}")
     return 1 if _CHANGED in why.values() else 0
 
 
@@ -107,7 +108,7 @@ def prune(since: str | None, state: tuple[str, ...], dry_run: bool, yes: bool, o
     )
     if dry_run:
         show(going, _COLUMNS, output, _to_dict)
-        _say(f"{_count(len(going), 'job')} would be deleted{_with(going)}")
+        say(f"{_count(len(going), 'job')} would be deleted{_with(going)}")
         return 0
     answer = _answer(going, yes, output)
     return 1 if answer is False else _prune(going, output, is_shown=answer is True and sys.stdout.isatty())
@@ -131,11 +132,11 @@ def _prune(going: Sequence[_Going], output: str, *, is_shown: bool) -> int:
             try:
                 why = _delete(one.job)
             except UserError as error:  # one that cannot be deleted keeps no other
-                _say(str(error))
+                say(str(error))
                 code = 1
                 continue
             if why is not None:
-                _say(f"job {one.job.name} {why}")
+                say(f"job {one.job.name} {why}")
                 continue
             if is_table and not is_shown:
                 click.echo(line if gone else f"{heading}\n{line}")
@@ -143,7 +144,7 @@ def _prune(going: Sequence[_Going], output: str, *, is_shown: bool) -> int:
     finally:  # also after Ctrl-C
         if not is_table:
             show_data([_to_dict(one) for one in gone], output)
-        _say(f"{_count(len(gone), 'job')} deleted{_with(gone)}")
+        say(f"{_count(len(gone), 'job')} deleted{_with(gone)}")
     return code
 
 
@@ -166,7 +167,7 @@ def _answer(going: Sequence[_Going], yes: bool, output: str = "table") -> bool |
         click.echo(err=True)
     if line.strip().lower() in ("y", "yes"):
         return True
-    _say("nothing was deleted")
+    say("nothing was deleted")
     return False
 
 

@@ -7,14 +7,13 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from paceline.backends import registry
 from paceline.cli.flags.allocation import in_allocation
 from paceline.cli.flags.job import HOROVODRUN, NODES, OUTPUT, PROGRAM_ARGUMENTS, SPEC, TORCHRUN, USUAL
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.where import backend_for, job_options, target_of
 from paceline.cli.terminal.progress_bar import ProgressLine
+from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def _say_how_to_resume(name: str, there: Backend) -> None:
     with contextlib.suppress(UserError, OSError):  # its host does not answer, or nobody reads
         for job in there.describe([name]).jobs:
             if (how := how_to_resume(job, there.where)) is not None:
-                click.echo(f"paceline: {how}", err=True)
+                say(how)
 
 
 def _follow(job: Foreground, streams: RankStreams, *, verbose: bool) -> int:

@@ -8,6 +8,7 @@ from paceline.backends.base import Elastic, able
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.selection import known
 from paceline.cli.flags.where import backend, remember_jobs, where_options
+from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError
 
 
@@ -36,7 +37,7 @@ def scaleout(job: str, names: tuple[str, ...], nnodes: int | None) -> int:
     known([job])
     added = here.scaleout(job, more)
     what = f"{', '.join(added)} join{'s' if len(added) == 1 else ''}" if added else "no other host can join"
-    click.echo(f"paceline: job {job}: {what}", err=True)
+    say(f"job {job}: {what}")
     return 0
 
 

@@ -266,13 +266,3 @@ _INSTANCES: list[Column[Instance]] = [
     Column("PID", lambda rank: _text(rank.pid)),
     Column("EXIT", lambda rank: _text(rank.exit_code)),
 ]
-
-
-# -- wait, stop, delete ------------------------------------------------------------------------------------------------
-
-
-def _say(text: str) -> None:
-    click.echo(f"paceline: {printable(text)}", err=True)
-
-
-# -- events, attach ----------------------------------------------------------------------------------------------------

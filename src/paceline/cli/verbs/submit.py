@@ -12,6 +12,7 @@ from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, T
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.where import backend_for, job_options, target_of
 from paceline.cli.terminal.progress_bar import ProgressLine
+from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def dry_run(spec: JobSpec, there: Backend, *, detached: bool = True) -> int:
     prepared = there.prepare(spec, detached=detached)
     click.echo(prepared.text())
     for line in prepared.notes:
-        click.echo(f"paceline: {line}", err=True)
+        say(line)
     return 0
 
 
@@ -95,7 +96,7 @@ def started(prepared: Prepared, there: Backend, *, verbose: bool = False) -> int
             from paceline.cli.terminal.screen import how_it_started
 
             for line in how_it_started(there.events(job.name)):
-                click.echo(f"paceline: {line}", err=True)
+                say(line)
     return 0
 
 

@@ -1,0 +1,67 @@
+"""What ranks wrote, on a terminal: colours pass, and every other control sequence is shown as an escape (`\\x1b`).
+
+A terminal obeys what it is sent: it changes its title, the clipboard (OSC 52), the address behind a link (OSC 8) and
+what is on its screen, and answers questions as if the user had typed. Only colours, SGR sequences (ECMA-48, 8.3.117),
+are harmless.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+_LONGEST = 64  # characters of the parameters of an SGR sequence
+_SGR = rf"\x1b\[[0-9;:]{{0,{_LONGEST}}}m"
+# A line end, a tab, and the carriage return of progress bars stay; C1 controls are those of Unicode.
+_SPECIAL = re.compile(rf"({_SGR})|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_BEGUN = re.compile(rf"\x1b(\[[0-9;:]{{0,{_LONGEST}}})?\Z")
+
+
+class ColoursOnly:
+    """Filters bytes for a terminal. A sequence, or a character, may be split over several pieces.
+
+    Bytes that are no UTF-8 are escaped, too: some terminals take them for control characters of 8 bits.
+    """
+
+    def __init__(self, terminal: TextIO) -> None:
+        """Begin without colour.
+
+        Args:
+            terminal: what will show it. If its encoding is not UTF-8, only ASCII passes: the bytes of other characters
+                would mean something else to it.
+        """
+        self._encoding = "utf-8" if codecs.lookup(terminal.encoding).name == "utf-8" else "ascii"
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        self._begun = ""  # may become an SGR sequence
+        self._is_coloured = False
+
+    def feed(self, data: bytes) -> bytes:
+        """What is shown of the next piece, and of what was kept of the last one."""
+        text = self._begun + self._decoder.decode(data)
+        begun = _BEGUN.search(text)
+        self._begun = begun[0] if begun else ""
+        return self._shown(text[: begun.start()] if begun else text)
+
+    def end(self) -> bytes:
+        """What was kept of the last piece, and the end of a colour; nothing of this source comes directly after it."""
+        text = self._begun + self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        self._begun = ""
+        shown = self._shown(text)
+        if self._is_coloured:
+            self._is_coloured = False
+            shown += b"\x1b[0m"
+        return shown
+
+    def _shown(self, text: str) -> bytes:
+        return _SPECIAL.sub(self._replaced, text).encode(self._encoding, "backslashreplace")
+
+    def _replaced(self, found: re.Match[str]) -> str:
+        if found[1] is None:
+            return f"\\x{ord(found[0]):02x}"
+        self._is_coloured = found[1][2:-1].strip("0;:") != ""
+        return found[1]
