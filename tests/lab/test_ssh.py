@@ -8,6 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 from tests.conftest import eventually
@@ -321,7 +322,7 @@ def test_get_says_how_to_reach_a_tensorboard(client: Client) -> None:
     name = submit(client, "--tensorboard", "--name", "board", client.script(FOREVER))
     eventually(lambda: "://" in str(get(client, name)["tensorboard"]), "its TensorBoard runs", pause=1.0)
     url = get(client, name)["tensorboard"]
-    port = url.rstrip("/").rpartition(":")[2]
+    port = urlsplit(url).port
     how = f"reach it with: ssh -p 22 -i {key} -N -L {port}:127.0.0.1:{port} h1"
     assert f"tensorboard  {url} ({how})\n" in client("get", "--on", "lab", name).stdout
     done = client("tensorboard", "--on", "lab", name)

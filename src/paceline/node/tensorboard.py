@@ -1,5 +1,8 @@
 """A TensorBoard beside a job: on a free port of this machine's own address, recorded in the job's run directory.
 
+Every user of a machine can connect to that port, so all paths begin with a random token, which is only in the run
+directory; TensorBoard answers no other paths.
+
 If it is started with the job, it is the agent's child and ends with it. For a job that has ended, or was submitted
 without one, it is a separate process until `stop`. `tensorboard.json` identifies it by pid and start time, so that
 another process is never taken for it.
@@ -33,6 +36,14 @@ PATIENCE = 120.0  # seconds for its start, if a user waits for it
 STOP_SECONDS = 5.0  # between SIGTERM and SIGKILL
 _TRIES = 3  # ports
 _HOST = "127.0.0.1"
+# The program of a TensorBoard, with its flags as arguments. Others can read the command line of a process, so the token
+# is not there: the process makes it, and prints it as a part of its address. TensorBoard's data server is left out, since
+# it listens on another port, without a token.
+PROGRAM = """
+import runpy, secrets, sys
+sys.argv += ["--path_prefix", "/" + secrets.token_hex(16), "--load_fast", "false"]
+runpy.run_module("tensorboard.main", run_name="__main__", alter_sys=True)
+"""
 
 
 class TensorBoardError(Exception):
@@ -77,10 +88,10 @@ class TensorBoard:
             else:
                 self._give_up(output.strip().rpartition("\n")[2] or f"it ended with status {self._process.returncode}")
             return self._process is None
-        found = re.search(rf"http://\S+:{self._port}/\S*", output)
+        found = re.search(rf"http://\S+:{self._port}(/\S*)", output)
         if found is None:
             return False
-        self.url = f"http://{_HOST}:{self._port}/"
+        self.url = f"http://{_HOST}:{self._port}{found[1]}"
         self._ports.release()
         self._record(self._process)
         return True
@@ -103,7 +114,7 @@ class TensorBoard:
         parent = os.getpid()
         # The port is ours until it listens there. It needs no GPU, and the current folder may shadow what it imports.
         self._port = self._ports.take()
-        command = [*self._python, "-m", "tensorboard.main", "--logdir", self._logdir, "--host", _HOST]
+        command = [*self._python, "-c", PROGRAM, "--logdir", self._logdir, "--host", _HOST]
         try:
             with open(log_file(self._folder), "wb") as log:
                 self._process = subprocess.Popen(

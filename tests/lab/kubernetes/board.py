@@ -13,13 +13,15 @@ import http.server, sys
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        body = b"TensorBoard" + bytes(3 << 20 if self.path == "/index.js" else 0)
-        self.send_response(200)
+        prefix = flags["--path_prefix"] + "/"
+        body = b"TensorBoard" + bytes(3 << 20 if self.path == prefix + "index.js" else 0)
+        self.send_response(200 if self.path.startswith(prefix) else 404)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 server = http.server.ThreadingHTTPServer((flags["--host"], int(flags["--port"])), Handler)
-print(f"TensorBoard 0 at http://{flags['--host']}:{flags['--port']}/ (Press CTRL+C to quit)", file=sys.stderr)
+address = f"http://{flags['--host']}:{flags['--port']}{flags['--path_prefix']}/"
+print(f"TensorBoard 0 at {address} (Press CTRL+C to quit)", file=sys.stderr)
 server.serve_forever()
 """
 

@@ -6,6 +6,7 @@ import signal
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING
+from urllib.parse import urljoin
 
 import pytest
 from tests.conftest import GENEROUS, eventually
@@ -51,6 +52,7 @@ def test_its_address_here_leads_into_the_pod_until_ctrl_c(paceline: Paceline, cl
     url = running.stdout.readline().strip()
     eventually(lambda: b"TensorBoard" in read(url), "it answers")
     assert len(read(f"{url}index.js")) > 3 << 20, "what is large comes whole"
+    assert read(urljoin(url, "/index.js")) == b"", "nobody without its token gets an answer"
     cluster.restart_server()
     eventually(lambda: b"TensorBoard" in read(url), "it answers when the server is back")
     running.send_signal(signal.SIGINT)
@@ -76,10 +78,10 @@ def test_who_may_not_reach_ports_of_pods(user: User) -> None:
     with pytest.raises(
         UserError, match=r"^you may not reach ports of pods: .* \[pods/portforward\], verbs: \[create, get\]$"
     ):
-        Forward(user.backend(context="limited")._cluster, Options(), "pod", 1, warn=print)
+        Forward(user.backend(context="limited")._cluster, Options(), "pod", "http://127.0.0.1:1/", warn=print)
 
 
 def test_without_kubectl_a_line_says_so(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     with pytest.raises(UserError, match=r"^paceline tensorboard needs kubectl on Kubernetes, which is not on PATH"):
-        Forward(user.backend()._cluster, Options(), "pod", 1, warn=print)
+        Forward(user.backend()._cluster, Options(), "pod", "http://127.0.0.1:1/", warn=print)

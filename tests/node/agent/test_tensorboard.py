@@ -8,9 +8,11 @@ import signal
 import socket
 import sys
 import textwrap
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urljoin, urlsplit
 
 import pytest
 from tests.conftest import GENEROUS, eventually
@@ -32,7 +34,7 @@ QUICK = """
         sys.exit("ImportError: no protobuf")
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            self.send_response(200)
+            self.send_response(200 if self.path.startswith(flags["--path_prefix"] + "/") else 404)
             self.end_headers()
             self.wfile.write((flags["--logdir"] + " " + os.environ["CUDA_VISIBLE_DEVICES"]).encode())
         def log_message(self, *args):
@@ -41,7 +43,8 @@ QUICK = """
         server = http.server.HTTPServer((flags["--host"], int(flags["--port"])), Handler)
     except OSError:
         sys.exit(f"TensorBoard could not bind to port {flags['--port']}, it was already in use")
-    print(f"TensorBoard 0 at http://{flags['--host']}:{flags['--port']}/ (Press CTRL+C to quit)", file=sys.stderr)
+    address = f"http://{flags['--host']}:{flags['--port']}{flags['--path_prefix']}/"
+    print(f"TensorBoard 0 at {address} (Press CTRL+C to quit)", file=sys.stderr)
     server.serve_forever()
 """
 WAIT = """
@@ -106,9 +109,14 @@ def test_one_is_started_shown_and_ended(folder: Path) -> None:
     assert answer(url) == "/some where ", "and no GPU"
     assert tensorboard.describe(folder) == url
     record = json.loads((folder / "tensorboard.json").read_text())
-    assert record == {"pid": record["pid"], "start_time": start_time(record["pid"]), "port": int(url[17:-1]),
+    assert record == {"pid": record["pid"], "start_time": start_time(record["pid"]), "port": urlsplit(url).port,
                       "url": url, "logdir": "/some where"}  # fmt: skip
     assert os.getsid(record["pid"]) == record["pid"], "it outlives this terminal"
+    token = urlsplit(url).path.strip("/")
+    assert len(token) == 32
+    assert token not in Path(f"/proc/{record['pid']}/cmdline").read_text(), "other users can read that"
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        answer(urljoin(url, "/"))
     assert tensorboard.open_for((sys.executable,), None, "/elsewhere", folder) == url
     with pytest.raises(TensorBoardError, match="a running one shows /some where; end it first with --stop"):
         tensorboard.open_for((sys.executable,), "/elsewhere", "/some where", folder)
@@ -299,8 +307,14 @@ def test_the_real_one(paceline: Paceline) -> None:
     paceline.script(WAIT)
     done = paceline("submit", "--name", "a", "--tensorboard", "script.py")
     assert done.returncode == 0, done.stderr
-    assert json.loads(answer(runs(paceline) + "data/environment"))["data_location"] == str(paceline.job())
+    url = runs(paceline)
+    assert json.loads(answer(url + "data/environment"))["data_location"] == str(paceline.job())
+    for path in ("/", "/data/environment", f"/{'0' * 32}/data/environment"):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            answer(urljoin(url, path))
+    pid = json.loads((paceline.job() / "tensorboard.json").read_text())["pid"]
+    assert Path(f"/proc/{pid}/task/{pid}/children").read_text() == "", "no data server listens beside it"
     (paceline.folder / "go on").touch()
     assert paceline("wait", "a").returncode == 0
-    eventually(lambda: not paceline.processes(), "its data server has ended too")
+    eventually(lambda: not paceline.processes(), "it has ended too")
     assert Path(paceline.job() / "tensorboard.log").exists()

@@ -348,8 +348,8 @@ class Kubernetes(Backend):
 
         job, pod = self._first(name)
         if pod is None:
-            self._board = boards.start(self._cluster, job, logdir)
-            return f"http://127.0.0.1:{boards.PORT}/"
+            self._board, url = boards.start(self._cluster, job, logdir)
+            return url
         request = {"do": "open_tensorboard", "name": name, "logdir": logdir}
         url = str(answer_of(self._cluster, pod, request, job.python, _BOARD_SECONDS)["url"])
         return url
@@ -361,11 +361,11 @@ class Kubernetes(Backend):
 
         there = self._cluster, self._given
         if (board := self._board) is not None:
-            return Forward(*there, board, _port_of(url), warn=warn, end=lambda: boards.end(self._cluster, board))
+            return Forward(*there, board, url, warn=warn, end=lambda: boards.end(self._cluster, board))
         _, pod = self._first(name)
         if pod is None:
             raise UserError(f"the pod of rank 0 of job {name} does not run any more, nor its TensorBoard")
-        return Forward(*there, pod.name, _port_of(url), warn=warn)
+        return Forward(*there, pod.name, url, warn=warn)
 
     def reach_tensorboard(self, name: str, url: str) -> str | None:
         """See `TensorBoards`."""
@@ -439,10 +439,6 @@ class Kubernetes(Backend):
                     raise
                 forget(self.name, name)
         return left
-
-
-def _port_of(url: str) -> int:
-    return int(url.rstrip("/").rpartition(":")[2])
 
 
 def _terminal() -> list[str]:

@@ -15,6 +15,7 @@ import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from paceline.backends.base import MOST_RANKS, Backend, Prepared, Shell
 from paceline.backends.remote.connection import Unreachable
@@ -379,7 +380,8 @@ class Ssh(Backend):
 
     def reach_tensorboard(self, name: str, url: str) -> str:
         """See `TensorBoards`."""
-        port = int(url.rstrip("/").rpartition(":")[2])
+        port = urlsplit(url).port
+        assert port is not None
         return f"reach it with: {self._jobs.hosts_of(name)[0].forward(port)}"
 
     def close_tensorboard(self, name: str) -> bool:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
+import re
 from typing import TYPE_CHECKING
 
 from paceline.backends.kubernetes.api.errors import ApiError
 from paceline.backends.kubernetes.look.kept_reader import pod_with_volume, when_running
 from paceline.job.errors import UserError
+from paceline.node.tensorboard import PROGRAM
 
 if TYPE_CHECKING:
     from paceline.backends.kubernetes.api.client import Cluster
     from paceline.backends.kubernetes.look.jobs import Found
 
 PORT = 6006
+_ADDRESS = re.compile(rb" at (http://\S+)")
 _LIFE = 8 * 3600  # seconds after which the cluster ends it, if the client was killed
 _RESOURCES = {"cpu": "1", "memory": "2Gi"}
 
 
-def start(cluster: Cluster, job: Found, logdir: str | None) -> str:
-    """Start a pod with a TensorBoard; returns its name once that answers.
+def start(cluster: Cluster, job: Found, logdir: str | None) -> tuple[str, str]:
+    """Start a pod with a TensorBoard; returns its name, and the address in the pod, once that answers.
 
     Raises:
         UserError: what it is to show is on no volume of the job, or it cannot be started.
@@ -34,7 +37,7 @@ def start(cluster: Cluster, job: Found, logdir: str | None) -> str:
         )
     mount = max(mounts, key=lambda it: len(it["path"]))
     flags = ["--logdir", str(folder), "--host", "127.0.0.1", "--port", str(PORT)]
-    command = [job.python, "-m", "tensorboard.main", *flags]
+    command = [job.python, "-c", PROGRAM, *flags]
     manifest = pod_with_volume(
         job, mount["volume"], mount["path"], command, resources=_RESOURCES, seconds=_LIFE
     )  # fmt: skip
@@ -42,8 +45,8 @@ def start(cluster: Cluster, job: Found, logdir: str | None) -> str:
     try:
         pod = when_running(cluster, name)
         for line in cluster.log(name, pod.container, follow=True, since=None):
-            if b" at http" in line:
-                return name
+            if found := _ADDRESS.search(line):
+                return name, found[1].decode()
         when_running(cluster, name)  # it says why not
         raise UserError(f"the TensorBoard in pod {name} does not start")
     except BaseException:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import time
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from paceline.backends.kubernetes.api.kubectl import kubectl
 from paceline.backends.kubernetes.api.rights import missing
@@ -34,7 +35,7 @@ class Forward:
     """
 
     def __init__(
-        self, cluster: Cluster, options: Options, pod: str, port: int, *, warn: Callable[[str], None],
+        self, cluster: Cluster, options: Options, pod: str, url: str, *, warn: Callable[[str], None],
         end: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         """Take a port here: that of the pod, if it is free.
@@ -43,7 +44,7 @@ class Forward:
             cluster: where the pod is.
             options: of the target.
             pod: its name.
-            port: in the pod.
+            url: the address in the pod.
             warn: gets a line about each connection that could not be made.
             end: called when it is closed, or cannot be made.
 
@@ -58,10 +59,11 @@ class Forward:
                     f"you may not reach ports of pods: a Role in namespace {cluster.namespace} has to grant apiGroups: "
                     f"[''], resources: [pods/portforward], verbs: [{', '.join(lacking)}]"
                 )
-            here = _free(port)
-            words = ("port-forward", "--address", _HOST, f"pod/{pod}", f"{here}:{port}")
+            there = urlsplit(url)
+            here = _free(there.port or 80)
+            words = ("port-forward", "--address", _HOST, f"pod/{pod}", f"{here}:{there.port}")
             self._command = kubectl("tensorboard", options, cluster.namespace, *words)
-            self.url = f"http://{_HOST}:{here}/"
+            self.url = f"http://{_HOST}:{here}{there.path}"
             self._process = self._started()
         except BaseException:
             end()
